@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"sh", "python", "json", "ini", "text"}
+LANGUAGES = {"sh", "python", "json", "ini", "text", "yaml"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -43,7 +43,7 @@ LONG = r"^make demo|^specbuild build |^specbuild (bench|compare) "
 # What tests add to a command: their models are small, and two cores are slow. Of two equal options
 # the last counts.
 ADDED = (
-    (r"^specbuild bench (?!--server)", "--max-new-tokens 16 --rounds 1"),
+    (r"^specbuild bench (?!--server|.*--suite)", "--max-new-tokens 16 --rounds 1"),
     (r"^specbuild compare ", "--tokens 300 --length 300 --context 200 --max-new-tokens 8"),
     (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),

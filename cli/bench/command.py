@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbuild.builder.options import TreeOptions
-from specbuild.cli.bench.options import ServerLoadOptions, SweepOptions
+from specbuild.cli.bench.options import ServerLoadOptions, SuiteOptions, SweepOptions
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
@@ -89,6 +89,7 @@ def bench(
     no_spec: NoSpec = False,
     tree: TreeOptions,
     sweep: SweepOptions,
+    suite: SuiteOptions,
     server: ServerLoadOptions,
     threads: Threads = None,
     as_json: Json = False,
@@ -110,6 +111,8 @@ def bench(
     [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
     bytes that it must read and a streaming read in the same process.
 
+    [b]--suite[/b] judges scenarios by thresholds; exit code 1 where one is missed.
+
     [b]--server[/b] loads a server with OpenAI's API, without an engine: times to the
     first token and between tokens, as clients see them.
 
@@ -117,12 +120,15 @@ def bench(
     Examples:
     specbuild bench engine --prompts prompts.jsonl
     specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
+    specbuild bench engine --suite smoke --junit smoke.xml
     specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
     """
     if server.server is not None:
-        if engine is not None or sweep.given() or tree.given() or against is not None:
+        beside = sweep.given() or tree.given() or suite.given() or against is not None
+        if engine is not None or beside:
             raise SpecbuildError(
-                "--server measures a server: leave ENGINE, --sweep, --draft and --against out"
+                "--server measures a server: leave ENGINE, --sweep, --suite, --draft and "
+                "--against out"
             )
         bench_server(
             server, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json
@@ -130,15 +136,14 @@ def bench(
         return
     if engine is None or server.given():
         raise SpecbuildError("name an engine directory, or a server with --server URL")
+    if suite.given():
+        beside = bool(sweep.given() or tree.given() or against or plot or no_spec)
+        _suite(engine, suite, prompts or (), beside=beside, threads=threads, as_json=as_json)
+        return
     if sweep.sweep is not None:
         others = (threads, against, tree.given() or None, no_spec or None)
         _refuse_beside_sweep(any(other is not None for other in others))
-        given = {
-            "prompts": prompts or (),
-            "max_new_tokens": max_new_tokens,
-            "rounds": rounds,
-            "raw": raw,
-        }
+        given = dict(prompts=prompts or (), max_new_tokens=max_new_tokens, rounds=rounds, raw=raw)
         _sweep(engine, sweep, given, plot=plot, as_json=as_json)
         return
     if sweep.given():
@@ -169,15 +174,43 @@ def bench(
     if as_json:
         print(console.json_line(report))
     else:
-        pairs = "pair" if report.rounds == 1 else "pairs"
-        print(f"{max_new_tokens} tokens greedily, {rounds} {pairs} a prompt, medians")
-        console.output().print(bench_table(report))
-        stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
-        console.output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
+        _show(report)
     if plot is not None:
         from specbuild.cli.bench.plot import plot as draw
 
         draw(report, plot)
+
+
+def _show(report: BenchReport) -> None:
+    from specbuild.cli.terminal.console import output
+
+    pairs = "pair" if report.rounds == 1 else "pairs"
+    print(f"{report.max_new_tokens} tokens greedily, {report.rounds} {pairs} a prompt, medians")
+    output().print(bench_table(report))
+    stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
+    output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
+
+
+def _suite(
+    engine: Path,
+    options: SuiteOptions,
+    prompts: Sequence[Path],
+    *,
+    beside: bool,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    if options.suite is None:
+        raise SpecbuildError("--junit and --record are for a --suite: add one")
+    if beside or len(prompts) > 1:
+        raise SpecbuildError(
+            "--suite says what is measured: leave --sweep, --draft, --against and --plot out, and "
+            "give --prompts once"
+        )
+    from specbuild.cli.bench.suite.command import bench_suite
+
+    file = prompts[0] if prompts else None
+    bench_suite(engine, options, file, threads=threads, as_json=as_json)
 
 
 def _refuse_beside_sweep(given: bool) -> None:

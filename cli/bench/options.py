@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 from specbuild.builder.option_group import Described, OptionGroup
@@ -88,3 +89,26 @@ class ServerLoadOptions(OptionGroup):
         str | None, Described("Name of the model.", "NAME", shown="the server's first")
     ] = None
     api_key: Annotated[str | None, Described("Key to send.", "KEY")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuiteOptions(OptionGroup):
+    """Scenarios with thresholds instead of pairs."""
+
+    PANEL: ClassVar[str] = "Suite"
+
+    suite: Annotated[
+        str | None,
+        Described(
+            "Judge the scenarios of this YAML file, or of a shipped suite: smoke, single-32k, "
+            "large-context-16k-x4.",
+            "FILE",
+        ),
+    ] = None
+    junit: Annotated[
+        Path | None, Described("Write what came of them as JUnit's XML too.", "FILE.xml")
+    ] = None
+    record: Annotated[
+        Path | None,
+        Described("Stored report that over_record is judged by.", "FILE.json"),
+    ] = None

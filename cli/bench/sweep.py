@@ -188,16 +188,20 @@ def stream_kernel(gpu: str) -> ReadKernel:
     return ReadKernel(compiled.files[compiled.kernels[kernel].cubin], kernel.entry)
 
 
-def _ceiling(engine: Engine, progress: Progress) -> float | None:
+def ceiling_of(engine: Engine) -> float:
+    """Bytes a second of a streaming read; SpecbuildError or ImportError without a compiler."""
     from specbuild.runtime.measure.read_speed import streaming_read
 
     executor = cuda_executor(engine)
+    return streaming_read(executor.runner.gpu, stream_kernel(executor.plan.gpu))
+
+
+def _ceiling(engine: Engine, progress: Progress) -> float | None:
     try:
-        kernel = stream_kernel(executor.plan.gpu)
+        found = ceiling_of(engine)
     except (ImportError, SpecbuildError) as error:
         progress.left_out.append(f"the bandwidth of a streaming read: {error}")
         return None
-    found = streaming_read(executor.runner.gpu, kernel)
     progress.say(f"streaming read: {found / 1e12:.3f} TB/s")
     return found
 

@@ -35,9 +35,7 @@ def compare(
     ],
     tokens: Annotated[
         int,
-        typer.Option(
-            "--tokens", metavar="N", min=2, help="Tokens to read.", rich_help_panel=_TEXT
-        ),
+        typer.Option("--tokens", metavar="N", min=2, help="Tokens to read.", rich_help_panel=_TEXT),
     ] = 4096,
     length: Annotated[
         int | None,
@@ -110,8 +108,7 @@ def compare(
     \b
     Examples:
     specbuild compare engine engine-dsa --text book.txt
-    specbuild compare engine engine-specpv --text book.txt --length 8192 \\
-      --context 4096
+    specbuild compare engine engine-specpv --text book.txt --context 1024
     specbuild compare bf16 fp8 --text ids.npy --max-new-tokens 0 --json
     """
     from specbuild.cli.compare import measurement, texts

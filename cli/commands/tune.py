@@ -47,6 +47,15 @@ def tune(
             rich_help_panel="Kernel variants",
         ),
     ] = None,
+    used_by: Annotated[
+        Path | None,
+        typer.Option(
+            "--used-by",
+            metavar="FILE.json",
+            help="Only launches of the programs that this report of bench --suite counts.",
+            rich_help_panel="Kernel variants",
+        ),
+    ] = None,
     context: Annotated[
         int,
         typer.Option(
@@ -109,6 +118,7 @@ def tune(
     specbuild tune engine --skip-tactics
     """
     from specbuild.builder.backends.cuda.tuning.tune import TuneOptions, tune_engine
+    from specbuild.cli.bench.suite.stored import programs_of
     from specbuild.cli.commands.tune_costs import tune_costs
     from specbuild.cli.tables.step_cost_table import step_cost_table
     from specbuild.cli.terminal.console import json_line, messages
@@ -124,6 +134,7 @@ def tune(
         output=output,
         ops=tuple(filter(None, (ops or "").split(","))),
         max_rows=max_rows,
+        programs=None if used_by is None else programs_of(used_by),
         context=context,
         seconds=seconds,
         force=force,

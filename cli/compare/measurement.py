@@ -67,19 +67,16 @@ def compare(
         for at, reference, other in _aligned(engines, text, plan.context):
             keep = (at >= plan.context) & (at < len(text) - 1)
             if keep.any():
-                at = at[keep]
-                rows.add(reference[keep], other[keep], np.array(text)[at + 1])
-                positions.append(at)
-                progress.advance(len(at))
+                rows.add(reference[keep], other[keep], np.array(text)[at[keep] + 1])
+                positions.append(at[keep])
+                progress.advance(int(keep.sum()))
     pairs = _speeds(engines, prompts or _beginnings(texts), plan, progress)
-    ratios = [theirs.stats.output_tokens_per_s / ours.stats.output_tokens_per_s
-              for ours, theirs in pairs]
-    sides = [
-        _side(engine, path, [pair[i] for pair in pairs])
-        for i, (engine, path) in enumerate(zip(engines.both, engines.paths, strict=True))
+    ratios = [
+        theirs.stats.output_tokens_per_s / ours.stats.output_tokens_per_s for ours, theirs in pairs
     ]
     return Comparison(
-        *sides,
+        reference=_side(engines.reference, engines.paths[0], [ours for ours, _ in pairs]),
+        other=_side(engines.other, engines.paths[1], [theirs for _, theirs in pairs]),
         fidelity=rows.result(),
         by_position=_by_position(np.concatenate(positions), rows.divergence),
         judged_from=plan.context,
@@ -97,8 +94,8 @@ def _aligned(
     while first < len(text) - 1:
         ends = [start + len(logits) for start, logits in held]
         end = min(ends)
-        parts = [logits[first - start : end - start] for start, logits in held]
-        yield np.arange(first, end), *parts
+        ours, theirs = (logits[first - start : end - start] for start, logits in held)
+        yield np.arange(first, end), ours, theirs
         first = end
         if first < len(text) - 1:
             held = [

@@ -88,6 +88,6 @@ def _stored_ids(file: Path, vocab: int) -> tuple[int, ...]:
     ids = np.load(file, mmap_mode="r", allow_pickle=False).ravel()[:MAX_PROMPT_BYTES]
     if ids.dtype.kind not in "iu":
         raise SpecbuildError(f"--text {file} holds {ids.dtype}, must be whole numbers")
-    if len(ids) and not (0 <= ids.min() and ids.max() < vocab):
+    if len(ids) and not (ids.min() >= 0 and ids.max() < vocab):
         raise SpecbuildError(f"--text {file} has ids outside the vocabulary of {vocab}")
     return tuple(ids.tolist())

@@ -118,7 +118,9 @@ class Decoder(ABC):
         ``turns`` stand for the decoder's own.
         """
 
-    def score(self, ids: Sequence[int], *, prompt_tokens: int | None = None) -> Iterator[ScoredRows]:
+    def score(
+        self, ids: Sequence[int], *, prompt_tokens: int | None = None
+    ) -> Iterator[ScoredRows]:
         """The target's logits behind every token of a sequence, by what decodes.
 
         The first ``prompt_tokens`` are read as a prompt, those behind as steps without a draft see

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -51,20 +51,22 @@ def _read(
     plan = RowPlan([start], [count], [start + count])
     outputs = passes.prompts([sequence], plan, counter.range(0, count).tolist())
     passes.advance(sequence, count)
-    return _rows(start, outputs["logits"], outputs.get("captured"))
+    return _rows(start, outputs, slice(None))
 
 
 def _stepped(passes: TargetPasses, sequence: SequenceState, position: int) -> ScoredRows:
     sequence.known = position + 1
     verified = passes.verify([sequence], chain_trees([sequence.root]))
     passes.advance(sequence, 1)
-    row = slice(int(verified.root_row[0]), int(verified.root_row[0]) + 1)
-    captured = verified.outputs.get("captured")
-    return _rows(
-        position, verified.outputs["logits"][row], None if captured is None else captured[row]
+    row = int(verified.root_row[0])
+    return _rows(position, verified.outputs, slice(row, row + 1))
+
+
+def _rows(first: int, outputs: Mapping[str, np.ndarray], rows: slice) -> ScoredRows:
+    """Copies of these rows: outputs are valid until the graph runs again."""
+    aux_hidden = outputs.get("captured")
+    return ScoredRows(
+        first,
+        outputs["logits"][rows].copy(),
+        None if aux_hidden is None else aux_hidden[rows].copy(),
     )
-
-
-def _rows(first: int, logits: np.ndarray, captured: np.ndarray | None) -> ScoredRows:
-    """Copies: outputs are valid until the graph runs again."""
-    return ScoredRows(first, logits.copy(), None if captured is None else captured.copy())

@@ -218,6 +218,7 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
         "jinja2",
         "typer",
         "rich",
+        "pyyaml",
         "onnxruntime",
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -59,6 +60,8 @@ class CudaExecutor:
             )
             closing.callback(self.runner.close)
             load_weights(self._memory.addresses)
+            # How often each program was queued.
+            self.launched: Counter[str] = Counter()
             ring = ("step", "count", "accepted", "tokens", "logprobs")
             self._done, self._count, self._accepted, self._tokens, self._logprobs = (
                 self._ports.ring(f"ring.{name}") for name in ring
@@ -140,6 +143,7 @@ class CudaExecutor:
 
     def start(self, entry: ProgramEntry, step: int | None = None) -> None:
         """Queues a program; ``step`` is the number by which it is waited for."""
+        self.launched[entry.name] += 1
         self.runner.start(entry)
         if step is not None:
             self._gpu.record(self._marks[step % len(self._marks)], self._stream)

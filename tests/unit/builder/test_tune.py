@@ -49,6 +49,7 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
+from specbuild.runtime.executors.cuda.check import read_plan
 
 GPU = "sm_90a"
 SIZES: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 1}
@@ -345,6 +346,19 @@ def test_what_the_file_holds_is_not_measured_again(engine: Path, tmp_path: Path)
     report, timer = tuned(path, output=file, seconds=0.0)
     assert (timer.asked, report.left > 0) == (["closed"], True)
     assert contents(path) == first
+
+
+def test_only_the_programs_that_are_used(engine: Path, tmp_path: Path) -> None:
+    shutil.copytree(engine, tmp_path / "engine")
+    path, file = tmp_path / "engine", tmp_path / "t.json"
+    programs = read_plan(path, read_manifest(path)).programs
+    smallest = min((p for p in programs if p.kind == "step"), key=lambda p: p.rows)
+    used = frozenset({smallest.name})
+    report, _ = tuned(path, output=file, ops=("Linear",), programs=used)
+    assert report.measured
+    assert max(shape.rows for shape in report.measured) <= smallest.rows
+    with pytest.raises(SpecbuildError, match="no program step@999"):
+        tuned(path, output=file, programs=frozenset({"step@999"}))
 
 
 def test_what_cannot_be_tuned_is_refused(

@@ -61,4 +61,3 @@ def test_an_engine_that_serves_is_left_alone() -> None:
     assert engine.decoder.machine.acquire(blocking=False)
     with pytest.raises(RequestError, match="serving"):
         next(engine.decoder.score(IDS))
-

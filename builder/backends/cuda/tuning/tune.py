@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from specbuild.builder.backends.cuda.compile.nvrtc import KERNEL_FOLDER, Compiler
 from specbuild.builder.backends.cuda.engine import PROGRAM_FOLDER
-from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
+from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan, read_programs
 from specbuild.builder.backends.cuda.tactics.measured_code import MeasuredCode
 from specbuild.builder.backends.cuda.tactics.tactic_book import (
     TacticBook,
@@ -49,12 +49,16 @@ from specbuild.runtime.executors.registry import check_here
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What ``specbuild tune`` is asked for; ``context`` is how many tokens a sequence holds."""
+    """What ``specbuild tune`` is asked for; ``context`` is how many tokens a sequence holds.
+
+    ``programs`` are those whose shapes are wanted, None for all.
+    """
 
     engine: Path
     output: Path | None = None
     ops: tuple[str, ...] = ()
     max_rows: int | None = None
+    programs: frozenset[str] | None = None
     context: int = 1024
     seconds: float | None = None
     force: bool = False
@@ -119,7 +123,7 @@ def tune_engine(
     timer = timer_of(compiler)
     code, empty = MeasuredCode(target, compiler), tactic_file(target.arch, timer.device, ())
     start, known = _start(options, code, empty, progress)
-    shapes = shapes_of(found, target)
+    shapes = shapes_of(_of_programs(found, options.programs), target)
     wanted = [shape for shape in shapes if _is_wanted(shape, options, known)]
     if len(wanted) < len(shapes):
         progress.note(f"{len(shapes) - len(wanted)} of {len(shapes)} shapes are left as they are")
@@ -186,6 +190,17 @@ def _start(
     if refused:
         progress.note(f"{path}: {len(refused)} tactics of other kernels are dropped")
     return held, set() if options.force else {entry.key for entry in held.entries}
+
+
+def _of_programs(found: ReadPlan, names: frozenset[str] | None) -> ReadPlan:
+    """The plan with these programs alone; SpecbuildError names one that it does not have."""
+    if names is None:
+        return found
+    unknown = names - {entry.name for entry, _ in found.programs}
+    if unknown:
+        raise SpecbuildError(f"the engine has no program {min(unknown)}: measure this engine again")
+    kept = tuple((entry, program) for entry, program in found.programs if entry.name in names)
+    return replace(found, programs=kept)
 
 
 def _is_wanted(shape: Shape, options: TuneOptions, known: set[str]) -> bool:

@@ -1,0 +1,1 @@
+"""``bench --suite``: scenarios with thresholds, judged."""

@@ -1,0 +1,52 @@
+"""A suite on the toy device engine: which programs it ran, and its share of the byte floor."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1] / "runtime"))
+from toy_device import toy_cuda
+
+from specbuild.cli.bench.suite.measurement import ByteFloor, SuiteRun
+from specbuild.cli.bench.suite.scenarios import Scenario, Suite, Thresholds
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.traffic import Term
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.measure.byte_floor import EngineTraffic, PassTraffic
+
+BYTES, SPEED = 3e6, 1e9
+
+
+def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
+    toy = toy_cuda(shapes=(DraftShape(1, 2, 2),))
+    executor = toy.engine.executor
+    assert isinstance(executor, CudaExecutor)
+    traffic = EngineTraffic(PassTraffic(read=(Term("dense", BYTES, "pass"),)))
+    run = SuiteRun(
+        engine=toy.engine,
+        folder=Path(),
+        prompts=None,
+        floor=ByteFloor(traffic, SPEED),
+        records={"drafted": 1e-9},
+        launched=lambda: executor.launched,
+        say=lambda _: None,
+    )
+    demanded = Thresholds(of_byte_floor=1e-9, over_record=1.0, same_output=True)
+    plain = Scenario("plain", 5, Thresholds(), output_tokens=9, draft="none", passes=1)
+    drafted = Scenario("drafted", 5, demanded, output_tokens=9, draft="1x2x2", passes=2)
+    report = run.run(Suite("s", (plain, drafted)), name="toy", device="toy")
+    assert report.passed
+    of_plain, of_drafted = report.scenarios
+    (attempt,) = of_plain.attempts
+    assert attempt.over_no_draft is None
+    step_s = 1 / attempt.without_draft_tokens_per_s
+    assert attempt.of_byte_floor == pytest.approx(BYTES / SPEED / step_s)
+    names = {entry.name for entry in executor.plan.programs}
+    assert set(of_plain.programs) | set(of_drafted.programs) <= names
+    drafts = {e.name for e in executor.plan.programs if e.kind == "step" and e.draft_depth}
+    assert not drafts & set(of_plain.programs)
+    assert drafts & set(of_drafted.programs)
+    assert sum(run.launched().values()) == len(toy.device.started)
