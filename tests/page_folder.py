@@ -16,7 +16,7 @@ import deepseek_checkpoints as deepseek
 from checkpoints import write_draft, write_target
 from indexer_files import write_indexers
 from latent_files import write_factors
-from page_commands import ROOT, as_tested
+from page_commands import ROOT, as_tested, blocks
 from run_store import made_once
 
 from specbuild.builder.build import build
@@ -64,6 +64,13 @@ def _engine(path: Path) -> None:
     build(BuildOptions(model=model, draft=draft, output=path), SilentProgress())
 
 
+def _config(path: Path) -> None:
+    """The file that the page of configuration files shows."""
+    page = ROOT / "docs" / "configuration.md"
+    shown = [text for language, text in blocks(page) if language == "yaml"]
+    path.write_text(shown[0], encoding="utf-8")
+
+
 def _deepseek_draft(path: Path) -> None:
     write_draft(
         path,
@@ -86,6 +93,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "corpus": _corpus,
     "a.txt": _copy(ROOT / "LICENSE"),
     "book.txt": _copy(ROOT / "LICENSE"),
+    "engine.yaml": _config,
     **dict.fromkeys(("engine-dsa", "engine-specpv"), _engine),
     "svd.safetensors": _latents,
     "keys.txt": lambda path: path.write_text("a-key\n", encoding="utf-8"),

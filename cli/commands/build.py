@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbuild.builder.options import BuildOptions
+from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.shared import Debug
 
 
 @takes_options
-def build(asked: BuildOptions, *, _debug: Debug = False) -> None:
+def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
     """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
 
     Targets are GPT-OSS and Llama; for the CPU Qwen3, DeepSeek and GLM too, also
@@ -20,15 +23,24 @@ def build(asked: BuildOptions, *, _debug: Debug = False) -> None:
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --backend cuda --gpu sm_90a
     specbuild build --model target --output engine --max-seq-len 32768 --specpv
+    specbuild build --config engine.yaml --output engine
     """
     from specbuild.builder.build import build as build_engine
+    from specbuild.builder.inputs import read_checkpoints
     from specbuild.cli.tables.engine_table import add_tactics, build_summary
     from specbuild.cli.terminal.console import messages
     from specbuild.cli.terminal.progress_bar import ProgressBar
     from specbuild.runtime.engine_dir.files import read_manifest
 
+    speculation = speculation_in(config)
+    if not speculation.drafts:
+        asked = replace(asked, draft=None)
     with ProgressBar() as progress:
-        report = build_engine(asked, progress)
+        checkpoints = None
+        if speculation.wants_latents is not None:
+            checkpoints = read_checkpoints(asked, progress)
+            speculation.check_latents(checkpoints[0].geometry)
+        report = build_engine(asked, progress, checkpoints=checkpoints)
     table = build_summary(asked.output, read_manifest(asked.output))
     add_tactics(table, report.cuda)
     messages().print(table)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
@@ -53,6 +54,7 @@ def run(
     threads: Threads = None,
     device: RunsOn = None,
     trace: Trace = None,
+    config: Config = None,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
@@ -116,6 +118,7 @@ def run(
         for i, item in enumerate(placed)
     ]
     loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
+    speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
     speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)

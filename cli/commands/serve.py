@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
+from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import speculation_of
 from specbuild.cli.options.shared import (
@@ -173,6 +174,7 @@ def serve(
     threads: Threads = None,
     device: RunsOn = None,
     trace: Trace = None,
+    config: Config = None,
     _debug: Debug = False,
 ) -> None:
     """Serve an engine over HTTP with OpenAI's API.
@@ -210,6 +212,7 @@ def serve(
         if exact and tree.given():
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
         manifest = _checked(engine, Origin(verify_key, pin), model, device)
+        speculation_in(config).check(manifest)
         setting = DraftSetting(speculation_of(manifest, tree, no_spec=no_spec or exact))
         _show_footprint(manifest)
         loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)

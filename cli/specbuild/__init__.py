@@ -6,17 +6,27 @@ so that ``import specbuild`` alone is free.
 
 TYPE_CHECKING = False  # as typing's, whose import would take longer than all of this
 if TYPE_CHECKING:
+    from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams, Prompt
 
     __version__: str
 
-__all__ = ["Engine", "GenerateParams", "Prompt", "__version__"]
+__all__ = [
+    "Engine",
+    "EngineConfig",
+    "GenerateParams",
+    "Prompt",
+    "SpeculativeConfig",
+    "__version__",
+]
 
 _HOMES = {
     "Engine": "specbuild.runtime.engine",
+    "EngineConfig": "specbuild.builder.speculative_config",
     "GenerateParams": "specbuild.runtime.request",
     "Prompt": "specbuild.runtime.request",
+    "SpeculativeConfig": "specbuild.builder.speculative_config",
 }
 
 

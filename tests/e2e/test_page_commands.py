@@ -23,19 +23,25 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+def words_of(page: Path) -> list[str]:
+    """What commands name, and files that the page shows."""
+    shown = [text for language, text in blocks(page) if language in ("sh", "yaml")]
+    return [word for text in shown for word in text.split()]
+
+
 def lines_of(page: Path) -> list[str]:
     return [line for language, text in blocks(page) if language == "sh" for line in commands(text)]
 
 
 @contextmanager
-def folder_for(lines: list[str], engine: Path, path: Path) -> Iterator[PageFolder]:
+def folder_for(words: list[str], engine: Path, path: Path) -> Iterator[PageFolder]:
     """A folder with what these commands name; its server ends with it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path.mkdir()
     folder = PageFolder(path, engine, port)
-    folder.prepare(word for line in lines for word in line.split())
+    folder.prepare(words)
     try:
         yield folder
         folder.stop()
@@ -71,7 +77,7 @@ def try_page(page: Path, folder: PageFolder, left_out: str = "^$") -> None:
 
 @pytest.mark.parametrize("page", [ROOT / name for name in QUICK], ids=name_of)
 def test_quick_commands_of_pages_run(page: Path, example_engine: Path, tmp_path: Path) -> None:
-    with folder_for(lines_of(page), example_engine, tmp_path / "page") as folder:
+    with folder_for(words_of(page), example_engine, tmp_path / "page") as folder:
         try_page(page, folder, LONG)
 
 
@@ -79,7 +85,7 @@ def test_quick_commands_of_pages_run(page: Path, example_engine: Path, tmp_path:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", [page for page in PAGES if page != REFERENCE], ids=name_of)
 def test_commands_of_a_page_run(page: Path, example_engine: Path, tmp_path: Path) -> None:
-    with folder_for(lines_of(page), example_engine, tmp_path / "page") as folder:
+    with folder_for(words_of(page), example_engine, tmp_path / "page") as folder:
         try_page(page, folder)
 
 

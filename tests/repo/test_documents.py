@@ -87,6 +87,13 @@ def parse(line: str) -> None:
         command.make_context(command.name, words)
 
 
+@pytest.fixture
+def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that options are read from where a command is parsed."""
+    STAND_INS["engine.yaml"](tmp_path / "engine.yaml")
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
 def test_links_resolve(document: Path) -> None:
     dead = []
@@ -101,6 +108,7 @@ def test_links_resolve(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=names)
+@pytest.mark.usefixtures("configuration")
 def test_commands_of_documents_exist(document: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for line in shell_lines(document):
@@ -242,6 +250,7 @@ def test_sentences_of_pages_are_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(help_texts()))
+@pytest.mark.usefixtures("configuration")
 def test_help_examples_parse(name: str) -> None:
     examples = [
         line.strip()

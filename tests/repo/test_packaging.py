@@ -141,7 +141,9 @@ import specbuild
 
 assert time.process_time() - start_s < 0.05
 assert "numpy" not in sys.modules
-assert {"Engine", "GenerateParams", "Prompt", "__version__"} == set(specbuild.__all__)
+assert {
+    "Engine", "EngineConfig", "GenerateParams", "Prompt", "SpeculativeConfig", "__version__",
+} == set(specbuild.__all__)
 assert set(specbuild.__all__) <= set(dir(specbuild))
 assert specbuild.__version__ == "VERSION"
 from specbuild import Engine, GenerateParams, Prompt

@@ -40,6 +40,8 @@ BUILDER = {
     "option_group": "",
     "option_readers": "",
     "options": "option_group option_readers",
+    "yaml_file": "",
+    "speculative_config": "options yaml_file",
     "checkpoint": "durable",
     "families": "checkpoint",
     "graph": "checkpoint",

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbuild.builder.yaml_file import read_yaml
 from specbuild.cli.options.draft_choice import Speculation
-from specbuild.cli.options.yaml_file import read_yaml
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 

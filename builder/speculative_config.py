@@ -1,0 +1,218 @@
+"""Speculation in the words of other servers' configuration files, for builds and for runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, get_args
+
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.yaml_file import read_mapping, record_of, require_known, require_mapping
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import SpecbuildError
+
+_BLOCK = "speculative_config"
+# Keys that an engine was built with, as its options call them.
+_SPECPV = (
+    "specpv_block_size",
+    "specpv_n_sink_blocks",
+    "specpv_n_retrieval_blocks",
+    "specpv_n_window_blocks",
+    "specpv_n_spec_tokens_buf",
+    "specpv_partial_threshold",
+    "specpv_full_refresh_interval",
+)
+_DSA = ("dsa_top_k", "dsa_threshold")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """What a configuration file says of drafts and lossy modes; None says nothing.
+
+    A build settles all but ``enable_prefix_caching``. A run of the engine takes
+    ``enable_speculative_decoding``, ``method`` "none", ``enable_target_tree`` and
+    ``enable_prefix_caching``; the others must be what the engine was built with.
+    ``mla_latent_dim`` is the rank of the checkpoint's latents.
+    """
+
+    enable_speculative_decoding: bool | None = None
+    method: Literal["eagle3", "mtp", "none"] | None = None
+    enable_target_tree: bool | None = None
+    enable_specpv: bool | None = None
+    specpv_block_size: int | None = None
+    specpv_n_sink_blocks: int | None = None
+    specpv_n_retrieval_blocks: int | None = None
+    specpv_n_window_blocks: int | None = None
+    specpv_n_spec_tokens_buf: int | None = None
+    specpv_partial_threshold: int | None = None
+    specpv_full_refresh_interval: int | None = None
+    enable_mla_kv_compression: bool | None = None
+    mla_latent_dim: int | None = None
+    enable_dsa_indexer: bool | None = None
+    dsa_top_k: int | None = None
+    dsa_threshold: int | None = None
+    enable_prefix_caching: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.enable_speculative_decoding is True and self.method == "none":
+            raise SpecbuildError(
+                "enable_speculative_decoding is true and method none: they contradict each other"
+            )
+        for names, enabled in ((_SPECPV, "enable_specpv"), (_DSA, "enable_dsa_indexer")):
+            given = [name for name in names if getattr(self, name) is not None]
+            if given and getattr(self, enabled) is False:
+                raise SpecbuildError(f"{given[0]} is given, but {enabled} is false")
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], where: str) -> Self:
+        """From decoded YAML or JSON; SpecbuildError names an unknown key and the nearest one."""
+        return record_of(cls, data, where)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a draft may propose tokens."""
+        return self.enable_speculative_decoding is not False and self.method != "none"
+
+    @property
+    def wants_latents(self) -> bool | None:
+        """Whether the model must have latents; None where nothing is said of them."""
+        asked = self.enable_mla_kv_compression
+        return True if asked is None and self.mla_latent_dim is not None else asked
+
+    def build_options(self) -> dict[str, Any]:
+        """The options of a build by their flat names, as ``BuildOptions.from_flat`` takes them."""
+        found: dict[str, Any] = {n: getattr(self, n) for n in (*_SPECPV, *_DSA)}
+        found |= {"specpv": self.enable_specpv, "dsa": self.enable_dsa_indexer}
+        if self.enable_mla_kv_compression is not None:
+            found["no_mla"] = not self.enable_mla_kv_compression
+        if self.drafts and self.enable_target_tree is False:
+            found["draft_top_k"] = 1
+        if self.drafts and self.method == "mtp":
+            found["draft"] = Path("mtp")
+        return {name: value for name, value in found.items() if value is not None}
+
+    def run_options(self) -> dict[str, Any]:
+        """The options of ``run`` and ``serve`` by their flat names."""
+        found: dict[str, Any] = {}
+        if not self.drafts:
+            found["no_spec"] = True
+        elif self.enable_target_tree is False:
+            found["draft_top_k"] = 1
+        if self.enable_prefix_caching is not None:
+            found["no_prefix_cache"] = not self.enable_prefix_caching
+        return found
+
+    def check(self, manifest: Manifest) -> None:
+        """SpecbuildError names the first key by which the engine was not built."""
+        self._check(_built(manifest), "the engine was built with")
+        self.check_latents(manifest.target)
+        kinds = [drafter.kind for drafter in manifest.drafters]
+        if self.method not in (None, "none", *kinds):
+            raise SpecbuildError(
+                f"the configuration says method {self.method}, the engine was built with "
+                f"{', '.join(kinds) or 'no draft'}"
+            )
+
+    def check_latents(self, target: TargetGeometry) -> None:
+        """SpecbuildError where a model's layers do not cache the latents that are asked for."""
+        ranks = {rank for rank in target.latent_dims if rank}
+        rank = ranks.pop() if len(ranks) == 1 else None
+        held = {"enable_mla_kv_compression": any(target.latent_dims), "mla_latent_dim": rank}
+        self._check(held, "the model has")
+
+    def _check(self, held: Mapping[str, Any], whose: str) -> None:
+        for name, value in held.items():
+            asked = getattr(self, name)
+            if asked is not None and asked != value:
+                raise SpecbuildError(
+                    f"the configuration says {name} {_shown(asked)}, {whose} {_shown(value)}"
+                )
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """A configuration file: options by their flat names, as ``max_seq_len``, and speculation.
+
+    ``sections`` are for one command each: ``build``, ``run``, ``serve``.
+    """
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    speculative_config: SpeculativeConfig = field(default_factory=SpeculativeConfig)
+    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    where: str = "the configuration"
+
+    SECTIONS: ClassVar[tuple[str, ...]] = ("build", "run", "serve")
+
+    @classmethod
+    def from_yaml(cls, file: str | Path) -> Self:
+        """Reads a file; keys of speculation stand in ``speculative_config:`` or beside it.
+
+        SpecbuildError where it cannot be read, or a value of speculation is none.
+        """
+        where, data = str(file), read_mapping(Path(file))
+        sections = {
+            name: require_mapping(data.pop(name) or {}, f"{where}, {name}")
+            for name in cls.SECTIONS
+            if name in data
+        }
+        speculative = dict(require_mapping(data.pop(_BLOCK, None) or {}, f"{where}, {_BLOCK}"))
+        for entry in fields(SpeculativeConfig):
+            # A name that is also an option's is speculation's: they mean the same.
+            if entry.name in data:
+                if entry.name in speculative:
+                    raise SpecbuildError(f"{where}: {entry.name} stands there twice")
+                speculative[entry.name] = data.pop(entry.name)
+        config = SpeculativeConfig.of(speculative, f"{where}, {_BLOCK}")
+        options = {name.replace("-", "_"): value for name, value in data.items()}
+        return cls(options, config, sections, where)
+
+    def of_command(self, command: str) -> dict[str, Any]:
+        """Options of this command that its section and the rest give, the section's first."""
+        spoken = self.speculative_config
+        derived = spoken.build_options() if command == "build" else spoken.run_options()
+        own = self.sections.get(command, {})
+        return derived | dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
+
+    def build_options(self) -> BuildOptions:
+        """What ``specbuild.builder.build.build`` takes.
+
+        SpecbuildError names an unknown option, or one that is missing.
+        """
+        given = self.of_command("build")
+        known = {option.name: option for option in BuildOptions.options()}
+        require_known(given, known, self.where)
+        values = {}
+        for name, value in given.items():
+            option = known[name]
+            if option.described.read is not None:
+                values[name] = option.described.read(option.flag, value)
+            else:
+                values[name] = Path(value) if _is_path(option.type) and value else value
+        missing = [name for name in ("model", "output") if name not in values]
+        if missing:
+            raise SpecbuildError(f"{self.where}: {missing[0]} is missing")
+        options = BuildOptions.from_flat(**values)
+        return options if self.speculative_config.drafts else replace(options, draft=None)
+
+
+def _is_path(kind: Any) -> bool:
+    return kind is Path or Path in get_args(kind)
+
+
+def _built(manifest: Manifest) -> dict[str, Any]:
+    """What an engine was built with, by the keys of a configuration."""
+    specpv, dsa = manifest.specpv, manifest.dsa
+    found: dict[str, Any] = {
+        "enable_specpv": specpv is not None,
+        "enable_dsa_indexer": dsa is not None,
+    }
+    for names, record, prefix in ((_SPECPV, specpv, "specpv_"), (_DSA, dsa, "dsa_")):
+        for name in names:
+            found[name] = None if record is None else getattr(record, name.removeprefix(prefix))
+    return found
+
+
+def _shown(value: Any) -> str:
+    return {None: "nothing", True: "true", False: "false"}.get(value, str(value))

@@ -1,0 +1,45 @@
+"""``--config FILE``: options of a command from a YAML file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
+from specbuild.builder.yaml_file import require_known
+from specbuild.cli.options.shared import GENERAL
+
+
+def _apply(context: typer.Context, config: EngineConfig | None) -> EngineConfig | None:
+    """What the file gives stands where the command line gives nothing."""
+    if config is None:
+        return None
+    names = [option.name for option in context.command.params]
+    known = [name for name in names if name and not name.startswith("_") and name != "config"]
+    command = context.command.name or ""
+    given = config.of_command(command)
+    spoken = config.speculative_config
+    derived = spoken.build_options() if command == "build" else spoken.run_options()
+    require_known({name: 0 for name in given if name not in derived}, known, config.where)
+    context.default_map = {name: value for name, value in given.items() if name in known}
+    return config
+
+
+def speculation_in(config: EngineConfig | None) -> SpeculativeConfig:
+    """What a file says of speculation; nothing without a file."""
+    return SpeculativeConfig() if config is None else config.speculative_config
+
+
+Config = Annotated[
+    EngineConfig | None,
+    typer.Option(
+        "--config",
+        metavar="FILE.yaml",
+        help="Options from a file; those of the command line win.",
+        parser=EngineConfig.from_yaml,
+        callback=_apply,
+        is_eager=True,
+        rich_help_panel=GENERAL,
+    ),
+]
