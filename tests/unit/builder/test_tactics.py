@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_host import lowered_engine
+from tactic_entries import GPU, SOURCES, default_choices, entry_of
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Spills, target_of
 from specbuild.builder.backends.cuda.tactics import tactic_file
@@ -37,9 +37,6 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.registry import all_ops, op_named
 from specbuild.runtime.errors import SpecbuildError
 
-GPU = "sm_90a"
-SOURCES = ("linear/kernel.cu", "rms_moe/down.cu", "rms_moe/gate_up.cu")
-
 entries = st.builds(
     TacticEntry,
     op=st.sampled_from(("Linear", "RmsMoe")),
@@ -59,28 +56,10 @@ entries = st.builds(
 )
 
 
-def entry_of(choice: Choice, tactic: dict[str, int]) -> TacticEntry:
-    """What ``tune`` would write had this tactic been the fastest."""
-    return TacticEntry(
-        op=choice.op.name,
-        phase=choice.request.phase,
-        shapes=shape_key(choice.op, choice.request.tensors),
-        attributes=dict(choice.request.attributes),
-        sources=SOURCES[:1],
-        tactic=tactic,
-        median_us=3.0,
-        default_us=4.0,
-        code="",
-        compiler="",
-    )
-
-
 @pytest.fixture(scope="module")
 def choices(target_path: Path) -> list[Choice]:
     """Every call of a small engine, by defaults."""
-    lowering = CallLowering(target_of(GPU))
-    engine = lowered_engine(target_path, None, lowering, max_seq_len=64, max_batch_size=2)
-    return lowering.choices(program for _, program in engine.programs)
+    return default_choices(target_path)
 
 
 @settings(max_examples=15, deadline=None)
