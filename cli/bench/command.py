@@ -119,7 +119,6 @@ def bench(
     \b
     Examples:
     specbuild bench engine --prompts prompts.jsonl
-    specbuild bench engine --sweep decode,prefill,spec --plot roofline.svg
     specbuild bench engine --suite smoke --junit smoke.xml
     specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
     """

@@ -22,7 +22,6 @@ def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) 
     Examples:
     specbuild build --model target --draft draft --output engine
     specbuild build --model target --output engine --backend cuda --gpu sm_90a
-    specbuild build --model target --output engine --max-seq-len 32768 --specpv
     specbuild build --config engine.yaml --output engine
     """
     from specbuild.builder.build import build as build_engine
