@@ -113,7 +113,8 @@ def compiled_alone(path: Path) -> str:
     options = ["--gpu-architecture=sm_90a", "--std=c++17", f"-I{path.parent}"]
     options += [structs()[path]] if path in structs() else []
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
-    log = b" " * nvrtc.nvrtcGetProgramLogSize(program)[1]
+    # Never of one byte: the library writes into it, and Python shares those among all.
+    log = b" " * (1 + nvrtc.nvrtcGetProgramLogSize(program)[1])
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
     return "" if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else log.decode(errors="replace")

@@ -273,7 +273,8 @@ def _compiled(
     try:
         encoded = [option.encode() for option in options]
         (status,) = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
-        log = b" " * _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+        # Never of one byte: the library writes into it, and Python shares those among all.
+        log = b" " * (1 + _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
         message = log.decode(errors="replace").rstrip("\0")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
