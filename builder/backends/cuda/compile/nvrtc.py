@@ -276,7 +276,7 @@ def _compiled(
         # Never of one byte: the library writes into it, and Python shares those among all.
         log = b" " * (1 + _done(nvrtc, nvrtc.nvrtcGetProgramLogSize(program)))
         nvrtc.nvrtcGetProgramLog(program, log)
-        message = log.decode(errors="replace").rstrip("\0")
+        message = log.decode(errors="replace").rstrip("\0 ")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
             first = next((line for line in message.splitlines() if "error" in line), str(status))
             return Unsupported(
