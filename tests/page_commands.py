@@ -27,7 +27,7 @@ LEFT = (
     Left(r"^pip install", "installs from PyPI", 4),
     Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
     Left(r"^make clean", "there is nothing to clean", 1),
-    Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 5),
+    Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 4),
     Left(r"^specbuild tune ", "needs a GPU", 4),
     Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
     Left(r"^specbuild (run|bench|check|serve) (gpu|rtx)-", "needs a GPU", 5),
