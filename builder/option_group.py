@@ -97,6 +97,20 @@ class OptionGroup:
         return made
 
     @classmethod
+    def from_given(cls, given: Mapping[str, Any]) -> Self:
+        """As :meth:`from_flat`, of values as a command line or a file gives them.
+
+        None leaves an option that is read to its default. SpecbuildError where one cannot be read.
+        """
+        values = dict(given)
+        for option in cls.options():
+            if option.described.read is not None and option.name in values:
+                value = values.pop(option.name)
+                if value is not None:
+                    values[option.name] = option.described.read(option.flag, value)
+        return cls.from_flat(**values)
+
+    @classmethod
     def check_bounds(cls, values: Mapping[str, Any]) -> None:
         """Raises SpecbuildError for the first number, by field, that is below its least."""
         own = _own_options(cls)

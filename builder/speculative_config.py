@@ -168,12 +168,16 @@ class EngineConfig:
         options = {name.replace("-", "_"): value for name, value in data.items()}
         return cls(options, config, sections, where)
 
-    def of_command(self, command: str) -> dict[str, Any]:
+    def written(self, command: str) -> dict[str, Any]:
         """Options of this command that its section and the rest give, the section's first."""
-        spoken = self.speculative_config
-        derived = spoken.build_options() if command == "build" else spoken.run_options()
         own = self.sections.get(command, {})
-        return derived | dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
+        return dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
+
+    def of_command(self, command: str) -> dict[str, Any]:
+        """As :meth:`written`, and what speculation means to the command where they say nothing."""
+        spoken = self.speculative_config
+        meant = spoken.build_options() if command == "build" else spoken.run_options()
+        return meant | self.written(command)
 
     def build_options(self) -> BuildOptions:
         """What ``specbuild.builder.build.build`` takes.
@@ -183,17 +187,11 @@ class EngineConfig:
         given = self.of_command("build")
         known = {option.name: option for option in BuildOptions.options()}
         require_known(given, known, self.where)
-        values = {}
-        for name, value in given.items():
-            option = known[name]
-            if option.described.read is not None:
-                values[name] = option.described.read(option.flag, value)
-            else:
-                values[name] = Path(value) if _is_path(option.type) and value else value
-        missing = [name for name in ("model", "output") if name not in values]
+        missing = [name for name in ("model", "output") if name not in given]
         if missing:
             raise SpecbuildError(f"{self.where}: {missing[0]} is missing")
-        options = BuildOptions.from_flat(**values)
+        places = {name for name, value in given.items() if value and _is_path(known[name].type)}
+        options = BuildOptions.from_given(given | {name: Path(given[name]) for name in places})
         return options if self.speculative_config.drafts else replace(options, draft=None)
 
 

@@ -18,10 +18,8 @@ def _apply(context: typer.Context, config: EngineConfig | None) -> EngineConfig 
     names = [option.name for option in context.command.params]
     known = [name for name in names if name and not name.startswith("_") and name != "config"]
     command = context.command.name or ""
+    require_known(config.written(command), known, config.where)
     given = config.of_command(command)
-    spoken = config.speculative_config
-    derived = spoken.build_options() if command == "build" else spoken.run_options()
-    require_known({name: 0 for name in given if name not in derived}, known, config.where)
     context.default_map = {name: value for name, value in given.items() if name in known}
     return config
 

@@ -28,14 +28,7 @@ class _Spread:
 
     def taken_from(self, values: dict[str, Any]) -> OptionGroup:
         """The group; its values are no longer in ``values``."""
-        given = {}
-        for option in self.options:
-            value, read = values.pop(option.name), option.described.read
-            if read is None:
-                given[option.name] = value
-            elif value is not None:
-                given[option.name] = read(option.flag, value)
-        return self.group.from_flat(**given)
+        return self.group.from_given({o.name: values.pop(o.name) for o in self.options})
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
