@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbuild.cli.compare.options import SpeedOptions, TextOptions
+from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.shared import Debug, Json, Threads
 from specbuild.cli.terminal.plot_file import require_plot_place
 
@@ -14,80 +16,16 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import Prompt
 
-_TEXT = "Text"
-_SPEED = "Speed"
 
-
+@takes_options
 def compare(
     reference: Annotated[
         Path, typer.Argument(metavar="REFERENCE", help="Engine that the other is held against.")
     ],
     other: Annotated[Path, typer.Argument(metavar="OTHER", help="Engine of the same model.")],
     *,
-    text: Annotated[
-        list[Path],
-        typer.Option(
-            "--text",
-            metavar="FILE",
-            help="UTF-8 text, or token ids as .npy; repeatable.",
-            rich_help_panel=_TEXT,
-        ),
-    ],
-    tokens: Annotated[
-        int,
-        typer.Option("--tokens", metavar="N", min=2, help="Tokens to read.", rich_help_panel=_TEXT),
-    ] = 4096,
-    length: Annotated[
-        int | None,
-        typer.Option(
-            "--length",
-            metavar="N",
-            min=2,
-            help="Longest piece that is read whole.",
-            show_default="2048, or the engines'",
-            rich_help_panel=_TEXT,
-        ),
-    ] = None,
-    context: Annotated[
-        int,
-        typer.Option(
-            "--context",
-            metavar="N",
-            min=0,
-            help="Tokens at the start of each piece that are not judged.",
-            rich_help_panel=_TEXT,
-        ),
-    ] = 0,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE.jsonl",
-            help="Prompts to decode for speed.",
-            show_default="the text's beginnings",
-            rich_help_panel=_SPEED,
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            min=0,
-            help="Tokens of each output; 0 measures no speed.",
-            rich_help_panel=_SPEED,
-        ),
-    ] = 128,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            "--rounds",
-            metavar="N",
-            min=1,
-            help="Pairs measured for each prompt.",
-            rich_help_panel=_SPEED,
-        ),
-    ] = 3,
+    text: TextOptions,
+    speed: SpeedOptions,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE.svg", help="Draw the divergence by position too."),
@@ -123,12 +61,11 @@ def compare(
         (str(reference), str(other)),
     )
     texts.require_same_tokens(loaded.reference, loaded.other)
-    longest = texts.longest_piece(loaded.both, length)
-    pieces = texts.pieces(text, loaded.reference, length=longest, tokens=tokens)
-    plan = measurement.ComparePlan(context, max_new_tokens, rounds)
+    pieces = texts.pieces(text, loaded.reference, longest=texts.longest_piece(loaded.both, text))
+    plan = measurement.ComparePlan(text.context, speed.max_new_tokens, speed.rounds)
     with ProgressBar() as progress:
         found = measurement.compare(
-            loaded, pieces, _prompts(loaded.reference, prompts), plan, progress
+            loaded, pieces, _prompts(loaded.reference, speed.prompts), plan, progress
         )
     if as_json:
         print(console.json_line(found))

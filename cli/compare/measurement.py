@@ -59,10 +59,12 @@ def compare(
     plan: ComparePlan,
     progress: Progress,
 ) -> Comparison:
-    """Raises SpecbuildError where an engine cannot give the logits behind a text's tokens."""
+    """Every text has two tokens behind the context.
+
+    Raises SpecbuildError where an engine cannot give the logits behind a text's tokens.
+    """
     rows, positions = FidelityRows(), []
-    judged = [max(0, len(text) - 1 - plan.context) for text in texts]
-    progress.start("text", sum(judged), "tokens")
+    progress.start("text", sum(len(text) - 1 - plan.context for text in texts), "tokens")
     for text in texts:
         for at, reference, other in _aligned(engines, text, plan.context):
             keep = (at >= plan.context) & (at < len(text) - 1)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from specbuild.cli.compare.options import TextOptions
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.text.codec import MAX_PROMPT_BYTES
@@ -16,37 +17,40 @@ _IDS_SUFFIX = ".npy"
 _LENGTH = 2048
 
 
-def pieces(
-    files: Sequence[Path], engine: Engine, *, length: int, tokens: int
-) -> list[tuple[int, ...]]:
-    """Each file's tokens in pieces of ``length``, until ``tokens`` of them are taken.
+def pieces(asked: TextOptions, engine: Engine, *, longest: int) -> list[tuple[int, ...]]:
+    """Each file's tokens in pieces of ``longest``, until as many as are asked for are taken.
 
-    A piece has 2 tokens at least: the first is never judged. Raises SpecbuildError for a file that
-    cannot be read, holds no text, or ids outside the vocabulary.
+    A piece has two tokens behind its context at least: the first of them is judged by the second.
+    Raises SpecbuildError for a file that cannot be read, or ids outside the vocabulary, and where
+    there is no such piece.
     """
     found: list[tuple[int, ...]] = []
-    left = tokens
-    for file in files:
+    left = asked.tokens
+    for file in asked.files:
         ids = _ids(file, engine)[: max(left, 0)]
-        for start in range(0, len(ids), length):
-            piece = ids[start : start + length]
-            if len(piece) > 1:
+        for start in range(0, len(ids), longest):
+            piece = ids[start : start + longest]
+            left -= len(piece)
+            if len(piece) > asked.context + 1:
                 found.append(piece)
-                left -= len(piece)
     if not found:
-        raise SpecbuildError("the texts have no two tokens: give more with --text")
+        behind = f" behind a context of {asked.context}" if asked.context else ""
+        raise SpecbuildError(
+            f"no piece of the texts has two tokens{behind}: give more with --text, --tokens or "
+            "--length"
+        )
     return found
 
 
-def longest_piece(engines: Sequence[Engine], asked: int | None) -> int:
+def longest_piece(engines: Sequence[Engine], asked: TextOptions) -> int:
     """Tokens of a piece: as asked for, or as the engines take.
 
     Raises SpecbuildError where an engine takes fewer than asked for.
     """
     most = min(engine.manifest.limits.max_seq_len for engine in engines)
-    if asked is not None and asked > most:
-        raise SpecbuildError(f"--length {asked}: an engine takes {most} tokens at most")
-    return min(most, _LENGTH) if asked is None else asked
+    if asked.length is not None and asked.length > most:
+        raise SpecbuildError(f"--length {asked.length}: an engine takes {most} tokens at most")
+    return min(most, _LENGTH) if asked.length is None else asked.length
 
 
 def require_same_tokens(reference: Engine, other: Engine) -> None:

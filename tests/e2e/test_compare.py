@@ -101,6 +101,8 @@ def test_what_cannot_be_compared_is_one_sentence(
     text.write_text("some words")
     outside = tmp_path / "outside.npy"
     np.save(outside, np.array([1, 10**6]))
+    few = tmp_path / "few.npy"
+    np.save(few, np.array([3, 4, 5, 6]))
     floats = tmp_path / "floats.npy"
     np.save(floats, np.zeros(4))
     pickled = tmp_path / "pickled.npy"
@@ -112,6 +114,7 @@ def test_what_cannot_be_compared_is_one_sentence(
         ((*engines, "--text", pickled), "cannot be read"),
         ((*engines, "--text", tmp_path / "none.txt"), "cannot be read"),
         ((*engines, "--text", outside, "--length", 65), "64 tokens at most"),
+        ((*engines, "--text", few, "--context", 3), "two tokens behind a context of 3"),
         ((engines[0], tiny_engine, "--text", text), "vocabularies"),
     ):
         result = command("compare", *arguments)
