@@ -61,7 +61,7 @@ def write_vocabulary(file: Path) -> None:
 
 def write_layers(file: Path, layers: int, *, whole: bool = False) -> None:
     """Layers of random blocks, whose scales are small numbers; the ``whole`` model, or no more."""
-    writer = gguf.GGUFWriter(file, "llama", use_temp_file=False)
+    writer = gguf.GGUFWriter(file, "llama", use_temp_file=True)
     random = np.random.default_rng(0)
 
     def add(name: str, rows: int, columns: int) -> None:

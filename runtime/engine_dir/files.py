@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from specbuild.runtime import FORMAT_VERSION
@@ -96,10 +96,15 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Sizes and checksums of every file; EngineFileError names the first that differs."""
+    """Sizes and checksums of every file; EngineFileError names the first that differs.
+
+    A chunked file has one chunk in memory at a time.
+    """
     check_sizes(directory, manifest)
-    for name in manifest.files:
-        read_file(directory, manifest, name)
+    for name, entry in manifest.files.items():
+        data = mapped_file(directory, manifest, name)
+        for i, digest in enumerate(_digests(_passing(data, entry.chunk_bytes))):
+            check_chunk(directory, manifest, name, i, digest)
 
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
@@ -108,7 +113,7 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
     A chunked file is checked chunk by chunk while it streams in.
     """
     data = mapped_file(directory, manifest, name)
-    for i, digest in enumerate(_digests(data, manifest.files[name].chunk_bytes)):
+    for i, digest in enumerate(_digests(_pieces(data, manifest.files[name].chunk_bytes))):
         check_chunk(directory, manifest, name, i, digest)
     return data
 
@@ -142,14 +147,19 @@ def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, dige
 
 
 def file_entry(path: Path, *, chunked: bool) -> StoredFile:
-    """What the manifest says of a file: its size and checksums."""
+    """A file's size and checksums, for the manifest. One chunk is in memory at a time."""
+    from xxhash import xxh3_128, xxh3_128_hexdigest
+
     data = _mapped(path.parent, path.name, None)
-    chunks = tuple(_digests(data, CHUNK_BYTES)) if chunked else ()
+    whole, chunks = xxh3_128(), []
+    for piece in _passing(data, CHUNK_BYTES):
+        whole.update(piece)
+        chunks.append(xxh3_128_hexdigest(piece))
     return StoredFile(
         bytes=len(data),
-        xxh3_128=next(_digests(data, None)),
+        xxh3_128=whole.hexdigest(),
         chunk_bytes=CHUNK_BYTES if chunked else None,
-        chunks=chunks,
+        chunks=tuple(chunks) if chunked else (),
     )
 
 
@@ -249,10 +259,28 @@ def _require_size(directory: Path, name: str, found: int, expected: int) -> None
         )
 
 
-def _digests(data: memoryview, chunk_bytes: int | None) -> Iterator[str]:
-    """XXH3-128 of the whole, or of each chunk (one of no bytes if the data is empty)."""
+def _pieces(data: memoryview, nbytes: int | None) -> Iterator[memoryview]:
+    """The whole, or pieces of ``nbytes`` (one of no bytes if the data is empty)."""
+    step = nbytes or max(len(data), 1)
+    for start in range(0, max(len(data), 1), step):
+        yield data[start : start + step]
+
+
+def _passing(data: memoryview, nbytes: int | None) -> Iterator[memoryview]:
+    """As :func:`_pieces`, of a mapped file whose pages are given up behind each piece.
+
+    Otherwise a process that checks a file counts as holding all of it.
+    """
+    start = 0
+    for piece in _pieces(data, nbytes):
+        yield piece
+        if isinstance(data.obj, mmap.mmap):
+            page = start - start % mmap.PAGESIZE
+            data.obj.madvise(mmap.MADV_DONTNEED, page, start + len(piece) - page)
+        start += len(piece)
+
+
+def _digests(pieces: Iterable[memoryview]) -> Iterator[str]:
     from xxhash import xxh3_128_hexdigest
 
-    step = chunk_bytes or max(len(data), 1)
-    for start in range(0, max(len(data), 1), step):
-        yield xxh3_128_hexdigest(data[start : start + step])
+    return map(xxh3_128_hexdigest, pieces)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -262,3 +264,40 @@ def test_a_key_with_a_line_break_is_shown_on_one_line(
         read_manifest(engine)
     assert "\n" not in str(refused.value)
     assert "'\\n'" in str(refused.value)
+
+
+WATCHED = """
+import re, sys
+from pathlib import Path
+from specbuild.runtime.engine_dir.files import file_entry, read_manifest, verify_files
+
+def peak_bytes():
+    held = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", held)[1]) << 10
+
+engine = Path(sys.argv[1])
+described = read_manifest(engine)
+held = peak_bytes()
+verify_files(engine, described)
+name = "weights.safetensors"
+assert file_entry(engine / name, chunked=True) == described.files[name]
+print(peak_bytes() - held)
+"""
+
+
+def test_a_large_file_is_checked_in_little_memory(engine: Path) -> None:
+    """A process that checks 192 MiB of weights holds a few chunks of them at its peak."""
+    weights = {
+        "embedding": np.zeros((29, 4), np.float32),
+        "head": np.zeros((4, 29), np.float32),
+        "large": np.random.default_rng(1).random((192, 1 << 18), np.float32),
+    }
+    for name in ("manifest.json", "manifest.sha256"):
+        (engine / name).unlink()
+    write_weights(engine / "weights.safetensors", weights)
+    write_manifest(engine, manifest_of(engine, weights))
+    ran = subprocess.run(
+        [sys.executable, "-c", WATCHED, engine], capture_output=True, text=True, check=False
+    )
+    assert not ran.returncode, ran.stderr
+    assert int(ran.stdout) < 64 << 20
