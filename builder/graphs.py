@@ -183,14 +183,15 @@ def _index_ports(
 
 def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
+    family = draft_family(d.architecture)
     with torch.device("meta"):
-        module = draft_family(d.architecture).fuse(d, g)
+        module = family.fuse(d, g)
     module.to(activations)
     declaration = GraphDeclaration(
         role="draft_fuse",
         inputs=(InputPort("captured", activations, ("T", len(d.aux_layers) * g.hidden)),),
-        outputs=("hidden",),
-        output_shapes=(("T", d.hidden),),
+        outputs=family.fused,
+        output_shapes=(("T", d.hidden), *[(1, d.hidden) for _ in family.fused[1:]]),
     )
     return export_module(module, declaration, tuple)
 

@@ -310,7 +310,7 @@ class BuildOptions(OptionGroup):
     draft: Annotated[
         Path | None,
         Described(
-            "Checkpoint directory of the EAGLE3 draft; mtp: the model's own MTP layer.",
+            "Checkpoint directory of the draft; mtp: the model's own MTP layer.",
             "DIR",
             recorded=False,
         ),

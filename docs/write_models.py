@@ -24,6 +24,7 @@ from specbuild.runtime.engine_dir.geometry import (
     MlaGeometry,
     MtpGeometry,
     Norm,
+    PEagleGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
@@ -68,6 +69,7 @@ RUN = {
     ("cpu", "parts"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "layers"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "mla"): "tests/unit/builder/verify/test_verify_engine.py",
+    ("cpu", "p_eagle"): "tests/e2e/test_p_eagle.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
 }
@@ -78,6 +80,7 @@ DRAFTS = {
     "parts": "EAGLE3 with biases or `model_type: qwen3`",
     "layers": "EAGLE3 of several layers",
     "mla": "EAGLE3 with MLA",
+    "p_eagle": "P-EAGLE of 1 to 4 layers",
     "mtp": "MTP layer of the model",
 }
 
@@ -100,6 +103,7 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "parts": replace(plain, attention=AttentionParts(qkv_bias=True, qk_norm="head")),
         "layers": replace(plain, layers=2),
         "mla": latent,
+        "p_eagle": PEagleGeometry(**vars(replace(plain, layers=4)), mask_token=1),
         "mtp": mtp,
     }
 
@@ -124,7 +128,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             stored = f"safetensors, {STORED[kind]}" if kind in STORED else "safetensors"
             files = [name for name in family.gguf if fits(name, kind, family.model_types)]
             weights = f"{stored}; GGUF `{'`, `'.join(files)}`"
-            drafts = "EAGLE3, MTP" if kind in MTP_LAYERS else "EAGLE3"
+            drafts = "EAGLE3, P-EAGLE" + (", MTP" if kind in MTP_LAYERS else "")
             found = [state(backend, kind, target, None) for backend in BACKENDS]
             yield title, f"`{kind}`", weights, drafts, *found
     target = named_geometry("gpt-oss-20b").target

@@ -19,13 +19,14 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.geometry import MtpGeometry
+from specbuild.runtime.engine_dir.geometry import MtpGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import (
     EAGLE3_ROLES,
     Drafter,
     Eagle3Drafter,
     Manifest,
     MtpDrafter,
+    PEagleDrafter,
     Port,
     Role,
     StoredFile,
@@ -93,6 +94,8 @@ def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
     geometry = parts.draft.geometry
     if isinstance(geometry, MtpGeometry):
         return (MtpDrafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
+    if isinstance(geometry, PEagleGeometry):
+        return (PEagleDrafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
     return (Eagle3Drafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
 
 

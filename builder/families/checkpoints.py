@@ -98,15 +98,18 @@ def read_draft(
     """
     path = Path(path)
     config = Config(str(path / "config.json"), DRAFT_LABEL, read_config(path))
+    for family in DRAFTS.values():
+        if family.claims(config):
+            return family.read(path, config, target, strict=strict, norm_output=norm_output)
     architectures = config.texts("architectures")
     drafts = {name: draft for draft in DRAFTS.values() for name in draft.architectures}
     for name in architectures:
         if name in drafts:
             return drafts[name].read(path, config, target, strict=strict, norm_output=norm_output)
-    for family in TARGETS.values():
-        if family.model_types.get(config.text("model_type") or "") in architectures:
+    for model in TARGETS.values():
+        if model.model_types.get(config.text("model_type") or "") in architectures:
             raise SpecbuildError(
-                f"{path}: is a {family.title} target, not a draft; give it with --model"
+                f"{path}: is a {model.title} target, not a draft; give it with --model"
             )
     known = "; ".join(f"{d.title}: {', '.join(d.architectures)}" for d in DRAFTS.values())
     raise SpecbuildError(

@@ -235,7 +235,8 @@ class DraftFamily:
 
     ``hints`` say that tensors look like this family's where a target's were expected. ``fuse`` is
     the module of the role ``draft_fuse``, ``draft`` of the role ``draft`` with rotary tables of so
-    many positions.
+    many positions. ``claims`` says whether a config is this family's whatever architecture it
+    names; ``fused`` are the outputs of ``draft_fuse``: the rows' hidden states, and single ones.
     """
 
     title: str
@@ -245,3 +246,5 @@ class DraftFamily:
     fuse: Callable[[Any, TargetGeometry], nn.Module]
     draft: Callable[[Any, TargetGeometry, int], nn.Module]
     synth: SynthDraft | None = None
+    claims: Callable[[Config], bool] = lambda _: False
+    fused: tuple[str, ...] = ("hidden",)

@@ -9,6 +9,7 @@ from specbuild.builder.families.family import DraftFamily, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.llama.family import LLAMA
 from specbuild.builder.families.mtp.family import MTP
+from specbuild.builder.families.p_eagle.family import P_EAGLE
 from specbuild.runtime.errors import SpecbuildError
 
 TARGETS: dict[str, TargetFamily] = {
@@ -18,6 +19,7 @@ TARGETS: dict[str, TargetFamily] = {
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,
+    "p_eagle": P_EAGLE,
     "mtp": MTP,
 }
 

@@ -26,6 +26,8 @@ from specbuild.builder.verify.reference_target import ReferenceTarget, TargetSta
 TREE_PARENTS = (-1, 0, 0, 1, 1, 2, 3)
 # Draft levels: tokens per level, and the parent (in the level before) of each.
 DRAFT_LEVEL_PARENTS = ((0, 0), (0, 1), (1, 0))
+# Rows of a draft that drafts several positions in one pass.
+MASK_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,41 @@ class StageCheck:
                 states = self.draft.follow(expected_aux_hidden, ids, torch.from_numpy(path))
                 self._compare_draft(outputs, states, slice(row, row + 1), slice(-1, None))
         sequence.forget_tree("draft")
+        if self.draft.mask is not None:
+            self._mask_rows(sequence, ids, expected_fused, self.draft.mask)
+
+    def _mask_rows(
+        self,
+        sequence: ProbedSequence,
+        ids: torch.Tensor,
+        fused: torch.Tensor,
+        mask: tuple[int, torch.Tensor],
+    ) -> None:
+        """Rows without a token or a state behind the committed ones, which a pass drafts at."""
+        assert self.draft is not None
+        token, states = mask
+        stored = self.probe.run("draft_fuse", {"captured": states.numpy()})["mask_hidden"]
+        expected = self.draft.fuse(states)
+        self.comparison.states({"mask state": stored}, {"mask state": expected.numpy()})
+        outputs = sequence.branch(
+            "draft",
+            {
+                "token_ids": np.full(MASK_ROWS, token, np.int32),
+                "hidden": np.repeat(stored, MASK_ROWS, axis=0),
+            },
+            slots=range(MASK_ROWS),
+            positions=range(len(ids), len(ids) + MASK_ROWS),
+            ancestors=np.tri(MASK_ROWS, dtype=bool),
+        )
+        sequence.forget_tree("draft")
+        rows = self.draft.run(
+            torch.cat([ids, torch.full((MASK_ROWS,), token)]),
+            torch.cat([fused, expected.expand(MASK_ROWS, -1)]),
+            torch.arange(len(ids) + MASK_ROWS),
+        )
+        self.comparison.logits(
+            "draft mask rows", outputs["draft_logits"], rows.logits[-MASK_ROWS:].numpy()
+        )
 
     def _compare_draft(
         self, outputs: dict[str, np.ndarray], states: DraftStates, got: slice, expected: slice

@@ -39,7 +39,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="DIR",
-        help="Checkpoint directory of the EAGLE3 draft; mtp: the model's own MTP layer.",
+        help="Checkpoint directory of the draft; mtp: the model's own MTP layer.",
     ),
 ]
 NoSpec = Annotated[

@@ -20,6 +20,7 @@ from specbuild.runtime.engine_dir.geometry import (
     DraftGeometry,
     Eagle3Geometry,
     MoeFeedForward,
+    PEagleGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
@@ -172,6 +173,8 @@ def _range(values: list[int]) -> str:
 
 def _draft_table(draft: DraftGeometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
+    if isinstance(draft, PEagleGeometry):
+        table.add_row("kind", f"P-EAGLE, one pass; mask token {draft.mask_token}")
     if isinstance(draft, Eagle3Geometry):
         table.add_row("layers, hidden, inner", f"{draft.layers}, {draft.hidden}, {draft.inner}")
     else:

@@ -12,6 +12,7 @@ import numpy as np
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.draft.cost_table import SPREAD, CostTable
+from specbuild.runtime.draft.draft_models import draft_model
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -98,7 +99,7 @@ class CostMeasurement:
         target_s: list[list[float]] = [[] for _ in rows]
         step_s: list[list[float]] = [[] for _ in range(self._depth)]
         sequence = self._scratch()
-        drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+        drafter = draft_model(self._executor, self._manifest, self._counter)
         settled = False
         try:
             # The first draft pays for allocations, the second takes up as many rows without.

@@ -20,7 +20,8 @@ from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.costs import ChainCosts
-from specbuild.runtime.draft.eagle3 import Drafter, Eagle3Drafter
+from specbuild.runtime.draft.draft_models import draft_model
+from specbuild.runtime.draft.eagle3 import Drafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
@@ -75,7 +76,7 @@ class HostDecoder(Decoder):
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = Eagle3Drafter(self._executor, self._manifest, self._counter)
+            drafter = draft_model(self._executor, self._manifest, self._counter)
             self._executor.prepare(DRAFTING_ROLES)
         stepper = HostStepper(
             self._executor,

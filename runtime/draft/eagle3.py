@@ -172,13 +172,18 @@ class Eagle3Drafter:
             ancestor_bits=_no_bits(plan.rows),
             logit_rows=last_rows,
         )
-        for sequence, start, count in spans:
+        self._committed(sequences, first, counts)
+        return logits, out[last_rows]
+
+    def _committed(
+        self, sequences: Sequence[SequenceState], first: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """``counts`` pending rows of each sequence are in its draft cache, at ``first`` and up."""
+        for sequence, start, count in zip(sequences, first, counts, strict=True):
             sequence.publish(start + count, draft=True)
             for group in self._groups:
                 sequence.pages[group].commit(start + count)
-        for rows, count in zip(pending, counts, strict=True):
-            rows.drop(count)
-        return logits, out[last_rows]
+            self._pending[sequence.index].drop(count)
 
     def _chain(
         self,

@@ -316,6 +316,18 @@ class Eagle3Geometry:
 
 
 @dataclass(frozen=True)
+class PEagleGeometry(Eagle3Geometry):
+    """Shape of a P-EAGLE draft: an EAGLE3 draft that drafts all positions in one causal pass.
+
+    Rows behind the root's take ``mask_token`` and one learned hidden state, which the role
+    ``draft_fuse`` gives beside those of the target's states.
+    """
+
+    FEATURE: ClassVar[str] = "p_eagle"
+    mask_token: int = field(kw_only=True)
+
+
+@dataclass(frozen=True)
 class MtpGeometry:
     """Shape of an MTP layer, which drafts by recurrence: it reads the normed state and a token.
 
@@ -367,4 +379,4 @@ class MtpGeometry:
         return "identity"
 
 
-DraftGeometry: TypeAlias = Eagle3Geometry | MtpGeometry
+DraftGeometry: TypeAlias = Eagle3Geometry | PEagleGeometry | MtpGeometry

@@ -15,6 +15,7 @@ from specbuild.runtime.engine_dir.geometry import (
     DraftGeometry,
     Eagle3Geometry,
     MtpGeometry,
+    PEagleGeometry,
     TargetGeometry,
 )
 
@@ -249,6 +250,17 @@ class Eagle3Drafter:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PEagleDrafter:
+    """A P-EAGLE draft, run in one pass."""
+
+    FEATURE: ClassVar[str] = "p_eagle"
+    kind: Literal["p-eagle"] = "p-eagle"
+    cache_group: str
+    roles: tuple[str, ...]
+    geometry: PEagleGeometry
+
+
+@dataclass(frozen=True, kw_only=True)
 class MtpDrafter:
     """An MTP layer of the target's own checkpoint, run as an EAGLE3 draft is."""
 
@@ -260,7 +272,7 @@ class MtpDrafter:
 
 
 # What proposes tokens: a union by ``kind``.
-Drafter: TypeAlias = Eagle3Drafter | MtpDrafter
+Drafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from specbuild.runtime.engine_dir.geometry import (
     Eagle3Geometry,
     IndexerGeometry,
     MtpGeometry,
+    PEagleGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.errors import SpecbuildError
@@ -63,6 +64,10 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     if isinstance(draft, MtpGeometry):
         raise SpecbuildError(
             "--draft mtp: no CUDA kernel computes an MTP layer; build with --backend cpu"
+        )
+    if isinstance(draft, PEagleGeometry):
+        raise SpecbuildError(
+            "the draft is P-EAGLE's, whose pass no CUDA program has; build with --backend cpu"
         )
     _require_variant(draft)
     _require_heads("draft", draft)

@@ -44,7 +44,14 @@ def read_eagle3(
     exactly the tensors that it should, or does not fit ``target``.
     """
     config = read_draft_config(top, target, strict, norm_output)
-    tensors = _canonical_names(path, open_directory(path))
+    return read_tensors(path, config, target, open_directory(path))
+
+
+def read_tensors(
+    path: Path, config: DraftConfig, target: TargetGeometry, stored: dict[str, SourceTensor]
+) -> DraftCheckpoint:
+    """The draft of the tensors ``stored``, by their names on disk; ``path`` names it in errors."""
+    tensors = _canonical_names(path, stored)
     if config.tied_head:
         _tie_head(path, tensors, target)
     geometry = _read_geometry(path, config, tensors, target)
@@ -54,7 +61,7 @@ def read_eagle3(
     audit(str(path), expected, tensors, _hints(config, tensors))
     geometry, warnings = _read_vocabulary_map(path, geometry, tensors, target)
     warnings = config.warnings + _layers_note(config.decoder, geometry) + warnings
-    warnings += _rope_warning(top, geometry, target)
+    warnings += _rope_warning(config.top, geometry, target)
     return DraftCheckpoint(geometry, tensors_for_engine(tensors, geometry), warnings)
 
 

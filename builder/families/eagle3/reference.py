@@ -20,6 +20,8 @@ from specbuild.runtime.errors import SpecbuildError
 FLAGS = ("norm_before_residual", "norm_output")
 # Where the config names none.
 DEFAULT_EPS = 1e-6
+# P-EAGLE's token and states of rows that have none.
+MASK_TOKENS = ("pard_token", "ptd_token_id", "mask_token_id")
 
 
 class ReferenceDraft(PathDraft):
@@ -63,6 +65,9 @@ class ReferenceDraft(PathDraft):
         windowed = decoder.get("sliding_window") and decoder.get("use_sliding_window", True)
         self.window = decoder["sliding_window"] if windowed else None
         self.frequencies, self.attention_factor = _rotary(decoder, self.head_dim)
+        if "mask_hidden" in self.weights:
+            token = next(config[name] for name in MASK_TOKENS if config.get(name) is not None)
+            self.mask = token, self.weights["mask_hidden"].reshape(1, -1)
 
     def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:
         """The target's aux hidden states [T, aux_layers·Ht] → the draft's hidden states [T, H]."""

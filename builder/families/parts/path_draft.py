@@ -25,7 +25,13 @@ class DraftStates:
 
 
 class PathDraft(ABC):
-    """A draft that recurs, without caches, pages or trees."""
+    """A draft that recurs, without caches, pages or trees.
+
+    ``mask`` is the token, and the aux hidden states [1, aux_layers·Ht], of rows that have neither;
+    None for a draft without such rows.
+    """
+
+    mask: tuple[int, torch.Tensor] | None = None
 
     @abstractmethod
     def fuse(self, aux_hidden: torch.Tensor) -> torch.Tensor:

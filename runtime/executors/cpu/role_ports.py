@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.claims_check import pool_shapes
-from specbuild.runtime.engine_dir.geometry import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
 from specbuild.runtime.errors import EngineFileError
 
@@ -142,7 +142,9 @@ def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_For
     aux_hidden = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
     hidden = _floats("T", draft.hidden)
     if role == "draft_fuse":
-        return {"captured": aux_hidden}, {"hidden": hidden}
+        mask = isinstance(draft, PEagleGeometry)
+        single = {"mask_hidden": _floats(1, draft.hidden)} if mask else {}
+        return {"captured": aux_hidden}, {"hidden": hidden} | single
     if role == "expand":
         inputs = {"logits": _floats("BF", draft.vocab), "score": _floats("B", "F")}
         children = {"tokens": _ints("B", "FK"), "scores": _floats("B", "FK")}

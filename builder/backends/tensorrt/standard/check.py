@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    ClampedSwiglu,
+    DraftGeometry,
+    PEagleGeometry,
+    TargetGeometry,
+)
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 
@@ -18,6 +23,10 @@ def require_standard_support(
         raise SpecbuildError(
             f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
             "without --draft"
+        )
+    if isinstance(draft, PEagleGeometry):
+        raise SpecbuildError(
+            f"the draft is P-EAGLE's, whose pass has no form for {title}; build with --backend cpu"
         )
     if target.mla is not None:
         raise SpecbuildError(

@@ -1,0 +1,20 @@
+"""P-EAGLE drafts as the registry knows them."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.eagle3.model import Eagle3
+from specbuild.builder.families.family import DraftFamily
+from specbuild.builder.families.p_eagle.checkpoint import read_p_eagle
+from specbuild.builder.families.p_eagle.config import ARCHITECTURES, is_p_eagle
+from specbuild.builder.families.p_eagle.model import PEagleFuse
+
+P_EAGLE = DraftFamily(
+    title="P-EAGLE",
+    architectures=ARCHITECTURES,
+    read=read_p_eagle,
+    hints=lambda _: [],
+    fuse=PEagleFuse,
+    draft=Eagle3,
+    claims=is_p_eagle,
+    fused=("hidden", "mask_hidden"),
+)

@@ -1,0 +1,97 @@
+"""P-EAGLE (arXiv 2602.01469): every position of a chain or a tree is drafted in one causal pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
+from specbuild.runtime.draft.eagle3 import DrafterCapabilities, Eagle3Drafter
+from specbuild.runtime.draft.one_pass import candidate_pool
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees
+from specbuild.runtime.engine_dir.geometry import PEagleGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.request import SequenceState
+
+
+class PEagleDrafter(Eagle3Drafter):
+    """Takes up accepted tokens as EAGLE3 does, and drafts at mask rows behind them.
+
+    The last accepted row drafts the first position. Each further one is a row of the mask token and
+    the mask's hidden state, at the next position. What mask rows write to the draft's cache is
+    thrown away.
+    """
+
+    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
+        super().__init__(executor, manifest, counter)
+        assert isinstance(manifest.draft, PEagleGeometry)
+        self._mask_token = manifest.draft.mask_token
+
+    @property
+    def capabilities(self) -> DrafterCapabilities:
+        """Reads aux hidden states; its drafts are fixed tokens."""
+        return DrafterCapabilities(name="p-eagle", reads_aux_hidden=True, uses_draft_caches=True)
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        """A chain of the likeliest tokens, or the best nodes of a tree of them."""
+        depth = min(shape.draft_depth, shape.draft_tokens)
+        counts = [self._pending[s.index].count for s in sequences]
+        if sum(counts) + len(sequences) * (depth - 1) > self._max_rows:
+            for sequence, count in zip(sequences, counts, strict=True):
+                self._take_up(sequence, count - 1)
+            counts = [1] * len(sequences)
+        logits = self._pass(sequences, counts, depth)
+        batch, k = len(sequences), shape.draft_top_k
+        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
+        tokens = best["tokens"].reshape(batch, depth, k)
+        if k == 1:
+            return chain_trees([s.root for s in sequences], tokens[:, :, 0])
+        pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))
+        return self._best_nodes(
+            sequences, **pool, draft_tokens=np.array(shape.draft_tokens, np.int32)
+        )
+
+    def _pass(
+        self, sequences: Sequence[SequenceState], counts: Sequence[int], depth: int
+    ) -> np.ndarray:
+        """Enters pending rows, ``depth`` − 1 mask rows behind each sequence's.
+
+        Returns logits [B·depth, Vd] of each sequence's last pending row and its mask rows.
+        """
+        pending = [self._pending[s.index] for s in sequences]
+        aux_hidden = np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)])
+        fused = self._executor.run("draft_fuse", {"captured": aux_hidden})
+        starts = np.cumsum([0, *counts])
+        masked = np.repeat(fused["mask_hidden"], depth - 1, axis=0)
+        hidden = [
+            part
+            for start, stop in pairwise(starts)
+            for part in (fused["hidden"][start:stop], masked)
+        ]
+        masks = np.full(depth - 1, self._mask_token, np.int32)
+        first = [self._draft_length(s) for s in sequences]
+        ids = [
+            part
+            for s, f, n in zip(sequences, first, counts, strict=True)
+            for part in (s.ids[f + 1 : f + n + 1], masks)
+        ]
+        rows = [n + depth - 1 for n in counts]
+        plan = RowPlan(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
+        for sequence, count in zip(sequences, rows, strict=True):
+            self._append(sequence, count)
+        last = np.array(plan.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)
+        logits, _ = self._draft(
+            sequences,
+            plan,
+            token_ids=np.concatenate(ids),
+            hidden=np.concatenate(hidden),
+            positions=self._counter.ranges(first, rows),
+            ancestor_bits=np.zeros((plan.rows, 1), np.int32),
+            logit_rows=last.reshape(-1),
+        )
+        self._committed(sequences, first, counts)
+        self._forget_tree(sequences)
+        return logits
