@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     import torch
@@ -10,6 +13,17 @@ if TYPE_CHECKING:
 # "gpt_oss": times the weight in fp32, then the cast; "llama": the cast, then times the weight.
 Rounding: TypeAlias = Literal["gpt_oss", "llama"]
 ROUNDINGS: tuple[Rounding, ...] = ("gpt_oss", "llama")
+
+
+def rounding_of(op: str, attributes: Mapping[str, object]) -> Rounding:
+    """The rounding of an op's norm; SpecbuildError where the attribute is none."""
+    for rounding in ROUNDINGS:
+        if attributes["rounding"] == rounding:
+            return rounding
+    raise SpecbuildError(
+        f"{op}: rounding {attributes['rounding']!r} is unknown, expected {' or '.join(ROUNDINGS)}; "
+        "export the model again"
+    )
 
 
 def rms_norm(

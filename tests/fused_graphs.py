@@ -32,6 +32,9 @@ EXAMPLE_LIMITS = {
     "draft_top_k": 3, "draft_depth": 3, "draft_tokens": 8,
 }  # fmt: skip
 
+# Pages of the sequences that the walk takes, and how many there are.
+PAGE, PAGES = 16, 8
+
 
 @dataclass(frozen=True)
 class FusedModel:
@@ -136,3 +139,33 @@ def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor
     """‖actual − expected‖ / ‖expected‖ of every row."""
     difference = (actual.float() - expected.float()).norm(dim=-1)
     return difference / expected.float().norm(dim=-1).clamp(min=math.ulp(1.0))
+
+
+def blank_pools(model: ir.Model) -> dict[str, torch.Tensor]:
+    """Pools full of NaN, by port name."""
+    pools = {}
+    for port in model.graph.inputs:
+        if port.name and port.name.endswith("_pool"):
+            pools[port.name] = torch.full(list(port.shape), float("nan")).bfloat16()
+    return pools
+
+
+def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The ports of one sequence's rows, the same view for every group."""
+    positions = torch.arange(rows.start, rows.stop, dtype=torch.int32)
+    feeds = {
+        "positions": positions,
+        "row_start": torch.tensor([0, len(rows)], dtype=torch.int32),
+        "ancestor_bits": torch.zeros(len(rows), 1, dtype=torch.int32),
+        "logit_rows": logit_rows.int(),
+    }
+    view = sequence(rows, PAGE, PAGES)
+    for port in model.graph.inputs:
+        group, _, name = (port.name or "").rpartition(".")
+        if group and name in view:
+            feeds[port.name] = view[name]
+    return feeds
+
+
+def kept_pools(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n.removesuffix(".out"): v for n, v in outputs.items() if n.endswith(".out")}

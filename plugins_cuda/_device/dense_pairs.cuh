@@ -76,7 +76,9 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
   // The launch behind reads early what was there before (launches.py).
   pdl_launch_dependents();
   if (ahead) early.load_place(tensors);
-  stream_tokens<Places, FRAGMENTS != 0, HAS_NORM != 0, NormRounding::kWeightInFp32>(
+  constexpr NormRounding kRounding =
+      CAST_FIRST ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
+  stream_tokens<Places, FRAGMENTS != 0, HAS_NORM != 0, kRounding>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,
       static_cast<float>(EPS),
       [&] {

@@ -9,8 +9,10 @@ from specbuild.plugins_cuda.embed.cases import chosen_table
 from specbuild.plugins_cuda.linear.cases import draw
 
 
-def inputs(tokens: int, width: int, *, embedding: bool = True, prefix: str = "") -> Case:
-    """``tokens`` rows of states ``width`` wide."""
+def inputs(
+    tokens: int, width: int, *, embedding: bool = True, segments: int = 1, prefix: str = ""
+) -> Case:
+    """``tokens`` rows of states ``width`` wide, so many side by side."""
 
     def make(rng: np.random.Generator) -> Arrays:
         ids, table = chosen_table(rng, tokens, 60, width)
@@ -18,22 +20,27 @@ def inputs(tokens: int, width: int, *, embedding: bool = True, prefix: str = "")
             ids,
             table if embedding else None,
             draw(rng, width) if embedding else None,
-            draw(rng, tokens, width, scale=5.0),
-            draw(rng, width),
+            draw(rng, tokens, segments * width, scale=5.0)
+            * np.repeat(np.arange(1, segments + 1, dtype=np.float32), width),
+            draw(rng, segments * width),
         )
 
     kind = "embedding and hidden" if embedding else "hidden"
-    return Case(f"{prefix}{tokens} rows of {width}, {kind}", make, {"eps": 1e-5})
+    kind += f", {segments} segments" * (segments > 1)
+    name = f"{prefix}{tokens} rows of {width}, {kind}"
+    return Case(name, make, {"eps": 1e-5, "segments": segments})
 
 
 CASES: tuple[Case, ...] = (
     inputs(1, 32),
     inputs(7, 192),
     inputs(5, 96, embedding=False),
+    inputs(3, 64, embedding=False, segments=3),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     inputs(3, 2880),
     inputs(2, 8640, embedding=False),
+    inputs(2, 4096, embedding=False, segments=3),
     *(inputs(t, 2880, prefix="gpu: ") for t in (1, 8, 64, 2048)),
 )

@@ -1,13 +1,15 @@
-// DraftInput: u = [rms(table[token_ids]); rms(hidden)], or rms(hidden) alone without HAS_TABLE.
+// DraftInput: u = [rms(table[token_ids]); rms(hidden)], or rms(hidden) alone without HAS_TABLE, in
+// SEGMENTS of which each is normed for itself.
 //
 //   token_ids    [rows] int32, in
 //   table        [V, WIDTH] bf16, in, constant; null without HAS_TABLE
 //   embed_norm   [WIDTH] bf16, in, constant; null without HAS_TABLE
-//   hidden       [rows, WIDTH] bf16, in
-//   hidden_norm  [WIDTH] bf16, in, constant
-//   u            [rows, WIDTH or 2·WIDTH] bf16, out
+//   hidden       [rows, SEGMENTS·WIDTH] bf16, in
+//   hidden_norm  [SEGMENTS·WIDTH] bf16, in, constant
+//   u            [rows, SEGMENTS·WIDTH or, with HAS_TABLE, 2·WIDTH] bf16, out
 //
-// One CTA norms one half of a row: grid (rows, halves). The norms cast before their weight.
+// One CTA norms one part of a row: grid (rows, parts), the embedding first. The norms cast before
+// their weight.
 #include "../_device/normed_rows.cuh"
 
 using Rows = NormedRows<WIDTH, WARPS, NormRounding::kCastFirst>;
@@ -19,12 +21,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   pdl_launch_dependents();
   const int64_t row = blockIdx.x;
   const bool embeds = HAS_TABLE && blockIdx.y == 0;
+  const int segment = HAS_TABLE ? 0 : blockIdx.y;
   const Rows normed(shared, 1);
-  normed.fetch_weight(embeds ? embed_norm : hidden_norm);
+  normed.fetch_weight(embeds ? embed_norm : hidden_norm + segment * WIDTH);
   cp_async_commit();
   pdl_wait();
   normed.read(1, [&](int) {
-    if (!embeds) return hidden + row * WIDTH;
+    if (!embeds) return hidden + (row * SEGMENTS + segment) * WIDTH;
     return table + static_cast<int64_t>(load_l2_int(token_ids + row)) * WIDTH;
   });
   cp_async_wait<0>();

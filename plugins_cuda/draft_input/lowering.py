@@ -1,4 +1,4 @@
-"""DraftInput on a GPU: one CTA for each normed half of a row."""
+"""DraftInput on a GPU: one CTA for each normed part of a row."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ _PIECE = 256
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One launch, for any number of rows; SpecbuildError where a row does not fit a CTA."""
-    rows, width = request.tensors["hidden"].shape
+    """One launch, for any number of rows; SpecbuildError where a part does not fit a CTA."""
+    rows, all_segments = request.tensors["hidden"].shape
+    segments = int(request.attributes["segments"])
+    width = all_segments // segments
     vectors_of("DraftInput", width)
     embeds = "table" in request.tensors
     warps = min(_MOST_WARPS, -(-width // _PIECE))
@@ -27,11 +29,12 @@ def lower(request: LoweringRequest) -> Lowering:
         ("WIDTH", width),
         ("WARPS", warps),
         ("HAS_TABLE", int(embeds)),
+        ("SEGMENTS", segments),
         ("EPS", request.attributes["eps"]),
     )
     launch = OpLaunch(
         Kernel("draft_input", "draft_input", constants),
-        grid=(rows, 1 + int(embeds), 1),
+        grid=(rows, segments + int(embeds), 1),
         block=warps * 32,
         shared_bytes=shared,
         arguments=("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "u"),

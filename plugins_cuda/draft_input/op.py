@@ -21,15 +21,18 @@ def reference(
     hidden_norm: torch.Tensor,
     *,
     eps: float,
+    segments: int,
 ) -> torch.Tensor:
     """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
 
-    ``hidden`` [T, H]; the norms are LLaMA's. ``table`` and ``embed_norm`` come together, and with
-    ``token_ids``, which nothing reads without them.
+    ``hidden`` [T, H]; the norms are LLaMA's. Each of ``segments`` equal parts of a hidden state is
+    normed for itself, by its part of ``hidden_norm``; beside a table there is one. ``table`` and
+    ``embed_norm`` come together, and with ``token_ids``, which nothing reads without them.
     """
     import torch
 
-    normed = rms_norm(hidden, hidden_norm, eps, "llama")
+    parts = zip(hidden.chunk(segments, dim=-1), hidden_norm.chunk(segments), strict=True)
+    normed = torch.cat([rms_norm(part, weight, eps, "llama") for part, weight in parts], dim=-1)
     if table is None or embed_norm is None or token_ids is None:
         return normed
     embedded = rms_norm(table[token_ids.long()].to(hidden.dtype), embed_norm, eps, "llama")
@@ -47,7 +50,7 @@ OP = OpSpec(
         TensorSpec("hidden_norm", "W", ("H",)),
     ),
     outputs=(TensorSpec("u", "T", ("T", "width")),),
-    attributes=(AttributeSpec("eps", float),),
+    attributes=(AttributeSpec("eps", float), AttributeSpec("segments", int, 1)),
     reference=reference,
     lower=lower,
     traffic=Weights(looked_up=("table",)),

@@ -35,12 +35,15 @@ def lower_projection(
     ``<folder>_of_many``, behind a launch that norms or brings the rows into panels if it needs one.
 
     ``constants`` and ``arguments`` are the op's own: those of the cut, the norm and the rows come
-    beside them; ``triggers_late`` is the launch's. SpecbuildError for over 256 rows.
+    beside them; ``triggers_late`` is the launch's. The norm is GPT-OSS's where the op has no
+    attribute ``rounding``. SpecbuildError for over 256 rows.
     """
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)
     eps = float(request.attributes["eps"])
-    built = (*cut.constants, ("HAS_NORM", int(dense.normed)), *constants, ("EPS", eps))
+    rounding = str(request.attributes.get("rounding", "gpt_oss"))
+    norm = (("HAS_NORM", int(dense.normed)), ("CAST_FIRST", int(rounding == "llama")))
+    built = (*cut.constants, *norm, *constants, ("EPS", eps))
     launch = OpLaunch(
         Kernel(folder, f"{folder}_of_many" if many else folder, built),
         grid=cut.grid,
@@ -58,5 +61,5 @@ def lower_projection(
         return Lowering((launch,))
     if not many.ready:
         return Lowering((launch,), many.workspaces)
-    tokens = ready_tokens(dense, many, eps=eps)
+    tokens = ready_tokens(dense, many, eps=eps, rounding=rounding)
     return Lowering((tokens, launch), many.workspaces)

@@ -38,7 +38,7 @@ from specbuild.plugins_cuda.linear.streaming import (
     slices_of,
     token_tiles_for,
 )
-from specbuild.plugins_cuda.rms_norms import ROUNDINGS
+from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 Constants: TypeAlias = tuple[tuple[str, int | float | str], ...]
@@ -122,12 +122,7 @@ def head_streaming(op: str, request: LoweringRequest, *, fold_bytes: int = 0) ->
     rows = request.tensors["logit_rows"].shape[0]
     require_decode_rows(op, rows)
     require_tactic(op, request.tactic, ("ctas", "loads", "panels"))
-    rounding = request.attributes["rounding"]
-    if rounding not in ROUNDINGS:
-        raise SpecbuildError(
-            f"{op}: rounding {rounding!r} is unknown, expected {' or '.join(ROUNDINGS)}; "
-            "export the model again"
-        )
+    rounding_of(op, request.attributes)
     if request.tactic.get("panels", int(rows >= FEWEST_PANEL_ROWS)):
         panels = _by_panels(request, rows, fold_bytes)
         if panels is not None:

@@ -22,6 +22,7 @@ class _Heads:
 
 _TINY = _Heads(q=6, kv=2, width=32)
 _GPT_OSS = _Heads(q=64, kv=8, width=64)
+_LLAMA_8B = _Heads(q=32, kv=8, width=128)
 
 
 def project(
@@ -33,6 +34,8 @@ def project(
     bias: bool = True,
     page_size: int = 16,
     padding: int = 0,
+    rounding: str = "gpt_oss",
+    head_norms: bool = False,
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
@@ -53,6 +56,8 @@ def project(
             draw(rng, columns) if norm else None,
             draw_packed(rng, rows, columns, storage),
             draw(rng, rows) if bias else None,
+            draw(rng, heads.width) if head_norms else None,
+            draw(rng, heads.width) if head_norms else None,
             np.cos(angles) * np.float32(1.34),
             np.sin(angles) * np.float32(1.34),
             positions.astype(np.int32),
@@ -61,8 +66,12 @@ def project(
             draw(rng, *pool),
         )
 
-    extras = ", norm" * norm + ", bias" * bias + f", {padding} padding" * (padding > 0)
-    extras += f", {storage.name}" * storage.scaled
+    extras = (
+        (", norm" if rounding == "gpt_oss" else f", {rounding} norm") * norm
+        + ", bias" * bias
+        + f", {padding} padding" * (padding > 0)
+    )
+    extras += ", normed heads" * head_norms + f", {storage.name}" * storage.scaled
     name = (
         f"{prefix}{tokens} rows of {columns}, {heads.q}/{heads.kv} heads of {heads.width}, "
         f"pages of {page_size}{extras}"
@@ -70,7 +79,7 @@ def project(
     return Case(
         name,
         make,
-        {"q_heads": heads.q, "kv_heads": heads.kv, "eps": 1e-5},
+        {"q_heads": heads.q, "kv_heads": heads.kv, "eps": 1e-5, "rounding": rounding},
         atol=1e-4,
         compare={"k_pool_out": np.s_[1:], "v_pool_out": np.s_[1:]},
         # A product that rounds the other way counts twice where the rotation subtracts.
@@ -83,6 +92,8 @@ CASES: tuple[Case, ...] = (
     project(5, 96, padding=2),
     project(8, 160, _Heads(q=2, kv=1, width=16), norm=False, bias=False),
     project(3, 32, bias=False, page_size=32),
+    project(4, 96, bias=False, padding=1, rounding="llama"),
+    project(6, 64, _Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -93,12 +104,32 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(40, 1888, padding=5),
     project(70, 1280, norm=False),
     project(2, 1056, _Heads(q=8, kv=1, width=64), page_size=64),
+    # LLaMA's norm and norms of heads in every form: alone, of many tokens, as panels, unnormed.
+    project(1, 1056, _Heads(q=2, kv=2, width=128), bias=False, rounding="llama", head_norms=True),
+    project(20, 1056, _Heads(q=5, kv=1, width=80), padding=3, rounding="llama", head_norms=True),
+    project(45, 1280, _Heads(q=3, kv=1, width=16), rounding="llama", head_norms=True),
+    project(5, 96, _Heads(q=1, kv=1, width=96), norm=False, bias=False, head_norms=True),
+    project(18, 1056, rounding="llama"),
     *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64, 256)),
     *(
         project(t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: ")
         for t in (1, 4, 8)
     ),
     project(200, 2880, _GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
+    *(
+        project(
+            t,
+            4096,
+            _LLAMA_8B,
+            bias=False,
+            page_size=64,
+            rounding="llama",
+            head_norms=normed,
+            prefix="gpu: ",
+        )
+        for t in (1, 8, 24, 64, 200)
+        for normed in (False, True)
+    ),
     *(
         project(
             t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, storage=form, prefix="gpu: "

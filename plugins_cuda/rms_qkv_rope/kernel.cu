@@ -1,4 +1,5 @@
-// RmsQkvRope: q, k, v = rms(x) · Wᵀ (+ bias), q and k rotated, k and v into their page slots.
+// RmsQkvRope: q, k, v = rms(x) · Wᵀ (+ bias), q and k rotated, k and v into their page slots. With
+// HEAD_NORMS q and k are left as they are projected, for normed_heads.cu.
 //
 //   x           [rows, 32·K_BLOCKS] bf16, in
 //   norm        [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
@@ -64,7 +65,7 @@ struct Pair {
   __device__ __forceinline__ void load_tables(const Tensors& tensors) {
     cosine = 1.0f;
     sine = 0.0f;
-    if (is_value()) return;
+    if (HEAD_NORMS || is_value()) return;
     const int64_t entry = static_cast<int64_t>(position) * kHalf + i;
     cosine = load_constant_float(tensors.cos + entry);
     sine = load_constant_float(tensors.sin + entry);
@@ -73,7 +74,7 @@ struct Pair {
     const float first = bf16_to_float(float_to_bf16(low + bias[0]));
     const float second = bf16_to_float(float_to_bf16(high + bias[1]));
     uint16_t* out = place(tensors);
-    if (is_value()) {
+    if (HEAD_NORMS || is_value()) {
       out[0] = float_to_bf16(first);
       out[kHalf] = float_to_bf16(second);
     } else {

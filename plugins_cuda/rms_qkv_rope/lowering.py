@@ -1,11 +1,18 @@
-"""RmsQkvRope on a GPU: norm as prologue or launch, rotation and cache writing as epilogue."""
+"""RmsQkvRope on a GPU: norm as prologue or launch, rotation and cache writing as epilogue.
+
+Norms of heads need whole heads, which CTAs do not have: they and the rotation are a launch behind.
+"""
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
+from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, heads_launch
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
+
+_HEADS_THREADS = 128
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -13,23 +20,28 @@ def lower(request: LoweringRequest) -> Lowering:
     if request.phase == "prefill":
         return lower_prefill(request)
     tensors, attributes = request.tensors, request.attributes
-    _, kv_heads, page_size, width = tensors["k_pool"].shape
-    return lower_projection(
+    sizes = head_sizes(request)
+    rounding_of("RmsQkvRope", attributes)
+    lowering = lower_projection(
         request,
         projection_of("RmsQkvRope", request),
         folder="rms_qkv_rope",
         constants=(
             ("HAS_BIAS", int("bias" in tensors)),
-            ("Q_HEADS", int(attributes["q_heads"])),
-            ("KV_HEADS", kv_heads),
-            ("HEAD_DIM", width),
-            ("PAGE_SIZE", page_size),
+            ("HEAD_NORMS", int("q_norm" in tensors)),
+            *sizes,
         ),
         arguments=(
             *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
         ),
         triggers_late=True,
     )
+    if "q_norm" not in tensors:
+        return lowering
+    constants = (*sizes, ("THREADS", _HEADS_THREADS), ("EPS", float(attributes["eps"])))
+    kernel = Kernel("rms_qkv_rope", "rms_qkv_rope_heads", constants, file="normed_heads.cu")
+    heads = heads_launch(request, kernel, _HEADS_THREADS)
+    return Lowering((*lowering.launches, heads), lowering.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

@@ -1,4 +1,7 @@
-"""RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots."""
+"""RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots.
+
+Queries and keys go through norms of their own before the rotation, where there are some.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,8 @@ def reference(
     norm: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
+    q_norm: torch.Tensor | None,
+    k_norm: torch.Tensor | None,
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
@@ -44,20 +49,24 @@ def reference(
     q_heads: int,
     kv_heads: int,
     eps: float,
+    rounding: str,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rotated q [T, q_heads, D] and the written pools.
 
-    ``x`` [T, K], through GPT-OSS's norm if there is one; ``weight`` and ``bias`` [N] packed by
-    ``pack_qkv`` and ``pack_qkv_bias``, N = (q_heads + 2·kv_heads)·D; ``cos``, ``sin`` fp32
-    [positions, D/2]. The projections are rounded before the rotation, and after it.
+    ``x`` [T, K], through the norm of this ``rounding`` if there is one; ``weight`` and ``bias`` [N]
+    packed by ``pack_qkv`` and ``pack_qkv_bias``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
+    ``k_norm`` [D] come together and are LLaMA's, of the same ``eps``; ``cos``, ``sin`` fp32
+    [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
     """
     head_dim = 2 * cos.shape[1]
-    normed = x if norm is None else rms_norm(x, norm, eps, "gpt_oss")
+    normed = x if norm is None else rms_norm(x, norm, eps, rounding)
     qkv = normed.float() @ unpack_qkv(decoded(weight, x.shape[1]), head_dim).float().T
     if bias is not None:
         qkv = qkv + unpack_qkv_bias(bias, head_dim).float()
     heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)
     q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
+    if q_norm is not None and k_norm is not None:
+        q, k = rms_norm(q, q_norm, eps, "llama"), rms_norm(k, k_norm, eps, "llama")
     return (
         rotate(q, cos, sin, positions),
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
@@ -67,12 +76,14 @@ def reference(
 
 OP = OpSpec(
     name="RmsQkvRope",
-    doc="RMSNorm, Q, K and V projections with bias, rotation; K and V go into their page slots.",
+    doc="RMSNorm, Q, K and V projections, norms of heads, rotation; K and V go into page slots.",
     inputs=(
         TensorSpec("x", "T", ("T", "K")),
         TensorSpec("norm", "W", ("K",), optional=True),
         TensorSpec("weight", "W", PACKED_AXES),
         TensorSpec("bias", "W", ("N",), optional=True),
+        TensorSpec("q_norm", "W", ("head_dim",), optional=True),
+        TensorSpec("k_norm", "W", ("head_dim",), optional=True),
         TensorSpec("cos", "float32", ("P", "half")),
         TensorSpec("sin", "float32", ("P", "half")),
         TensorSpec("positions", "int32", ("T",)),
@@ -89,6 +100,7 @@ OP = OpSpec(
         AttributeSpec("q_heads", int),
         AttributeSpec("kv_heads", int),
         AttributeSpec("eps", float),
+        AttributeSpec("rounding", str, "gpt_oss"),
     ),
     aliases=(("k_pool_out", "k_pool"), ("v_pool_out", "v_pool")),
     reference=reference,

@@ -4,6 +4,7 @@
 //   norm           bf16 [K], in, HAS_NORM
 //   weight         bf16 [N/16, K/32, 512], in, packed (packing.py), or as WEIGHTS says
 //   bias           bf16 [N], in, HAS_BIAS; in packed order
+//   q_norm, k_norm bf16 [D], in, HEAD_NORMS
 //   cos, sin       fp32 [positions, D/2], in
 //   positions      int32 [rows], in
 //   write_slot     int32 [rows], in
@@ -11,19 +12,21 @@
 //   q              bf16 [rows, Q_HEADS, D], out
 //   workspace      K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
 //
-// Two launches: normed x as panels, then the GEMM. The packed rows are (Q_HEADS + 2·KV_HEADS) heads
-// of D (prefill_heads.cuh).
-// Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of weights, 12 MB of x twice, 21 MB out.
-// 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs; about 115 µs at 525 TFLOP/s, and 5 µs for
-// the panels.
+// Two launches: normed x as panels, then the GEMM; with HEAD_NORMS this leaves queries and keys as
+// they are projected, for a third (device/normed_heads.cuh). The packed rows are (Q_HEADS +
+// 2·KV_HEADS) heads of D (prefill_heads.cuh). Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of
+// weights, 12 MB of x twice, 21 MB out. 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs;
+// about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
+#include "device/normed_heads.cuh"
+
+constexpr Norm kNorm = !HAS_NORM ? Norm::kNone : CAST_FIRST ? Norm::kLlama : Norm::kGptOss;
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_qkv_rope_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                       int rows, int panel_rows) {
-  write_panel_rows<HAS_NORM ? Norm::kGptOss : Norm::kNone>(x, norm, static_cast<float>(EPS),
-                                                           workspace_panels, rows, panel_rows);
+  write_panel_rows<kNorm>(x, norm, static_cast<float>(EPS), workspace_panels, rows, panel_rows);
 }
 
 struct QkvGemm : HeadsGemm {
@@ -44,7 +47,7 @@ struct QkvGemm : HeadsGemm {
           const uint4* const staged =
               reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
           uint4 first = staged[0], second = staged[1];
-          if (head < Q_HEADS + KV_HEADS) at.rotate(first, second);
+          if (!HEAD_NORMS && head < Q_HEADS + KV_HEADS) at.rotate(first, second);
           uint16_t* const out = head_of(tile.first + token, head, at.slot);
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles)) = first;
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles) + HEAD_DIM / 2) = second;
@@ -81,4 +84,13 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   gemm.v_pool = v_pool;
   gemm.q = q;
   prefill_gemm(gemm, ring, shared);
+}
+
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    rms_qkv_rope_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
+                       const float* sin, const int* positions, const int* write_slot,
+                       uint16_t* k_pool, uint16_t* q, int rows) {
+  const NormedHeads<Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE> heads{cos,        sin,    positions,
+                                                                  write_slot, k_pool, q};
+  heads.turn(q_norm, k_norm, static_cast<float>(EPS), rows);
 }

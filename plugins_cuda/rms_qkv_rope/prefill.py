@@ -1,14 +1,19 @@
-"""RmsQkvRope over a prompt chunk: normed x as panels, then the tensor-core GEMM."""
+"""RmsQkvRope over a prompt chunk: normed x as panels, the tensor-core GEMM, and norms of heads."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.prefill_gemm import (
     ROWS_STAGING,
+    ROWS_THREADS,
     dense_gemm,
     dense_launches,
     dense_tactics,
 )
+from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, heads_launch
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -17,34 +22,30 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     SpecbuildError where the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
-    _, kv_heads, page_size, head_dim = request.tensors["k_pool"].shape
+    tensors, attributes = request.tensors, request.attributes
     constants = (
-        ("HAS_NORM", int("norm" in request.tensors)),
-        ("HAS_BIAS", int("bias" in request.tensors)),
-        ("EPS", float(request.attributes["eps"])),
-        ("HEAD_DIM", head_dim),
-        ("Q_HEADS", int(request.attributes["q_heads"])),
-        ("KV_HEADS", kv_heads),
-        ("PAGE_SIZE", page_size),
+        ("HAS_NORM", int("norm" in tensors)),
+        ("HAS_BIAS", int("bias" in tensors)),
+        ("CAST_FIRST", int(rounding_of("RmsQkvRope", attributes) == "llama")),
+        ("HEAD_NORMS", int("q_norm" in tensors)),
+        ("EPS", float(attributes["eps"])),
+        *head_sizes(request),
     )
-    return dense_launches(
+    lowering = dense_launches(
         request,
         gemm,
         "rms_qkv_rope",
         constants=constants,
         rows=("x", "norm"),
         product=(
-            "weight",
-            "bias",
-            "cos",
-            "sin",
-            "positions",
-            "write_slot",
-            "k_pool",
-            "v_pool",
-            "q",
+            *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
         ),
     )
+    if "q_norm" not in tensors:
+        return lowering
+    kernel = replace(lowering.launches[-1].kernel, entry="rms_qkv_rope_heads")
+    heads = heads_launch(request, kernel, ROWS_THREADS)
+    return Lowering((*lowering.launches, heads), lowering.workspaces)
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

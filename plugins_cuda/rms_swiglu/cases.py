@@ -10,7 +10,13 @@ from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 
 
 def swiglu(
-    tokens: int, columns: int, inner: int, *, storage: Storage = BF16, prefix: str = ""
+    tokens: int,
+    columns: int,
+    inner: int,
+    *,
+    bias: bool = False,
+    storage: Storage = BF16,
+    prefix: str = "",
 ) -> Case:
     """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
 
@@ -19,9 +25,14 @@ def swiglu(
             draw(rng, tokens, columns, scale=3.0),
             draw(rng, columns),
             draw_packed(rng, 2 * inner, columns, storage),
+            draw(rng, 2 * inner) if bias else None,
         )
 
-    name = f"{prefix}{tokens} rows, {columns} to {inner}" + f", {storage.name}" * storage.scaled
+    name = (
+        f"{prefix}{tokens} rows, {columns} to {inner}"
+        + ", bias" * bias
+        + f", {storage.name}" * storage.scaled
+    )
     return Case(name, make, {"eps": 1e-5}, atol=1e-4)
 
 
@@ -29,11 +40,14 @@ CASES: tuple[Case, ...] = (
     swiglu(1, 192, 64),
     swiglu(5, 96, 24),
     swiglu(8, 32, 8),
+    swiglu(3, 64, 16, bias=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     swiglu(3, 96, 40, storage=FP8),
     swiglu(3, 544, 104),
+    swiglu(9, 1056, 72, bias=True),
+    swiglu(40, 1280, 40, bias=True),
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
     swiglu(52, 1280, 104),
@@ -42,6 +56,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(35, 544, 72, storage=FP8),
     *(swiglu(t, 2880, 17280, prefix="gpu: ") for t in (1, 4, 8, 40, 64)),
     swiglu(200, 2880, 17280, prefix="gpu: "),
+    *(swiglu(t, 4096, 14336, prefix="gpu: ") for t in (1, 8, 64)),
+    swiglu(4, 4096, 14336, bias=True, prefix="gpu: "),
     *(
         swiglu(t, 2880, 17280, storage=form, prefix="gpu: ")
         for form in (MXFP4, FP8)

@@ -1,9 +1,11 @@
-// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x), cast before its weight.
+// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x), cast before its weight; gate and up may
+// have biases.
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
 //   norm     [32·K_BLOCKS] bf16, in, constant
 //   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py); or stored as
 //            WEIGHTS says (linear/block_scaled.py)
+//   bias     [16·TILE_COUNT] bf16, in, constant, in packed order; null without HAS_BIAS
 //   h        [rows, 8·TILE_COUNT] bf16, out
 //   workspace_tokens   normed tokens, as linear/normed_tokens.cu describes them
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
@@ -24,7 +26,13 @@ constexpr int kWidth = K_BLOCKS * 32, kInner = TILE_COUNT * 8;
 
 namespace {
 
-__device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum) {
+// ``bias_row``: the gate's, in front of the up row's by 8.
+__device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum,
+                                              const uint16_t* bias_row) {
+  if (HAS_BIAS) {
+    gate_sum += bf16_to_float(load_early_bf16(bias_row));
+    up_sum += bf16_to_float(load_early_bf16(bias_row + 8));
+  }
   const float gate = bf16_to_float(float_to_bf16(gate_sum));
   const float up = bf16_to_float(float_to_bf16(up_sum));
   const float silu = bf16_to_float(float_to_bf16(gate / (1.0f + expf(-gate))));
@@ -35,14 +43,20 @@ __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum) {
 
 // The outputs as GroupSums::emit_all() takes them.
 struct Outputs {
+  struct Held {
+    uint16_t* place;
+    const uint16_t* bias_row;
+  };
+  const uint16_t* bias;
   uint16_t* h;
 
-  __device__ __forceinline__ uint16_t* begin(int tile, int g, int token) const {
-    return h + static_cast<int64_t>(token) * kInner + tile * kPairsPerTile + g;
+  __device__ __forceinline__ Held begin(int tile, int g, int token) const {
+    return {h + static_cast<int64_t>(token) * kInner + tile * kPairsPerTile + g,
+            bias + tile * 16 + g};
   }
-  __device__ __forceinline__ void more(uint16_t*) const {}
-  __device__ __forceinline__ void end(uint16_t* place, float gate, float up) const {
-    *place = activated(gate, up);
+  __device__ __forceinline__ void more(const Held&) const {}
+  __device__ __forceinline__ void end(const Held& held, float gate, float up) const {
+    *held.place = activated(gate, up, held.bias_row);
   }
 };
 
@@ -53,19 +67,19 @@ struct Outputs {
 #if MANY_TOKENS
 
 extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
-    rms_swiglu_of_many(const Units::Stored* gate_up, uint16_t* h,
+    rms_swiglu_of_many(const Units::Stored* gate_up, const uint16_t* bias, uint16_t* h,
                        const unsigned char* workspace_tokens, float* workspace_sums,
                        unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   project_many(nullptr, gate_up, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
-               Outputs{h}, [](const Many&) {});
+               Outputs{bias, h}, [](const Many&) {});
 }
 
 #else
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
-    rms_swiglu(const uint16_t* x, const uint16_t* norm, const Units::Stored* gate_up, uint16_t* h,
-               int rows) {
+    rms_swiglu(const uint16_t* x, const uint16_t* norm, const Units::Stored* gate_up,
+               const uint16_t* bias, uint16_t* h, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const Chunks chunks{share_of_pairs<TILE_COUNT * 8, UNIT_PAIRS, CTAS>(blockIdx.x)};
@@ -87,7 +101,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
             partials, sums, elements, [&](int, const Element& e, float gate, float up) {
               const int pair = (chunks.first_tile(chunk) + e.tile) * kPairsPerTile + e.g;
               if (!chunks.holds(pair)) return;
-              h[static_cast<int64_t>(first_token + e.token) * kInner + pair] = activated(gate, up);
+              const uint16_t* bias_row = bias + (chunks.first_tile(chunk) + e.tile) * 16 + e.g;
+              h[static_cast<int64_t>(first_token + e.token) * kInner + pair] =
+                  activated(gate, up, bias_row);
             });
       });
 }

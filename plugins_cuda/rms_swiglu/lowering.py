@@ -28,13 +28,15 @@ def lower(request: LoweringRequest) -> Lowering:
         Kernel(
             "rms_swiglu",
             "rms_swiglu_of_many" if many else "rms_swiglu",
-            (*cut.constants, ("EPS", eps)),
+            (*cut.constants, ("HAS_BIAS", int("bias" in request.tensors)), ("EPS", eps)),
         ),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,
         arguments=(
-            *(("gate_up", "h", TOKENS, SUMS, ARRIVED) if many else ("x", "norm", "gate_up", "h")),
+            *(() if many else ("x", "norm")),
+            *("gate_up", "bias", "h"),
+            *((TOKENS, SUMS, ARRIVED) if many else ()),
             dense.rows,
         ),
     )

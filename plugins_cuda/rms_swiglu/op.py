@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.linear.op import PACKED_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.rms_swiglu.lowering import lower, tactics
-from specbuild.plugins_cuda.rms_swiglu.packing import unpack_gate_up
+from specbuild.plugins_cuda.rms_swiglu.packing import unpack_gate_up, unpack_gate_up_bias
 from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
@@ -17,15 +17,24 @@ if TYPE_CHECKING:
 
 
 def reference(
-    x: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor, *, eps: float
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    gate_up: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
 ) -> torch.Tensor:
     """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = LLaMA's norm of ``x`` [T, K].
 
-    ``gate_up`` is packed by ``pack_gate_up``. Gate, up, the activation and the product are each
+    ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both by ``pack_gate_up_bias``.
+    Gate, up, the activation and the product are each
     rounded.
     """
     normed = rms_norm(x, norm, eps, "llama").float()
     gate, up = (normed @ part.float().T for part in unpack_gate_up(decoded(gate_up, x.shape[1])))
+    if bias is not None:
+        gate_bias, up_bias = unpack_gate_up_bias(bias)
+        gate, up = gate + gate_bias.float(), up + up_bias.float()
     gate = gate.to(x.dtype).float()
     silu = (gate * gate.sigmoid()).to(x.dtype)
     return (silu.float() * up.to(x.dtype).float()).to(x.dtype)
@@ -33,11 +42,12 @@ def reference(
 
 OP = OpSpec(
     name="RmsSwiglu",
-    doc="h = silu(rms(x) · Gᵀ) · (rms(x) · Uᵀ), gate and up packed together.",
+    doc="h = silu(rms(x) · Gᵀ) · (rms(x) · Uᵀ), gate and up packed together, biases too.",
     inputs=(
         TensorSpec("x", "T", ("T", "K")),
         TensorSpec("norm", "W", ("K",)),
         TensorSpec("gate_up", "W", PACKED_AXES),
+        TensorSpec("bias", "W", ("N",), optional=True),
     ),
     outputs=(TensorSpec("h", "T", ("T", "inner")),),
     attributes=(AttributeSpec("eps", float),),

@@ -33,3 +33,16 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = unpack_rows(packed)
     halves = rows.reshape(-1, 2, HALF_ROWS, rows.shape[1])
     return halves[:, 0].reshape(-1, rows.shape[1]), halves[:, 1].reshape(-1, rows.shape[1])
+
+
+def pack_gate_up_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Biases ``gate`` and ``up`` [I] → [2I], in the order of the packed rows."""
+    import torch
+
+    return torch.stack([part.reshape(-1, HALF_ROWS) for part in (gate, up)], dim=1).flatten()
+
+
+def unpack_gate_up_bias(bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The inverse of :func:`pack_gate_up_bias`."""
+    halves = bias.reshape(-1, 2, HALF_ROWS)
+    return halves[:, 0].flatten(), halves[:, 1].flatten()

@@ -12,19 +12,22 @@ from specbuild.plugins_cuda.prefill_gemm import (
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K], packed ``gate_up`` → ``h`` [T, I].
+    """``x`` [T, K], packed ``gate_up``, ``bias``? → ``h`` [T, I].
 
     SpecbuildError where the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "gate_up", PAIRS_STAGING)
-    constants = (("EPS", float(request.attributes["eps"])),)
+    constants = (
+        ("HAS_BIAS", int("bias" in request.tensors)),
+        ("EPS", float(request.attributes["eps"])),
+    )
     return dense_launches(
         request,
         gemm,
         "rms_swiglu",
         constants=constants,
         rows=("x", "norm"),
-        product=("gate_up", "h"),
+        product=("gate_up", "bias", "h"),
     )
 
 

@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
 from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
 from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
     DenseFeedForward,
     DraftGeometry,
     Eagle3Geometry,
@@ -35,11 +36,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "build with --backend cpu"
         )
     inner = _require_feed_forwards(target)
-    if target.attention.qk_norm != "none":
-        raise SpecbuildError(
-            f"the model is a {target.model_type}, which norms queries and keys before they turn: "
-            "no CUDA kernel does; build with --backend cpu"
-        )
+    _require_head_norms("model", target.attention)
     widest = max(target.latent_dims, default=0)
     if widest > MOST_REBUILT:
         raise SpecbuildError(
@@ -92,14 +89,18 @@ def _require_feed_forwards(target: TargetGeometry) -> int:
         )
     (feed_forward,) = target.feed_forwards
     if isinstance(feed_forward, DenseFeedForward):
-        if feed_forward.bias:
-            raise SpecbuildError(
-                "the model's MLPs have biases (mlp_bias), which no CUDA kernel adds; build with "
-                "--backend cpu"
-            )
         return feed_forward.inner
     assert moe is not None
     return moe.inner
+
+
+def _require_head_norms(model: str, attention: AttentionParts) -> None:
+    """SpecbuildError for norms of queries and keys that no kernel computes."""
+    if attention.qk_norm == "all_heads":
+        raise SpecbuildError(
+            f"the {model} norms the queries of all heads together before they turn: CUDA kernels "
+            "norm head by head; build with --backend cpu"
+        )
 
 
 def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry) -> None:
@@ -159,21 +160,7 @@ def _require_variant(draft: Eagle3Geometry) -> None:
                 f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
                 "without --draft"
             )
-    if draft.fc_norm:
-        raise SpecbuildError(
-            "the draft norms the target's states one by one before fc (fc_norm), which no CUDA "
-            "kernel computes; build with --backend cpu or without --draft"
-        )
-    for name, found in (
-        ("norms of queries and keys", draft.attention.qk_norm != "none"),
-        ("biases of attention", draft.attention.qkv_bias or draft.attention.output_bias),
-        ("biases of its MLP (mlp_bias)", draft.mlp_bias),
-    ):
-        if found:
-            raise SpecbuildError(
-                f"the draft has {name}, which are built for the CPU only; build with --backend cpu "
-                "or without --draft"
-            )
+    _require_head_norms("draft", draft.attention)
 
 
 def _require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:

@@ -15,6 +15,7 @@ from specbuild.builder.backends.cuda.fusions.capture import fuse_captures
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
     fuse_lone_norm,
+    fuse_state_norms,
 )
 from specbuild.builder.backends.cuda.fusions.embed import fuse_embed
 from specbuild.builder.backends.cuda.fusions.head import fuse_head
@@ -55,6 +56,7 @@ CUDA_PASSES = (
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),
+    GraphPass("fuse-state-norms", _everywhere(fuse_state_norms)),
     GraphPass("fuse-head", _everywhere(fuse_head)),
     GraphPass("fuse-linear", _everywhere(fuse_linear)),
     GraphPass("fuse-lone-norms", _everywhere(fuse_lone_norm)),

@@ -111,11 +111,17 @@ class DraftFuse(nn.Module):
         if self.geometry.norm_before_fc:
             aux_hidden = self.draft.input_norm(aux_hidden)
         if self.geometry.fc_norm:
-            parts = aux_hidden.chunk(len(self.geometry.aux_layers), dim=-1)
-            aux_hidden = torch.cat(
-                [norm(part) for norm, part in zip(self.draft.fc_norm, parts, strict=True)], dim=-1
-            )
+            aux_hidden = self._each_normed(aux_hidden)
         return self.draft.fc(aux_hidden)
+
+    def _each_normed(self, aux_hidden: torch.Tensor) -> torch.Tensor:
+        """The states side by side [T, aux_layers·Ht], each through its own norm."""
+        norms: Any = self.draft.fc_norm
+        if len(norms) == 1:
+            alone: torch.Tensor = norms[0](aux_hidden)
+            return alone
+        states = aux_hidden.view(-1, len(norms), self.draft.fc.in_features // len(norms))
+        return torch.cat([norm(states.select(1, i)) for i, norm in enumerate(norms)], dim=-1)
 
 
 class TargetEmbedding(nn.Module):

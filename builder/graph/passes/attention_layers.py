@@ -16,10 +16,11 @@ Through: TypeAlias = Callable[[ir.Value | None], ir.Value | None]
 
 @dataclass(frozen=True)
 class Rotated:
-    """A projection and its rotation."""
+    """A projection and its rotation, and the norm of its heads that may stand between them."""
 
     gemm: ir.Node
     rotary: ir.Node
+    norm: ir.Node | None = None
 
 
 @dataclass(frozen=True)
@@ -39,22 +40,33 @@ class AttentionLayer:
         return self.q.gemm, self.k.gemm, self.v_gemm
 
 
-def attention_layer(attention: ir.Node, through: Through) -> AttentionLayer | None:
-    """What stands in front of an attention; None where it is not Gemms, rotations and writes."""
+def attention_layer(
+    attention: ir.Node, through: Through, *, head_norms: bool = False
+) -> AttentionLayer | None:
+    """What stands in front of an attention; None where it is not Gemms, rotations and writes.
+
+    With ``head_norms`` a norm may stand between a projection and its rotation.
+    """
     k_write = producer(attention.inputs[1], "KvWrite")
     v_write = producer(attention.inputs[2], "KvWrite")
     if k_write is None or v_write is None:
         return None
-    q = rotated_projection(attention.inputs[0], through)
-    k = rotated_projection(k_write.inputs[1], through)
+    q = rotated_projection(attention.inputs[0], through, head_norms=head_norms)
+    k = rotated_projection(k_write.inputs[1], through, head_norms=head_norms)
     v_gemm = producer(through(v_write.inputs[1]), "Gemm")
     if q is None or k is None or v_gemm is None:
         return None
     return AttentionLayer(attention, k_write, v_write, q, k, v_gemm)
 
 
-def rotated_projection(value: ir.Value | None, through: Through) -> Rotated | None:
+def rotated_projection(
+    value: ir.Value | None, through: Through, *, head_norms: bool = False
+) -> Rotated | None:
     """The projection and the rotation that make ``value``; None where it is none."""
     rotary = producer(through(value), "RotaryEmbedding")
-    gemm = None if rotary is None else producer(through(rotary.inputs[0]), "Gemm")
-    return None if rotary is None or gemm is None else Rotated(gemm, rotary)
+    if rotary is None:
+        return None
+    turned = through(rotary.inputs[0])
+    norm = producer(turned, "RMSNormalization") if head_norms else None
+    gemm = producer(turned if norm is None else through(norm.inputs[0]), "Gemm")
+    return None if gemm is None else Rotated(gemm, rotary, norm)

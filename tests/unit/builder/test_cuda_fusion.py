@@ -14,16 +14,19 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from further_drafts import FURTHER, write_further_draft
 from fused_graphs import (
     EXAMPLE_LIMITS,
+    PAGE,
     FusedModel,
+    blank_pools,
     fused_model,
+    kept_pools,
+    launch_feeds,
     relative_error,
     run_graph,
-    sequence,
 )
 from geometries import GPT_OSS_20B, gpt_oss_parts
-from llama_checkpoints import write_llama
 from planning import plan_engine
 from safetensors.torch import load_file, save_file
 
@@ -41,16 +44,10 @@ from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.body import BodyBuilder
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    DenseFeedForward,
-    Swiglu,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss"
-PAGE, PAGES = 16, 8
 TOLERANCE = 0.03  # relative, of a row of hidden states or logits in bf16
 LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsMoe"]
 DRAFT = [
@@ -62,10 +59,12 @@ DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "plain": ({}, DRAFT),
     "own embedding": ({"own_embedding": True}, DRAFT),
     "target's head": ({"draft_vocab": None}, DRAFT),
-    "no embedding half": ({"input_width": "hidden"}, DRAFT),
+    "no embedding half": ({"input_width": "hidden"}, DRAFT[1:]),
     "normed residual": ({"norm_before_residual": True}, ["DraftInput", *DRAFT]),
     "normed output": ({"norm_output": True}, [*DRAFT, "DraftInput"]),
     "norm before fc": ({"norm_before_fc": True}, DRAFT),
+    "norms before fc": ({"fc_norm": True}, DRAFT),
+    "one state normed": ({"fc_norm": True, "aux_layers": (1,)}, DRAFT),
     "two aux layers": ({"aux_layers": (2, 0)}, DRAFT),
     "one aux layer": ({"aux_layers": (1,)}, DRAFT),
     "windowed": ({"sliding_window": 5}, DRAFT),
@@ -74,36 +73,6 @@ DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 def ops_of(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
-
-
-def blank_pools(model: ir.Model) -> dict[str, torch.Tensor]:
-    """Pools full of NaN, by port name."""
-    pools = {}
-    for port in model.graph.inputs:
-        if port.name and port.name.endswith("_pool"):
-            pools[port.name] = torch.full(list(port.shape), float("nan")).bfloat16()
-    return pools
-
-
-def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The ports of one sequence's rows, the same view for every group."""
-    positions = torch.arange(rows.start, rows.stop, dtype=torch.int32)
-    feeds = {
-        "positions": positions,
-        "row_start": torch.tensor([0, len(rows)], dtype=torch.int32),
-        "ancestor_bits": torch.zeros(len(rows), 1, dtype=torch.int32),
-        "logit_rows": logit_rows.int(),
-    }
-    view = sequence(rows, PAGE, PAGES)
-    for port in model.graph.inputs:
-        group, _, name = (port.name or "").rpartition(".")
-        if group and name in view:
-            feeds[port.name] = view[name]
-    return feeds
-
-
-def kept_pools(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {n.removesuffix(".out"): v for n, v in outputs.items() if n.endswith(".out")}
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
@@ -137,15 +106,9 @@ def test_fused_target_computes_what_transformers_computes(tmp_path: Path, dtype:
     assert error.quantile(0.95) < TOLERANCE
 
 
-@pytest.mark.parametrize("variant", DRAFT_VARIANTS)
-def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, variant: str) -> None:
-    changes, ops = DRAFT_VARIANTS[variant]
-    target = write_target(tmp_path / "t")
-    write_draft(tmp_path / "d", **changes)
+def check_draft(tmp_path: Path, target: dict[str, torch.Tensor]) -> FusedModel:
+    """The fused graphs of the draft in ``d``, which compute what the reference does."""
     fused = fused_model(tmp_path / "t", tmp_path / "d", draft_only=True, page_size=PAGE)
-    norms = ["DraftInput"] if "norm_before_fc" in changes else []
-    assert ops_of(fused.models["draft_fuse"]) == [*norms, "Linear"]
-    assert sorted(ops_of(fused.models["draft"])) == sorted(ops)
     reference = load_reference_draft(
         tmp_path / "d",
         embedding=target["model.embed_tokens.weight"],
@@ -171,6 +134,26 @@ def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, varian
         recurrence.append(hidden)
     assert relative_error(torch.cat(recurrence), expected.recurrence).max() < TOLERANCE
     assert relative_error(torch.cat(logits), expected.logits).max() < TOLERANCE
+    return fused
+
+
+@pytest.mark.parametrize("variant", DRAFT_VARIANTS)
+def test_fused_draft_computes_what_the_reference_computes(tmp_path: Path, variant: str) -> None:
+    changes, ops = DRAFT_VARIANTS[variant]
+    target = write_target(tmp_path / "t")
+    write_draft(tmp_path / "d", **changes)
+    fused = check_draft(tmp_path, target)
+    norms = ["DraftInput"] if {"norm_before_fc", "fc_norm"} & set(changes) else []
+    assert ops_of(fused.models["draft_fuse"]) == [*norms, "Linear"]
+    assert sorted(ops_of(fused.models["draft"])) == sorted(ops)
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_fused_drafts_with_further_tensors(tmp_path: Path, name: str) -> None:
+    target = write_target(tmp_path / "t")
+    write_further_draft(tmp_path / "d", name)
+    fused = check_draft(tmp_path, target)
+    assert ops_of(fused.models["draft"]) == DRAFT
 
 
 def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
@@ -196,7 +179,7 @@ def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
     ]
     assert [head.attributes["rounding"].value for head in heads] == ["gpt_oss", "llama"]
     assert_settled(fused)
-    last = onnx.load(tmp_path / "target.15-only-known-ops.onnx", load_external_data=False)
+    last = onnx.load(tmp_path / "target.16-only-known-ops.onnx", load_external_data=False)
     assert len(last.graph.node) == len(wanted) + 1
 
 
@@ -304,11 +287,7 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
         ({"head_dim": 40}, ["head_dim", "40", "16"]),
         ({"head_dim": 80}, ["64 query and 8 KV heads of 80", "16, 32, 64, 128"]),
         ({"kv_heads": 4}, ["64 query and 4 KV heads of 64", "up to 8 query heads"]),
-        ({"attention": AttentionParts(qk_norm="head")}, ["norms queries and keys"]),
-        (
-            {"feed_forwards": (DenseFeedForward(inner=64, activation=Swiglu(), bias=True),)},
-            ["mlp_bias"],
-        ),
+        ({"attention": AttentionParts(qk_norm="all_heads")}, ["all heads together"]),
         ({"vocab": 201089}, ["vocab_size", "201089", "16"]),
     ],
 )
@@ -320,18 +299,11 @@ def test_a_target_beyond_the_kernels_is_refused(changes: dict[str, Any], names: 
 
 def test_a_draft_beyond_the_kernels_is_refused(tmp_path: Path) -> None:
     write_target(tmp_path / "t")
-    write_draft(tmp_path / "d", fc_norm=True)
+    write_draft(tmp_path / "d", layers=2)
     target = read_target(tmp_path / "t", strict=True).geometry
     draft = read_draft(tmp_path / "d", target, strict=True).geometry
-    with pytest.raises(SpecbuildError, match="fc_norm"):
+    with pytest.raises(SpecbuildError, match="has 2 layers"):
         require_cuda_support(target, draft)
-
-
-def test_a_dense_llama_leaves_nothing_of_the_portable_graph(tmp_path: Path) -> None:
-    write_llama(tmp_path, hidden_size=64, num_hidden_layers=2, vocab_size=64, intermediate_size=96)
-    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=16)
-    require_cuda_support(fused.target.geometry, None)
-    only_known_ops(fused.models["target"])
 
 
 def test_what_is_left_is_named() -> None:

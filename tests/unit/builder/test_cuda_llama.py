@@ -1,4 +1,4 @@
-"""A dense Llama is compiled for CUDA, with a draft and without; that needs no GPU."""
+"""Dense Llamas and Qwen3 for CUDA: what their fused graphs compute, and that they compile."""
 
 from __future__ import annotations
 
@@ -6,31 +6,100 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoints import write_draft
-from llama_checkpoints import write_llama
+from fused_graphs import (
+    PAGE,
+    blank_pools,
+    fused_model,
+    kept_pools,
+    launch_feeds,
+    relative_error,
+    run_graph,
+)
+from llama_checkpoints import LAYERS, write_llama
 
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.executors.cuda.check import read_plan
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 64, "intermediate_size": 96,
-    "dtype": "bfloat16",
+SIZES: dict[str, Any] = {"dtype": "bfloat16"}
+LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear"]
+# Geometries of small models whose sizes are those of kernels.
+GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "tied llama": ("llama", {"tie_word_embeddings": True, "dtype": "bfloat16"}),
+    "biased llama": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "linear rope": ("llama", {"rope_parameters": {
+        "rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
+    "one KV head of 8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1,
+                                   "head_dim": 64, "rope_parameters": None}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip
+TOLERANCE = 0.03  # relative: what bf16 costs a row of logits of transformers, in the middle
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("drafted", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_dense_llama_compiles(tmp_path: Path, tied: bool, drafted: bool) -> None:
-    write_llama(tmp_path / "model", tie_word_embeddings=tied, **SIZES)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    kind, changes = GEOMETRIES[name]
+    write_llama(tmp_path, kind, **changes)
+    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
+    require_cuda_support(fused.target.geometry, None)
+    model = fused.models["target"]
+    ops = [node.op_type for node in model.graph]
+    assert ops == ["Embed", *LAYER * LAYERS, "RmsHead"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
+        # The parameters only: positions times rounded frequencies would be other positions.
+        for parameter in theirs.parameters():
+            parameter.data = parameter.data.bfloat16()
+        in_bf16 = theirs(ids[None]).logits[0]
+    pools, logits = blank_pools(model), []
+    for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
+        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
+        feeds["token_ids"] = ids[rows.start : rows.stop].int()
+        outputs = run_graph(model, feeds)
+        pools = kept_pools(outputs)
+        logits.append(outputs["logits"])
+    error, of_bf16 = (relative_error(x, expected) for x in (torch.cat(logits), in_bf16))
+    assert of_bf16.median() < TOLERANCE
+    assert error.median() < 1.2 * of_bf16.median()
+    assert error.max() < 2 * of_bf16.max()
+
+
+# What a draft has beside a target's geometry.
+DRAFTS: dict[str, dict[str, Any]] = {
+    "llama": {"norm_before_fc": True, "norm_output": True},
+    "tied llama": {"norm_before_fc": True},
+    "biased qwen3": {"fc_norm": True, "norm_output": True, "norm_before_residual": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "drafted"),
+    [("biased qwen3", True), *[
+        pytest.param(name, drafted, marks=pytest.mark.slow)
+        for name, drafted in (("llama", True), ("tied llama", True), ("tied llama", False),
+                              ("biased llama", False), ("qwen3", False))
+    ]],
+)  # fmt: skip
+def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
+    kind, changes = GEOMETRIES[name]
+    sizes = SIZES | {"num_hidden_layers": 2} | changes
+    write_llama(tmp_path / "model", kind, **sizes)
     draft = tmp_path / "draft"
     if drafted:
         write_draft(
-            draft, target_layers=2, target_hidden=64, target_vocab=64, hidden=64, draft_vocab=32,
-            aux_layers=(0, 1), norm_before_fc=tied,
+            draft, target_layers=2, target_hidden=64, target_vocab=32, hidden=64, draft_vocab=32,
+            aux_layers=(0, 1), **DRAFTS[name],
         )  # fmt: skip
     options = BuildOptions.from_flat(
         model=tmp_path / "model", draft=draft if drafted else None, output=tmp_path / "engine",
@@ -39,7 +108,10 @@ def test_a_dense_llama_compiles(tmp_path: Path, tied: bool, drafted: bool) -> No
     report = build(options, SilentProgress())
     assert report.cuda is not None
     manifest = read_manifest(options.output)
-    assert manifest.target.tied_head == tied and (manifest.draft is not None) == drafted
+    assert (manifest.draft is not None) == drafted
     plan = read_plan(options.output, manifest)
-    assert plan.programs and plan.kernels
+    entries = {kernel.entry for kernel in plan.kernels}
+    assert ("rms_qkv_rope_heads" in entries) == (kind == "qwen3")
+    # No norm is a launch of its own, but the draft's in front of fc and what it hands on.
+    assert ("draft_input" in entries) == drafted
     verify_files(options.output, manifest)

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-import onnx_ir as ir
+from dataclasses import replace
 
-from specbuild.builder.backends.cuda.fusions.fused_node import ROWS, as_bf16, place, static
-from specbuild.builder.backends.cuda.fusions.matching import Norm, made_by, norm_of, read_norm
-from specbuild.builder.graph.passes.rewriting import take_place
+import onnx_ir as ir
+import torch
+
+from specbuild.builder.backends.cuda.fusions.fused_node import (
+    ROWS,
+    as_bf16,
+    packed,
+    place,
+    static,
+    stem,
+)
+from specbuild.builder.backends.cuda.fusions.matching import (
+    Norm,
+    laid_out,
+    made_by,
+    norm_of,
+    read_norm,
+)
+from specbuild.builder.graph.passes.rewriting import attribute, constant_array, producer, take_place
 from specbuild.builder.graph.passes.weights import recipe_of
 
 
@@ -32,6 +48,44 @@ def fuse_draft_input(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
+def fuse_state_norms(graph: ir.Graph, node: ir.Node) -> bool:
+    """Rewrites ``Concat`` of norms of all parts of one value in order (``fc_norm``)."""
+    if node.op_type != "Concat":
+        return False
+    norms = [norm_of(value) for value in node.inputs]
+    parts = [norm for norm in norms if norm is not None]
+    if not parts or len(parts) < len(norms):
+        return False
+    states = _whole([norm.x for norm in parts])
+    if states is None:
+        return False
+    kinds = {(norm.eps, norm.rounding, static(norm.weight, 0)) for norm in parts}
+    if len(kinds) != 1 or not parts[0].casts_first:
+        raise AssertionError("the norms of the states before fc are LLaMA's, of one width and eps")
+    weights = [norm.weight for norm in parts]
+    name = stem(weights[0]).removesuffix(".0")
+    joined = packed(graph, f"{name}.joined", weights, lambda *w: torch.cat(w))
+    whole = replace(parts[0], x=states, weight=joined)
+    tokens = _tokens(graph)
+    _place(graph, node, {"token_ids": tokens}, whole, static(joined, 0), segments=len(parts))
+    return True
+
+
+def _whole(parts: list[ir.Value]) -> ir.Value | None:
+    """The value [T, parts · W] of which ``parts`` [T, W] are all columns, in order."""
+    gathers = [producer(part, "Gather") for part in parts]
+    first = gathers[0]
+    if first is None or first.inputs[0] is None:
+        return None
+    for i, gather in enumerate(gathers):
+        place = None if gather is None else constant_array(gather.inputs[1])
+        if gather is None or place is None or gather.inputs[0] is not first.inputs[0]:
+            return None
+        if place.ndim or place != i or attribute(gather, "axis", 0) != 1:
+            return None
+    return laid_out(first.inputs[0]) if static(first.inputs[0], 1) == len(parts) else None
+
+
 def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:
     """A norm that nothing else took in is a DraftInput without an embedding.
 
@@ -42,14 +96,22 @@ def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:
     if node.op_type != "RMSNormalization":
         return False
     norm = read_norm(node)
-    tokens = next((value for value in graph.inputs if value.name == "token_ids"), None)
-    _place(graph, node, {"token_ids": tokens}, norm, static(norm.weight, 0))
+    _place(graph, node, {"token_ids": _tokens(graph)}, norm, static(norm.weight, 0))
     return True
 
 
-def _place(
-    graph: ir.Graph, node: ir.Node, inputs: dict[str, ir.Value | None], norm: Norm, width: int
+def _tokens(graph: ir.Graph) -> ir.Value | None:
+    return next((value for value in graph.inputs if value.name == "token_ids"), None)
+
+
+def _place(  # noqa: PLR0917
+    graph: ir.Graph,
+    node: ir.Node,
+    inputs: dict[str, ir.Value | None],
+    norm: Norm,
+    width: int,
+    segments: int = 1,
 ) -> None:
     inputs = inputs | {"hidden": norm.x, "hidden_norm": as_bf16(norm.weight)}
-    (u,) = place(node, "DraftInput", inputs, [(ROWS, width)], eps=norm.eps)
+    (u,) = place(node, "DraftInput", inputs, [(ROWS, width)], eps=norm.eps, segments=segments)
     take_place(node.outputs[0], u, graph)

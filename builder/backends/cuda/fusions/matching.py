@@ -24,6 +24,11 @@ class Norm:
     eps: float
     rounding: Literal["gpt_oss", "llama"]
 
+    @property
+    def casts_first(self) -> bool:
+        """Whether the cast stands in front of the weight."""
+        return self.rounding == "llama"
+
 
 def origin(value: ir.Value | None) -> ir.Value | None:
     """The value before casts."""

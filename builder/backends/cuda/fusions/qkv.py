@@ -20,10 +20,12 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     stem,
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
+    Norm,
     bias_of,
     laid_out,
     norm_of,
     origin,
+    read_norm,
 )
 from specbuild.builder.graph.passes.attention_layers import AttentionLayer, attention_layer
 from specbuild.builder.graph.passes.rewriting import take_place
@@ -32,10 +34,10 @@ from specbuild.plugins_cuda.rms_qkv_rope.packing import pack_qkv, pack_qkv_bias
 
 
 def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites one PagedTreeAttention and what stands in front of it."""
+    """Rewrites one PagedTreeAttention and what stands in front of it, norms of heads included."""
     if node.op_type != "PagedTreeAttention":
         return False
-    layer = attention_layer(node, laid_out)
+    layer = attention_layer(node, laid_out, head_norms=True)
     if layer is None:
         return False
     _require_one_input(layer)
@@ -65,7 +67,13 @@ def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
     q_heads, head_dim = static(attention.inputs[0], 1), static(attention.inputs[0], 2)
     pools = [layer.k_write.inputs[0], layer.v_write.inputs[0]]
     weight, bias = _joined_weights(graph, layer, head_dim)
-    inputs, eps = input_and_norm(layer.q.gemm.inputs[0])
+    norms = _head_norms(layer)
+    norm = _taken_norm(layer.q.gemm.inputs[0], norms)
+    inputs: dict[str, ir.Value | None] = {"x": origin(layer.q.gemm.inputs[0])}
+    if norm is not None:
+        inputs = {"x": norm.x, "norm": as_bf16(norm.weight)}
+    inputs |= {f"{name}_norm": as_bf16(of.weight) for name, of in norms.items()}
+    of_all = [*norms.values(), *([norm] if norm else [])]
     inputs |= {
         "weight": weight,
         "bias": bias,
@@ -83,12 +91,34 @@ def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
         [(ROWS, q_heads, head_dim), *[pool.shape for pool in pools if pool and pool.shape]],
         q_heads=q_heads,
         kv_heads=static(layer.k_write.inputs[1], 1),
-        eps=eps,
+        eps=of_all[0].eps if of_all else 0.0,
+        rounding=norm.rounding if norm else "gpt_oss",
     )
 
 
+def _head_norms(layer: AttentionLayer) -> dict[str, Norm]:
+    """The norms of the heads of queries and keys, by ``q`` and ``k``; empty where there are none.
+
+    AssertionError where only one has one, or the two are not LLaMA's of one eps.
+    """
+    nodes = {"q": layer.q.norm, "k": layer.k.norm}
+    norms = {name: read_norm(node) for name, node in nodes.items() if node is not None}
+    alike = len({norm.eps for norm in norms.values()}) <= 1
+    if len(norms) == 1 or not alike or not all(norm.casts_first for norm in norms.values()):
+        raise AssertionError(f"{stem(layer.q.gemm.inputs[1])}: heads of Q and K normed differently")
+    return norms
+
+
+def _taken_norm(x: ir.Value | None, head_norms: dict[str, Norm]) -> Norm | None:
+    """The norm of projections that read ``x``; None where there is none, or another eps."""
+    norm = norm_of(x)
+    if norm is None or any(norm.eps != of.eps for of in head_norms.values()):
+        return None
+    return norm
+
+
 def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], float]:
-    """``x`` and ``norm`` of projections that read ``x``, with the norm's eps.
+    """``x`` and ``norm`` of projections that read ``x`` and have no other norm, with its eps.
 
     The norm is taken in where it is GPT-OSS's; LLaMA's rounds elsewhere and stays a node.
     """

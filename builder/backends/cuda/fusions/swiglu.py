@@ -1,4 +1,4 @@
-"""The draft's norm, gate and up projections and activation become RmsSwiglu."""
+"""Norm, gate and up projections and activation become RmsSwiglu."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     norm_of,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
-from specbuild.plugins_cuda.rms_swiglu.packing import pack_gate_up
+from specbuild.plugins_cuda.rms_swiglu.packing import pack_gate_up, pack_gate_up_bias
 
 
 def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``."""
+    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``, where the norm is LLaMA's."""
     if node.op_type != "Mul":
         return False
     silu, up = made_by(node.inputs[0], "Mul"), linear_of(node.inputs[1])
@@ -33,7 +33,10 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
     if gate is None or sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
         return False
     norm = norm_of(gate.inputs[0])
-    if norm is None or norm_of(up.inputs[0]) != norm or bias_of(gate) or bias_of(up):
+    if norm is None or not norm.casts_first or norm_of(up.inputs[0]) != norm:
+        return False
+    biases = [bias_of(gate), bias_of(up)]
+    if (biases[0] is None) != (biases[1] is None):
         return False
     weights = [gate.inputs[1], up.inputs[1]]
     name = stem(weights[0]).removesuffix("gate_proj")
@@ -42,6 +45,8 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
         "norm": as_bf16(norm.weight),
         "gate_up": packed(graph, f"{name}gate_up_proj.packed", weights, pack_gate_up),
     }
+    if biases[0] is not None:
+        inputs["bias"] = packed(graph, f"{name}gate_up_proj.packed_bias", biases, pack_gate_up_bias)
     (h,) = place(node, "RmsSwiglu", inputs, [(ROWS, static(weights[0], 0))], eps=norm.eps)
     take_place(node.outputs[0], h, graph)
     return True

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from checkpoint_files import edit_tensors
 from checkpoints import write_draft, write_target
-from geometries import GPT_OSS_20B
+from further_drafts import FURTHER, write_further_draft
 from safetensors.torch import load_file, save_file
 
-from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.build import build
-from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import VerifyReport, verify_engine
@@ -139,50 +134,16 @@ SLOW_VARIANTS = {
 }
 
 
-# Beside a draft's config: its further tensors [rows], and what is left out.
-FURTHER = {
-    "qwen3, tied, layers of the target": (
-        {"draft_vocab": None, "own_embedding": True, "config_changes": {
-            "model_type": "qwen3", "tie_word_embeddings": True, "num_hidden_layers": 36}},
-        {"self_attn.q_norm.weight": 32, "self_attn.k_norm.weight": 32},
-    ),
-    "biases, 16 heads on a KV head": (
-        {"q_heads": 16, "kv_heads": 1, "config_changes": {
-            "attention_bias": True, "mlp_bias": True}},
-        {"self_attn.q_proj.bias": 512, "self_attn.k_proj.bias": 32, "self_attn.v_proj.bias": 32,
-         "self_attn.o_proj.bias": 64, "mlp.gate_proj.bias": 96, "mlp.up_proj.bias": 96,
-         "mlp.down_proj.bias": 64},
-    ),
-    "llama3, biases of q, k and v": (
-        {"rope_scaling": {
-            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 64}, "config_changes": {"qkv_bias": True}},
-        {"self_attn.q_proj.bias": 128, "self_attn.k_proj.bias": 64, "self_attn.v_proj.bias": 64},
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "name", [name if i == 0 else pytest.param(name, marks=pytest.mark.slow)
              for i, name in enumerate(FURTHER)],
 )  # fmt: skip
 def test_drafts_with_further_tensors(name, target_path, tmp_path):
-    options, sizes = FURTHER[name]
-    write_draft(tmp_path / "draft", **options)
-    generator = torch.Generator().manual_seed(3)
-    further = {
-        f"midlayer.{name}": 0.3 * torch.randn(size, generator=generator) + ("norm" in name)
-        for name, size in sizes.items()
-    }
-    edit_tensors(tmp_path / "draft", lambda tensors: tensors.update(further))
+    write_further_draft(tmp_path / "draft", name)
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
     assert failed(report) == []
     assert report.passed
-    target = read_target(target_path, strict=True).geometry
-    geometry = read_draft(tmp_path / "draft", target, strict=True).geometry
-    with pytest.raises(SpecbuildError, match="are built for the CPU only"):
-        require_cuda_support(GPT_OSS_20B, replace(geometry, kv_heads=geometry.q_heads))
 
 
 def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):

@@ -1,0 +1,103 @@
+"""Speed of dense Llama and Qwen3 geometries on a GPU: steps and prompts beside their bytes, drafts.
+
+Weights are made up (``specbuild synth``), one layer is stored and named again for all others, and
+each geometry's sweeps (``specbuild bench --sweep``) run in a process of their own, beside a
+streaming read there. Prints a table and writes every report of the sweeps as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+GEOMETRIES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
+# A chain, whose acceptance at each position synth settles.
+_DEPTH, _CONTEXT, _PROMPT = 3, 1000, 8192
+_LIMITS = (
+    f"--max-seq-len {_PROMPT + 256} --max-batch-size 16 --draft-top-k 1 --draft-depth {_DEPTH} "
+    f"--draft-tokens {_DEPTH} --prompts 16"
+)
+_EXAMPLES = """examples:
+  python benchmarks/dense_speed.py out --geometry llama-3.1-8b
+  python benchmarks/dense_speed.py out --weights-dtype fp8 --sweep decode
+"""
+
+
+def main() -> int:
+    """Builds and measures each geometry; the exit code is 1 where one failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="takes engines, and GEOMETRY.json of each")
+    parser.add_argument("--geometry", action="append", help="one of synth's (three dense ones)")
+    parser.add_argument("--sweep", default="decode,spec,prefill", help="phases (%(default)s)")
+    parser.add_argument("--batch", type=int, action="append", help="sequences (1 and 16)")
+    parser.add_argument("--limit-s", type=int, default=30, help="seconds for a part (30)")
+    parser.add_argument("--keep", action="store_true", help="leave the engines there")
+    parser.add_argument("build", nargs="*", help="further options of synth, behind --")
+    asked = parser.parse_args()
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    failed = False
+    for name in asked.geometry or GEOMETRIES:
+        try:
+            report, build_s = measured(name, asked)
+        except subprocess.CalledProcessError as error:
+            print(f"{name}: {' '.join(error.cmd[3:6])} failed: {error.stderr[-800:]}", flush=True)
+            failed = True
+            continue
+        (asked.folder / f"{name}.json").write_text(json.dumps(report))
+        print(f"{name}: {report['gpu']}, built in {build_s:.0f} s", *lines(report), sep="\n")
+        sys.stdout.flush()
+    return int(failed)
+
+
+def measured(name: str, asked: argparse.Namespace) -> tuple[dict[str, Any], float]:
+    """What the sweeps of one geometry say, and how long its engine took to build."""
+    engine, started = asked.folder / f"{name}-engine", time.monotonic()
+    options = f"--geometry {name} --draft --unique-layers 1 --backend cuda --gpu sm_90a {_LIMITS}"
+    _specbuild(["synth", *options.split(), *asked.build, "--engine", str(engine), "--force"])
+    build_s = time.monotonic() - started
+    batches = [f"--batch={batch}" for batch in asked.batch or (1, 16)]
+    sweep = ["--sweep", asked.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
+    limit = ["--time-limit-s", str(asked.limit_s), "--json"]
+    report: dict[str, Any] = json.loads(
+        _specbuild(["bench", str(engine), *sweep, *batches, *limit])
+    )
+    if not asked.keep:
+        shutil.rmtree(engine)
+    return report, build_s
+
+
+def lines(report: dict[str, Any]) -> list[str]:
+    """The table of a report."""
+    found = [f"  streaming read {report['ceiling_bytes_per_s'] / 1e12:.2f} TB/s"]
+    for phase in report["phases"]:
+        share, rate = phase["share_of_ceiling"], phase["operations_per_s"]
+        found.append(
+            f"  {phase['sweep']:<8} {phase['name']:<14} batch {phase['batch']:<3} context "
+            f"{phase['context']:<7.0f} {1e3 * phase['time_s']:8.3f} ms  "
+            f"{phase['batch'] / phase['time_s']:8.1f} tok/s  "
+            f"{100 * (share or 0):5.1f} % of the read  {(rate or 0) / 1e12:6.1f} TFLOP/s"
+        )
+    for row in report["decoding"]:
+        found.append(
+            f"  {row['draft']:<22} batch {row['batch']:<3} {row['tokens_per_s']:8.1f} tok/s  "
+            f"{row['ratio']:.2f} times no draft  {row['mean_acceptance_length']:.2f} tokens a step"
+            + ("" if row["same_tokens"] else "  OTHER TOKENS")
+        )
+    return [*found, *(f"  left out: {why}" for why in report["left_out"])]
+
+
+def _specbuild(words: list[str]) -> str:
+    command = [sys.executable, "-m", "specbuild.cli.main", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

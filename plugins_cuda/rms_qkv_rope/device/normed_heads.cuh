@@ -1,0 +1,77 @@
+// Heads of queries and keys, each through a norm of its own, then rotated, where they stand.
+//
+// kLanes lanes share a head: a lane has 8 values of its first half and those 8 that the rotation
+// mixes with them. The sum of squares is taken over a lane's 16 in order, then over lanes by
+// halving: it belongs to the head's width alone. The norm is LLaMA's: cast before its weight.
+#pragma once
+
+#include "../../_device/angles.cuh"
+#include "../../_device/normed_rows.cuh"
+
+template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize>
+struct NormedHeads {
+  static constexpr int kHeads = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
+  static constexpr int kUsed = kHeadDim / 16;
+  static constexpr int kLanes = kUsed <= 1   ? 1
+                                : kUsed <= 2 ? 2
+                                : kUsed <= 4 ? 4
+                                : kUsed <= 8 ? 8
+                                             : 16;
+  static_assert(kHeadDim % 16 == 0 && kUsed <= kLanes, "16 values a lane, 16 lanes at most");
+
+  const float* cos;
+  const float* sin;
+  const int* positions;
+  const int* write_slot;
+  uint16_t* k_pool;
+  uint16_t* q;
+
+  // Heads [rows · kHeads], the one numbered by the grid's threads over kLanes.
+  __device__ __forceinline__ void turn(const uint16_t* q_norm, const uint16_t* k_norm, float eps,
+                                       int rows) const {
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const int item = thread / kLanes, lane = thread % kLanes;
+    const int row = item / kHeads, head = item % kHeads;
+    const bool used = lane < kUsed;
+    const uint16_t* norm = (head < kQHeads ? q_norm : k_norm) + 8 * lane;
+    uint4 weight[2] = {};
+    if (used) {
+      weight[0] = load_constant16(norm);
+      weight[1] = load_constant16(norm + kHalf);
+    }
+    pdl_wait();
+    // The attention behind reads early what was there before (launches.py).
+    pdl_launch_dependents();
+    const bool live = used && row < rows;
+    uint4 first = make_uint4(0, 0, 0, 0), second = first;
+    uint16_t* place = nullptr;
+    Angles at;
+    if (live) {
+      place = place_of(row, head) + 8 * lane;
+      first = load_l2_16(place);
+      second = load_l2_16(place + kHalf);
+      const int64_t angle = static_cast<int64_t>(load_l2_int(positions + row)) * kHalf + 8 * lane;
+      at.load(cos + angle, sin + angle);
+    }
+    float sum = sum_of_squares(first) + sum_of_squares(second);
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    }
+    if (!live) return;
+    const float scale = rsqrtf(sum * (1.0f / kHeadDim) + eps);
+    first = normed_vector<NormRounding::kCastFirst>(first, weight[0], scale);
+    second = normed_vector<NormRounding::kCastFirst>(second, weight[1], scale);
+    at.rotate(first, second);
+    *reinterpret_cast<uint4*>(place) = first;
+    *reinterpret_cast<uint4*>(place + kHalf) = second;
+  }
+
+ private:
+  __device__ __forceinline__ uint16_t* place_of(int row, int head) const {
+    if (head < kQHeads) return q + (static_cast<int64_t>(row) * kQHeads + head) * kHeadDim;
+    const int slot = load_l2_int(write_slot + row);
+    const int64_t page = static_cast<int64_t>(slot / kPageSize) * kKvHeads + (head - kQHeads);
+    return k_pool + (page * kPageSize + slot % kPageSize) * kHeadDim;
+  }
+};
