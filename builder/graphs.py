@@ -37,6 +37,8 @@ from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
+# The roles of drafts that are modules of their families.
+EXPORTED = ("draft_fuse", "draft")
 
 
 def export_graphs(
@@ -44,21 +46,27 @@ def export_graphs(
 ) -> dict[str, ir.Model]:
     """The portable graph of every role, its weights bound to the checkpoints."""
     g, d = sources.target_geometry, sources.draft_geometry
-    dtype = sources.activations
-    progress.start("exporting graphs", 3 if d else 1, "graph")
+    dtype, roles = sources.activations, sources.draft_roles
+    exported = [role for role in roles if role in EXPORTED]
+    progress.start("exporting graphs", 1 + len(exported), "graph")
     models = {"target": target_graph(g, plan, d.aux_layers if d else (), dtype)}
     progress.advance(1)
-    if d is not None:
-        models["draft_fuse"] = draft_fuse_graph(d, g, dtype)
-        progress.advance(1)
-        models["draft"] = draft_graph(d, g, plan, dtype)
+    for role in exported:
+        assert d is not None
+        models[role] = exported_graph(role, d, g, plan, dtype)
         progress.advance(1)
     for model in models.values():
         sources.bind(model)
-    if d is not None:
+    if d is not None and "expand" in roles:
         models["expand"] = expand_graph(d, sources)
+    verifies = plan.limits.draft_tokens > 0
+    if verifies:
         models["commit"] = commit_graph(plan, dtype)
-    models |= tree_graphs(g.vocab, plan.limits.draft_depth, d is not None)
+    models["choose"] = choose_graph(g.vocab)
+    if "select" in roles:
+        models["select"] = select_graph(plan.limits.draft_depth)
+    if verifies:
+        models["accept"] = accept_graph(plan.limits.draft_depth)
     for model in models.values():
         clear_metadata(model)
     return models
@@ -181,6 +189,15 @@ def _index_ports(
     return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
 
 
+def exported_graph(
+    role: str, d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+) -> ir.Model:
+    """One of a draft's roles ``EXPORTED``, with activations of this type."""
+    if role == "draft_fuse":
+        return draft_fuse_graph(d, g, activations)
+    return draft_graph(d, g, plan, activations)
+
+
 def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
     """The role ``draft_fuse``."""
     family = draft_family(d.architecture)
@@ -244,41 +261,48 @@ def expand_graph(d: DraftGeometry, sources: WeightSources) -> ir.Model:
     return single_op_model("expand", "TreeExpand", ports, {}, [weight_value("d2t", sources.d2t())])
 
 
-def tree_graphs(vocab: int, depth: int, with_draft: bool) -> dict[str, ir.Model]:
-    """The roles ``choose``, and with a draft ``select`` and ``accept``."""
-
-    def ints(name: str, *shape: str) -> InputPort:
-        return InputPort(name, torch.int32, shape)
-
-    def floats(name: str, *shape: int | str) -> InputPort:
-        return InputPort(name, torch.float32, shape)
-
-    choose = (
-        floats("logits", "R", vocab),
-        floats("temperature", "R"),
-        ints("top_k", "R"),
-        floats("top_p", "R"),
-        ints("seed", "R"),
-        ints("position", "R"),
+def choose_graph(vocab: int) -> ir.Model:
+    """The role ``choose``."""
+    ports = (
+        _floats("logits", "R", vocab),
+        _floats("temperature", "R"),
+        _ints("top_k", "R"),
+        _floats("top_p", "R"),
+        _ints("seed", "R"),
+        _ints("position", "R"),
     )
-    graphs = {"choose": single_op_model("choose", "Choose", choose, {})}
-    if with_draft:
-        select = (
-            ints("tokens", "B", "M"),
-            floats("scores", "B", "M"),
-            ints("parents", "B", "M"),
-            ints("draft_tokens"),
-        )
-        accept = (
-            ints("tokens", "B", "N1"),
-            ints("parents", "B", "N1"),
-            ints("ancestor_bits", "B", "N1", "W"),
-            ints("count", "B"),
-            ints("choice", "B", "N1"),
-        )
-        graphs["select"] = single_op_model("select", "TreeSelect", select, {"depth": depth})
-        graphs["accept"] = single_op_model("accept", "TreeAccept", accept, {"depth": depth})
-    return graphs
+    return single_op_model("choose", "Choose", ports, {})
+
+
+def select_graph(depth: int) -> ir.Model:
+    """The role ``select`` of a draft that grows trees."""
+    ports = (
+        _ints("tokens", "B", "M"),
+        _floats("scores", "B", "M"),
+        _ints("parents", "B", "M"),
+        _ints("draft_tokens"),
+    )
+    return single_op_model("select", "TreeSelect", ports, {"depth": depth})
+
+
+def accept_graph(depth: int) -> ir.Model:
+    """The role ``accept``, whoever made the trees."""
+    ports = (
+        _ints("tokens", "B", "N1"),
+        _ints("parents", "B", "N1"),
+        _ints("ancestor_bits", "B", "N1", "W"),
+        _ints("count", "B"),
+        _ints("choice", "B", "N1"),
+    )
+    return single_op_model("accept", "TreeAccept", ports, {"depth": depth})
+
+
+def _ints(name: str, *shape: str) -> InputPort:
+    return InputPort(name, torch.int32, shape)
+
+
+def _floats(name: str, *shape: int | str) -> InputPort:
+    return InputPort(name, torch.float32, shape)
 
 
 def commit_graph(plan: EnginePlan, activations: torch.dtype) -> ir.Model:

@@ -16,8 +16,9 @@ from specbuild.runtime.decode.device_decoder import DeviceDecoder
 from specbuild.runtime.decode.host_decoder import HostDecoder
 from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
-from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
+from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine_dir.files import (
     check_sizes,
     manifest_bytes,
@@ -168,14 +169,15 @@ class Engine:
         params: GenerateParams | Sequence[GenerateParams] = DEFAULT_PARAMS,
         *,
         speculation: Speculation = "default",
-        drafter: Drafter | None = None,
+        drafter: Drafter | str = AUTO,
     ) -> Iterator[Event]:
         """Token and finish events of all prompts; what can be refused is refused at once.
 
         ``prompts`` is a string, a Prompt, or any iterable of either; ``params`` one for all, or one
         for each. ``speculation``: a shape, None for no draft, or "default" for what pays: the draft
         that is best by the cost table and the acceptance so far; on a GPU without a table the
-        engine's default shape. The output is the same with any of them. Where one request is
+        engine's default shape. ``drafter`` is one of the engine's by its kind, ``auto``, ``none``,
+        or an object of yours. The output is the same with any of them. Where one request is
         ``exact``, all of them decode without a draft.
         """
         requests = self.check_prompts(prompts, params)
@@ -196,7 +198,7 @@ class Engine:
         requests: Sequence[Request],
         *,
         speculation: Speculation = "default",
-        drafter: Drafter | None = None,
+        drafter: Drafter | str = AUTO,
     ) -> Iterator[Event]:
         """As ``generate``, of requests that ``check_prompts`` gave."""
         setting = DraftSetting(speculation, drafter).of(requests)

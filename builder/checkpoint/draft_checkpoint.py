@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.engine_dir.geometry import DraftGeometry
+from specbuild.runtime.engine_dir.manifest import Drafter
 
 
 @dataclass(frozen=True)
@@ -13,9 +14,11 @@ class DraftCheckpoint:
     """A draft that passed the audit and fits its target.
 
     Tensors have the names that the family's modules give them; of an EAGLE3 draft ``midlayer.*``,
-    ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once checked, is left out.
+    ``fc.weight``, …; ``d2t`` holds offsets; ``t2d``, once checked, is left out. ``record`` is what
+    an engine's manifest says of such a draft; its ``ROLES`` are the graphs that it takes.
     """
 
     geometry: DraftGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
+    record: type[Drafter]

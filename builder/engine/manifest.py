@@ -19,14 +19,9 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import (
-    EAGLE3_ROLES,
     Drafter,
-    Eagle3Drafter,
     Manifest,
-    MtpDrafter,
-    PEagleDrafter,
     Port,
     Role,
     StoredFile,
@@ -90,13 +85,9 @@ def engine_manifest(
 def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
     if parts.draft is None:
         return ()
-    own = tuple(role for role in EAGLE3_ROLES if role in roles)
-    geometry = parts.draft.geometry
-    if isinstance(geometry, MtpGeometry):
-        return (MtpDrafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
-    if isinstance(geometry, PEagleGeometry):
-        return (PEagleDrafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
-    return (Eagle3Drafter(cache_group=DRAFT_GROUP, roles=own, geometry=geometry),)
+    record = parts.draft.record
+    own = tuple(role for role in record.ROLES if role in roles)
+    return (record(cache_group=DRAFT_GROUP, roles=own, geometry=parts.draft.geometry),)  # type: ignore[arg-type]
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:

@@ -71,6 +71,11 @@ class WeightSources:
         return None if self._draft is None else self._draft.geometry
 
     @property
+    def draft_roles(self) -> tuple[str, ...]:
+        """The graphs that the draft takes of its own."""
+        return () if self._draft is None else self._draft.record.ROLES
+
+    @property
     def activations(self) -> torch.dtype:
         """The type of activations in the portable graphs."""
         return self._floats or TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]

@@ -18,6 +18,7 @@ from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_HEADS = 4
@@ -160,4 +161,4 @@ class SynthModel:
         if self.draft is None:
             return target, None
         sources = {n: t.source(n, n) for n, t in self.draft_tensors.items() if n != "t2d"}
-        return target, DraftCheckpoint(self.draft, sources, ())
+        return target, DraftCheckpoint(self.draft, sources, (), Eagle3Drafter)

@@ -12,8 +12,8 @@ from specbuild.builder.options import TreeOptions
 from specbuild.cli.bench.options import ServerLoadOptions, SuiteOptions, SweepOptions
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
-from specbuild.cli.options.draft_choice import speculation_of
-from specbuild.cli.options.shared import Debug, Json, NoSpec, Threads
+from specbuild.cli.options.draft_choice import draft_setting_of
+from specbuild.cli.options.shared import Debug, DrafterName, Json, NoSpec, Threads
 from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
@@ -86,6 +86,7 @@ def bench(
             rich_help_panel="Report",
         ),
     ] = None,
+    drafter: DrafterName = None,
     no_spec: NoSpec = False,
     tree: TreeOptions,
     sweep: SweepOptions,
@@ -136,11 +137,11 @@ def bench(
     if engine is None or server.given():
         raise SpecbuildError("name an engine directory, or a server with --server URL")
     if suite.given():
-        beside = bool(sweep.given() or tree.given() or against or plot or no_spec)
+        beside = bool(sweep.given() or tree.given() or against or plot or no_spec or drafter)
         _suite(engine, suite, prompts or (), beside=beside, threads=threads, as_json=as_json)
         return
     if sweep.sweep is not None:
-        others = (threads, against, tree.given() or None, no_spec or None)
+        others = (threads, against, tree.given() or None, no_spec or None, drafter)
         _refuse_beside_sweep(any(other is not None for other in others))
         given = dict(prompts=prompts or (), max_new_tokens=max_new_tokens, rounds=rounds, raw=raw)
         _sweep(engine, sweep, given, plot=plot, as_json=as_json)
@@ -160,13 +161,13 @@ def bench(
     loaded = load_engine(engine, threads=threads)
     # What is timed is decoding of whole batches: all prompts are read before.
     loaded.decoder.turns = Turns(steps=0)
-    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec)
-    if other is not None and speculation == "default":
+    setting = draft_setting_of(loaded.manifest, tree, no_spec=no_spec, drafter=drafter)
+    if other is not None and setting.speculation == "default":
         raise SpecbuildError(
             "--against compares one draft, and the default changes with what it meets: give "
             "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
         )
-    plan = bench_measure.BenchPlan(max_new_tokens, rounds, speculation, raw)
+    plan = bench_measure.BenchPlan(max_new_tokens, rounds, setting, raw)
     report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
     if other is not None:
         report = bench_against.against(report, other)
@@ -215,8 +216,8 @@ def _suite(
 def _refuse_beside_sweep(given: bool) -> None:
     if given:
         raise SpecbuildError(
-            "--sweep measures every draft of a CUDA engine: leave --threads, --draft, --no-spec "
-            "and --against out"
+            "--sweep measures every draft of a CUDA engine: leave --threads, --draft, --drafter, "
+            "--no-spec and --against out"
         )
 
 

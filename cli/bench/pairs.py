@@ -10,13 +10,15 @@ from statistics import median
 
 import numpy as np
 
-from specbuild.cli.options.draft_choice import Speculation, shape_text
+from specbuild.cli.options.draft_choice import shape_text
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import DsaStats, RunRecord, RunStats, SpecPvStats
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
+_PLAIN = DraftSetting(None)
 _RANDOM_PROMPT_LENGTHS = (16, 32, 64, 128)
 
 
@@ -103,7 +105,7 @@ class BenchPlan:
 
     max_new_tokens: int
     rounds: int
-    speculation: Speculation
+    setting: DraftSetting
     raw: bool = False
 
     @property
@@ -131,28 +133,28 @@ def measure(engine: Engine, sets: Sequence[PromptSet], plan: BenchPlan) -> Bench
     _warm_up(engine, sets[0].prompts[0], plan)
     reports = tuple(_measure_set(engine, prompt_set, plan) for prompt_set in sets)
     ratios = [pair.ratio for report in reports for pair in report.pairs if pair.ratio is not None]
-    draft = _draft_text(engine, plan.speculation)
+    speculation = plan.setting.speculation
+    draft = _draft_text(engine, plan.setting)
     stored = engine.manifest.draft
-    dtype = None if stored is None or plan.speculation is None else stored.dtype
-    shape = plan.speculation if isinstance(plan.speculation, DraftShape) else None
+    dtype = None if stored is None or speculation is None else stored.dtype
+    shape = speculation if isinstance(speculation, DraftShape) else None
     return BenchReport(
         plan.max_new_tokens, plan.rounds, draft, _median(ratios), reports, dtype, shape=shape
     )
 
 
-def _draft_text(engine: Engine, speculation: Speculation) -> str:
-    if speculation is None:
+def _draft_text(engine: Engine, setting: DraftSetting) -> str:
+    if setting.speculation is None:
         return "none"
-    if speculation == "default":
+    if setting.speculation == "default":
         return engine.default_draft.reason
-    return shape_text(speculation)
+    return shape_text(setting.speculation)
 
 
 def _warm_up(engine: Engine, prompt: Prompt, plan: BenchPlan) -> None:
     params = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, raw=plan.raw)
-    for speculation in (None, plan.speculation):
-        for _ in engine.generate([prompt], params, speculation=speculation):
-            pass
+    for setting in (_PLAIN, plan.setting):
+        decoded(engine, prompt, params, setting)
 
 
 def _measure_set(engine: Engine, prompt_set: PromptSet, plan: BenchPlan) -> SetReport:
@@ -164,20 +166,23 @@ def _measure_set(engine: Engine, prompt_set: PromptSet, plan: BenchPlan) -> SetR
 
 
 def _measure_pair(engine: Engine, prompt: Prompt, plan: BenchPlan, *, draft_first: bool) -> Pair:
-    if plan.speculation is None:
-        return _pair(decoded(engine, prompt, plan.params, None), None)
+    if plan.setting.speculation is None:
+        return _pair(decoded(engine, prompt, plan.params, _PLAIN), None)
     if draft_first:
-        drafted = decoded(engine, prompt, plan.params, plan.speculation)
-        return _pair(decoded(engine, prompt, plan.params, None), drafted)
-    plain = decoded(engine, prompt, plan.params, None)
-    return _pair(plain, decoded(engine, prompt, plan.params, plan.speculation))
+        drafted = decoded(engine, prompt, plan.params, plan.setting)
+        return _pair(decoded(engine, prompt, plan.params, _PLAIN), drafted)
+    plain = decoded(engine, prompt, plan.params, _PLAIN)
+    return _pair(plain, decoded(engine, prompt, plan.params, plan.setting))
 
 
 def decoded(
-    engine: Engine, prompt: Prompt, params: GenerateParams, speculation: Speculation
+    engine: Engine, prompt: Prompt, params: GenerateParams, setting: DraftSetting
 ) -> RunRecord:
     """The record of one prompt, alone on the engine."""
-    for event in engine.generate([prompt], params, speculation=speculation):
+    events = engine.generate(
+        [prompt], params, speculation=setting.speculation, drafter=setting.drafter
+    )
+    for event in events:
         if isinstance(event, FinishEvent):
             return event.record
     raise RuntimeError("the engine ended a request without its record")

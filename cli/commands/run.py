@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
-from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.generation import OutputOptions, PromptOptions, SamplingOptions
 from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
 from specbuild.cli.options.shared import (
     Debug,
+    DrafterName,
     EngineDirectory,
     Exact,
     Json,
@@ -42,6 +43,7 @@ def run(
     text: PromptOptions,
     wanted: OutputOptions,
     sampling: SamplingOptions,
+    drafter: DrafterName = None,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -83,7 +85,7 @@ def run(
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
-    if exact and (tree.given() or specpv.retrieval_blocks or dsa.top_k):
+    if exact and (tree.given() or drafter or specpv.retrieval_blocks or dsa.top_k):
         raise SpecbuildError(
             "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
             "and --dsa options out"
@@ -121,16 +123,16 @@ def run(
     speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
-    speculation = speculation_of(loaded.manifest, tree, no_spec=no_spec or exact)
+    setting = draft_setting_of(loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter)
     requests = checked_requests(loaded, placed, params)
-    events = loaded.decode(requests, speculation=speculation)
+    events = loaded.decode(requests, speculation=setting.speculation, drafter=setting.drafter)
     with traced(loaded, trace):
         if as_json:
             _print_records(events, with_logprobs=wanted.logprobs)
             return
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
-    if speculation == "default":
+    if setting.speculation == "default":
         _print_draft_choice(loaded)
 
 

@@ -13,9 +13,10 @@ from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
-from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.shared import (
     Debug,
+    DrafterName,
     EngineDirectory,
     Exact,
     KvPages,
@@ -164,6 +165,7 @@ def serve(
     queue: QueueOptions,
     prefix: PrefixOptions,
     events: EventOptions,
+    drafter: DrafterName = None,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -194,7 +196,6 @@ def serve(
         from specbuild.cli.terminal.engine_loading import load_engine, traced
 
         require_extra()
-        from specbuild.runtime.decode.decoder import DraftSetting
         from specbuild.runtime.decode.scheduler import Turns
         from specbuild.runtime.engine_dir.origin import Origin
         from specbuild.runtime.serve.app import App, AppOptions
@@ -209,11 +210,11 @@ def serve(
                 f"warning: anyone who reaches {place} is served; set --api-key, or keep to "
                 "127.0.0.1"
             )
-        if exact and tree.given():
+        if exact and (tree.given() or drafter):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
         manifest = _checked(engine, Origin(verify_key, pin), model, device)
         speculation_in(config).check(manifest)
-        setting = DraftSetting(speculation_of(manifest, tree, no_spec=no_spec or exact))
+        setting = draft_setting_of(manifest, tree, no_spec=no_spec or exact, drafter=drafter)
         _show_footprint(manifest)
         loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
         loaded.decoder.turns = Turns(prefill_rows_per_turn)

@@ -12,6 +12,7 @@ from specbuild.builder.progress import Progress
 from specbuild.cli.bench.pairs import decoded
 from specbuild.cli.compare.report import Comparison, EngineSide, PositionBin
 from specbuild.cli.tables.predicted_memory import predict_memory
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.measure.fidelity import FidelityRows
@@ -136,13 +137,13 @@ def _speeds(
     params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
     warm_up = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     for engine in engines.both:
-        decoded(engine, prompts[0], warm_up, "default")
+        decoded(engine, prompts[0], warm_up, DraftSetting())
     progress.start("speed", plan.rounds * len(prompts), "prompts")
     pairs = []
     for turn in range(plan.rounds):
         for i, prompt in enumerate(prompts):
             order = engines.both if (turn + i) % 2 == 0 else engines.both[::-1]
-            found = [decoded(engine, prompt, params, "default") for engine in order]
+            found = [decoded(engine, prompt, params, DraftSetting()) for engine in order]
             first, second = found if order == engines.both else found[::-1]
             pairs.append((first, second))
             progress.advance(1)

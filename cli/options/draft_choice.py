@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from specbuild.builder.options import TreeOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.runtime.decode.decoder import DraftSetting
 
 Speculation = DraftShape | Literal["default"] | None
 
@@ -16,20 +19,30 @@ def shape_text(shape: DraftShape) -> str:
     return f"top-k {shape.draft_top_k}, depth {shape.draft_depth}, {shape.draft_tokens} tokens"
 
 
-def speculation_of(manifest: Manifest, options: TreeOptions, *, no_spec: bool) -> Speculation:
-    """``"default"`` leaves the shape to the engine; None decodes without a draft.
+def draft_setting_of(
+    manifest: Manifest, options: TreeOptions, *, no_spec: bool, drafter: str | None = None
+) -> DraftSetting:
+    """What a run drafts with. ``no_spec`` is ``drafter`` none.
 
     Raises SpecbuildError if the options contradict each other or exceed the engine.
     """
-    if no_spec and options.given():
-        raise SpecbuildError("--no-spec contradicts the --draft options: give one or the other")
-    if manifest.draft is None and options.given():
+    from specbuild.runtime.decode.decoder import DraftSetting
+    from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
+
+    if no_spec and drafter not in (None, NONE):
+        raise SpecbuildError(f"--no-spec contradicts --drafter {drafter}: give one or the other")
+    asked = NONE if no_spec else drafter or AUTO
+    if asked == NONE and options.given():
+        said = "--no-spec" if no_spec else "--drafter none"
+        raise SpecbuildError(f"{said} contradicts the --draft options: give one or the other")
+    if not manifest.drafters and options.given():
         raise SpecbuildError("the engine has no draft: leave the --draft options out")
-    if no_spec or manifest.draft is None:
-        return None
+    record = None if asked == NONE else drafter_named(manifest, asked)
+    if record is None:
+        return DraftSetting(None)
     if not options.given():
-        return "default"
-    return _shape(manifest.limits, manifest.draft_default, options)
+        return DraftSetting(drafter=asked)
+    return DraftSetting(_shape(manifest.limits, manifest.draft_default, options), asked)
 
 
 def _shape(limits: Limits, default: DraftShape | None, options: TreeOptions) -> DraftShape:

@@ -42,11 +42,22 @@ Draft = Annotated[
         help="Checkpoint directory of the draft; mtp: the model's own MTP layer.",
     ),
 ]
+DrafterName = Annotated[
+    str | None,
+    typer.Option(
+        "--drafter",
+        metavar="NAME",
+        help="What drafts: one of the engine's drafters (inspect lists them), auto for what pays, "
+        "or none.",
+        show_default="auto",
+        rich_help_panel="Draft",
+    ),
+]
 NoSpec = Annotated[
     bool,
     typer.Option(
         "--no-spec",
-        help="Decode without the draft; lossy modes stay as they are.",
+        help="As --drafter none: decode without a draft; lossy modes stay as they are.",
         rich_help_panel="Draft",
     ),
 ]

@@ -17,8 +17,9 @@ from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
-from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
+from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import ExecutorCapabilities
@@ -31,16 +32,32 @@ Speculation: TypeAlias = DraftShape | Literal["default"] | None
 class DraftSetting:
     """How requests draft: those of one loop draft alike. The tokens are the same with any.
 
-    ``speculation``: a shape, None for no draft, or "default" for what pays; ``drafter`` stands for
-    the engine's own.
+    ``speculation``: a shape, None for no draft, or "default" for what pays; ``drafter``: the kind
+    of one of the engine's, ``auto`` for those that pay, ``none``, or an object of the caller's.
     """
 
     speculation: Speculation = "default"
-    drafter: Drafter | None = None
+    drafter: Drafter | str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.drafter == NONE:
+            if isinstance(self.speculation, DraftShape):
+                raise RequestError("a draft shape is given, but drafter none: leave one out")
+            object.__setattr__(self, "speculation", None)
+
+    @property
+    def foreign(self) -> Drafter | None:
+        """The caller's own drafter, None where the engine's draft."""
+        return None if isinstance(self.drafter, str) else self.drafter
 
     def same_as(self, other: DraftSetting) -> bool:
         """Whether requests of both may share a loop."""
-        return self.speculation == other.speculation and self.drafter is other.drafter
+        if self.speculation is None and other.speculation is None:
+            return True
+        alike = self.drafter is other.drafter
+        if isinstance(self.drafter, str) and isinstance(other.drafter, str):
+            alike = self.drafter == other.drafter
+        return self.speculation == other.speculation and alike
 
     def of(self, requests: Sequence[Request]) -> DraftSetting:
         """What these requests draft with: nothing, where one of them is exact.
@@ -49,7 +66,7 @@ class DraftSetting:
         """
         if self.speculation is None or not any(request.params.exact for request in requests):
             return self
-        if self.speculation != "default" or self.drafter is not None:
+        if self.speculation != "default" or self.drafter != AUTO:
             raise RequestError("exact decodes without a draft: leave speculation and drafter out")
         return replace(self, speculation=None)
 
@@ -91,6 +108,11 @@ class Decoder(ABC):
     @abstractmethod
     def default_draft(self) -> DraftPolicy:
         """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
+
+    def _check_named(self, setting: DraftSetting) -> None:
+        """RequestError where the engine was built without the drafter that is asked for."""
+        if setting.speculation is not None and isinstance(setting.drafter, str):
+            drafter_named(self._manifest, setting.drafter)
 
     def _check_sampling(
         self, requests: Sequence[Request], capabilities: ExecutorCapabilities
@@ -148,16 +170,21 @@ class Decoder(ABC):
         """Rows in order; whoever asks for them holds :attr:`machine`."""
 
     @abstractmethod
-    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        """A policy that starts from what the one before it, greedy or sampled, has learned."""
+    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        """That of a drafter: it starts from what the one before it has learned.
 
-    def _own_policy(self, speculation: Speculation) -> DraftPolicy:
-        """The policy of a loop that drafts with the engine's own draft."""
-        if speculation != "default":
-            return asked_for(speculation)
+        Those of greedy steps and of sampled ones learn apart.
+        """
+
+    def _own_policy(self, setting: DraftSetting) -> DraftPolicy:
+        """The policy of a loop that drafts with an engine's own drafter."""
+        if setting.speculation != "default":
+            return asked_for(setting.speculation)
+        assert isinstance(setting.drafter, str)
+        drafter = setting.drafter
         return PolicyByKind(
             lambda sampled, full_logits: self._default_policy(
-                sampled=sampled, full_logits=full_logits
+                drafter, sampled=sampled, full_logits=full_logits
             )
         )
 

@@ -17,6 +17,7 @@ from specbuild.runtime.decode.scoring import ScoredRows, scored
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.policy import DraftPolicy, default_policy
+from specbuild.runtime.draft.registry import AUTO, drafter_named
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -52,14 +53,15 @@ class DeviceDecoder(Decoder):
     @property
     def default_draft(self) -> DraftPolicy:
         """The policy of the last run by step costs, or the engine's default shape."""
-        return self._measured.last or self._default_policy(sampled=False, full_logits=False)
+        return self._measured.last or self._default_policy(AUTO, sampled=False, full_logits=False)
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had, or there are no steps for what is asked."""
         self._check_sampling(requests, self._executor.capabilities)
-        if setting.drafter is not None:
+        self._check_named(setting)
+        if setting.foreign is not None:
             raise RequestError(
-                f"drafter {setting.drafter.capabilities.name}: this engine drafts on the device, "
+                f"drafter {setting.foreign.capabilities.name}: this engine drafts on the device, "
                 "with its own draft only"
             )
         shape = self._only_shape(setting.speculation)
@@ -76,7 +78,7 @@ class DeviceDecoder(Decoder):
         self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
     ) -> Loop:
         """A loop over the device's steps."""
-        policy = self._own_policy(setting.speculation)
+        policy = self._own_policy(setting)
         stepper = DeviceStepper(
             self._executor, self._manifest, self._programs, drafts=policy.max_depth > 0
         )
@@ -100,11 +102,17 @@ class DeviceDecoder(Decoder):
             )
         return scored(ids, self._executor, self._manifest, self._kv)
 
-    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         if self._step_costs is None:
             return self._fixed
         costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
-        return self._measured.next(costs, sampled=sampled, full_logits=full_logits)
+        record = drafter_named(self._manifest, drafter)
+        return self._measured.next(
+            costs,
+            sampled=sampled,
+            full_logits=full_logits,
+            drafter="" if record is None else record.kind,
+        )
 
     def _only_shape(self, speculation: Speculation) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""

@@ -12,11 +12,12 @@ import numpy as np
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.draft.cost_table import SPREAD, CostTable
-from specbuild.runtime.draft.draft_models import draft_model
-from specbuild.runtime.draft.eagle3 import Eagle3Drafter
+from specbuild.runtime.draft.drafter import Drafter, DrafterParts
+from specbuild.runtime.draft.registry import kind_of
 from specbuild.runtime.draft.tree import chain_trees
+from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
+from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, TREE_ROLES
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.specpv.host_tables import launch_feeds
@@ -67,10 +68,13 @@ def _least(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 class CostMeasurement:
-    """Times target steps and draft chains on a scratch sequence of random tokens."""
+    """Times target steps and chains of a drafter on a scratch sequence of random tokens."""
 
-    def __init__(self, executor: Executor, manifest: Manifest, kv: KvPools) -> None:
+    def __init__(
+        self, executor: Executor, manifest: Manifest, kv: KvPools, record: DrafterRecord
+    ) -> None:
         self._executor = executor
+        self._record = record
         self._manifest = manifest
         self._kv = kv
         limits = manifest.limits
@@ -93,13 +97,13 @@ class CostMeasurement:
             raise CannotMeasureError(
                 f"a max_seq_len of {longest} leaves no space to measure drafts"
             )
-        self._executor.prepare((*DECODING_ROLES, *DRAFTING_ROLES))
+        self._executor.prepare((*DECODING_ROLES, *self._record.roles, *TREE_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
         rows = sorted({n for n in _MEASURED_ROWS if n <= self._depth} | {self._depth + 1})
         target_s: list[list[float]] = [[] for _ in rows]
         step_s: list[list[float]] = [[] for _ in range(self._depth)]
         sequence = self._scratch()
-        drafter = draft_model(self._executor, self._manifest, self._counter)
+        drafter = self._drafter()
         settled = False
         try:
             # The first draft pays for allocations, the second takes up as many rows without.
@@ -126,6 +130,10 @@ class CostMeasurement:
         row_s = max(many_s - one_s, 0.0) / (self._context - half)
         return table_of(rows, target_s, step_s, row_s=row_s, sure=settled)
 
+    def _drafter(self) -> Drafter:
+        parts = DrafterParts(self._executor, self._manifest, self._counter, self._record)
+        return kind_of(self._record).make(parts)
+
     def _scratch(self) -> SequenceState:
         vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2
         wanted = self._kv.pages_wanted(tokens)
@@ -141,7 +149,7 @@ class CostMeasurement:
             known=self._context + self._drafts + 2,
         )
 
-    def _fill(self, sequence: SequenceState, drafter: Eagle3Drafter, length: int) -> np.ndarray:
+    def _fill(self, sequence: SequenceState, drafter: Drafter, length: int) -> np.ndarray:
         """Enters tokens in launches of the allowed size; the last row's aux hidden states."""
         while sequence.length < length:
             count = min(length - sequence.length, self._manifest.limits.max_rows)
@@ -152,7 +160,7 @@ class CostMeasurement:
             drafter.observe(sequence, aux_hidden)
         return aux_hidden[-1:].copy()
 
-    def _drafted_step(self, sequence: SequenceState, drafter: Eagle3Drafter, depth: int) -> None:
+    def _drafted_step(self, sequence: SequenceState, drafter: Drafter, depth: int) -> None:
         trees = drafter.propose([sequence], DraftShape(1, depth, depth))
         sampled = self._step(sequence, depth + 1)
         self._executor.run("accept", trees.accept_feeds(sampled[None]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
@@ -20,18 +19,19 @@ from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.costs import ChainCosts
-from specbuild.runtime.draft.draft_models import draft_model
-from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.drafter import Drafter, DrafterParts
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
     default_policy,
     undrafted,
 )
+from specbuild.runtime.draft.registry import AUTO, drafter_named, kind_of
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
+from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, DRAFTING_ROLES
+from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, TREE_ROLES
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import Request
@@ -46,6 +46,7 @@ class HostDecoder(Decoder):
         super().__init__(manifest, kv)
         self._executor = executor
         self._cost_file = cost_file
+        self._costs: dict[str, ChainCosts] = {}
         limits = manifest.limits
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
 
@@ -55,15 +56,16 @@ class HostDecoder(Decoder):
         if self._measured.last is not None:
             return self._measured.last
         with self.machine:
-            return self._default_policy(sampled=False, full_logits=False)
+            return self._default_policy(AUTO, sampled=False, full_logits=False)
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had, or a parameter is not offered."""
         self._check_sampling(requests, self._executor.capabilities)
         if setting.speculation is None:
             return
-        if setting.drafter is not None:
-            self._check_drafter(setting.drafter, setting.speculation)
+        self._check_named(setting)
+        if setting.foreign is not None:
+            self._check_drafter(setting.foreign, setting.speculation)
         elif isinstance(setting.speculation, DraftShape):
             require_shape(setting.speculation, self._manifest)
 
@@ -72,12 +74,11 @@ class HostDecoder(Decoder):
     ) -> Loop:
         """A loop over steps of the host; the first one with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
-        policy, drafter = self._policy(setting), setting.drafter
+        policy, drafter = self._policy(setting), setting.foreign
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = draft_model(self._executor, self._manifest, self._counter)
-            self._executor.prepare(DRAFTING_ROLES)
+            drafter = self._own_drafter(setting)
         stepper = HostStepper(
             self._executor,
             self._manifest,
@@ -111,34 +112,50 @@ class HostDecoder(Decoder):
             prompt_tokens=prompt_tokens,
         )
 
-    def _default_policy(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        if self._manifest.draft is None:
+    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        record = drafter_named(self._manifest, drafter)
+        if record is None:
             return undrafted()
         try:
-            costs = self._costs
+            costs = self._costs_of(record)
         except CannotMeasureError as error:
             return default_policy(self._manifest, str(error))
-        return self._measured.next(costs, sampled=sampled, full_logits=full_logits)
+        return self._measured.next(
+            costs, sampled=sampled, full_logits=full_logits, drafter=record.kind
+        )
 
-    @cached_property
-    def _costs(self) -> ChainCosts:
-        """What chains cost by the cost table, which is measured on first use.
+    def _costs_of(self, record: DrafterRecord) -> ChainCosts:
+        """What a drafter's chains cost by its table, which is measured on first use.
 
         Raises CannotMeasureError where there is no capacity now; a later use tries again.
         """
-        limits = self._manifest.limits
-        measurement = CostMeasurement(self._executor, self._manifest, self._kv)
-        table, origin = load_or_measure(self._cost_file, measurement.run)
-        depth = min(limits.draft_depth, limits.draft_tokens)
-        return ChainCosts(table, max_depth=depth, origin=origin)
+        known = self._costs.get(record.kind)
+        if known is None:
+            limits, file = self._manifest.limits, self._cost_file
+            if file is not None:
+                file = file.with_stem(f"{file.stem}-{record.kind}")
+            measurement = CostMeasurement(self._executor, self._manifest, self._kv, record)
+            table, origin = load_or_measure(file, measurement.run)
+            depth = min(limits.draft_depth, limits.draft_tokens)
+            known = self._costs[record.kind] = ChainCosts(table, max_depth=depth, origin=origin)
+        return known
 
     def _policy(self, setting: DraftSetting) -> DraftPolicy:
-        speculation, drafter = setting.speculation, setting.drafter
+        speculation, drafter = setting.speculation, setting.foreign
         if speculation is None or drafter is None:
-            return self._own_policy(speculation)
+            return self._own_policy(setting)
         shape = self._check_drafter(drafter, speculation)
         depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
         return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
+
+    def _own_drafter(self, setting: DraftSetting) -> Drafter:
+        """The engine's drafter that requests ask for, its graphs made ready."""
+        assert isinstance(setting.drafter, str)
+        record = drafter_named(self._manifest, setting.drafter)
+        assert record is not None, "a policy that drafts is an engine's with a drafter"
+        self._executor.prepare((*record.roles, *TREE_ROLES))
+        parts = DrafterParts(self._executor, self._manifest, self._counter, record)
+        return kind_of(record).make(parts)
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
         """The shape to ask a drafter for; RequestError where it cannot serve."""

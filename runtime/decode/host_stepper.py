@@ -16,7 +16,7 @@ from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.eagle3 import Drafter
+from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

@@ -1,15 +1,14 @@
-"""Drafters: what they may propose, and EAGLE3, which grows a tree level by level."""
+"""EAGLE3: a model that runs once a level, and grows a tree level by level."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -18,49 +17,15 @@ from specbuild.runtime.request import SequenceState
 # Rows of aux hidden states that wait for the draft: memory is touched only as far as used.
 PENDING_BYTES = 32 << 20
 
-
-@dataclass(frozen=True)
-class DrafterCapabilities:
-    """What a drafter needs and does, as data.
-
-    ``reads_aux_hidden``: it wants the target's aux hidden states of every committed token.
-    ``uses_draft_caches``: the engine's draft caches hold what it has taken up of a sequence.
-    ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
-    rule that knows the distribution, and the loop here refuses it.
-    """
-
-    name: str
-    reads_aux_hidden: bool
-    samples: bool = False
-    uses_draft_caches: bool = False
-
-
-class Drafter(Protocol):
-    """Proposes tokens. Whatever it proposes, the output is that of decoding without it.
-
-    It serves one generation at a time: sequences are told apart by their index, which begins at 0
-    in each.
-    """
-
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        """What it needs and does."""
-        ...
-
-    def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """The target committed more tokens: ``aux_hidden`` [n, aux_layers·H], None if not wanted.
-
-        The token after each of these rows is known when this is called.
-        """
-        ...
-
-    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """Trees below each sequence's root, no deeper than the engine's limit."""
-        ...
-
-    def release(self, sequence: SequenceState) -> None:
-        """The sequence is done, or its generation was closed."""
-        ...
+_CAPABILITIES = DrafterCapabilities(
+    name="eagle3",
+    reads_aux_hidden=True,
+    uses_draft_caches=True,
+    needs_weights=True,
+    passes="levels",
+    branches=True,
+    needs_host=False,
+)
 
 
 class _Pending:
@@ -95,17 +60,24 @@ class Eagle3Drafter:
     is to keep of a prompt is taken up at once.
     """
 
-    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        counter: SlotCounter,
+        capabilities: DrafterCapabilities = _CAPABILITIES,
+    ) -> None:
+        self.capabilities = capabilities
         self._executor = executor
         self._groups = groups_of(manifest.roles["draft"])
         self._counter = counter
         self._max_rows = manifest.limits.max_rows
         self._pending: dict[int, _Pending] = {}
 
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        """Reads aux hidden states; its drafts are fixed tokens."""
-        return DrafterCapabilities(name="eagle3", reads_aux_hidden=True, uses_draft_caches=True)
+    @classmethod
+    def of(cls, parts: DrafterParts, capabilities: DrafterCapabilities) -> Eagle3Drafter:
+        """The drafter of an engine, under the name of its kind."""
+        return cls(parts.executor, parts.manifest, parts.counter, capabilities)
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
         """Keeps the rows until the draft runs; extends first where they do not fit."""
@@ -311,6 +283,9 @@ class Eagle3Drafter:
             for group in self._groups:
                 holder = sequence.pages[group]
                 holder.rewind(holder.length)
+
+
+EAGLE3 = DrafterKind(_CAPABILITIES, lambda parts: Eagle3Drafter.of(parts, _CAPABILITIES))
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

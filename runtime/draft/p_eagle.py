@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
-from specbuild.runtime.draft.eagle3 import DrafterCapabilities, Eagle3Drafter
+from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
 from specbuild.runtime.draft.one_pass import candidate_pool
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees
 from specbuild.runtime.engine_dir.geometry import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
+
+_CAPABILITIES = replace(EAGLE3.capabilities, name="p-eagle", passes="one")
 
 
 class PEagleDrafter(Eagle3Drafter):
@@ -26,14 +30,9 @@ class PEagleDrafter(Eagle3Drafter):
     """
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
-        super().__init__(executor, manifest, counter)
+        super().__init__(executor, manifest, counter, _CAPABILITIES)
         assert isinstance(manifest.draft, PEagleGeometry)
         self._mask_token = manifest.draft.mask_token
-
-    @property
-    def capabilities(self) -> DrafterCapabilities:
-        """Reads aux hidden states; its drafts are fixed tokens."""
-        return DrafterCapabilities(name="p-eagle", reads_aux_hidden=True, uses_draft_caches=True)
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """A chain of the likeliest tokens, or the best nodes of a tree of them."""
@@ -95,3 +94,8 @@ class PEagleDrafter(Eagle3Drafter):
         self._committed(sequences, first, counts)
         self._forget_tree(sequences)
         return logits
+
+
+P_EAGLE = DrafterKind(
+    _CAPABILITIES, lambda parts: PEagleDrafter(parts.executor, parts.manifest, parts.counter)
+)

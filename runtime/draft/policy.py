@@ -287,19 +287,20 @@ class MeasuredPolicy:
 class LearnedPolicies:
     """Measured policies of an engine's runs: each starts from what the one before has learned.
 
-    Kinds of steps, greedy or sampled and with full logits or without, learn apart.
+    Drafters learn apart, and so do kinds of steps: greedy or sampled, with full logits or without.
     """
 
     def __init__(self, explored_share: float = EXPLORED_SHARE) -> None:
         self._share = explored_share
-        self._by_kind: dict[tuple[bool, bool], MeasuredPolicy] = {}
+        self._by_kind: dict[tuple[str, bool, bool], MeasuredPolicy] = {}
         self.last: MeasuredPolicy | None = None
 
     def next(
-        self, costs: DraftCosts, *, sampled: bool, full_logits: bool = False
+        self, costs: DraftCosts, *, sampled: bool, full_logits: bool = False, drafter: str = ""
     ) -> MeasuredPolicy:
-        """The policy for one more run."""
-        before = self._by_kind.get((sampled, full_logits))
+        """The policy for one more run with a drafter of this name."""
+        kind = (drafter, sampled, full_logits)
+        before = self._by_kind.get(kind)
         learned = before.acceptance[0] if before is not None and before.acceptance else None
         policy = MeasuredPolicy(
             costs,
@@ -307,7 +308,7 @@ class LearnedPolicies:
             before=before,
             explored_share=self._share,
         )
-        self._by_kind[sampled, full_logits] = self.last = policy
+        self._by_kind[kind] = self.last = policy
         return policy
 
 

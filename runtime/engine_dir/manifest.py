@@ -240,9 +240,10 @@ class StoredFile:
 class Eagle3Drafter:
     """An EAGLE3 draft in an engine: its cache group, and the roles that only it has.
 
-    ``roles`` is empty where a plan takes the place of graphs (``cuda``).
+    ``roles`` are ``ROLES``, or none where a plan takes the place of graphs (``cuda``).
     """
 
+    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
     kind: Literal["eagle3"] = "eagle3"
     cache_group: str
     roles: tuple[str, ...]
@@ -254,6 +255,7 @@ class PEagleDrafter:
     """A P-EAGLE draft, run in one pass."""
 
     FEATURE: ClassVar[str] = "p_eagle"
+    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
     kind: Literal["p-eagle"] = "p-eagle"
     cache_group: str
     roles: tuple[str, ...]
@@ -265,6 +267,7 @@ class MtpDrafter:
     """An MTP layer of the target's own checkpoint, run as an EAGLE3 draft is."""
 
     FEATURE: ClassVar[str] = "mtp"
+    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
     kind: Literal["mtp"] = "mtp"
     cache_group: str
     roles: tuple[str, ...]

@@ -11,7 +11,6 @@ from specbuild.runtime.engine_dir.claims_check import check_claims
 from specbuild.runtime.engine_dir.features import require_listed
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
-    EAGLE3_ROLES,
     ROLES,
     WEIGHTS_FILE,
     CacheGroup,
@@ -28,7 +27,6 @@ _LARGEST = 2**31 - 1
 DECODING_ROLES = ("target", "choose")
 # What takes a tree in, whichever drafter made it.
 TREE_ROLES = ("accept", "commit")
-DRAFTING_ROLES = (*EAGLE3_ROLES, *TREE_ROLES)
 POOL_AXES = ("kv_heads", "page_size", "pages", "width")
 
 
@@ -116,7 +114,7 @@ def _check_drafters(manifest: Manifest) -> None:
             raise EngineFileError(
                 f"drafters[{place}]: cache group {drafter.cache_group!r} is not listed"
             )
-        wanted = () if facts_of(manifest.backend).has_plan else EAGLE3_ROLES
+        wanted = () if facts_of(manifest.backend).has_plan else drafter.ROLES
         if drafter.roles != wanted:
             raise EngineFileError(f"drafters[{place}]: roles are {drafter.roles}, not {wanted}")
         for role in drafter.roles:

@@ -18,6 +18,7 @@ from specbuild.builder.families.parts.mla_layer import MlaLayer
 from specbuild.builder.families.parts.mla_tensors import layer_for_engine, layer_shapes
 from specbuild.builder.families.parts.tensor_shapes import Shapes
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import MtpDrafter
 from specbuild.runtime.errors import SpecbuildError
 
 ARCHITECTURES = ("DeepSeekMTPModel",)
@@ -81,7 +82,7 @@ def read_mtp(
     own = {name: tensor for name, tensor in tensors.items() if name not in COPIES}
     layer = layer_of(geometry)
     own |= layer_for_engine(own, "", layer, interleaved=geometry.rope.interleaved)
-    return DraftCheckpoint(geometry, own, warnings)
+    return DraftCheckpoint(geometry, own, warnings, MtpDrafter)
 
 
 def layer_of(d: MtpGeometry) -> MlaLayer:

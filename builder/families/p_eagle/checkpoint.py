@@ -16,6 +16,7 @@ from specbuild.builder.families.eagle3.checkpoint import read_tensors
 from specbuild.builder.families.eagle3.config import NormOutput, read_draft_config
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES, as_eagle3, mask_token
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import PEagleDrafter
 from specbuild.runtime.errors import SpecbuildError
 
 MASK_HIDDEN = "mask_hidden"
@@ -55,7 +56,12 @@ def read_p_eagle(
     wanted = ExpectedTensor((*leading[:2], width), FLOAT_DTYPES)
     audit(str(path), {MASK_HIDDEN: wanted}, masks)
     made = fused_mask(mask, draft.tensors, geometry)
-    return replace(draft, geometry=geometry, tensors=draft.tensors | {MASK_STATE: made})
+    return replace(
+        draft,
+        geometry=geometry,
+        tensors=draft.tensors | {MASK_STATE: made},
+        record=PEagleDrafter,
+    )
 
 
 def fused_mask(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from specbuild.builder.options import TreeOptions
-from specbuild.cli.options.draft_choice import speculation_of
+from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -23,11 +23,18 @@ Choose = Callable[..., object]
 
 @pytest.fixture
 def chosen(make_manifest: Callable[..., Manifest]) -> Choose:
-    """``speculation_of`` against an engine with these limits."""
+    """What ``draft_setting_of`` gives against an engine with these limits."""
 
-    def choose(options: TreeOptions, *, no_spec: bool = False, draft: bool = True) -> object:
+    def choose(
+        options: TreeOptions,
+        *,
+        no_spec: bool = False,
+        draft: bool = True,
+        drafter: str | None = None,
+    ) -> object:
         manifest = make_manifest(limits=LIMITS, draft_default=DEFAULT, draft=draft)
-        return speculation_of(manifest, options, no_spec=no_spec)
+        setting = draft_setting_of(manifest, options, no_spec=no_spec, drafter=drafter)
+        return setting.speculation
 
     return choose
 
@@ -36,6 +43,17 @@ def test_without_options_the_engine_chooses(chosen: Choose) -> None:
     assert chosen(TreeOptions()) == "default"
     assert chosen(TreeOptions(), no_spec=True) is None
     assert chosen(TreeOptions(), draft=False) is None
+    assert chosen(TreeOptions(), draft=False, drafter="auto") is None
+
+
+def test_a_drafter_is_named(chosen: Choose) -> None:
+    assert chosen(TreeOptions(), drafter="eagle3") == "default"
+    assert chosen(TreeOptions(), drafter="none") is None
+    assert chosen(TreeOptions(depth=2), drafter="eagle3") == DraftShape(1, 2, 2)
+    with pytest.raises(SpecbuildError, match="has eagle3; ask for one of auto, eagle3, none"):
+        chosen(TreeOptions(), drafter="mtp")
+    with pytest.raises(SpecbuildError, match="has no drafter; ask for one of auto, none"):
+        chosen(TreeOptions(), drafter="eagle3", draft=False)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +94,10 @@ def test_too_much_is_refused_with_numbers(
 def test_contradictions_are_refused(chosen: Choose) -> None:
     with pytest.raises(SpecbuildError, match="contradicts"):
         chosen(TreeOptions(top_k=1), no_spec=True)
+    with pytest.raises(SpecbuildError, match="drafter none contradicts"):
+        chosen(TreeOptions(top_k=1), drafter="none")
+    with pytest.raises(SpecbuildError, match="contradicts --drafter eagle3"):
+        chosen(TreeOptions(), drafter="eagle3", no_spec=True)
     with pytest.raises(SpecbuildError, match="no draft"):
         chosen(TreeOptions(top_k=1), draft=False)
 

@@ -64,7 +64,7 @@ def costs_of(seconds: dict[DraftShape | None, float]) -> StepCosts:
 def scripted(script: list[DraftShape | None]) -> tuple[ToyCuda, Scripted]:
     toy = toy_cuda(step_costs=costs_of({None: 1e-3, SHAPES[0]: 1e-3}))
     policy = Scripted(script)
-    toy.engine.decoder._default_policy = lambda **_: policy
+    toy.engine.decoder._default_policy = lambda _, **__: policy
     return toy, policy
 
 

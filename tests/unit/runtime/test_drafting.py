@@ -161,7 +161,7 @@ def test_shapes_may_differ_from_step_to_step(monkeypatch: pytest.MonkeyPatch) ->
             pass
 
     engine = toy_engine()
-    monkeypatch.setattr(engine.decoder, "_default_policy", lambda **_: Varying())
+    monkeypatch.setattr(engine.decoder, "_default_policy", lambda _, **__: Varying())
     assert run(engine, [[1, 2], [3]], params).ids == plain.ids
 
 

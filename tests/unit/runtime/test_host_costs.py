@@ -89,7 +89,7 @@ def test_measuring_leaves_no_pages_behind(max_seq_len: int, rows: tuple[int, ...
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
     free = [pool.free_pages for pool in kv.pools.values()]
-    table = CostMeasurement(executor, manifest, kv).run()
+    table = CostMeasurement(executor, manifest, kv, manifest.drafters[0]).run()
     assert [pool.free_pages for pool in kv.pools.values()] == free
     assert table.target_rows == rows
     assert len(table.draft_s) == rows[-1] - 1

@@ -10,7 +10,7 @@ import torch
 from toy_model import ToyExecutor, choose, target_logits, toy_manifest
 
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.draft.eagle3 import DrafterCapabilities
+from specbuild.runtime.draft.drafter import DrafterCapabilities
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

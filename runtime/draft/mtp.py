@@ -1,0 +1,12 @@
+"""MTP layers as drafters: they recur as an EAGLE3 draft does, over graphs of the same roles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
+
+_CAPABILITIES = replace(EAGLE3.capabilities, name="mtp")
+
+MTP = DrafterKind(_CAPABILITIES, lambda parts: Eagle3Drafter.of(parts, _CAPABILITIES))

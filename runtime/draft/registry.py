@@ -1,0 +1,40 @@
+"""The drafters that the runtime knows, by the manifest's ``kind``: one line here, one file beside.
+
+Which of them a run takes is a name: that of a kind, ``auto`` or ``none``.
+"""
+
+from __future__ import annotations
+
+from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.draft.eagle3 import EAGLE3
+from specbuild.runtime.draft.mtp import MTP
+from specbuild.runtime.draft.p_eagle import P_EAGLE
+from specbuild.runtime.engine_dir.manifest import Drafter, Manifest
+from specbuild.runtime.errors import RequestError
+
+KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, MTP)}
+# What a run may ask for beside a kind: whatever pays, or no draft.
+AUTO = "auto"
+NONE = "none"
+NAMES = (AUTO, *KINDS, NONE)
+
+
+def kind_of(record: Drafter) -> DrafterKind:
+    """The kind of an engine's drafter."""
+    return KINDS[record.kind]
+
+
+def drafter_named(manifest: Manifest, name: str) -> Drafter | None:
+    """The engine's drafter of this name; its first one for ``auto``, None where it has none.
+
+    RequestError where the engine was built without a drafter of this name.
+    """
+    if name == AUTO:
+        return next(iter(manifest.drafters), None)
+    found = next((drafter for drafter in manifest.drafters if drafter.kind == name), None)
+    if found is None:
+        built = ", ".join(drafter.kind for drafter in manifest.drafters)
+        has = f"the engine has {built}" if built else "the engine has no drafter"
+        other = ", ".join((AUTO, *(drafter.kind for drafter in manifest.drafters), NONE))
+        raise RequestError(f"drafter {name!r}: {has}; ask for one of {other}")
+    return found

@@ -1,0 +1,65 @@
+"""Drafters by name: what an engine lists, what a run may ask for, and what each can do."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+from toy_engine import run, toy_engine
+
+from specbuild.builder.families.registry import DRAFTS
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.draft.registry import KINDS, NAMES
+from specbuild.runtime.engine_dir.manifest import ROLES, Drafter, DraftShape
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams
+
+PARAMS = GenerateParams(max_new_tokens=12)
+RECORDS = typing.get_args(Drafter)
+
+
+def test_manifest_runtime_and_builder_know_the_same_drafters() -> None:
+    named = {record.kind: record for record in RECORDS}
+    families = {name.replace("_", "-"): family for name, family in DRAFTS.items()}
+    assert named.keys() == KINDS.keys() == families.keys()
+    for name, kind in KINDS.items():
+        assert kind.name == kind.capabilities.name == name
+        assert set(named[name].ROLES) <= set(ROLES)
+        assert kind.capabilities.needs_weights == bool(families[name].architectures)
+        assert kind.capabilities.uses_draft_caches == ("draft" in named[name].ROLES)
+        assert (kind.capabilities.passes == "none") == (not kind.capabilities.needs_weights)
+    assert ("auto", *KINDS, "none") == NAMES
+
+
+@pytest.mark.parametrize("name", ["auto", "eagle3"])
+def test_a_drafter_that_the_engine_has_drafts(name: str) -> None:
+    engine, shape = toy_engine(), DraftShape(1, 2, 2)
+    plain = run(engine, [[3, 1]], PARAMS, speculation=None)
+    before = len(engine.executor.launches)
+    drafted = run(engine, [[3, 1]], PARAMS, speculation=shape, drafter=name)
+    assert drafted.ids == plain.ids
+    assert any(role == "draft" for role, _ in engine.executor.launches[before:])
+
+
+def test_none_is_decoding_without_a_draft() -> None:
+    engine = toy_engine()
+    assert DraftSetting(drafter="none").same_as(DraftSetting(None))
+    plain, none = (run(engine, [[3, 1]], PARAMS, **how) for how in
+                   (dict(speculation=None), dict(drafter="none")))  # fmt: skip
+    assert none.ids == plain.ids
+    assert not any(role == "draft" for role, _ in engine.executor.launches)
+    with pytest.raises(RequestError, match="leave one out"):
+        DraftSetting(DraftShape(1, 2, 2), "none")
+
+
+def test_settings_of_other_drafters_do_not_share_a_loop() -> None:
+    assert not DraftSetting(drafter="auto").same_as(DraftSetting(drafter="eagle3"))
+    assert DraftSetting(drafter="eagle3").same_as(DraftSetting(drafter="eagle3"))
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_a_drafter_that_the_engine_lacks_is_refused(drafted: bool) -> None:
+    has = "the engine has eagle3; ask for one of auto, eagle3, none"
+    wanted = has if drafted else "the engine has no drafter; ask for one of auto, none"
+    with pytest.raises(RequestError, match=f"drafter 'mtp': {wanted}"):
+        toy_engine(drafted=drafted).generate([], drafter="mtp")
