@@ -94,6 +94,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "a.txt": _copy(ROOT / "LICENSE"),
     "book.txt": _copy(ROOT / "LICENSE"),
     "engine.yaml": _config,
+    "sweep.json": _copy(ROOT / "benchmarks" / "results" / "h200-2026-11-23" / "20b-steps.json"),
     **dict.fromkeys(("engine-dsa", "engine-specpv"), _engine),
     "svd.safetensors": _latents,
     "keys.txt": lambda path: path.write_text("a-key\n", encoding="utf-8"),

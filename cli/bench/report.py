@@ -49,6 +49,21 @@ class KernelTime:
 
 
 @dataclass(frozen=True)
+class LayerLaunch:
+    """One launch of one layer of a step, in order; ``layer`` counts from 0.
+
+    ``added_s`` is what it adds to the step, as in a profile.
+    """
+
+    step: str
+    batch: int
+    layer: int
+    op: str
+    kernel: str
+    added_s: float
+
+
+@dataclass(frozen=True)
 class Decoding:
     """Greedy decoding of real prompts. Rates are of the whole batch, medians over the rounds.
 
@@ -86,7 +101,10 @@ class Load:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What ``bench --sweep --json`` prints; ``left_out`` says what was not measured, and why."""
+    """What ``bench --sweep --json`` prints; ``left_out`` says what was not measured, and why.
+
+    ``timeline`` has the launches of one layer of every profiled step.
+    """
 
     gpu: str
     engine: str
@@ -96,6 +114,7 @@ class SweepReport:
     decoding: tuple[Decoding, ...]
     load: Load | None
     left_out: tuple[str, ...]
+    timeline: tuple[LayerLaunch, ...] = ()
 
 
 def phase_of(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from specbuild.cli.bench.budget import Budget
-from specbuild.cli.bench.report import KernelTime, Phase, phase_of
+from specbuild.cli.bench.layer import middle_layer
+from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -44,7 +45,8 @@ Emit = Callable[[Phase], None]
 class StepSweep:
     """Steps of an engine; ``sweeps`` are those of ``STEP_SWEEPS`` that are asked for.
 
-    ``kernels`` collects the profile, which is of the first batch and context.
+    ``kernels`` collects the profile, which is of the first batch and context, and ``timeline`` one
+    layer of each step in it.
     """
 
     engine: Engine
@@ -53,6 +55,7 @@ class StepSweep:
     sweeps: Sequence[str]
     repeats: int = 30
     kernels: list[KernelTime] = field(default_factory=list)
+    timeline: list[LayerLaunch] = field(default_factory=list)
 
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
@@ -191,6 +194,13 @@ class StepSweep:
             for kernel, times in added_s.items()
         ]
         self.kernels.extend(sorted(rows, key=lambda row: -row.added_s))
+        ops, layers = runner.described(entry).ops, self.engine.manifest.target.layers
+        layer, shown = middle_layer(ops, layers)
+        self.timeline.extend(
+            LayerLaunch(name, placed.batch, layer, ops[time.op].op, time.kernel, time.added_s)
+            for time in launches
+            if time.op in shown
+        )
 
     def _work(self, step: MeasuredStep, rows: int, batch: int) -> Work:
         return Work(rows, batch, step.context, experts=step.experts)

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.prompts import time_prefill
-from specbuild.cli.bench.report import SWEEPS, Decoding, KernelTime, Load, Phase, SweepReport
+from specbuild.cli.bench.report import (
+    SWEEPS,
+    Decoding,
+    KernelTime,
+    LayerLaunch,
+    Load,
+    Phase,
+    SweepReport,
+)
 from specbuild.cli.bench.runs import SpecSweep, time_fresh_process
 from specbuild.cli.bench.steps import STEP_SWEEPS, StepSweep
 from specbuild.cli.bench.table import decoding_line, load_line, phase_line
@@ -65,6 +73,7 @@ class Progress:
     say: Callable[[str], None]
     phases: list[Phase] = field(default_factory=list)
     kernels: list[KernelTime] = field(default_factory=list)
+    timeline: list[LayerLaunch] = field(default_factory=list)
     decoding: list[Decoding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -124,6 +133,7 @@ def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
         decoding=tuple(progress.decoding),
         load=load,
         left_out=tuple(progress.left_out),
+        timeline=tuple(progress.timeline),
     )
 
 
@@ -145,7 +155,13 @@ def measure(
     if steps:
         budget = Budget.of(plan.limit_s, progress.left_out)
         sweep = StepSweep(
-            engine, traffic, ceiling_bytes_per_s, steps, plan.repeats, progress.kernels
+            engine,
+            traffic,
+            ceiling_bytes_per_s,
+            steps,
+            plan.repeats,
+            progress.kernels,
+            progress.timeline,
         )
         sweep.run(batches, plan.contexts, budget, progress.phase)
     if VIEW_SWEEP in plan.sweeps and engine.manifest.specpv is None:

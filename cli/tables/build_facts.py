@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.engine_dir.strict_json import parsed
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.engine_dir.strict_json import from_json, parsed
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 REPORT_FILE = "build_report.json"
+FactsT = TypeVar("FactsT")
+
+
+@dataclass(frozen=True)
+class PassFacts:
+    """How often a pass changed the graph of a role, and the nodes that it left."""
+
+    role: str
+    name: str
+    applied: int
+    nodes: int
+
+
+@dataclass(frozen=True)
+class TacticFacts:
+    """How many launches with variants run one that was measured, by which file, on which GPU."""
+
+    file: str
+    device: str
+    launches: int
+    tuned_launches: int
 
 
 @dataclass(frozen=True)
 class BuildFacts:
     """``refused`` are the reasons why kernels and sizes gave way to others.
 
-    ``source_types`` counts the types of a GGUF file's tensors, by their kind.
+    ``source_types`` counts the types of a GGUF file's tensors, by their kind. ``tactics`` None:
+    kernels have their default variants.
     """
 
     refused: tuple[str, ...] = ()
     source_types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    passes: tuple[PassFacts, ...] = ()
+    tactics: TacticFacts | None = None
 
 
 def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
@@ -36,17 +60,26 @@ def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
     data = bytes(read_file(engine, manifest, REPORT_FILE))
     try:
         report = parsed(data)
-        spilling = (report.get("cuda") or {}).get("left_out", ())
+        cuda = report.get("cuda") or {}
+        spilling = cuda.get("left_out", ())
         reasons = tuple(str(entry["reason"]) for entry in (*report.get("refused", ()), *spilling))
         types = {
             str(kind): {str(name): int(count) for name, count in counts.items()}
             for kind, counts in report.get("source_types", {}).items()
         }
-        return BuildFacts(reasons, types)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        passes = tuple(_of(PassFacts, entry) for entry in report.get("passes", ()))
+        tactics = cuda.get("tactics")
+        return BuildFacts(reasons, types, passes, tactics and _of(TacticFacts, tactics))
+    except (ValueError, KeyError, TypeError, AttributeError, SpecbuildError) as error:
         raise EngineFileError(
             f"{engine}: {REPORT_FILE} is no build report ({error!r}); build the engine again"
         ) from error
+
+
+def _of(kind: type[FactsT], entry: Mapping[str, object]) -> FactsT:
+    """A dataclass of some of an object's keys."""
+    values = {f.name: entry[f.name] for f in fields(kind)}  # type: ignore[arg-type]
+    return from_json(kind, values, REPORT_FILE)
 
 
 def source_types_table(types: Mapping[str, Mapping[str, int]]) -> Table:

@@ -57,16 +57,17 @@ def add_tactics(table: Table, cuda: CudaReport | None) -> None:
 def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
     """Everything that ``inspect`` shows."""
     return Group(
-        _engine_table(manifest),
-        _target_table(manifest.target),
-        *([] if manifest.draft is None else [_draft_table(manifest.draft)]),
-        _parts_table(manifest),
-        *([_roles_table(manifest)] if manifest.roles else []),
-        _memory_table(memory),
+        engine_table(manifest),
+        target_table(manifest.target),
+        *([] if manifest.draft is None else [draft_table(manifest.draft)]),
+        parts_table(manifest),
+        *([roles_table(manifest)] if manifest.roles else []),
+        memory_table(memory),
     )
 
 
-def _engine_table(manifest: Manifest) -> Table:
+def engine_table(manifest: Manifest) -> Table:
+    """Format, limits, options and warnings."""
     table = fact_table("engine")
     table.add_row("format", f"{manifest.format_version} (specbuild {manifest.specbuild_version})")
     table.add_row("backend", manifest.backend)
@@ -110,7 +111,8 @@ def specpv_summary(specpv: SpecPv) -> str:
     )
 
 
-def _target_table(target: TargetGeometry) -> Table:
+def target_table(target: TargetGeometry) -> Table:
+    """Layers, heads, experts and positions of the target."""
     table = fact_table(f"target: {target.model_type}")
     sliding = target.layer_types.count("sliding_attention")
     windows = f"{sliding} with a window of {target.sliding_window}" if sliding else "no windows"
@@ -171,7 +173,8 @@ def _range(values: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _draft_table(draft: DraftGeometry) -> Table:
+def draft_table(draft: DraftGeometry) -> Table:
+    """The same of the draft."""
     table = fact_table(f"draft: {draft.architecture}")
     if isinstance(draft, PEagleGeometry):
         table.add_row("kind", f"P-EAGLE, one pass; mask token {draft.mask_token}")
@@ -193,7 +196,8 @@ def _draft_attention(draft: DraftGeometry) -> str:
     return f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
 
 
-def _parts_table(manifest: Manifest) -> Table:
+def parts_table(manifest: Manifest) -> Table:
+    """Files and their sizes."""
     table = Table(title="files", title_justify="left")
     table.add_column("file")
     table.add_column("size", justify="right")
@@ -211,7 +215,8 @@ def _parts_table(manifest: Manifest) -> Table:
     return table
 
 
-def _roles_table(manifest: Manifest) -> Table:
+def roles_table(manifest: Manifest) -> Table:
+    """The graphs, and the ops of each."""
     table = Table(title="graphs", title_justify="left")
     table.add_column("role")
     table.add_column("tensors", justify="right")
@@ -235,7 +240,8 @@ def ops_text(ops: Mapping[str, int]) -> str:
     return ", ".join([*shown, f"{more} other kinds"] if more > 0 else shown)
 
 
-def _memory_table(memory: PredictedMemory) -> Table:
+def memory_table(memory: PredictedMemory) -> Table:
+    """What the engine will take."""
     table = fact_table("predicted memory")
     table.add_row("for", f"{memory.max_batch_size} sequences of {memory.max_seq_len} tokens")
     table.add_row("weights", size_text(memory.weights_bytes))

@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import mean
 
 from specbuild.cli.bench.server.client import Client, Sample, body_of
+from specbuild.cli.bench.server.report import LoadReport, spread
 
 # Random prompts are of these ids, which every vocabulary has behind its bytes.
 _IDS = range(300, 1000)
@@ -29,40 +29,6 @@ class LoadPlan:
     prompt_tokens: int = 128
     max_new_tokens: int = 128
     seed: int = 1
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and percentiles, in seconds."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    worst: float
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What clients saw. ``worst_gap_s`` is over the longest gap of each request."""
-
-    server: str
-    model: str
-    requests: int
-    clients: int | None
-    rate: float | None
-    duration_s: float
-    errors: int
-    first_error: str | None
-    prompt_tokens: int
-    output_tokens: int
-    output_tokens_per_s: float
-    requests_per_s: float
-    ttft_s: Spread | None
-    tpot_s: Spread | None
-    gap_s: Spread | None
-    worst_gap_s: Spread | None
-    e2e_s: Spread | None
 
 
 async def measure(
@@ -150,20 +116,9 @@ def _report(url: str, model: str, plan: LoadPlan, samples: Sequence[Sample]) -> 
         output_tokens=output,
         output_tokens_per_s=output / duration_s,
         requests_per_s=len(served) / duration_s,
-        ttft_s=_spread([s.ttft_s for s in served if s.ttft_s is not None]),
-        tpot_s=_spread([s.tpot_s for s in served if s.tpot_s is not None]),
-        gap_s=_spread([gap for s in served for gap in s.gaps_s]),
-        worst_gap_s=_spread([max(s.gaps_s) for s in served if s.gaps_s]),
-        e2e_s=_spread([s.ended_s - s.started_s for s in served]),
+        ttft_s=spread([s.ttft_s for s in served if s.ttft_s is not None]),
+        tpot_s=spread([s.tpot_s for s in served if s.tpot_s is not None]),
+        gap_s=spread([gap for s in served for gap in s.gaps_s]),
+        worst_gap_s=spread([max(s.gaps_s) for s in served if s.gaps_s]),
+        e2e_s=spread([s.ended_s - s.started_s for s in served]),
     )
-
-
-def _spread(values: Sequence[float]) -> Spread | None:
-    if not values:
-        return None
-    ordered = sorted(values)
-    p50, p90, p99 = (
-        ordered[min(len(ordered) - 1, len(ordered) * percentile // 100)]
-        for percentile in (50, 90, 99)
-    )
-    return Spread(mean(ordered), p50, p90, p99, ordered[-1])

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from specbuild.builder.svg import save_svg
-from specbuild.cli.bench.server.load import LoadReport, Spread
+from specbuild.cli.bench.server.report import LoadReport, Spread
 
 _ROWS = {
     "first token": "ttft_s",

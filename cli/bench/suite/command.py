@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.table import Table
 
 from specbuild.cli.bench.options import SuiteOptions
 from specbuild.cli.bench.suite.junit import write_junit
 from specbuild.cli.bench.suite.measurement import ByteFloor, SuiteRun
-from specbuild.cli.bench.suite.report import SuiteReport
 from specbuild.cli.bench.suite.scenarios import Suite, read_suite
 from specbuild.cli.bench.suite.stored import stored_speeds
+from specbuild.cli.bench.suite.table import suite_table
 from specbuild.cli.bench.sweep import ceiling_of
 from specbuild.cli.terminal import console
 from specbuild.cli.terminal.engine_loading import load_engine
@@ -63,26 +62,6 @@ def bench_suite(
         raise typer.Exit(EXIT_MISSED)
 
 
-def suite_table(report: SuiteReport) -> Table:
-    """One row a scenario."""
-    table = Table(title=f"{report.suite} on {report.engine}", title_justify="left")
-    table.add_column("scenario", style="bold", overflow="fold")
-    for column in ("attempts", "tokens/s", "over no draft", "tokens a step"):
-        table.add_column(column, justify="right")
-    table.add_column("", overflow="fold")
-    for scenario in report.scenarios:
-        last = scenario.attempts[-1] if scenario.attempts else None
-        table.add_row(
-            scenario.name,
-            str(len(scenario.attempts)),
-            f"{scenario.tokens_per_s:.1f}" if last else "–",
-            _decimals(None if last is None else last.over_no_draft),
-            _decimals(None if last is None else last.tokens_a_step),
-            f"{scenario.verdict}{': ' if scenario.reasons else ''}{'; '.join(scenario.reasons)}",
-        )
-    return table
-
-
 def _floor(engine: Engine, executor: CudaExecutor | None, suite: Suite) -> ByteFloor | None:
     """Measured only where a scenario asks for it; SpecbuildError where that cannot be."""
     asking = [s.name for s in suite.scenarios if s.thresholds.of_byte_floor is not None]
@@ -93,7 +72,3 @@ def _floor(engine: Engine, executor: CudaExecutor | None, suite: Suite) -> ByteF
             f"scenario {asking[0]!r}: of_byte_floor is of CUDA engines; leave it out for this one"
         )
     return ByteFloor(engine_traffic(executor.plan, executor.runner.described), ceiling_of(engine))
-
-
-def _decimals(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
+from report_page import ReportPage
 from safetensors import safe_open
 from shared_graphs import exported_anew
 
@@ -16,6 +17,8 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
+from specbuild.cli.report.engine_sections import costs_figures
+from specbuild.cli.tables.step_cost_table import StepCostFacts, StepCostRow
 from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.plan import POINTER, Plan, Program
@@ -195,6 +198,34 @@ def test_inspect_shows_programs_and_kernels(
     assert facts["predicted_memory"]["weights_bytes"] == weights
     assert main(["inspect", str(engine)]) == 0
     assert "step@1.draft-1-1-1" in capsys.readouterr().out
+
+
+def test_a_report_shows_programs_kernels_and_why(engine: Path, plan: Plan, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    assert main(["report", str(engine), "--output", str(output)]) == 0
+    page = ReportPage(output.read_text(encoding="utf-8"))
+    shown, why = page.by("plan.json")[0], page.by("the tables of the ops")[0]
+    for entry in plan.programs:
+        place = shown.cells.index(entry.name)
+        assert shown.cells[place + 1 : place + 3] == [str(entry.batch), str(entry.rows)]
+    assert {kernel.name for kernel in plan.kernels} <= set(shown.cells)
+    files = {kernel.name.partition(":")[0] for kernel in plan.kernels}
+    assert set(why.cells[::3]) <= files
+    assert {f for f in files if f.startswith("paged_tree_attention/")} & set(why.cells[::3])
+    assert "specbuild tune" in page.sections["costs"]
+
+
+def test_step_costs_are_curves_of_batches() -> None:
+    rows = [
+        StepCostRow(batch, "none", 1, context, 1e-3 * batch + 1e-7 * context, 1e-3, 0.0, 1e9)
+        for batch in (1, 2, 4, 8, 16, 32, 64, 128)
+        for context in (0, 4096)
+    ]
+    (drawn, table) = costs_figures(StepCostFacts("H200", "m", True, tuple(rows)), None)
+    page = ReportPage(f"<section id='costs'>{drawn}{table}</section>")
+    batches = {round(y - 0.0001 * x, 6) for x, y in page.figures[0].marks if y is not None}
+    assert len(batches) == 6 and {1.0, 128.0} <= batches
+    assert page.figures[1].cells.count("none") == len(rows)
 
 
 def test_equal_builds_are_equal_byte_for_byte(

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from serve.served import NAME, served, worded
 
 from specbuild.cli.bench.server.client import Sample
-from specbuild.cli.bench.server.load import LoadPlan, LoadReport, _report
+from specbuild.cli.bench.server.load import LoadPlan, _report
+from specbuild.cli.bench.server.report import LoadReport
 from specbuild.cli.main import main
 
 

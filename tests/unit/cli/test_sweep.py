@@ -19,6 +19,7 @@ from toy_device import ToyCuda, toy_cuda
 from specbuild.cli.bench import runs as sweep_runs
 from specbuild.cli.bench import sweep as bench_sweep
 from specbuild.cli.bench.budget import Budget
+from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import SWEEPS, Load, SweepReport
 from specbuild.cli.bench.roofline import plot_sweep
 from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
@@ -58,7 +59,7 @@ def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
             read=(Term(part, WEIGHT, "pass"),),
             operations=(Term(part, 2 * 32 * 32, "logit_row" if part == "head" else "row"),),
         )
-        return OpCall("op", {}, {}, {}, section, traffic)
+        return OpCall("head" if part == "head" else "op", {}, {}, {}, section, traffic)
 
     ops = []
     for level in range(1, entry.draft_depth + 1):
@@ -69,8 +70,8 @@ def described(runner: ProgramRunner, entry: ProgramEntry) -> Program:
         ops.append(reading(level_section(1)))
     ops += [*(reading(TARGET) for _ in range(2)), reading(TARGET, "head")]
     ops.append(OpCall("op", {}, {}, {}, ACCEPT))
-    # The launch is the target's: it comes with the op in front of the choice.
-    return Program(tuple(ops), tuple(replace(launch, op=len(ops) - 3) for launch in launches), ())
+    # The launch is the target's: it comes with the first of its two layers.
+    return Program(tuple(ops), tuple(replace(launch, op=len(ops) - 4) for launch in launches), ())
 
 
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 2, 2), DraftShape(2, 2, 3))
@@ -149,6 +150,11 @@ def test_a_profile_is_by_kernel(measured: Progress) -> None:
     for row in measured.kernels:
         assert (row.batch, row.launches, row.added_s) == (2, 1, 2)
         assert row.kernel.startswith("toy/kernel.cu:step@2.")
+    assert [(row.step, row.layer, row.op) for row in measured.timeline] == [
+        ("no draft", 0, "op"),
+        ("chain of 2", 0, "op"),
+    ]
+    assert [row.added_s for row in measured.timeline] == [2, 2]
 
 
 def test_what_an_engine_does_not_take_is_left_out(measured: Progress) -> None:
@@ -302,3 +308,16 @@ def test_a_long_prompt_is_expected_to_take_as_long_as_the_slowest() -> None:
     budget.took_up(100, 10.0)
     budget.took_up(100, 1.0)
     assert not budget.allows("long", prompt_tokens=700)
+
+
+def test_a_timeline_is_the_layer_in_the_middle() -> None:
+    def named(*names: str, section: str = TARGET) -> list[OpCall]:
+        return [OpCall(name, {}, {}, {}, section) for name in names]
+
+    layer = ("norm", "attend", "add", "experts", "add")
+    step = [*named("norm", section=level_section(1)), *named("embed", *layer * 4, "norm")]
+    assert middle_layer(step, 4) == (1, range(8, 13))
+    # What each layer has once marks where it begins: "norm" is called five times.
+    assert step[8].op == "attend"
+    assert middle_layer(step, 3) == (1, range(0))
+    assert middle_layer(named(*layer), 1) == (0, range(0))

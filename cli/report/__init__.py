@@ -1,0 +1,1 @@
+"""One page on an engine and on what was measured with it."""

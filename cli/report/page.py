@@ -1,0 +1,88 @@
+"""The page: sections below each other, with a style sheet of its own and nothing from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from specbuild.cli.report import engine_sections, record_sections
+from specbuild.cli.report.engine_facts import EngineFacts
+from specbuild.cli.report.markup import Section, escaped
+from specbuild.cli.report.records import Record
+from specbuild.cli.terminal.console import size_text
+from specbuild.runtime.engine_dir.manifest import Manifest
+
+_STYLE = Path(__file__).with_name("page.css")
+# Nothing may be fetched and nothing may run, whatever a record holds.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def page(facts: EngineFacts, records: list[Record]) -> str:
+    """The whole document; the same engine and records give the same bytes."""
+    own_costs = engine_sections.costs_figures(facts.costs, facts.manifest.draft_default)
+    sections = [
+        engine_sections.geometry_section(facts),
+        engine_sections.memory_section(facts),
+        engine_sections.kernels_section(facts),
+        record_sections.costs_section(own_costs, records),
+        record_sections.roofline_section(records),
+        record_sections.timeline_section(records),
+        record_sections.speed_section(records),
+        record_sections.acceptance_section(records),
+        record_sections.fidelity_section(records),
+        engine_sections.provenance_section(facts, records),
+    ]
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<title>{escaped(facts.name)}</title>
+<style>
+{_STYLE.read_text(encoding="utf-8")}</style>
+</head>
+<body>
+<header>
+<h1>{escaped(facts.name)}</h1>
+<p>{escaped(_summary(facts.manifest))}</p>
+{_facts(facts)}</header>
+{_contents(sections)}<main>
+{"".join(map(_section, sections))}</main>
+</body>
+</html>
+"""
+
+
+def _summary(manifest: Manifest) -> str:
+    draft = "without a draft" if manifest.draft is None else f"with {manifest.draft.architecture}"
+    return (
+        f"{manifest.target.model_type}, {draft}, for {manifest.backend} ({manifest.device}); built "
+        f"by specbuild {manifest.specbuild_version}"
+    )
+
+
+def _facts(facts: EngineFacts) -> str:
+    memory, limits = facts.memory, facts.manifest.limits
+    said = {
+        "layers": f"{facts.manifest.target.layers}",
+        "weights": size_text(memory.weights_bytes),
+        "caches": size_text(sum(memory.kv_bytes.values())),
+        "longest sequence": f"{limits.max_seq_len} tokens",
+        "largest batch": f"{limits.max_batch_size}",
+    }
+    items = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
+        for name, text in said.items()
+    )
+    return f'<dl class="facts">{items}</dl>\n'
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    links = "".join(f'<a href="#{s.anchor}">{escaped(s.title)}</a>' for s in sections)
+    return f"<nav>{links}</nav>\n"
+
+
+def _section(section: Section) -> str:
+    title = f"<h2>{escaped(section.title)}</h2>"
+    return f'<section id="{section.anchor}">\n{title}\n{section.body}</section>\n'

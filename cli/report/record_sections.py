@@ -1,0 +1,211 @@
+"""The sections of a report that records fill; without one they say which command gives it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from specbuild.cli.bench.command import bench_table
+from specbuild.cli.bench.pairs import BenchReport
+from specbuild.cli.bench.report import LayerLaunch, Phase, SweepReport
+from specbuild.cli.bench.server.report import LoadReport
+from specbuild.cli.bench.server.show import load_table, load_text
+from specbuild.cli.bench.suite.report import SuiteReport
+from specbuild.cli.bench.suite.table import suite_table
+from specbuild.cli.bench.table import sweep_tables
+from specbuild.cli.commands.verify import verify_tables
+from specbuild.cli.compare.report import Comparison
+from specbuild.cli.report.axis import axis_of
+from specbuild.cli.report.charts import Bar, Line, bars, lines, row
+from specbuild.cli.report.markup import Section, converted, figure, paragraph
+from specbuild.cli.report.records import Record, of_kind, verifications
+from specbuild.cli.tables.comparison_table import comparison_tables
+from specbuild.cli.tables.run_table import run_table
+from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.records import RunRecord
+
+# Steps that are drawn beside their bytes; the table has them all.
+_MOST_BARS = 12
+
+
+def roofline_section(records: Sequence[Record]) -> Section:
+    """Measured phases beside the bytes that each must read."""
+    body = "".join(
+        _roofline(record, sweep) for record, sweep in of_kind(records, SweepReport) if sweep.phases
+    )
+    return _filled("roofline", "Roofline", body, "bench ENGINE --sweep decode,verify,prefill")
+
+
+def timeline_section(records: Sequence[Record]) -> Section:
+    """The launches of one layer, in order."""
+    body = ""
+    for record, sweep in of_kind(records, SweepReport):
+        steps: dict[tuple[str, int], list[LayerLaunch]] = defaultdict(list)
+        for launch in sweep.timeline:
+            steps[launch.step, launch.batch].append(launch)
+        for (step, batch), launches in steps.items():
+            caption = (
+                f"Layer {launches[0].layer} of a step of {batch} with {step} ({sweep.engine} on "
+                f"{sweep.gpu}): what each launch adds."
+            )
+            drawn = [
+                Bar(f"{one.op} ({one.kernel})", one.added_s, f"{1e6 * one.added_s:.2f} µs")
+                for one in launches
+            ]
+            body += figure(row(drawn), caption, source=record.file)
+    return _filled("timeline", "A layer's launches", body, "bench ENGINE --sweep profile")
+
+
+def speed_section(records: Sequence[Record]) -> Section:
+    """Sweeps, prompts, suites and servers, as their commands show them."""
+    body = ""
+    for record, sweep in of_kind(records, SweepReport):
+        body += figure(
+            converted(sweep_tables(sweep)), f"{sweep.engine} on {sweep.gpu}.", source=record.file
+        )
+    for record, report in of_kind(records, BenchReport):
+        caption = f"{report.max_new_tokens} tokens greedily; draft: {report.draft}."
+        body += figure(converted(bench_table(report)), caption, source=record.file)
+    for record, suite in of_kind(records, SuiteReport):
+        body += figure(converted(suite_table(suite)), f"On {suite.device}.", source=record.file)
+    for record, load in of_kind(records, LoadReport):
+        body += figure(converted(load_table(load)), f"{load_text(load)}.", source=record.file)
+    runs = of_kind(records, RunRecord)
+    for file in dict.fromkeys(record.file for record, _ in runs):
+        shown = run_table([run for record, run in runs if record.file == file])
+        body += figure(converted(shown), "", source=file)
+    return _filled("speed", "Speed", body, "bench ENGINE --prompts FILE")
+
+
+def cost_curves(records: Sequence[Record]) -> list[str]:
+    """Tables of step costs that machines without step programs keep, as curves."""
+    found = []
+    for record, costs in of_kind(records, CostTable):
+        target = Line(
+            "the target alone",
+            [(float(n), 1e3 * s) for n, s in zip(costs.target_rows, costs.target_s, strict=True)],
+        )
+        chains = [
+            (float(depth + 1), 1e3 * (costs.step_s(depth + 1) + costs.chain_s(depth)))
+            for depth in range(1, len(costs.draft_s) + 1)
+        ]
+        drawn = [target, Line("with the chain that gives these rows", chains)]
+        points = [point for line in drawn for point in line.points]
+        across = axis_of("rows of a step", [a for a, _ in points])
+        up = axis_of("ms a step", [b for _, b in points])
+        sure = "" if costs.sure else " Other work disturbed these times."
+        found.append(figure(lines(drawn, across, up), f"One sequence.{sure}", source=record.file))
+    return found
+
+
+def costs_section(own: Sequence[str], records: Sequence[Record]) -> Section:
+    """``own`` is what the engine itself has."""
+    body = "".join([*own, *cost_curves(records)])
+    lacking = (
+        "None were measured or given: specbuild tune measures those of a CUDA engine; for a CPU, "
+        "give the cost-*.json that a run leaves in the cache folder."
+    )
+    return Section("costs", "Step costs", body or paragraph(lacking, kind="none"))
+
+
+def acceptance_section(records: Sequence[Record]) -> Section:
+    """How often the first, second, … draft of a step was accepted."""
+    body = ""
+    for record, report in of_kind(records, BenchReport):
+        lines_of = [Line(s.name, _per_position(s.acceptance_histogram)) for s in report.sets]
+        body += _acceptance([line for line in lines_of if line.points], record)
+    runs: dict[str, list[tuple[Record, RunRecord]]] = defaultdict(list)
+    for record, run in of_kind(records, RunRecord):
+        runs[record.file].append((record, run))
+    for found in runs.values():
+        histograms = [run.stats.acceptance_histogram for _, run in found]
+        summed = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
+        points = _per_position(summed)
+        body += _acceptance([Line("all requests", points)] if points else [], found[0][0])
+    return _filled("acceptance", "Acceptance", body, "bench ENGINE --prompts FILE")
+
+
+def fidelity_section(records: Sequence[Record]) -> Section:
+    """Against another engine of the model, and against the checkpoint."""
+    body = ""
+    for record, found in of_kind(records, Comparison):
+        points = [((b.first + b.last) / 2, b.divergence) for b in found.by_position]
+        drawn = lines(
+            [Line("KL divergence", points)],
+            axis_of("position in the text (tokens)", [a for a, _ in points]),
+            axis_of("nats a token", [b for _, b in points]),
+        )
+        sides = f"{found.other.path} against {found.reference.path}."
+        body += figure(converted(comparison_tables(found)), sides, source=record.file)
+        body += figure(drawn, "", source=record.file)
+    for record, report in verifications(records):
+        caption = "Against Hugging Face transformers and plain torch."
+        body += figure(converted(verify_tables(report)), caption, source=record.file)
+    return _filled("fidelity", "Fidelity", body, "compare ENGINE OTHER --text FILE")
+
+
+def _roofline(record: Record, sweep: SweepReport) -> str:
+    phases = [phase for phase in sweep.phases if phase.operations_per_s and phase.bytes_total]
+    where = f"{sweep.engine} on {sweep.gpu}"
+    body = ""
+    if phases:
+        body += figure(_points(sweep, phases), f"{where}; both axes are logarithmic.",
+                       source=record.file)  # fmt: skip
+    if sweep.ceiling_bytes_per_s is not None and phases:
+        ceiling = sweep.ceiling_bytes_per_s
+        drawn = [
+            Bar(
+                f"{p.sweep}: {p.name}, batch {p.batch}, context {p.context:.0f}",
+                p.time_s,
+                f"{1e6 * p.time_s:.0f} µs",
+                floor=p.bytes_total / ceiling,
+            )
+            for p in phases[:_MOST_BARS]
+        ]
+        left = len(phases) - len(drawn)
+        more = f" {left} more are in the table of speeds." if left else ""
+        caption = f"Measured times; the dashes are what a streaming read of the bytes takes.{more}"
+        body += figure(bars(drawn), caption, source=record.file)
+    return body
+
+
+def _points(sweep: SweepReport, phases: Sequence[Phase]) -> str:
+    points: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for phase in phases:
+        intensity = phase.operations / phase.bytes_total
+        points[phase.sweep].append((intensity, (phase.operations_per_s or 0.0) / 1e12))
+    across = [a for found in points.values() for a, _ in found]
+    up = [b for found in points.values() for _, b in found]
+    drawn = [Line(name, found, joined=False) for name, found in points.items()]
+    if sweep.ceiling_bytes_per_s is not None:
+        ends = (min(across), max(across))
+        roof = [(end, sweep.ceiling_bytes_per_s * end / 1e12) for end in ends]
+        up += [b for _, b in roof]
+        drawn.append(Line(f"streaming read, {sweep.ceiling_bytes_per_s / 1e12:.2f} TB/s", roof))
+    return lines(
+        drawn,
+        axis_of("operations a byte read", across, logarithmic=True),
+        axis_of("TFLOP/s", up, logarithmic=True),
+    )
+
+
+def _per_position(histogram: Sequence[int]) -> list[tuple[float, float]]:
+    """The share of steps in which more than i drafts were accepted, by position from 1."""
+    steps = sum(histogram)
+    return [(float(i), sum(histogram[i:]) / steps) for i in range(1, len(histogram)) if steps]
+
+
+def _acceptance(drawn: Sequence[Line], record: Record) -> str:
+    if not drawn:
+        return ""
+    across = axis_of("position in the draft", [a for line in drawn for a, _ in line.points])
+    up = axis_of("share of steps", [1.0])
+    caption = "Of all steps, those that accepted the draft at this position."
+    return figure(lines(drawn, across, up), caption, source=record.file)
+
+
+def _filled(anchor: str, title: str, body: str, command: str) -> Section:
+    """The section, or which command's record would fill it."""
+    lacking = f"No record of this was given: specbuild {command} --json > FILE makes one."
+    return Section(anchor, title, body or paragraph(lacking, kind="none"))

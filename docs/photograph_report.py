@@ -1,0 +1,40 @@
+"""Makes docs/report-page.png: a part of a page that specbuild report wrote, as Chromium shows it.
+
+specbuild report engine speed.json --output report.html, then
+PYTHONPATH=tests python docs/photograph_report.py report.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from browser import browser
+
+PICTURE = Path(__file__).with_name("report-page.png")
+
+
+def main() -> None:
+    """Writes the picture, and its dark twin where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--section", default="speed")
+    parser.add_argument("--output", type=Path, default=PICTURE)
+    parser.add_argument("--width", type=int, default=820)
+    parser.add_argument("--height", type=int, default=760)
+    parser.add_argument("--dark", action="store_true")
+    given = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        browser(Path(profile)) as page,
+    ):
+        page.look(given.width, given.height, dark=given.dark)
+        page.open(given.report.resolve().as_uri())
+        place = f"document.getElementById({given.section!r}).offsetTop - 12"
+        page.value(f"window.scrollTo(0, {place})")
+        page.screenshot(given.output)
+
+
+if __name__ == "__main__":
+    main()
