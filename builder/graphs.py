@@ -164,6 +164,11 @@ def _table_length(plan: EnginePlan, ahead: int) -> int:
     return max(plan.limits.max_seq_len + ahead, plan.limits.max_rows)
 
 
+def _draft_table_length(plan: EnginePlan) -> int:
+    """That of a draft, whose levels or block reach beyond the committed tokens."""
+    return _table_length(plan, max(plan.limits.draft_depth, plan.limits.draft_block))
+
+
 def _block_ports(
     plan: EnginePlan, activations: torch.dtype
 ) -> tuple[tuple[InputPort, ...], tuple[InputPort, ...]]:
@@ -193,14 +198,17 @@ def exported_graph(
     role: str, d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
 ) -> ir.Model:
     """One of a draft's roles ``EXPORTED``, with activations of this type."""
-    if role == "draft_fuse":
-        return draft_fuse_graph(d, g, activations)
-    return draft_graph(d, g, plan, activations)
+    made = draft_fuse_graph if role == "draft_fuse" else draft_graph
+    return made(d, g, plan, activations)
 
 
-def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dtype) -> ir.Model:
+def draft_fuse_graph(
+    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+) -> ir.Model:
     """The role ``draft_fuse``."""
     family = draft_family(d.architecture)
+    if family.fuse is None:
+        return _context_graph(d, g, plan, activations)
     with torch.device("meta"):
         module = family.fuse(d, g)
     module.to(activations)
@@ -213,15 +221,44 @@ def draft_fuse_graph(d: DraftGeometry, g: TargetGeometry, activations: torch.dty
     return export_module(module, declaration, tuple)
 
 
+def _context_graph(
+    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+) -> ir.Model:
+    """The role ``draft_fuse`` of a draft whose caches hold what becomes of the target's states."""
+    group, made = plan.groups[-1], draft_family(d.architecture).context
+    assert made is not None
+    with torch.device("meta"):
+        module = made(d, g, _draft_table_length(plan))
+    module.to(activations)
+    of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
+    pools = [port for ports in of_layers for port in ports]
+    declaration = GraphDeclaration(
+        role="draft_fuse",
+        inputs=(
+            InputPort("captured", activations, ("T", len(d.aux_layers) * g.hidden)),
+            InputPort("positions", torch.int32, ("T",)),
+            InputPort(f"{group.name}.write_slot", torch.int32, ("T",)),
+            *pools,
+        ),
+        outputs=tuple(output_name(p.name) for p in pools),
+        output_shapes=tuple(p.shape for p in pools),
+    )
+
+    def pack(values: Sequence[Any]) -> tuple[Any, ...]:
+        return (*values[:3], _by_layer(of_layers, iter(values[3:])))
+
+    return export_module(module, declaration, pack)
+
+
 def draft_graph(
     d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
 ) -> ir.Model:
     """The role ``draft``."""
-    group = plan.groups[-1]
+    group, family = plan.groups[-1], draft_family(d.architecture)
     with torch.device("meta"):
-        positions = _table_length(plan, plan.limits.draft_depth)
-        module = draft_family(d.architecture).draft(d, g, positions)
+        module = family.draft(d, g, _draft_table_length(plan))
     module.to(activations)
+    states = () if family.fuse is None else (InputPort("hidden", activations, ("T", d.hidden)),)
     views = view_ports(group, batch_axis(plan))
     of_layers = [pool_ports(group, layer, activations) for layer in group.layers]
     pools = [port for ports in of_layers for port in ports]
@@ -229,21 +266,26 @@ def draft_graph(
         role="draft",
         inputs=(
             InputPort("token_ids", torch.int32, ("T",)),
-            InputPort("hidden", activations, ("T", d.hidden)),
+            *states,
             *launch_ports(plan),
             *views,
             *pools,
         ),
-        outputs=("draft_logits", "hidden_out", *[output_name(p.name) for p in pools]),
-        output_shapes=(("R", d.vocab), ("T", d.hidden), *[p.shape for p in pools]),
+        outputs=(
+            "draft_logits",
+            *["hidden_out" for _ in states],
+            *[output_name(p.name) for p in pools],
+        ),
+        output_shapes=(("R", d.vocab), *[p.shape for p in states], *[p.shape for p in pools]),
         stages=("stage.attention", "stage.ffn", "stage.pre_head"),
     )
 
     def pack(values: Sequence[Any]) -> tuple[Any, ...]:
-        tail = values[1 + _HEAD :]
+        first = 1 + len(states)
+        tail = values[len(states) + _HEAD :]
         return (
-            *values[:2],
-            Launch(*values[2 : 1 + _HEAD]),
+            *values[:first],
+            Launch(*values[first : len(states) + _HEAD]),
             GroupView(*tail[: len(views)]),
             _by_layer(of_layers, iter(tail[len(views) :])),
         )

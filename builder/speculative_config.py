@@ -38,7 +38,7 @@ class SpeculativeConfig:
     """
 
     enable_speculative_decoding: bool | None = None
-    method: Literal["eagle3", "p-eagle", "mtp", "none"] | None = None
+    method: Literal["eagle3", "p-eagle", "dflash", "mtp", "none"] | None = None
     enable_target_tree: bool | None = None
     enable_specpv: bool | None = None
     specpv_block_size: int | None = None

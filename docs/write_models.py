@@ -20,6 +20,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
+    DFlashGeometry,
     DraftGeometry,
     MlaGeometry,
     MtpGeometry,
@@ -70,6 +71,7 @@ RUN = {
     ("cpu", "layers"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "mla"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "p_eagle"): "tests/e2e/test_p_eagle.py",
+    ("cpu", "dflash"): "tests/e2e/test_dflash.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
 }
@@ -81,6 +83,7 @@ DRAFTS = {
     "layers": "EAGLE3 of several layers",
     "mla": "EAGLE3 with MLA",
     "p_eagle": "P-EAGLE of 1 to 4 layers",
+    "dflash": "DFlash, JetSpec",
     "mtp": "MTP layer of the model",
 }
 
@@ -96,6 +99,13 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         rms_eps=target.norm.eps, rope=target.rope, aux_layers=(target.layers - 1,),
         max_positions=target.max_positions,
     )  # fmt: skip
+    dflash = DFlashGeometry(
+        architecture="DFlashDraftModel", hidden=target.hidden, vocab=target.vocab,
+        q_heads=target.q_heads, kv_heads=target.kv_heads, head_dim=target.head_dim,
+        inner=target.hidden, layers=8, rms_eps=target.norm.eps, rope=target.rope,
+        aux_layers=(1, 6), max_positions=target.max_positions, block_size=8, mask_token=1,
+        causal=False, attention=AttentionParts(qk_norm="head"),
+    )  # fmt: skip
     return {
         "plain": plain,
         "norms": replace(plain, norm_before_fc=True),
@@ -104,6 +114,7 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "layers": replace(plain, layers=2),
         "mla": latent,
         "p_eagle": PEagleGeometry(**vars(replace(plain, layers=4)), mask_token=1),
+        "dflash": dflash,
         "mtp": mtp,
     }
 
@@ -128,7 +139,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             stored = f"safetensors, {STORED[kind]}" if kind in STORED else "safetensors"
             files = [name for name in family.gguf if fits(name, kind, family.model_types)]
             weights = f"{stored}; GGUF `{'`, `'.join(files)}`"
-            drafts = "EAGLE3, P-EAGLE" + (", MTP" if kind in MTP_LAYERS else "")
+            drafts = "EAGLE3, P-EAGLE, DFlash" + (", MTP" if kind in MTP_LAYERS else "")
             found = [state(backend, kind, target, None) for backend in BACKENDS]
             yield title, f"`{kind}`", weights, drafts, *found
     target = named_geometry("gpt-oss-20b").target

@@ -1,4 +1,4 @@
-"""Greedy outputs of an engine that drafts, for comparison with decoding from elsewhere."""
+"""Outputs of an engine that drafts, for comparison with decoding from elsewhere or without."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
 
 
 def drafted_outputs(
@@ -15,6 +16,24 @@ def drafted_outputs(
 ) -> tuple[list[tuple[int, ...]], int]:
     """Each prompt's output ids, and how many of them all were accepted drafts."""
     params = GenerateParams(max_new_tokens=new_tokens, ignore_eos=True)
+    return _outputs(engine, prompts, shape, params)
+
+
+def sampled_outputs(
+    engine: Path, shape: DraftShape | None, *, new_tokens: int = 64
+) -> tuple[list[tuple[int, ...]], int]:
+    """Three prompts' output ids at temperature 1, and how many were accepted drafts."""
+    sampling = SamplingParams(temperature=1.0, seed=5)
+    params = GenerateParams(max_new_tokens=new_tokens, ignore_eos=True, sampling=sampling)
+    return _outputs(engine, [(3 + i, 7, 9) for i in range(3)], shape, params)
+
+
+def _outputs(
+    engine: Path,
+    prompts: Sequence[tuple[int, ...]],
+    shape: DraftShape | None,
+    params: GenerateParams,
+) -> tuple[list[tuple[int, ...]], int]:
     asked = [Prompt(id=str(place), prompt_ids=ids) for place, ids in enumerate(prompts)]
     found, accepted = {}, 0
     for event in Engine.load(engine).generate(asked, params, speculation=shape):

@@ -11,16 +11,15 @@ from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    Llama3Scaling,
     MlaGeometry,
     MoeFeedForward,
     Norm,
     Rope,
     Swiglu,
     TargetGeometry,
-    YarnScaling,
     distinct_feed_forwards,
 )
+from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 
 
 def _dense(inner: int) -> DenseFeedForward:

@@ -6,10 +6,10 @@ import math
 
 from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
-    Rope,
     RopeScaling,
     YarnScaling,
 )

@@ -20,6 +20,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     choosing_group,
 )
 from specbuild.runtime.engine_dir.geometry import (
+    DFlashGeometry,
     DraftGeometry,
     IndexerGeometry,
     MtpGeometry,
@@ -173,6 +174,7 @@ def plan_engine(
         draft_top_k=shape.draft_top_k,
         draft_depth=shape.draft_depth,
         draft_tokens=shape.draft_tokens,
+        draft_block=draft.block_size if isinstance(draft, DFlashGeometry) else 0,
     )
     groups = _target_groups(target, page_size, sizes)
     dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
@@ -217,6 +219,9 @@ def _draft_shapes(
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
+    most_levels = draft.block_size - 1 if isinstance(draft, DFlashGeometry) else None
+    if most_levels is not None:
+        sizes = _within_block(sizes, given, most_levels)
     DraftOptions.check_bounds(given)
     if draft is None:
         if given:
@@ -231,6 +236,8 @@ def _draft_shapes(
         return _default_shapes(sizes, most_children, max_seq_len)
     top_k = given.get("top_k", most_children)
     usual_depth = DEFAULT_TREE_LIMITS.draft_depth
+    if most_levels is not None:
+        usual_depth = min(usual_depth, most_levels)
     if top_k == 1:
         usual_depth = given.get("tokens", sizes.draft_limits.draft_depth)
     depth = given.get("depth", usual_depth)
@@ -247,6 +254,21 @@ def _draft_shapes(
         )
     shape = _largest_draft(top_k, depth, tokens)
     return shape, shape
+
+
+def _within_block(sizes: BackendSizes, given: dict[str, int], most_levels: int) -> BackendSizes:
+    """The backend's sizes with no more levels than a block drafts; SpecbuildError for more."""
+    depth = given.get("depth", 1)
+    chain = given.get("tokens", 1) if given.get("top_k") == 1 and "depth" not in given else 1
+    for option, levels in (("depth", depth), ("tokens", chain)):
+        if levels > most_levels:
+            raise SpecbuildError(
+                f"{DraftOptions.flag(option)} {levels}: the draft's block is of {most_levels + 1} "
+                f"tokens, which drafts {most_levels}; ask for at most {most_levels}"
+            )
+    limits = sizes.draft_limits
+    deepest = replace(limits, draft_depth=min(limits.draft_depth, most_levels))
+    return replace(sizes, draft_limits=deepest)
 
 
 def _default_shapes(

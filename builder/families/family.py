@@ -237,14 +237,17 @@ class DraftFamily:
     the module of the role ``draft_fuse``, ``draft`` of the role ``draft`` with rotary tables of so
     many positions. ``claims`` says whether a config is this family's whatever architecture it
     names; ``fused`` are the outputs of ``draft_fuse``: the rows' hidden states, and single ones.
+    Where ``context`` is given, it is the module of ``draft_fuse`` in ``fuse``'s place, which writes
+    what becomes of the target's states to the draft's caches; ``draft`` then reads tokens alone.
     """
 
     title: str
     architectures: tuple[str, ...]
     read: DraftReader
     hints: Callable[[Iterable[str]], list[str]]
-    fuse: Callable[[Any, TargetGeometry], nn.Module]
+    fuse: Callable[[Any, TargetGeometry], nn.Module] | None
     draft: Callable[[Any, TargetGeometry, int], nn.Module]
     synth: SynthDraft | None = None
     claims: Callable[[Config], bool] = lambda _: False
     fused: tuple[str, ...] = ("hidden",)
+    context: Callable[[Any, TargetGeometry, int], nn.Module] | None = None

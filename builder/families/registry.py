@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.families.deepseek.family import DEEPSEEK
+from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
@@ -20,6 +21,7 @@ TARGETS: dict[str, TargetFamily] = {
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,
     "p_eagle": P_EAGLE,
+    "dflash": DFLASH,
     "mtp": MTP,
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, TargetGeometry, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:

@@ -110,6 +110,20 @@ class ProbedSequence:
         }
         return self._launch(role, plan, {**feeds, **placed}, capacity=slots[-1] + 1)
 
+    def write_states(self, aux_hidden: np.ndarray) -> None:
+        """Enter states [n, aux_layers·Ht] of committed tokens into caches that ``draft`` reads."""
+        role, count, first = "draft", len(aux_hidden), self._length("draft")
+        plan = RowPlan([first], [count], [first + count])
+        feeds = {"captured": aux_hidden, "positions": self._probe.counter.range(first, count)}
+        for group in groups_of(self._probe.manifest.roles[role]):
+            self._pages[group].append(count)
+            feeds |= launch_feeds(
+                self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
+            )
+        self._probe.run("draft_fuse", feeds)
+        for group in groups_of(self._probe.manifest.roles[role]):
+            self._pages[group].commit(first + count)
+
     def forget_tree(self, role: str) -> None:
         """Drop what :meth:`branch` wrote."""
         for group in groups_of(self._probe.manifest.roles[role]):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
+from specbuild.builder.families.parts.path_draft import BlockDraft, DraftStates, PathDraft
+from specbuild.builder.verify.block_check import compare_block
 from specbuild.builder.verify.comparison import Comparison
 from specbuild.builder.verify.engine_probe import (
     DRAFT_STAGES,
@@ -72,7 +73,7 @@ def run_reference(reference: ReferenceTarget, sample: Sample) -> SampleReference
 class StageCheck:
     """Compares an engine's stages over samples."""
 
-    def __init__(self, probe: EngineProbe, draft: PathDraft | None) -> None:
+    def __init__(self, probe: EngineProbe, draft: PathDraft | BlockDraft | None) -> None:
         self.probe = probe
         self.draft = draft
         self.comparison = Comparison()
@@ -86,8 +87,16 @@ class StageCheck:
                 for rows in _two_chunks(len(sample.ids))
             ]
             self._tree(sequence, sample, reference)
-            if self.draft is not None:
-                self._draft(sequence, sample, np.concatenate(aux_hidden), reference)
+            given = np.concatenate(aux_hidden)
+            if isinstance(self.draft, BlockDraft):
+                assert self.probe.manifest.draft is not None
+                wanted = reference.prefill.aux_hidden(self.probe.manifest.draft.aux_layers)
+                root = int(sample.tree[0])
+                compare_block(
+                    sequence, self.draft, self.comparison, aux_hidden=(given, wanted), root=root
+                )
+            elif self.draft is not None:
+                self._draft(sequence, sample, given, reference, self.draft)
 
     def _prefill(
         self, sequence: ProbedSequence, sample: Sample, reference: SampleReference, rows: slice
@@ -143,18 +152,19 @@ class StageCheck:
         sample: Sample,
         aux_hidden: np.ndarray,
         reference: SampleReference,
+        draft: PathDraft,
     ) -> None:
         """Row t pairs h_t with x_{t+1}; the last pairs with the root of the tree."""
-        assert self.draft is not None and self.probe.manifest.draft is not None
+        assert self.probe.manifest.draft is not None
         next_ids = np.append(sample.ids[1:], sample.tree[0])
         expected_aux_hidden = torch.from_numpy(
             reference.prefill.aux_hidden(self.probe.manifest.draft.aux_layers)
         )
         fused = self.probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
-        expected_fused = self.draft.fuse(expected_aux_hidden)
+        expected_fused = draft.fuse(expected_aux_hidden)
         self.comparison.states({"fuse": fused}, {"fuse": expected_fused.numpy()})
         ids = torch.from_numpy(next_ids.astype(np.int64))
-        committed = self.draft.run(ids, expected_fused, torch.arange(len(ids)))
+        committed = draft.run(ids, expected_fused, torch.arange(len(ids)))
         hidden = np.empty((0, 0), np.float32)
         for rows in _two_chunks(len(next_ids)):
             feeds = {"token_ids": next_ids[rows].astype(np.int32), "hidden": fused[rows]}
@@ -175,24 +185,24 @@ class StageCheck:
             )
             hidden = outputs["hidden_out"]
             for row, path in enumerate(launch.paths):
-                states = self.draft.follow(expected_aux_hidden, ids, torch.from_numpy(path))
+                states = draft.follow(expected_aux_hidden, ids, torch.from_numpy(path))
                 self._compare_draft(outputs, states, slice(row, row + 1), slice(-1, None))
         sequence.forget_tree("draft")
-        if self.draft.mask is not None:
-            self._mask_rows(sequence, ids, expected_fused, self.draft.mask)
+        if draft.mask is not None:
+            self._mask_rows(sequence, ids, expected_fused, draft)
 
     def _mask_rows(
         self,
         sequence: ProbedSequence,
         ids: torch.Tensor,
         fused: torch.Tensor,
-        mask: tuple[int, torch.Tensor],
+        draft: PathDraft,
     ) -> None:
         """Rows without a token or a state behind the committed ones, which a pass drafts at."""
-        assert self.draft is not None
-        token, states = mask
+        assert draft.mask is not None
+        token, states = draft.mask
         stored = self.probe.run("draft_fuse", {"captured": states.numpy()})["mask_hidden"]
-        expected = self.draft.fuse(states)
+        expected = draft.fuse(states)
         self.comparison.states({"mask state": stored}, {"mask state": expected.numpy()})
         outputs = sequence.branch(
             "draft",
@@ -205,7 +215,7 @@ class StageCheck:
             ancestors=np.tri(MASK_ROWS, dtype=bool),
         )
         sequence.forget_tree("draft")
-        rows = self.draft.run(
+        rows = draft.run(
             torch.cat([ids, torch.full((MASK_ROWS,), token)]),
             torch.cat([fused, expected.expand(MASK_ROWS, -1)]),
             torch.arange(len(ids) + MASK_ROWS),

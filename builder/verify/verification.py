@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from specbuild.builder.families.checkpoints import is_own_draft, read_target
+from specbuild.builder.families.dflash.reference import load_reference_dflash
 from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
 from specbuild.builder.families.mtp.reference import load_reference_mtp
-from specbuild.builder.families.parts.path_draft import PathDraft
+from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.frozen_target import read_config
@@ -28,7 +29,12 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import (
+    DFlashGeometry,
+    Eagle3Geometry,
+    MtpGeometry,
+    TargetGeometry,
+)
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -62,9 +68,11 @@ def verify_engine(
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
-    reference_draft: PathDraft | None = None
+    reference_draft: PathDraft | BlockDraft | None = None
     if own:
         reference_draft = load_reference_mtp(model, target.model, read_config(model))
+    elif draft is not None and isinstance(manifest.draft, DFlashGeometry):
+        reference_draft = _load_block_draft(draft, target, manifest.draft, engine)
     elif draft is not None:
         reference_draft = _load_draft(draft, target, manifest, engine)
     rows = StageCheck(probe, reference_draft)
@@ -151,6 +159,26 @@ def _check_same_model(
 
 def _sizes(g: TargetGeometry) -> tuple[str, int, int, int, int]:
     return g.model_type, g.layers, g.hidden, g.vocab, 0 if g.moe is None else g.moe.experts
+
+
+def _load_block_draft(
+    path: Path, target: ReferenceTarget, built: DFlashGeometry, engine: Path
+) -> BlockDraft:
+    model = target.model.model
+    draft = load_reference_dflash(
+        path,
+        read_config(path),
+        embedding=model.embed_tokens.weight,
+        head=target.model.lm_head.weight,
+    )
+    if (draft.layers, draft.block_size) != (built.layers, built.block_size):
+        raise SpecbuildError(
+            f"{engine}: its draft has {built.layers} layers and blocks of {built.block_size}, but "
+            f"{path} has {draft.layers} and {draft.block_size}; give the draft it was built from"
+        )
+    # A window chosen when building bounds the engine's draft, not the checkpoint's.
+    draft.window = built.sliding_window or None
+    return draft
 
 
 def _load_draft(

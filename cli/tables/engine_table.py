@@ -17,6 +17,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
+    DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
     MoeFeedForward,
@@ -178,7 +179,10 @@ def draft_table(draft: DraftGeometry) -> Table:
     table = fact_table(f"draft: {draft.architecture}")
     if isinstance(draft, PEagleGeometry):
         table.add_row("kind", f"P-EAGLE, one pass; mask token {draft.mask_token}")
-    if isinstance(draft, Eagle3Geometry):
+    if isinstance(draft, DFlashGeometry):
+        kind = "JetSpec, causal" if draft.causal else "DFlash, not causal"
+        table.add_row("kind", f"{kind}; blocks of {draft.block_size}, mask {draft.mask_token}")
+    if isinstance(draft, Eagle3Geometry | DFlashGeometry):
         table.add_row("layers, hidden, inner", f"{draft.layers}, {draft.hidden}, {draft.inner}")
     else:
         table.add_row("kind", "an MTP layer of the model")

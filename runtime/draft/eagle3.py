@@ -115,8 +115,12 @@ class Eagle3Drafter:
         """Enters ``count`` pending rows, in launches of the allowed size."""
         while count > 0:
             rows = min(count, self._max_rows)
-            self._extend([sequence], [rows])
+            self._enter([sequence], [rows])
             count -= rows
+
+    def _enter(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+        """Pending rows go to the draft's cache; nothing is drafted of them."""
+        self._extend(sequences, counts)
 
     def _extend(
         self, sequences: Sequence[SequenceState], counts: Sequence[int]

@@ -5,6 +5,7 @@ Which of them a run takes is a name: that of a kind, ``auto`` or ``none``.
 
 from __future__ import annotations
 
+from specbuild.runtime.draft.dflash import DFLASH
 from specbuild.runtime.draft.drafter import DrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.mtp import MTP
@@ -12,7 +13,7 @@ from specbuild.runtime.draft.p_eagle import P_EAGLE
 from specbuild.runtime.engine_dir.manifest import Drafter, Manifest
 from specbuild.runtime.errors import RequestError
 
-KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, MTP)}
+KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
 # What a run may ask for beside a kind: whatever pays, or no draft.
 AUTO = "auto"
 NONE = "none"

@@ -21,9 +21,12 @@ def choosing_group(config: SpecPv) -> str:
 
 
 def tree_slots(group: str, limits: Limits) -> int:
-    """Slots that a tree takes behind the committed tokens: N + 1, in the draft K·(D − 1)."""
+    """Slots that a tree takes behind the committed tokens: N + 1, in the draft K·(D − 1).
+
+    A draft whose queries are a block has slots for that.
+    """
     if group == DRAFT_GROUP:
-        return limits.draft_top_k * max(limits.draft_depth - 1, 0)
+        return max(limits.draft_top_k * max(limits.draft_depth - 1, 0), limits.draft_block)
     return limits.draft_tokens + 1
 
 

@@ -7,46 +7,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+from specbuild.runtime.engine_dir.rope_scaling import RopeScaling, YarnScaling
 
 # How weights are stored; a later kind names the feature that brings it.
 WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
 LAYER_TYPES: FeatureOf = {"full_attention": None, "sliding_attention": None}
-
-
-@dataclass(frozen=True, kw_only=True)
-class YarnScaling:
-    """YaRN (arXiv 2309.00071); cos and sin are multiplied by ``attention_factor``."""
-
-    kind: Literal["yarn"] = "yarn"
-    factor: float
-    original_max_positions: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = False
-    attention_factor: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
-    """Llama 3.1's: only frequencies whose waves are long against the original context change."""
-
-    kind: Literal["llama3"] = "llama3"
-    factor: float
-    original_max_positions: int
-    low_freq_factor: float
-    high_freq_factor: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearScaling:
-    """Every frequency is divided by ``factor``."""
-
-    FEATURE: ClassVar[str] = "linear_rope"
-    kind: Literal["linear"] = "linear"
-    factor: float
-
-
-RopeScaling: TypeAlias = YarnScaling | Llama3Scaling | LinearScaling
 
 
 @dataclass(frozen=True)
@@ -379,4 +344,49 @@ class MtpGeometry:
         return "identity"
 
 
-DraftGeometry: TypeAlias = Eagle3Geometry | PEagleGeometry | MtpGeometry
+@dataclass(frozen=True, kw_only=True)
+class DFlashGeometry:
+    """Shape of a DFlash draft: layers whose queries are a block, over keys of the target's states.
+
+    The block is the newest token and ``block_size`` − 1 of ``mask_token``; ``causal`` blocks see
+    what stands before a row alone (JetSpec). Embedding and head are the target's. ``attention``
+    and ``dtype`` are as in :class:`Eagle3Geometry`.
+    """
+
+    FEATURE: ClassVar[str] = "dflash"
+    architecture: str
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    layers: int
+    rms_eps: float
+    rope: Rope
+    aux_layers: tuple[int, ...]
+    max_positions: int | None
+    block_size: int
+    mask_token: int
+    causal: bool
+    attention: AttentionParts
+    sliding_window: int = 0
+    dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+
+    @property
+    def latent_dims(self) -> tuple[int, ...]:
+        """None: it caches keys and values."""
+        return ()
+
+    @property
+    def mla(self) -> None:
+        """None."""
+        return None
+
+    @property
+    def d2t_form(self) -> Literal["identity"]:
+        """It drafts tokens of the target's vocabulary."""
+        return "identity"
+
+
+DraftGeometry: TypeAlias = Eagle3Geometry | PEagleGeometry | MtpGeometry | DFlashGeometry

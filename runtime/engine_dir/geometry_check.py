@@ -6,12 +6,12 @@ from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    LinearScaling,
     MoeFeedForward,
     Norm,
     Rope,
     TargetGeometry,
 )
+from specbuild.runtime.engine_dir.rope_scaling import LinearScaling
 from specbuild.runtime.errors import EngineFileError
 
 _LARGEST = 2**31 - 1

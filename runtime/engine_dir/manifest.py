@@ -12,6 +12,7 @@ from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 from specbuild.runtime.engine_dir.geometry import (
+    DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
     MtpGeometry,
@@ -53,7 +54,10 @@ ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept"
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine was built for. ``max_rows`` bounds the rows of one target launch."""
+    """What the engine was built for. ``max_rows`` bounds the rows of one target launch.
+
+    ``draft_block`` is how many rows of a draft's block are in its cache at once, 0 without one.
+    """
 
     max_seq_len: int
     max_batch_size: int
@@ -61,6 +65,7 @@ class Limits:
     draft_top_k: int
     draft_depth: int
     draft_tokens: int
+    draft_block: int = field(default=0, metadata=of_feature("dflash"))
 
 
 @dataclass(frozen=True)
@@ -274,8 +279,20 @@ class MtpDrafter:
     geometry: MtpGeometry
 
 
+@dataclass(frozen=True, kw_only=True)
+class DFlashDrafter:
+    """A DFlash draft: one pass over a block."""
+
+    FEATURE: ClassVar[str] = "dflash"
+    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
+    kind: Literal["dflash"] = "dflash"
+    cache_group: str
+    roles: tuple[str, ...]
+    geometry: DFlashGeometry
+
+
 # What proposes tokens: a union by ``kind``.
-Drafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter
+Drafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter | DFlashDrafter
 
 
 @dataclass(frozen=True)

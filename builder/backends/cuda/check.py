@@ -17,6 +17,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WID
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     DenseFeedForward,
+    DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
     IndexerGeometry,
@@ -62,9 +63,10 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         raise SpecbuildError(
             "--draft mtp: no CUDA kernel computes an MTP layer; build with --backend cpu"
         )
-    if isinstance(draft, PEagleGeometry):
+    if isinstance(draft, PEagleGeometry | DFlashGeometry):
+        title = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
         raise SpecbuildError(
-            "the draft is P-EAGLE's, whose pass no CUDA program has; build with --backend cpu"
+            f"the draft is {title}'s, whose pass no CUDA program has; build with --backend cpu"
         )
     _require_variant(draft)
     _require_heads("draft", draft)

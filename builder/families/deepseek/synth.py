@@ -23,9 +23,9 @@ from specbuild.runtime.engine_dir.geometry import (
     Rope,
     Swiglu,
     TargetGeometry,
-    YarnScaling,
     distinct_feed_forwards,
 )
+from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
 # DeepSeek-V2's; DeepSeek-V3 has 1.0.
 _MSCALE = 0.707

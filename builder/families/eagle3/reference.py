@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from specbuild.builder.families.eagle3.reference_mla import ReferenceMla
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
+from specbuild.builder.families.parts.reference_rope import rotary_frequencies
 from specbuild.runtime.errors import SpecbuildError
 
 FLAGS = ("norm_before_residual", "norm_output")
@@ -64,7 +65,7 @@ class ReferenceDraft(PathDraft):
         }
         windowed = decoder.get("sliding_window") and decoder.get("use_sliding_window", True)
         self.window = decoder["sliding_window"] if windowed else None
-        self.frequencies, self.attention_factor = _rotary(decoder, self.head_dim)
+        self.frequencies, self.attention_factor = rotary_frequencies(decoder, self.head_dim)
         if "mask_hidden" in self.weights:
             token = next(config[name] for name in MASK_TOKENS if config.get(name) is not None)
             self.mask = token, self.weights["mask_hidden"].reshape(1, -1)
@@ -175,24 +176,3 @@ def load_reference_draft(
             f"{path}: no fc.weight, so no EAGLE3 draft; give the draft's directory"
         )
     return draft
-
-
-def _rotary(decoder: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies [D/2] and attention factor, as transformers has them."""
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    rope = dict(decoder.get("rope_parameters") or decoder.get("rope_scaling") or {})
-    rope.setdefault("rope_theta", decoder.get("rope_theta") or 10000.0)
-    rope["rope_type"] = rope.get("rope_type") or rope.get("type") or "default"
-    config = LlamaConfig(
-        hidden_size=head_dim,
-        num_attention_heads=1,
-        head_dim=head_dim,
-        max_position_embeddings=decoder.get("max_position_embeddings") or 2048,
-        rope_parameters=rope,
-    )
-    if rope["rope_type"] == "default":
-        return LlamaRotaryEmbedding.compute_default_rope_parameters(config)
-    return ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, None)

@@ -15,7 +15,8 @@ import torch
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor
-from specbuild.runtime.engine_dir.geometry import Rope, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 RMS_EPS = 1e-5  # the layout's configuration does not name it

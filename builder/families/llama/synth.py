@@ -12,13 +12,13 @@ from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     DenseFeedForward,
     FeedForward,
-    Llama3Scaling,
     MoeFeedForward,
     Norm,
     Rope,
     Swiglu,
     TargetGeometry,
 )
+from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

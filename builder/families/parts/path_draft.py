@@ -24,6 +24,23 @@ class DraftStates:
     recurrence: torch.Tensor
 
 
+class BlockDraft(ABC):
+    """A draft whose queries are a block behind the target's states, without caches.
+
+    ``block_size`` counts the block's rows, ``mask_token`` stands at all but the first. ``causal``
+    blocks see what stands before a row alone.
+    """
+
+    block_size: int
+    mask_token: int
+    causal: bool
+
+    @abstractmethod
+    def logits(self, aux_hidden: torch.Tensor, root: int) -> torch.Tensor:
+        """``aux_hidden`` [L, aux_layers·Ht] of the tokens before ``root`` → logits of the block's
+        mask rows [block_size − 1, V]."""
+
+
 class PathDraft(ABC):
     """A draft that recurs, without caches, pages or trees.
 

@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from specbuild.runtime.engine_dir.geometry import LinearScaling, Llama3Scaling, Rope
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, Llama3Scaling
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.claims_check import pool_shapes
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, PEagleGeometry
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
 from specbuild.runtime.errors import EngineFileError
 
@@ -141,6 +141,8 @@ def _commit(manifest: Manifest) -> tuple[_Forms, _Forms]:
 def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_Forms, _Forms]:
     aux_hidden = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
     hidden = _floats("T", draft.hidden)
+    if role in ("draft_fuse", "draft") and isinstance(draft, DFlashGeometry):
+        return _block_drafting(manifest, draft, role)
     if role == "draft_fuse":
         mask = isinstance(draft, PEagleGeometry)
         single = {"mask_hidden": _floats(1, draft.hidden)} if mask else {}
@@ -160,6 +162,22 @@ def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_For
     for name in (drafter.cache_group for drafter in manifest.drafters):
         group = manifest.group(name)
         inputs |= _view(group) | _pools(manifest, group)
+        outputs |= _written(_pools(manifest, group))
+    return inputs, outputs
+
+
+def _block_drafting(manifest: Manifest, draft: DFlashGeometry, role: str) -> tuple[_Forms, _Forms]:
+    """The roles of a draft whose caches hold what becomes of the target's states."""
+    inputs, outputs = _launch(), {"draft_logits": _floats("R", draft.vocab)}
+    if role == "draft_fuse":
+        states = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
+        inputs, outputs = {"captured": states, "positions": _ints("T")}, {}
+    for name in (drafter.cache_group for drafter in manifest.drafters):
+        group = manifest.group(name)
+        placed = _view(group)
+        if role == "draft_fuse":
+            placed = {f"{name}.write_slot": _ints("T")}
+        inputs |= placed | _pools(manifest, group)
         outputs |= _written(_pools(manifest, group))
     return inputs, outputs
 

@@ -8,7 +8,7 @@ import pytest
 from geometries import gpt_oss_parts
 
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     EAGLE3_ROLES,
     CacheGroup,
@@ -20,6 +20,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Role,
     StoredFile,
 )
+from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
 LIMITS = Limits(
     max_seq_len=64, max_batch_size=2, max_rows=32, draft_top_k=4, draft_depth=5, draft_tokens=20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.geometry import (
     ClampedSwiglu,
+    DFlashGeometry,
     DraftGeometry,
     PEagleGeometry,
     TargetGeometry,
@@ -24,9 +25,10 @@ def require_standard_support(
             f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
             "without --draft"
         )
-    if isinstance(draft, PEagleGeometry):
+    if isinstance(draft, PEagleGeometry | DFlashGeometry):
+        kind = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
         raise SpecbuildError(
-            f"the draft is P-EAGLE's, whose pass has no form for {title}; build with --backend cpu"
+            f"the draft is {kind}'s, whose pass has no form for {title}; build with --backend cpu"
         )
     if target.mla is not None:
         raise SpecbuildError(

@@ -11,7 +11,8 @@ import torch
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import describe, read_rope
 from specbuild.builder.families.parts.rope import inverse_frequencies
-from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 from specbuild.runtime.errors import SpecbuildError
 
 RELEASE = {

@@ -7,7 +7,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specbuild.builder.families.parts.rope import inverse_frequencies, rope_tables
-from specbuild.runtime.engine_dir.geometry import Llama3Scaling, Rope, YarnScaling
+from specbuild.runtime.engine_dir.geometry import Rope
+from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 
 YARN = Rope(
     150000.0,

@@ -1,0 +1,19 @@
+"""DFlash drafts as the registry knows them."""
+
+from __future__ import annotations
+
+from specbuild.builder.families.dflash.checkpoint import read_dflash
+from specbuild.builder.families.dflash.config import ARCHITECTURES, is_dflash
+from specbuild.builder.families.dflash.model import DFlash, DFlashContext
+from specbuild.builder.families.family import DraftFamily
+
+DFLASH = DraftFamily(
+    title="DFlash",
+    architectures=ARCHITECTURES,
+    read=read_dflash,
+    hints=lambda _: [],
+    fuse=None,
+    context=DFlashContext,
+    draft=DFlash,
+    claims=is_dflash,
+)

@@ -1,0 +1,43 @@
+"""A draft that drafts a block in one pass, held against its plain torch form."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specbuild.builder.families.parts.path_draft import BlockDraft
+from specbuild.builder.verify.comparison import Comparison
+from specbuild.builder.verify.engine_probe import ProbedSequence
+
+
+def compare_block(
+    sequence: ProbedSequence,
+    draft: BlockDraft,
+    comparison: Comparison,
+    *,
+    aux_hidden: tuple[np.ndarray, np.ndarray],
+    root: int,
+) -> None:
+    """The logits of a block behind ``root``, over states that were written in two launches.
+
+    ``aux_hidden`` [L, aux_layers·Ht] are the engine's, and those that are expected.
+    """
+    given, expected = aux_hidden
+    cut = max(1, len(given) // 2 - 1)
+    for rows in (slice(0, cut), slice(cut, None)):
+        if len(given[rows]):
+            sequence.write_states(given[rows])
+    count = draft.block_size
+    tokens = np.full(count, draft.mask_token, np.int32)
+    tokens[0] = root
+    seen = np.tri(count, dtype=bool) if draft.causal else np.ones((count, count), bool)
+    outputs = sequence.branch(
+        "draft",
+        {"token_ids": tokens},
+        slots=range(count),
+        positions=range(len(given), len(given) + count),
+        ancestors=seen,
+    )
+    sequence.forget_tree("draft")
+    wanted = draft.logits(torch.from_numpy(expected), root)
+    comparison.logits("draft block", outputs["draft_logits"][1:], wanted.numpy())

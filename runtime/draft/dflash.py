@@ -1,0 +1,103 @@
+"""DFlash and JetSpec: a block of mask tokens behind the newest one is drafted in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
+from specbuild.runtime.draft.one_pass import candidate_pool
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.request import SequenceState
+
+_CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
+
+
+class DFlashDrafter(Eagle3Drafter):
+    """Writes keys and values of accepted tokens once, and runs a block of queries over them.
+
+    The block's rows stand at tree slots, so that they see all accepted tokens, and of each other
+    what their bits say: everything, or the rows before them where the draft is causal. Row i drafts
+    position i. A block that is not causal is always whole, as it was trained.
+    """
+
+    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
+        super().__init__(executor, manifest, counter, _CAPABILITIES)
+        assert isinstance(manifest.draft, DFlashGeometry)
+        self._geometry = manifest.draft
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        """A chain of the likeliest tokens, or the best nodes of a tree of them."""
+        depth = min(shape.draft_depth, shape.draft_tokens)
+        counts = [self._pending[s.index].count for s in sequences]
+        if sum(counts) <= self._max_rows:
+            self._enter(sequences, counts)
+        else:
+            for sequence, count in zip(sequences, counts, strict=True):
+                self._take_up(sequence, count)
+        logits = self._block(sequences, depth)
+        batch, k = len(sequences), shape.draft_top_k
+        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
+        tokens = best["tokens"].reshape(batch, depth, k)
+        if k == 1:
+            return chain_trees([s.root for s in sequences], tokens[:, :, 0])
+        pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))
+        return self._best_nodes(
+            sequences, **pool, draft_tokens=np.array(shape.draft_tokens, np.int32)
+        )
+
+    def _enter(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+        """Pending rows become keys and values, each at its own token's position."""
+        pending = [self._pending[s.index] for s in sequences]
+        first = [self._draft_length(s) for s in sequences]
+        for sequence, count in zip(sequences, counts, strict=True):
+            self._append(sequence, count)
+        plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        feeds = {
+            "captured": np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)]),
+            "positions": self._counter.ranges(first, counts),
+        }
+        for group in self._groups:
+            holders = [s.pages[group] for s in sequences]
+            placed = cache_feeds(group, holders, plan, self._counter)
+            feeds[f"{group}.write_slot"] = placed[f"{group}.write_slot"]
+        self._executor.run("draft_fuse", feeds)
+        self._committed(sequences, first, counts)
+
+    def _block(self, sequences: Sequence[SequenceState], depth: int) -> np.ndarray:
+        """Logits [B·depth, V] of the first ``depth`` mask rows of each sequence's block."""
+        d, batch = self._geometry, len(sequences)
+        rows = depth + 1 if d.causal else d.block_size
+        first = [self._draft_length(s) for s in sequences]
+        for sequence in sequences:
+            self._append(sequence, rows)
+        ids = np.full((batch, rows), d.mask_token, np.int32)
+        ids[:, 0] = [s.root for s in sequences]
+        seen = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
+        wanted = np.arange(batch, dtype=np.int32)[:, None] * rows
+        plan = RowPlan(first, [rows] * batch, first)
+        feeds: dict[str, np.ndarray] = {
+            "token_ids": ids.reshape(-1),
+            "positions": self._counter.ranges(first, plan.count),
+            "row_start": plan.row_start(),
+            "ancestor_bits": np.tile(pack_bits(seen), (batch, 1)),
+            "logit_rows": (wanted + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
+        }
+        for group in self._groups:
+            holders = [s.pages[group] for s in sequences]
+            feeds |= cache_feeds(group, holders, plan, self._counter)
+        logits = self._executor.run("draft", feeds)["draft_logits"]
+        self._forget_tree(sequences)
+        return logits
+
+
+DFLASH = DrafterKind(
+    _CAPABILITIES, lambda parts: DFlashDrafter(parts.executor, parts.manifest, parts.counter)
+)

@@ -1,0 +1,87 @@
+"""Rounds of drafting without a target: sequences that grow by random tokens and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.draft.tree import DraftTrees
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.request import GenerateParams, Request, SequenceState
+from specbuild.runtime.statistics import RunCounters
+
+LENGTHS = (9, 1, 30)
+MOST = 128
+
+
+def likeliest(
+    logits: torch.Tensor, target_ids: torch.Tensor, shape: DraftShape
+) -> set[tuple[int, ...]]:
+    """The paths of the best nodes by logits [D, Vd], where the best K of a level have K children.
+
+    ``target_ids`` [Vd] are those of the draft's tokens.
+    """
+    level: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    pool: list[tuple[float, tuple[int, ...]]] = []
+    for chances in logits.double().log_softmax(dim=1)[: shape.draft_depth]:
+        best = chances.argsort(descending=True)[: shape.draft_top_k]
+        level = [
+            (score + float(chances[i]), (*path, int(target_ids[i])))
+            for score, path in sorted(level, reverse=True)[: shape.draft_top_k]
+            for i in best
+        ]
+        pool += level
+    return {path for _, path in sorted(pool, reverse=True)[: shape.draft_tokens]}
+
+
+def paths_of(trees: DraftTrees, b: int) -> set[tuple[int, ...]]:
+    """The paths of a tree's nodes."""
+    return {tuple(trees.path(b, node)) for node in range(1, int(trees.count[b]))}
+
+
+def check_rounds(
+    drafter: object,
+    manifest: Manifest,
+    rounds: Sequence[tuple[int, DraftShape]],
+    expected: Callable[[torch.Tensor, torch.Tensor, DraftShape], set[tuple[int, ...]]],
+) -> None:
+    """Three sequences propose, then commit so many tokens, round after round.
+
+    ``expected`` gives the paths of a sequence's tree by its states [L, n·H], its tokens [L + 1] and
+    the shape. The draft's cache holds L tokens after each.
+    """
+    random = torch.Generator().manual_seed(3)
+    vocab = manifest.target.vocab
+    assert manifest.draft is not None
+    width = len(manifest.draft.aux_layers) * manifest.target.hidden
+    ids = torch.randint(0, vocab, (len(LENGTHS), MOST), generator=random)
+    states = torch.randn(len(LENGTHS), MOST, width, generator=random)
+    kv = KvPools(manifest.cache_groups, manifest.limits)
+    sequences = [_sequence(kv, ids[i].numpy(), i, length) for i, length in enumerate(LENGTHS)]
+    for sequence in sequences:
+        drafter.observe(sequence, states[sequence.index, : sequence.length].numpy())
+    for grown, shape in rounds:
+        trees = drafter.propose(sequences, shape)
+        for b, sequence in enumerate(sequences):
+            length = sequence.length
+            assert paths_of(trees, b) == expected(states[b, :length], ids[b, : length + 1], shape)
+            assert sequence.pages["draft"].length == length
+            sequence.length, sequence.known = length + grown, length + grown + 1
+            if grown:
+                drafter.observe(sequence, states[b, length : length + grown].numpy())
+
+
+def _sequence(kv: KvPools, ids: np.ndarray, index: int, length: int) -> SequenceState:
+    return SequenceState(
+        request=Request("r", (0,), GenerateParams(), 4),
+        index=index,
+        ids=ids.astype(np.int32),
+        pages=kv.admit(kv.pages_wanted(64)),
+        counters=RunCounters(0),
+        text=None,
+        known=length + 1,
+        length=length,
+    )

@@ -1,0 +1,201 @@
+"""Engines that draft with DFlash and JetSpec, against plain torch and transformers."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import write_target
+from command_line import Command
+from dflash_drafts import AUX_LAYERS, BLOCK, EPS, MASK_TOKEN, THETA, PlainDFlash, write_dflash
+from draft_rounds import check_rounds, likeliest
+from drafted_outputs import drafted_outputs, sampled_outputs
+from random_weights import Tensors
+from safetensors.torch import load_file
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import verify_engine
+from specbuild.builder.verify.engine_probe import EngineProbe
+from specbuild.runtime.draft.dflash import DFlashDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import SpecbuildError
+
+VOCAB, DEPTH = 32, BLOCK - 1
+CHAIN, TREE = DraftShape(1, DEPTH, DEPTH), DraftShape(3, 4, 12)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "jetspec": {"causal": True},
+    "one layer without norms": {"layers": 1, "normed": False},
+    "four causal layers": {"layers": 4, "causal": True},
+}
+
+
+def built(folder: Path, drafting: DraftOptions | None = None, **options: Any) -> Tensors:
+    """A random GPT-OSS, a draft for it, and their engine; the draft's tensors."""
+    write_target(folder / "model", vocab=VOCAB, dtype="f32", experts_format="bf16")
+    tensors = write_dflash(folder / "draft", vocab=VOCAB, **options)
+    asked = BuildOptions(
+        model=folder / "model",
+        draft=folder / "draft",
+        output=folder / "engine",
+        limits=LimitOptions(max_seq_len=128, max_batch_size=3),
+        drafting=drafting or DraftOptions(),
+    )
+    build(asked, SilentProgress())
+    return tensors
+
+
+def shared_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """The target's embedding and head."""
+    weights = load_file(folder / "model" / "model.safetensors")
+    return weights["model.embed_tokens.weight"], weights["lm_head.weight"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dflash")
+    built(folder)
+    return folder
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_drafts_are_those_of_the_published_maths(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Round after round: of a block nothing is left in the next one."""
+    tensors = built(tmp_path, **options)
+    reference, causal = PlainDFlash(tensors, *shared_of(tmp_path)), options.get("causal", False)
+
+    def expected(
+        states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
+    ) -> set[tuple[int, ...]]:
+        logits = reference.logits(states, int(ids[-1]), causal=causal)
+        return likeliest(logits, torch.arange(VOCAB), shape)
+
+    probe = EngineProbe(tmp_path / "engine")
+    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    rounds = [(2, CHAIN), (1, TREE), (5, DraftShape(1, 1, 1)), (1, CHAIN), (0, TREE)]
+    check_rounds(drafter, probe.manifest, rounds, expected)
+
+
+def assistant(tensors: Tensors) -> Any:
+    """transformers' DFlash model with these weights."""
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=32, rms_norm_eps=EPS, block_size=BLOCK,
+        mask_token_id=MASK_TOKEN, target_layer_ids=list(AUX_LAYERS),
+        layer_types=["full_attention"] * 2, max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    )  # fmt: skip
+    model = MuseGlimmerAssistantModel(config).eval()
+    renamed = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc"}
+    renamed["hidden_norm.weight"] += ".weight"
+    model.load_state_dict({renamed.get(n, n): t.float() for n, t in tensors.items()}, strict=True)
+    return model
+
+
+def test_chains_are_those_of_transformers_candidate_generator(tmp_path: Path) -> None:
+    from transformers import GenerationConfig
+    from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
+
+    tensors = built(tmp_path)
+    embedding, head = shared_of(tmp_path)
+    shared = torch.nn.Embedding.from_pretrained(embedding)
+    output = torch.nn.Linear(*reversed(head.shape), bias=False)
+    output.weight.data = head.float()
+    make = partial(
+        DFlashTokenCandidateGenerator, assistant(tensors), shared, output,
+        GenerationConfig(max_length=512),
+    )  # fmt: skip
+    # One generator a sequence, each with what its cache has of it already.
+    generators: dict[int, tuple[Any, int]] = {}
+
+    @torch.no_grad()
+    def expected(
+        states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
+    ) -> set[tuple[int, ...]]:
+        known = generators.setdefault(int(ids[0]) * 1000 + int(ids[1]), (make(), 0))
+        generator, before = known
+        parts = states[None, before:].chunk(len(AUX_LAYERS), dim=-1)
+        given, _ = generator.get_candidates(
+            input_ids=ids[None],
+            model_kwargs={
+                "position_ids": torch.arange(len(ids))[None],
+                "attention_mask": torch.ones(1, len(ids), dtype=torch.long),
+            },
+            model_outputs=SimpleNamespace(hidden_states=dict(zip(AUX_LAYERS, parts, strict=True))),
+            is_first_iteration=False,
+            n_last_matches=len(states) - before - 1,
+        )
+        generators[int(ids[0]) * 1000 + int(ids[1])] = generator, len(states)
+        drafts = given[0, len(ids) :].tolist()
+        return {tuple(drafts[:depth]) for depth in range(1, shape.draft_depth + 1)}
+
+    probe = EngineProbe(tmp_path / "engine")
+    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    rounds = [(2, CHAIN), (1, CHAIN), (5, DraftShape(1, 2, 2)), (3, CHAIN)]
+    check_rounds(drafter, probe.manifest, rounds, expected)
+    assert len(generators) == 3
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_greedy_output_is_transformers(folder: Path, shape: DraftShape) -> None:
+    from transformers import AutoModelForCausalLM
+
+    prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
+    found, accepted = drafted_outputs(folder / "engine", prompts, shape, new_tokens=64)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    for ids, output in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            best = model(torch.tensor([ids + output]), use_cache=False).logits[0].argmax(-1)
+        assert output == tuple(best[len(ids) - 1 : -1].tolist())
+    assert accepted
+
+
+def test_sampled_output_does_not_depend_on_the_draft(folder: Path) -> None:
+    plain, _ = sampled_outputs(folder / "engine", None)
+    accepted = 0
+    for shape in (CHAIN, TREE):
+        outputs, count = sampled_outputs(folder / "engine", shape)
+        assert outputs == plain
+        accepted += count
+    assert accepted
+
+
+def test_the_manifest_says_what_drafts(folder: Path, command: Command) -> None:
+    manifest = json.loads((folder / "engine" / "manifest.json").read_text())
+    (drafter,) = manifest["drafters"]
+    assert (drafter["kind"], drafter["geometry"]["block_size"]) == ("dflash", BLOCK)
+    assert manifest["limits"]["draft_block"] == BLOCK
+    assert manifest["limits"]["draft_depth"] == DEPTH
+    assert "dflash" in manifest["features"]
+    shown = command("inspect", folder / "engine")
+    assert shown.code == 0 and "DFlash, not causal; blocks of 6, mask 5" in shown.out
+
+
+def test_levels_are_bounded_by_the_block(tmp_path: Path) -> None:
+    with pytest.raises(SpecbuildError, match="--draft-depth 6: the draft's block is of 6 tokens"):
+        built(tmp_path, DraftOptions(depth=6))
+    built(tmp_path, DraftOptions(top_k=1))
+    manifest = json.loads((tmp_path / "engine" / "manifest.json").read_text())
+    assert manifest["draft_default"] == {"draft_top_k": 1, "draft_depth": 5, "draft_tokens": 5}
+    found, _ = drafted_outputs(tmp_path / "engine", [(3, 4)], CHAIN, new_tokens=100)
+    assert len(found[0]) == 100
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_verify_compares_its_stages(tmp_path: Path, causal: bool) -> None:
+    built(tmp_path, causal=causal)
+    report = verify_engine(
+        tmp_path / "engine", tmp_path / "model", tmp_path / "draft", SilentProgress()
+    )
+    stages = {row.stage: row for row in report.rows}
+    assert stages["draft block"].rows > 0
+    assert report.passed
