@@ -45,6 +45,7 @@ LONG = r"^make demo|^specbuild build |^specbuild (bench|compare) "
 ADDED = (
     (r"^specbuild bench (?!--server|.*--suite)", "--max-new-tokens 16 --rounds 1"),
     (r"^specbuild compare ", "--tokens 300 --length 300 --context 200 --max-new-tokens 8"),
+    (r"^specbuild bench --modes", "--context 64 --judged 16"),
     (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),

@@ -64,6 +64,17 @@ def _engine(path: Path) -> None:
     build(BuildOptions(model=model, draft=draft, output=path), SilentProgress())
 
 
+def _modes_target(path: Path) -> None:
+    """The target with latents and indexers."""
+    _target(path)
+    write_factors(path, path / "model.safetensors", range(4), 16)
+
+
+def _modes(path: Path) -> None:
+    model, draft = made_once("page-modes", _modes_target), made_once("page-draft", _draft)
+    path.write_text(f"model: {model}\ndraft: {draft}\nmax-seq-len: 2048\n", encoding="utf-8")
+
+
 def _config(path: Path) -> None:
     """The file that the page of configuration files shows."""
     page = ROOT / "docs" / "configuration.md"
@@ -94,6 +105,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "a.txt": _copy(ROOT / "LICENSE"),
     "book.txt": _copy(ROOT / "LICENSE"),
     "engine.yaml": _config,
+    "modes.yaml": _modes,
     "sweep.json": _copy(ROOT / "benchmarks" / "results" / "h200-2026-11-23" / "20b-steps.json"),
     **dict.fromkeys(("engine-dsa", "engine-specpv"), _engine),
     "svd.safetensors": _latents,

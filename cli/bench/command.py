@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbuild.builder.options import TreeOptions
-from specbuild.cli.bench.options import ServerLoadOptions, SuiteOptions, SweepOptions
+from specbuild.cli.bench.options import (
+    ModeOptions,
+    ServerLoadOptions,
+    SuiteOptions,
+    SweepOptions,
+)
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
     from specbuild.runtime.request import GenerateParams
 
 _RANDOM_SEED = 1
+# What --modes measures behind, where no --context is given.
+MODE_CONTEXTS = (512, 1536)
 
 
 @takes_options
@@ -91,6 +98,7 @@ def bench(
     tree: TreeOptions,
     sweep: SweepOptions,
     suite: SuiteOptions,
+    modes: ModeOptions,
     server: ServerLoadOptions,
     threads: Threads = None,
     as_json: Json = False,
@@ -114,6 +122,9 @@ def bench(
 
     [b]--suite[/b] judges scenarios by thresholds; exit code 1 where one is missed.
 
+    [b]--modes[/b] builds engines of one checkpoint without a draft, with one, with
+    SpecPV, latents and DSA, and measures speed, caches and fidelity by context.
+
     [b]--server[/b] loads a server with OpenAI's API, without an engine: times to the
     first token and between tokens, as clients see them.
 
@@ -124,15 +135,17 @@ def bench(
     specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
     """
     if server.server is not None:
-        beside = sweep.given() or tree.given() or suite.given() or against is not None
-        if engine is not None or beside:
-            raise SpecbuildError(
-                "--server measures a server: leave ENGINE, --sweep, --suite, --draft and "
-                "--against out"
-            )
+        beside = bool(sweep.given() or tree.given() or suite.given() or modes.given())
+        _refuse_beside_server(beside or engine is not None or against is not None)
         bench_server(
             server, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json
         )
+        return
+    if modes.given():
+        beside = bool(server.given() or suite.given() or tree.given() or drafter or no_spec)
+        _refuse_beside_modes(beside or bool(engine or prompts or against or raw))
+        how = dict(new_tokens=max_new_tokens, rounds=rounds)
+        _modes(modes, sweep, how, threads=threads, plot=plot, as_json=as_json)
         return
     if engine is None or server.given():
         raise SpecbuildError("name an engine directory, or a server with --server URL")
@@ -211,6 +224,40 @@ def _suite(
 
     file = prompts[0] if prompts else None
     bench_suite(engine, options, file, threads=threads, as_json=as_json)
+
+
+def _refuse_beside_server(given: bool) -> None:
+    if given:
+        raise SpecbuildError(
+            "--server measures a server: leave ENGINE, --sweep, --suite, --modes, --draft and "
+            "--against out"
+        )
+
+
+def _refuse_beside_modes(given: bool) -> None:
+    if given:
+        raise SpecbuildError(
+            "--modes measures the engines that it builds: leave ENGINE, --prompts and other "
+            "ways of measuring out"
+        )
+
+
+def _modes(
+    modes: ModeOptions,
+    sweep: SweepOptions,
+    how: dict[str, int],
+    *,
+    threads: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    if set(sweep.given()) - {"contexts"}:
+        raise SpecbuildError("of --sweep's options --modes takes --context alone")
+    from specbuild.cli.bench.modes.command import bench_modes
+    from specbuild.cli.bench.modes.measurement import ModesPlan
+
+    plan = ModesPlan(sweep.contexts or MODE_CONTEXTS, modes.judged, **how)
+    bench_modes(modes, plan, threads=threads, plot=plot, as_json=as_json)
 
 
 def _refuse_beside_sweep(given: bool) -> None:

@@ -112,3 +112,32 @@ class SuiteOptions(OptionGroup):
         Path | None,
         Described("Stored report that over_record is judged by.", "FILE.json"),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModeOptions(OptionGroup):
+    """One checkpoint's modes beside each other instead of pairs."""
+
+    PANEL: ClassVar[str] = "Modes"
+
+    modes: Annotated[
+        str | None,
+        Described(
+            "Compare these modes of one checkpoint: base, eagle3, specpv, mla, dsa, or some "
+            "joined by +.",
+            "LIST",
+        ),
+    ] = None
+    build: Annotated[
+        Path | None,
+        Described("Model, draft and options of their builds, as build reads them.", "FILE.yaml"),
+    ] = None
+    engines: Annotated[
+        Path | None, Described("Where their engines lie; what lacks is built.", "DIR")
+    ] = None
+    text: Annotated[
+        Path | None, Described("Text to read and to go on from, or ids as .npy.", "FILE")
+    ] = None
+    judged: Annotated[
+        int, Described("Tokens behind each context that are judged.", "N", least=1)
+    ] = 256

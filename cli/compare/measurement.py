@@ -91,7 +91,7 @@ def _aligned(
     engines: Engines, text: Ids, context: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Positions [n] and the logits [n, V] of both, whatever rows either gives at once."""
-    streams = [_logits(engine, text, context) for engine in engines.both]
+    streams = [logits_behind(engine, text, context) for engine in engines.both]
     held = [next(stream) for stream in streams]
     first = 0
     while first < len(text) - 1:
@@ -109,7 +109,7 @@ def _aligned(
         stream.close()
 
 
-def _logits(
+def logits_behind(
     engine: Engine, text: Ids, context: int
 ) -> Generator[tuple[int, np.ndarray], None, None]:
     """The first position of each part, and its logits.
@@ -158,7 +158,7 @@ def _side(engine: Engine, path: str, records: Sequence[RunRecord]) -> EngineSide
         backend=manifest.backend,
         lossy=lossy_names(manifest),
         weights_bytes=memory.weights_bytes,
-        cache_bytes_per_token=_bytes_per_token(manifest, memory.kv_bytes),
+        cache_bytes_per_token=cache_bytes_per_token(manifest, memory.kv_bytes),
         draft="none" if manifest.draft is None else manifest.draft.architecture,
         tokens_per_s=median(s.output_tokens_per_s for s in stats) if stats else None,
         ttft_s=median(s.ttft_s for s in stats) if stats else None,
@@ -178,7 +178,7 @@ def lossy_names(manifest: Manifest) -> tuple[str, ...]:
     return tuple(name for name, held in modes.items() if held)
 
 
-def _bytes_per_token(manifest: Manifest, kv_bytes: dict[str, int]) -> float:
+def cache_bytes_per_token(manifest: Manifest, kv_bytes: dict[str, int]) -> float:
     """Of the groups that keep every token; a window's share does not grow with the length."""
     whole = [group for group in manifest.cache_groups if not group.window]
     return sum(kv_bytes[g.name] / (g.pages * g.page_size) for g in whole)

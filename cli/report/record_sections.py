@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from specbuild.cli.bench.command import bench_table
+from specbuild.cli.bench.modes.report import ModesReport
+from specbuild.cli.bench.modes.show import modes_tables
 from specbuild.cli.bench.pairs import BenchReport
 from specbuild.cli.bench.report import LayerLaunch, Phase, SweepReport
 from specbuild.cli.bench.server.report import LoadReport
@@ -71,6 +73,9 @@ def speed_section(records: Sequence[Record]) -> Section:
         body += figure(converted(suite_table(suite)), f"On {suite.device}.", source=record.file)
     for record, load in of_kind(records, LoadReport):
         body += figure(converted(load_table(load)), f"{load_text(load)}.", source=record.file)
+    for record, modes in of_kind(records, ModesReport):
+        caption = f"Modes of {modes.model} on {modes.device}."
+        body += figure(converted(modes_tables(modes)), caption, source=record.file)
     runs = of_kind(records, RunRecord)
     for file in dict.fromkeys(record.file for record, _ in runs):
         shown = run_table([run for record, run in runs if record.file == file])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from specbuild.cli.bench.modes.report import ModesReport
 from specbuild.cli.bench.pairs import BenchReport
 from specbuild.cli.bench.report import SweepReport
 from specbuild.cli.bench.server.report import LoadReport
@@ -30,6 +31,7 @@ KINDS: dict[type[Any], str] = {
     BenchReport: "bench",
     SuiteReport: "bench --suite",
     LoadReport: "bench --server",
+    ModesReport: "bench --modes",
     Comparison: "compare",
     RunRecord: "run",
     CostTable: "a kept table of step costs",

@@ -1,0 +1,1 @@
+"""One checkpoint's modes beside each other: without a draft, with one, SpecPV, latents, DSA."""

@@ -1,0 +1,89 @@
+"""``bench --modes``: builds what lacks, loads every mode's engine, and measures them in turn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbuild.cli.bench.modes.engines import (
+    Mode,
+    build_file,
+    build_lacking,
+    engine_path,
+    modes_of,
+)
+from specbuild.cli.bench.modes.measurement import ModesPlan, measure
+from specbuild.cli.bench.modes.report import ModeEngine, ModesReport
+from specbuild.cli.bench.modes.show import modes_tables, plot_modes
+from specbuild.cli.bench.options import ModeOptions
+from specbuild.cli.compare.measurement import cache_bytes_per_token
+from specbuild.cli.compare.options import TextOptions
+from specbuild.cli.compare.texts import pieces
+from specbuild.cli.tables.predicted_memory import predict_memory
+from specbuild.cli.terminal import console
+from specbuild.cli.terminal.engine_loading import load_engine
+from specbuild.cli.terminal.plot_file import require_plot_place
+from specbuild.cli.terminal.progress_bar import ProgressBar
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+
+
+def bench_modes(
+    asked: ModeOptions, plan: ModesPlan, *, threads: int | None, plot: Path | None, as_json: bool
+) -> None:
+    """Prints the table, or JSON; SpecbuildError where an option or the checkpoint is wrong."""
+    if asked.modes is None or asked.build is None or asked.engines is None or asked.text is None:
+        raise SpecbuildError("--modes, --build, --engines and --text belong together: give all")
+    require_plot_place(plot)
+    modes, options = modes_of(asked.modes), build_file(asked.build)
+    with ProgressBar() as progress:
+        built = build_lacking(modes, options, asked.engines, progress)
+        engines = {
+            mode: load_engine(engine_path(asked.engines, mode), threads=threads) for mode in modes
+        }
+        first = engines[modes[0]]
+        rows = measure(engines, _text(asked.text, first, plan), plan, progress)
+    report = ModesReport(
+        model=options.model.name,
+        backend=first.manifest.backend,
+        device=first.manifest.device,
+        judged_tokens=plan.judged,
+        new_tokens=plan.new_tokens,
+        rounds=plan.rounds,
+        modes=tuple(_engine(mode, engines[mode], built[mode]) for mode in modes),
+        rows=rows,
+    )
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(modes_tables(report))
+    if plot is not None:
+        plot_modes(report, plot)
+
+
+def _text(file: Path, engine: Engine, plan: ModesPlan) -> tuple[int, ...]:
+    """The beginning of a text, as long as the longest context and what is judged behind it."""
+    most = engine.manifest.limits.max_seq_len
+    if plan.longest > most:
+        raise SpecbuildError(
+            f"--context {max(plan.contexts)} and what follows are {plan.longest} tokens, the "
+            f"engines take {most}: ask for less, or give the build file a larger max-seq-len"
+        )
+    (text,) = pieces(TextOptions(files=(file,), tokens=plan.longest), engine, longest=plan.longest)
+    if len(text) < plan.longest:
+        raise SpecbuildError(
+            f"--text {file} has {len(text)} tokens, {plan.longest} are read: give a longer one or "
+            "smaller contexts"
+        )
+    return text
+
+
+def _engine(mode: Mode, engine: Engine, built: bool) -> ModeEngine:
+    memory = predict_memory(engine.manifest)
+    return ModeEngine(
+        mode=mode.name,
+        title=mode.title,
+        engine=mode.name,
+        built=built,
+        weights_bytes=memory.weights_bytes,
+        cache_bytes_per_token=cache_bytes_per_token(engine.manifest, memory.kv_bytes),
+    )
