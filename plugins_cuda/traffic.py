@@ -42,7 +42,8 @@ STATE_ONLY = NoTraffic("reads the state of a step's sequences, which stays in th
 class Weights:
     """The traffic of an op that reads its stored tensors once a pass, and no cache.
 
-    ``looked_up``: tensors of which every row reads one entry of the first axis. ``multiplied``:
+    ``looked_up``: tensors of which every row reads one entry of the first axis, or one of the 16
+    rows of a tile that stands there. ``multiplied``:
     weights that multiply ``x`` [T, K], of shape [N, K] or packed in tiles of 16 outputs, whatever
     the form of their elements. A ``head`` multiplies only rows whose logits are wanted.
     """
@@ -87,7 +88,8 @@ def stored_terms(
     for name in request.stored:
         info = request.tensors[name]
         if name in looked_up:
-            entries += info.nbytes // info.shape[0]
+            rows = info.shape[0] * (TILE_ROWS if len(info.shape) == 3 else 1)
+            entries += info.nbytes // rows
         elif name not in besides:
             whole += info.nbytes
     return terms(Term(part, whole, "pass"), Term(part, entries, "row"))

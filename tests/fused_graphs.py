@@ -15,7 +15,7 @@ from planning import plan_engine
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.backend import CUDA
-from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.engine.sizes import EnginePlan
@@ -68,12 +68,13 @@ def fused_model(
     if not draft_only:
         models["target"] = graphs.target_graph(g, plan, d.aux_layers if d else (), dtype)
     if d is not None:
-        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, dtype)
+        models["draft_fuse"] = graphs.draft_fuse_graph(d, g, plan, dtype)
         models["draft"] = graphs.draft_graph(d, g, plan, dtype)
     results = []
     for role, model in models.items():
         sources.bind(model)
-        results += run_passes(role, model, CUDA_PASSES, asked.dump_passes)
+        passes = cuda_passes(role, "bf16", tied=g.tied_head)
+        results += run_passes(role, model, passes, asked.dump_passes)
     return FusedModel(target, draft, plan, models, tuple(results))
 
 

@@ -10,12 +10,18 @@ from specbuild.plugins_cuda.linear.cases import draw
 
 
 def inputs(
-    tokens: int, width: int, *, embedding: bool = True, segments: int = 1, prefix: str = ""
+    tokens: int,
+    width: int,
+    *,
+    embedding: bool = True,
+    segments: int = 1,
+    packed: bool = False,
+    prefix: str = "",
 ) -> Case:
     """``tokens`` rows of states ``width`` wide, so many side by side."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        ids, table = chosen_table(rng, tokens, 60, width)
+        ids, table = chosen_table(rng, tokens, 64, width, packed=packed)
         return (
             ids,
             table if embedding else None,
@@ -26,7 +32,7 @@ def inputs(
         )
 
     kind = "embedding and hidden" if embedding else "hidden"
-    kind += f", {segments} segments" * (segments > 1)
+    kind += ", packed" * packed + f", {segments} segments" * (segments > 1)
     name = f"{prefix}{tokens} rows of {width}, {kind}"
     return Case(name, make, {"eps": 1e-5, "segments": segments})
 
@@ -36,6 +42,7 @@ CASES: tuple[Case, ...] = (
     inputs(7, 192),
     inputs(5, 96, embedding=False),
     inputs(3, 64, embedding=False, segments=3),
+    inputs(6, 288, packed=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -2,7 +2,8 @@
 // SEGMENTS of which each is normed for itself.
 //
 //   token_ids    [rows] int32, in
-//   table        [V, WIDTH] bf16, in, constant; null without HAS_TABLE
+//   table        [V, WIDTH] bf16, in, constant, or, PACKED, [V/16, WIDTH/32, 512]; null without
+//                HAS_TABLE
 //   embed_norm   [WIDTH] bf16, in, constant; null without HAS_TABLE
 //   hidden       [rows, SEGMENTS·WIDTH] bf16, in
 //   hidden_norm  [SEGMENTS·WIDTH] bf16, in, constant
@@ -11,6 +12,7 @@
 // One CTA norms one part of a row: grid (rows, parts), the embedding first. The norms cast before
 // their weight.
 #include "../_device/normed_rows.cuh"
+#include "../_device/table_row.cuh"
 
 using Rows = NormedRows<WIDTH, WARPS, NormRounding::kCastFirst>;
 
@@ -27,8 +29,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   cp_async_commit();
   pdl_wait();
   normed.read(1, [&](int) {
-    if (!embeds) return hidden + (row * SEGMENTS + segment) * WIDTH;
-    return table + static_cast<int64_t>(load_l2_int(token_ids + row)) * WIDTH;
+    if (!embeds) return TableRow::in_order(hidden + (row * SEGMENTS + segment) * WIDTH);
+    return TableRow::of(table, load_l2_int(token_ids + row), WIDTH, PACKED != 0);
   });
   cp_async_wait<0>();
   __syncthreads();

@@ -29,6 +29,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("WIDTH", width),
         ("WARPS", warps),
         ("HAS_TABLE", int(embeds)),
+        ("PACKED", int(embeds and len(request.tensors["table"].shape) == 3)),
         ("SEGMENTS", segments),
         ("EPS", request.attributes["eps"]),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.draft_input.lowering import lower
+from specbuild.plugins_cuda.embed.op import table_rows
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.traffic import Weights
@@ -26,8 +27,9 @@ def reference(
     """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
 
     ``hidden`` [T, H]; the norms are LLaMA's. Each of ``segments`` equal parts of a hidden state is
-    normed for itself, by its part of ``hidden_norm``; beside a table there is one. ``table`` and
-    ``embed_norm`` come together, and with ``token_ids``, which nothing reads without them.
+    normed for itself, by its part of ``hidden_norm``; beside a table there is one. ``table``, in
+    order or packed as Embed's, and ``embed_norm`` come together, and with ``token_ids``, which
+    nothing reads without them.
     """
     import torch
 
@@ -35,7 +37,7 @@ def reference(
     normed = torch.cat([rms_norm(part, weight, eps, "llama") for part, weight in parts], dim=-1)
     if table is None or embed_norm is None or token_ids is None:
         return normed
-    embedded = rms_norm(table[token_ids.long()].to(hidden.dtype), embed_norm, eps, "llama")
+    embedded = rms_norm(table_rows(table, token_ids).to(hidden.dtype), embed_norm, eps, "llama")
     return torch.cat([embedded, normed], dim=-1)
 
 
@@ -44,7 +46,7 @@ OP = OpSpec(
     doc="The draft's normed embedding and hidden state, side by side, or its hidden state alone.",
     inputs=(
         TensorSpec("token_ids", "int32", ("T",), optional=True),
-        TensorSpec("table", "W", ("V", "H"), optional=True),
+        TensorSpec("table", "W", optional=True, rank_free=True),
         TensorSpec("embed_norm", "W", ("H",), optional=True),
         TensorSpec("hidden", "T", ("T", "H")),
         TensorSpec("hidden_norm", "W", ("H",)),

@@ -6,32 +6,49 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw
+from specbuild.plugins_cuda.linear.packing import pack_rows
 
 
 def chosen_table(
-    rng: np.random.Generator, tokens: int, vocab: int, width: int
+    rng: np.random.Generator, tokens: int, vocab: int, width: int, *, packed: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``token_ids`` [tokens], and a table that is NaN in the rows that none of them names."""
+    """``token_ids`` [tokens], and a table that is NaN in the rows that none of them names.
+
+    A ``packed`` one is in the form of weights; ``vocab`` is then a multiple of 16.
+    """
     ids = rng.integers(0, vocab, tokens).astype(np.int32)
     table = draw(rng, vocab, width)
     table[np.setdiff1d(np.arange(vocab), ids)] = np.nan
+    if packed:
+        import torch
+
+        table = pack_rows(torch.from_numpy(table)).contiguous().numpy()
     return ids, table
 
 
-def embed(tokens: int, width: int, *, vocab: int = 60, prefix: str = "") -> Case:
+def embed(
+    tokens: int, width: int, *, vocab: int = 60, packed: bool = False, prefix: str = ""
+) -> Case:
     """``tokens`` rows of a table ``width`` wide."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        return chosen_table(rng, tokens, vocab, width)
+        return chosen_table(rng, tokens, vocab, width, packed=packed)
 
-    name = f"{prefix}{tokens} rows of {width}"
+    name = f"{prefix}{tokens} rows of {width}" + ", packed" * packed
     return Case(name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
 
-CASES: tuple[Case, ...] = (embed(1, 32), embed(7, 192), embed(33, 96))
+CASES: tuple[Case, ...] = (
+    embed(1, 32),
+    embed(7, 192),
+    embed(33, 96),
+    embed(9, 160, vocab=64, packed=True),
+)
 
 KERNEL_CASES: tuple[Case, ...] = (
     embed(3, 2880),
+    embed(40, 96, vocab=48, packed=True),
     embed(64, 2880, vocab=2000, prefix="gpu: "),
     embed(2048, 2880, vocab=2000, prefix="gpu: "),
+    embed(2048, 2048, vocab=2000, packed=True, prefix="gpu: "),
 )

@@ -1,18 +1,20 @@
 // Embed: x = table[token_ids].
 //
 //   token_ids  [rows] int32, in
-//   table      [V, 8·VECTORS] bf16, in, constant
+//   table      [V, 8·VECTORS] bf16, in, constant; or, PACKED, [V/16, VECTORS/4, 512]
 //   x          [rows, 8·VECTORS] bf16, out
 //
 // A thread copies 16 bytes.
 #include "../_device/ptx.cuh"
+#include "../_device/table_row.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    embed(const int* token_ids, const uint4* table, uint4* x, int rows) {
+    embed(const int* token_ids, const uint16_t* table, uint4* x, int rows) {
   pdl_launch_dependents();
   const int index = blockIdx.x * THREADS + threadIdx.x, row = index / VECTORS;
   pdl_wait();
   if (row >= rows) return;
   const int64_t token = load_l2_int(token_ids + row);
-  x[index] = load_constant16(table + token * VECTORS + index % VECTORS);
+  const TableRow found = TableRow::of(table, token, 8 * VECTORS, PACKED != 0);
+  x[index] = load_constant16(found + index % VECTORS * 8);
 }

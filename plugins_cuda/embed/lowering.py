@@ -23,8 +23,10 @@ def lower(request: LoweringRequest) -> Lowering:
     """One launch, for any number of rows."""
     rows, width = request.tensors["x"].shape
     vectors = vectors_of("Embed", width)
+    packed = len(request.tensors["table"].shape) == 3
+    constants = (("VECTORS", vectors), ("THREADS", THREADS), ("PACKED", int(packed)))
     launch = OpLaunch(
-        Kernel("embed", "embed", (("VECTORS", vectors), ("THREADS", THREADS))),
+        Kernel("embed", "embed", constants),
         grid=(-(-rows * vectors // THREADS), 1, 1),
         block=THREADS,
         shared_bytes=0,

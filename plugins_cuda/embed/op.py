@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.embed.lowering import lower
+from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import Weights
 
@@ -12,9 +13,19 @@ if TYPE_CHECKING:
     import torch
 
 
+def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows ``ids`` [T] → [T, H] of a ``table`` [V, H], or of one packed by ``pack_rows``."""
+    ids = ids.long()
+    if table.ndim == 2:
+        return table[ids]
+    tiles = table[ids // TILE_ROWS].unflatten(2, (2, HALF_ROWS, BLOCK))
+    half, row = ids % TILE_ROWS // HALF_ROWS, ids % HALF_ROWS
+    return tiles[range(len(ids)), :, half, row].flatten(1)
+
+
 def reference(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """``table`` [V, H] at ``token_ids`` [T] → [T, H]."""
-    return table[token_ids.long()]
+    """``table`` [V, H], in order or packed, at ``token_ids`` [T] → [T, H]."""
+    return table_rows(table, token_ids)
 
 
 OP = OpSpec(
@@ -22,7 +33,7 @@ OP = OpSpec(
     doc="The embedding of each token.",
     inputs=(
         TensorSpec("token_ids", "int32", ("T",)),
-        TensorSpec("table", "W", ("V", "H")),
+        TensorSpec("table", "W", rank_free=True),
     ),
     outputs=(TensorSpec("x", "T", ("T", "H")),),
     attributes=(),

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from planning import plan_engine
 from shared_graphs import exported_anew
 from traced_reads import Reads, agree, traced
 
 from specbuild.builder import graphs
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.metadata import clear_metadata
+from specbuild.builder.options import BuildOptions
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
@@ -31,13 +33,14 @@ def test_a_shared_graph_is_the_exported_one_and_nobody_elses(
     target_path: Path, draft_path: Path
 ) -> None:
     g, d = geometries(target_path, draft_path)
+    plan = plan_engine(BuildOptions(model=target_path, output=Path("unused")), g, d)
     with exported_anew():
-        wanted = graphs.draft_fuse_graph(d, g, torch.bfloat16)
-    first = graphs.draft_fuse_graph(d, g, torch.bfloat16)
+        wanted = graphs.draft_fuse_graph(d, g, plan, torch.bfloat16)
+    first = graphs.draft_fuse_graph(d, g, plan, torch.bfloat16)
     assert nodes(first) == nodes(wanted)
     assert list(first.graph.initializers) == list(wanted.graph.initializers)
     first.graph.outputs[0].name = "changed"
-    assert graphs.draft_fuse_graph(d, g, torch.bfloat16).graph.outputs[0].name == "hidden"
+    assert graphs.draft_fuse_graph(d, g, plan, torch.bfloat16).graph.outputs[0].name == "hidden"
 
 
 def test_what_was_read_decides_and_nothing_else(target_path: Path, draft_path: Path) -> None:

@@ -71,8 +71,12 @@ class CudaBackend:
         models = {role: graphs.models[role] for role in MODEL_ROLES if role in graphs.models}
         sources, draft = graphs.sources, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
+        tied = sources.target_geometry.tied_head
         passes = run_role_passes(
-            models, lambda role: cuda_passes(role, dtype), taken.asked.dump_passes, progress
+            models,
+            lambda role: cuda_passes(role, dtype, tied=tied),
+            taken.asked.dump_passes,
+            progress,
         )
         d2t = None if draft is None else sources.d2t()
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)

@@ -31,6 +31,7 @@ from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tab
 from specbuild.builder.backends.cuda.fusions.qkv import fuse_qkv
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
+from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_tables
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.plugins_cuda.linear.storage import BF16, storage_named
@@ -69,11 +70,15 @@ CUDA_PASSES = (
 _DRAFT_ROLES = ("draft_fuse", "draft")
 
 
-def cuda_passes(role: str, draft_dtype: str) -> tuple[GraphPass, ...]:
-    """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``."""
+def cuda_passes(role: str, draft_dtype: str, *, tied: bool = False) -> tuple[GraphPass, ...]:
+    """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``.
+
+    ``tied``: the target's embedding is its head.
+    """
     storage = storage_named(draft_dtype)
-    if role not in _DRAFT_ROLES or storage is BF16:
-        return CUDA_PASSES
-    quantise = GraphPass("quantise-weights", partial(quantise_weights, storage=storage))
     *fusions, unused, known = CUDA_PASSES
-    return (*fusions, quantise, unused, known)
+    last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
+    if role in _DRAFT_ROLES and storage is not BF16:
+        quantise = partial(quantise_weights, storage=storage)
+        last.append(GraphPass("quantise-weights", quantise))
+    return (*fusions, *last, unused, known)

@@ -19,6 +19,10 @@ _MOST_BYTES = 1 << 48  # what a GPU addresses
 # The offset that turns each of the draft's ids into one of the target's.
 DRAFT_OFFSETS = "d2t"
 
+# An embedding has a row for each token, or tiles of 16 where it is packed.
+_PACKED, _TILE_ROWS = "embed_tokens.packed", 16
+_TABLES = ("embed_tokens.weight", _PACKED)
+
 
 def check_plan(plan: Plan, manifest: Manifest) -> None:
     """Raises EngineFileError with the first thing that does not fit."""
@@ -145,10 +149,11 @@ def _tables(manifest: Manifest) -> Iterator[str]:
     if manifest.draft is not None:
         wanted[DRAFT_OFFSETS] = manifest.draft.vocab
     for name, tensor in manifest.tensors.items():
-        least = wanted.get(name, 0)
-        if name.endswith("embed_tokens.weight"):
+        least, rows_of_first = wanted.get(name, 0), 1
+        if name.endswith(_TABLES):
             least = manifest.target.vocab
-        if least and (not tensor.shape or tensor.shape[0] < least):
+            rows_of_first = _TILE_ROWS if name.endswith(_PACKED) else 1
+        if least and (not tensor.shape or rows_of_first * tensor.shape[0] < least):
             yield f"tensor {name!r} is {tensor.shape}, but {least} rows of it are read"
 
 

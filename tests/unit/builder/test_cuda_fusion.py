@@ -27,6 +27,7 @@ from fused_graphs import (
     run_graph,
 )
 from geometries import GPT_OSS_20B, gpt_oss_parts
+from llama_checkpoints import write_llama
 from planning import plan_engine
 from safetensors.torch import load_file, save_file
 
@@ -44,6 +45,7 @@ from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.body import BodyBuilder
+from specbuild.plugins_cuda.linear.packing import unpack_rows
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -179,7 +181,7 @@ def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
     ]
     assert [head.attributes["rounding"].value for head in heads] == ["gpt_oss", "llama"]
     assert_settled(fused)
-    last = onnx.load(tmp_path / "target.16-only-known-ops.onnx", load_external_data=False)
+    last = onnx.load(tmp_path / "target.17-only-known-ops.onnx", load_external_data=False)
     assert len(last.graph.node) == len(wanted) + 1
 
 
@@ -218,7 +220,7 @@ def test_stored_weights_have_the_types_of_kernels(tmp_path: Path, dtype: str) ->
     assert_settled(fused)
 
 
-def test_a_tied_head_is_packed_beside_the_table(tmp_path: Path) -> None:
+def test_a_tied_head_and_the_table_are_one_tensor(tmp_path: Path) -> None:
     changes = {"tie_word_embeddings": True}
     write_target(tmp_path / "t", layers=1, config_changes=changes)
     file = tmp_path / "t" / "model.safetensors"
@@ -228,15 +230,25 @@ def test_a_tied_head_is_packed_beside_the_table(tmp_path: Path) -> None:
     write_draft(tmp_path / "d", target_layers=1, aux_layers=(0,), draft_vocab=None)
     fused = fused_model(tmp_path / "t", tmp_path / "d")
     table = tensors["model.embed_tokens.weight"]
+    packed = {}
     for role in ("target", "draft"):
-        weights = fused.models[role].graph.initializers
-        heads = [n.inputs[3] for n in fused.models[role].graph if n.op_type == "RmsHead"]
-        assert torch.equal(recipe_of(weights["model.embed_tokens.weight"]).checked(), table)
-        packed = recipe_of(heads[0])
-        assert heads[0].name == "model.embed_tokens.packed"
-        assert packed.sources == ("model.embed_tokens.weight",)
-        assert not torch.equal(packed.checked().flatten(), table.flatten())
-        assert torch.equal(*(t.flatten().sort().values for t in (packed.checked(), table)))
+        graph = fused.models[role].graph
+        heads = [n.inputs[3] for n in graph if n.op_type == "RmsHead"]
+        tables = [n.inputs[1] for n in graph if n.op_type in ("Embed", "DraftInput")]
+        assert heads == tables and heads[0].name == "model.embed_tokens.packed"
+        assert "model.embed_tokens.weight" not in graph.initializers
+        packed[role] = recipe_of(heads[0])
+        assert packed[role].sources == ("model.embed_tokens.weight",)
+        assert torch.equal(unpack_rows(packed[role].checked()), table)
+    assert packed["target"].describes(packed["draft"])
+
+
+def test_a_draft_with_a_head_of_its_own_reads_the_target_s_tied_table(tmp_path: Path) -> None:
+    write_llama(tmp_path / "t", tie_word_embeddings=True, vocab_size=64)
+    write_draft(tmp_path / "d", target_layers=3, target_vocab=64, draft_vocab=32, aux_layers=(0,))
+    fused = fused_model(tmp_path / "t", tmp_path / "d", draft_only=True)
+    (table,) = [n.inputs[1] for n in fused.models["draft"].graph if n.op_type == "DraftInput"]
+    assert table.name == "model.embed_tokens.packed"
 
 
 def unreadable(g: TargetGeometry) -> TargetCheckpoint:

@@ -132,6 +132,7 @@ def tensor(name: str, *shape: int) -> dict[str, Any]:
         (limits(max_seq_len=4096), "'page_table.full' is"),
         (tensor("model.embed_tokens.weight", 28, 1), "28, 1., but 29 rows of it are read"),
         (tensor("draft.embed_tokens.weight", 3), "3,., but 29 rows"),
+        (tensor("model.embed_tokens.packed", 1, 2, 512), "1, 2, 512., but 29 rows"),
         (tensor("rope_cos", 64, 1), "64, 1., but 77 rows"),
         (tensor("draft_rope_sin", 64, 1), "64, 1., but 68 rows"),
         (tensor("d2t", 16), "16,., but 17 rows"),

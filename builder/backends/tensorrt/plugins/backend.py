@@ -68,8 +68,12 @@ class PluginBackend:
         models, draft = graphs.models, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
         fused = {role: models[role] for role in MODEL_ROLES if role in models}
+        tied = graphs.sources.target_geometry.tied_head
         passes = run_role_passes(
-            fused, lambda role: cuda_passes(role, dtype), taken.asked.dump_passes, progress
+            fused,
+            lambda role: cuda_passes(role, dtype, tied=tied),
+            taken.asked.dump_passes,
+            progress,
         )
         compiler = Compiler(taken.gpu)
 

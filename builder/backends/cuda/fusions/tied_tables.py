@@ -1,0 +1,34 @@
+"""An embedding that is the head too is read in the head's packed form, and stored once."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from specbuild.builder.backends.cuda.fusions.fused_node import packed, stem
+from specbuild.plugins_cuda.linear.packing import pack_rows
+from specbuild.plugins_cuda.registry import op_named
+
+_READERS = ("Embed", "DraftInput")
+# What names of a draft's own weights begin with.
+_OF_DRAFT = "draft."
+
+
+def share_tied_tables(model: ir.Model, *, tied: bool) -> int:
+    """Tables of Embed and DraftInput that a head of this graph has packed, in that form.
+
+    ``tied``: the target's table is its head, which may be another graph's.
+    """
+    graph, changed = model.graph, 0
+    for node in graph:
+        if node.op_type not in _READERS:
+            continue
+        index = [tensor.name for tensor in op_named(node.op_type).inputs].index("table")
+        table = node.inputs[index] if index < len(node.inputs) else None
+        if table is None or table.producer() is not None or table.is_graph_input():
+            continue
+        name = f"{stem(table)}.packed"
+        of_target = not name.startswith(_OF_DRAFT)
+        if name in graph.initializers or (tied and of_target):
+            node.replace_input_with(index, packed(graph, name, [table], pack_rows))
+            changed += 1
+    return changed

@@ -1,0 +1,25 @@
+// A row of a table of bf16 rows: in order, or spread over the tiles of a packed weight
+// (linear/packing.py), of which a row has 64 bytes in each block of 32 columns.
+#pragma once
+
+#include "types.cuh"
+
+struct TableRow {
+  const uint16_t* first;
+  bool packed;
+
+  static __device__ __forceinline__ TableRow in_order(const uint16_t* first) {
+    return {first, false};
+  }
+  static __device__ __forceinline__ TableRow of(const uint16_t* table, int64_t row, int width,
+                                                bool packed) {
+    if (!packed) return in_order(table + row * width);
+    const int64_t tile = row / 16 * width * 16;
+    return {table + tile + row % 16 / 8 * 256 + row % 8 * 32, true};
+  }
+
+  // Eight values from ``element`` on, a multiple of 8.
+  __device__ __forceinline__ const uint16_t* operator+(int element) const {
+    return first + (packed ? element / 32 * 512 + element % 32 : element);
+  }
+};
