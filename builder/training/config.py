@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import numbers
@@ -40,6 +41,9 @@ class SelfText(OptionGroup):
 class TrainOptions(TrainingOptions):
     """Options of ``specbuild train draft``; None leaves a choice to the trainer.
 
+    ``decay`` is the weight of a position over that of the one before, None as the kind's paper has
+    it. Of a P-EAGLE draft's rows each further position is trained at the share ``keep``; a DFlash
+    draft's blocks stand at ``anchors`` rows of a sequence. ``mask_token`` is theirs.
     ``aux_layers`` are 0-based target layers whose outputs the draft reads. ``dtype`` is the
     target's type and the autocast type of the draft, whose own weights train in fp32.
     """
@@ -49,8 +53,23 @@ class TrainOptions(TrainingOptions):
     steps: int = 2000
     learning_rate: float = 1e-4
     save_every: int = 500
-    ttt_steps: Annotated[int, Described("Draft levels unrolled in training.", "N", least=1)] = 7
-    decay: float = 0.8
+    kind: Annotated[
+        Literal["eagle3", "p-eagle", "dflash", "jetspec"],
+        Described("Kind of draft: eagle3, p-eagle, dflash or jetspec.", "KIND"),
+    ] = "eagle3"
+    ttt_steps: Annotated[
+        int, Described("Positions drafted in training: levels, or those of one pass.", "N", least=1)
+    ] = 7
+    layers: Annotated[
+        int, Described("Its layers; one for eagle3.", "N", least=1, name="draft_layers")
+    ] = 1
+    decay: float | None = None
+    keep: float = 0.8
+    anchors: int = 64
+    mask_token: Annotated[
+        int | None,
+        Described("Token of rows that have none.", "ID", least=0, shown="the rarest"),
+    ] = None
     gradient_clip: float = 0.5
     draft_vocab: Annotated[
         int | None,
@@ -79,16 +98,27 @@ class TrainOptions(TrainingOptions):
             read=numbers,
         ),
     ] = None
+    initial: Annotated[
+        Path | None,
+        Described(
+            "Draft to begin from: what has the same name and shape.", "DIR", shown="random weights"
+        ),
+    ] = None
     self_text: SelfText = SelfText()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length", "ttt_steps", "save_every"):
             _at_least(name, getattr(self, name), 1)
+        for name in ("layers", "anchors"):
+            _at_least(name, getattr(self, name), 1)
         for name in ("draft_vocab", "inner", "q_heads", "kv_heads", "head_dim"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
-        for name in ("learning_rate", "decay", "gradient_clip", "rope_theta"):
+        for name in ("learning_rate", "gradient_clip", "rope_theta", "keep"):
             _positive(name, getattr(self, name))
+        if self.decay is not None:
+            _positive("decay", self.decay)
+        self._check_kind()
         _at_least("seed", self.seed, 0)
         _at_least("held_out_rows", self.held_out_rows, 1)
         _fraction("held_out_fraction", self.held_out_fraction)
@@ -104,6 +134,26 @@ class TrainOptions(TrainingOptions):
             )
         self._check_heads()
         self._check_self_text()
+
+    def _check_kind(self) -> None:
+        if self.keep > 1:
+            raise SpecbuildError(f"train draft: keep is {self.keep}, expected at most 1")
+        if self.kind == "eagle3":
+            if self.layers > 1:
+                raise SpecbuildError(
+                    f"train draft: layers is {self.layers}, an EAGLE3 draft is trained with one; "
+                    "ask for --kind p-eagle or dflash"
+                )
+            if self.mask_token is not None:
+                raise SpecbuildError(
+                    f"train draft: mask_token is {self.mask_token}, but an EAGLE3 draft has no "
+                    "rows of it; leave it out"
+                )
+        if self.kind in ("dflash", "jetspec") and self.draft_vocab is not None:
+            raise SpecbuildError(
+                f"train draft: draft_vocab is {self.draft_vocab}, but a {self.kind} draft says "
+                "every token of the target's head; leave it out"
+            )
 
     def _check_heads(self) -> None:
         if self.head_dim is not None and self.head_dim % 2:

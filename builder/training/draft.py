@@ -1,4 +1,4 @@
-"""Training an EAGLE3 draft for a GPT-OSS target: read → (let the target write) → train → write."""
+"""Training a draft for a target: read → (let the target write) → train → write."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,13 +26,20 @@ from specbuild.builder.training.corpus import (
     Stream,
     TrainingText,
 )
-from specbuild.builder.training.draft_module import DraftModule, DraftShape
+from specbuild.builder.training.draft_kinds import (
+    DraftKind,
+    draft_tensors,
+    kind_of,
+    layer_config,
+)
+from specbuild.builder.training.draft_layers import DraftShape, Words
 from specbuild.builder.training.evaluation import Examiner
 from specbuild.builder.training.frozen_target import (
     FrozenTarget,
     end_of_text_ids,
     load_target,
 )
+from specbuild.builder.training.initial_draft import begin_from, initial_vocabulary
 from specbuild.builder.training.objective import Objective
 from specbuild.builder.training.output import TrainReport, write_draft, write_report
 from specbuild.builder.training.run_state import RunFolder
@@ -48,7 +55,7 @@ if TYPE_CHECKING:
 BETAS = (0.9, 0.95)
 # What does not change the result of a run, and may differ when it is resumed.
 FREE_OPTIONS = ("output", "save_every", "resume", "time_limit_s")
-UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "device")
+UNREPORTED_OPTIONS = (*FREE_OPTIONS, "model", "texts", "held_out", "initial", "device")
 
 
 def train_draft(options: TrainOptions, progress: Progress) -> TrainReport:
@@ -77,12 +84,10 @@ def _train_in(
     text, held_out = read_training_text(options, model)
     own, held_out_own = _self_text(folder, options, model, (text, held_out), progress)
     text = replace(text, self_text=own)
-    vocabulary = choose_vocabulary(
-        np.concatenate([text.stream.ids, own.ids[:, 1:][own.counted[:, :-1]]]),
-        target_vocab=model.config.vocab_size,
-        size=shape.vocab,
-    )
-    run = _prepare(options, model, shape, text, vocabulary)
+    tokens = np.concatenate([text.stream.ids, own.ids[:, 1:][own.counted[:, :-1]]])
+    vocabulary = _vocabulary(options, tokens, model.config.vocab_size, shape.vocab)
+    mask = _mask_token(options, tokens, model.config.vocab_size)
+    run = _prepare(options, model, shape, text, vocabulary, mask)
     restore(run, folder.load())
     progress.note(
         f"{sum(p.numel() for p in run.draft.parameters()):,} parameters, "
@@ -95,7 +100,10 @@ def _train_in(
         positions = min(model.config.max_position_embeddings, options.sequence_length)
 
         def write(path: Path) -> None:
-            write_draft(path, run.draft, vocabulary, positions=positions)
+            kind, vocab = kind_of(options), model.config.vocab_size
+            config = kind.config(shape, options, mask) | layer_config(shape, vocab, positions)
+            tensors = draft_tensors(run.draft, vocabulary, own_vocabulary=kind.own_vocabulary)
+            write_draft(path, config, tensors)
             write_report(path, report)
 
         folder.publish(write, options.output)
@@ -120,19 +128,51 @@ def _draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
         hidden=config.hidden_size,
         target_hidden=config.hidden_size,
         aux_layers=tuple(aux_layers),
-        vocab=options.draft_vocab or min(config.vocab_size, LARGEST_DRAFT_VOCAB),
+        vocab=_vocab(options, config.vocab_size),
         inner=options.inner or INNER_PER_HIDDEN * config.hidden_size,
         q_heads=options.q_heads or config.num_attention_heads,
         kv_heads=options.kv_heads or config.num_key_value_heads,
         head_dim=options.head_dim or config.head_dim,
         rope_theta=options.rope_theta,
         rms_eps=config.rms_norm_eps,
+        layers=options.layers,
     )
     if shape.q_heads % shape.kv_heads:
         raise SpecbuildError(
             f"train draft: q_heads {shape.q_heads} is no multiple of kv_heads {shape.kv_heads}"
         )
     return shape
+
+
+def _vocab(options: TrainOptions, target_vocab: int) -> int:
+    """How many tokens the draft can say."""
+    if not kind_of(options).own_vocabulary:
+        return target_vocab
+    return options.draft_vocab or min(target_vocab, LARGEST_DRAFT_VOCAB)
+
+
+def _vocabulary(
+    options: TrainOptions, tokens: np.ndarray, target_vocab: int, size: int
+) -> DraftVocabulary:
+    """That of the draft to begin from, or the tokens that the text uses most."""
+    found = None
+    if options.initial is not None and kind_of(options).own_vocabulary:
+        found = initial_vocabulary(options.initial, tokens, target_vocab=target_vocab, size=size)
+    return found or choose_vocabulary(tokens, target_vocab=target_vocab, size=size)
+
+
+def _mask_token(options: TrainOptions, tokens: np.ndarray, target_vocab: int) -> int:
+    """The token of rows that have none: the one that the text has least, of several the last."""
+    asked = options.mask_token
+    if asked is None:
+        counts = np.bincount(tokens, minlength=target_vocab)
+        return int(target_vocab - 1 - np.argmin(counts[::-1]))
+    if asked >= target_vocab:
+        raise SpecbuildError(
+            f"train draft: mask_token is {asked}, expected a token below the target's "
+            f"vocabulary of {target_vocab}"
+        )
+    return asked
 
 
 def _self_text(
@@ -170,18 +210,23 @@ def _self_text(
     return own, rows("self-text-held-out", kept_apart, greedy, options.seed + 1)
 
 
-def _prepare(
+def _prepare(  # noqa: PLR0917
     options: TrainOptions,
     model: PreTrainedModel,
     shape: DraftShape,
     text: TrainingText,
     vocabulary: DraftVocabulary,
+    mask: int,
 ) -> TrainingRun:
-    draft = DraftModule(shape)
+    kind = kind_of(options)
+    draft: Any = kind.make(shape, options, mask)
     draft.initialise(torch.Generator().manual_seed(options.seed))
     with torch.no_grad():  # the target's own head is where the draft's begins
-        draft.lm_head.weight.copy_(model.lm_head.weight[vocabulary.target_ids].float())
+        if kind.own_vocabulary:
+            draft.lm_head.weight.copy_(model.lm_head.weight[vocabulary.target_ids].float())
         draft.norm.weight.copy_(model.model.norm.weight.float())
+    if options.initial is not None:
+        begin_from(options.initial, draft)
     draft.to(options.device)
     dtype = getattr(torch, options.dtype)
 
@@ -196,15 +241,22 @@ def _prepare(
             draft.parameters(), lr=options.learning_rate, betas=BETAS, weight_decay=0.0
         ),
         target=FrozenTarget(model, shape.aux_layers),
-        objective=Objective(
-            ttt_steps=options.ttt_steps,
-            decay=options.decay,
-            target_ids=vocabulary.target_ids.to(options.device),
-            known=vocabulary.t2d.to(options.device),
-            embedding=model.model.embed_tokens.weight,
-        ),
+        objective=_objective(options, kind, model, vocabulary),
         text=text,
         autocast=autocast,
+    )
+
+
+def _objective(
+    options: TrainOptions, kind: DraftKind, model: PreTrainedModel, vocabulary: DraftVocabulary
+) -> Objective:
+    return Objective(
+        ttt_steps=options.ttt_steps,
+        decay=kind.decay(options) if options.decay is None else options.decay,
+        target_ids=vocabulary.target_ids.to(options.device),
+        known=vocabulary.t2d.to(options.device),
+        words=Words(model.model.embed_tokens.weight, model.lm_head.weight),
+        hard=kind.hard,
     )
 
 

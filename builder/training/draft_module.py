@@ -19,24 +19,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-INITIAL_STD = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftShape:
-    """Sizes of a draft that reads ``aux_layers`` states of the target, each ``target_hidden``
-    wide."""
-
-    hidden: int
-    target_hidden: int
-    aux_layers: tuple[int, ...]
-    vocab: int
-    inner: int
-    q_heads: int
-    kv_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_eps: float
+from specbuild.builder.training.draft_layers import (
+    Drafted,
+    DraftShape,
+    Mlp,
+    Norm,
+    Words,
+    by_head,
+    initialise,
+    rotated,
+)
 
 
 @dataclass(frozen=True)
@@ -45,20 +37,6 @@ class _Keys:
 
     k: torch.Tensor
     v: torch.Tensor
-
-
-class _Norm(nn.Module):
-    """RMSNorm in fp32 that casts back before the weight."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normed.to(x.dtype) * self.weight
 
 
 class _Attention(nn.Module):
@@ -94,41 +72,22 @@ class _Attention(nn.Module):
         return out.reshape(batch, heads, rows, width)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+        return by_head(x, self.shape.head_dim)
 
     def _rotated(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = self.shape.head_dim // 2
-        exponent = torch.arange(half, device=x.device, dtype=torch.float32) / half
-        angle = positions[:, None].float() * self.shape.rope_theta**-exponent
-        cos, sin = angle.cos(), angle.sin()
-        heads = self._heads(x)
-        low, high = heads.float().chunk(2, dim=-1)
-        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(heads.dtype)
+        return rotated(self._heads(x), positions, self.shape.rope_theta)
 
 
-class _Mlp(nn.Module):
-    """SwiGLU feed-forward."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.inner, bias=False)
-        self.down_proj = nn.Linear(shape.inner, shape.hidden, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class _MidLayer(nn.Module):
+class MidLayer(nn.Module):
     """The draft's one block."""
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
-        self.input_layernorm = _Norm(shape.hidden, shape.rms_eps)
-        self.hidden_norm = _Norm(shape.hidden, shape.rms_eps)
+        self.input_layernorm = Norm(shape.hidden, shape.rms_eps)
+        self.hidden_norm = Norm(shape.hidden, shape.rms_eps)
         self.self_attn = _Attention(shape)
-        self.post_attention_layernorm = _Norm(shape.hidden, shape.rms_eps)
-        self.mlp = _Mlp(shape)
+        self.post_attention_layernorm = Norm(shape.hidden, shape.rms_eps)
+        self.mlp = Mlp(shape)
 
     def forward(
         self, embedded: torch.Tensor, g: torch.Tensor, positions: torch.Tensor, past: list[_Keys]
@@ -146,16 +105,26 @@ class DraftModule(nn.Module):
         super().__init__()
         self.shape = shape
         self.fc = nn.Linear(len(shape.aux_layers) * shape.target_hidden, shape.hidden, bias=False)
-        self.midlayer = _MidLayer(shape)
-        self.norm = _Norm(shape.hidden, shape.rms_eps)
+        self.midlayer = MidLayer(shape)
+        self.norm = Norm(shape.hidden, shape.rms_eps)
         self.lm_head = nn.Linear(shape.hidden, shape.vocab, bias=False)
 
     def initialise(self, generator: torch.Generator) -> None:
-        """Draw the matrices from N(0, 0.02²), the fusing one so that it keeps the states' size."""
-        for parameter in self.parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=INITIAL_STD, generator=generator)
-        nn.init.normal_(self.fc.weight, std=self.fc.in_features**-0.5, generator=generator)
+        """Draws its matrices."""
+        initialise(self, self.fc, generator)
+
+    def drafted(
+        self,
+        aux_hidden: torch.Tensor,
+        ids: torch.Tensor,
+        words: Words,
+        count: int,
+        random: torch.Generator | None = None,  # noqa: ARG002
+    ) -> list[Drafted]:
+        """Every row of every step."""
+        rows = torch.arange(aux_hidden.shape[1], device=ids.device)
+        embedded = F.embedding(ids[:, 1:], words.embedding)
+        return [Drafted(rows, logits) for logits in self.steps(aux_hidden, embedded, count)]
 
     def steps(
         self, aux_hidden: torch.Tensor, embedded: torch.Tensor, count: int

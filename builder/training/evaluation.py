@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from specbuild.builder.training.corpus import Rows
-from specbuild.builder.training.draft_module import DraftModule
+from specbuild.builder.training.draft_layers import TrainedDraft
 from specbuild.builder.training.frozen_target import FrozenTarget
 from specbuild.builder.training.objective import Objective
 
@@ -45,19 +45,19 @@ class Examiner:
     autocast: Callable[[], AbstractContextManager[object]]
 
     @torch.no_grad()
-    def acceptance(self, draft: DraftModule, rows: Rows) -> Acceptance | None:
+    def acceptance(self, draft: TrainedDraft, rows: Rows) -> Acceptance | None:
         """None where there is nothing to measure: no row, or no counted position."""
         agreed, counted, loss = [], [], []
         for start in range(0, len(rows.ids), self.batch_size):
             batch = rows.batch(slice(start, start + self.batch_size), self.device)
             with self.autocast():
                 teaching = self.target.teach(batch.ids)
-                logits = self.objective.logits(draft, batch, teaching)
-                losses = self.objective.losses(logits, batch, teaching)
+                drafted = self.objective.drafted(draft, batch, teaching)
+                losses = self.objective.losses(drafted, batch, teaching)
             right = teaching.logits.argmax(dim=-1)
-            ids = [self.objective.target_ids[step.argmax(dim=-1)] for step in logits]
+            ids = [self.objective.target_ids[step.logits.argmax(dim=-1)] for step in drafted]
             count = self.objective.rows(batch)
-            pairs = [drafted == right[:, 1 + i : 1 + i + count] for i, drafted in enumerate(ids)]
+            pairs = [said == right[:, 1 + i : 1 + i + count] for i, said in enumerate(ids)]
             masks = [batch.counted[:, 1 + i : 1 + i + count] for i in range(len(ids))]
             agreed.append(torch.stack(pairs, dim=-1).cpu().numpy())
             counted.append(torch.stack(masks, dim=-1).cpu().numpy())

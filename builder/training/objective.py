@@ -1,13 +1,12 @@
-"""What test-time training minimises, and what its rows stand for."""
+"""What training a draft minimises, and what its rows stand for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional as F
 
-from specbuild.builder.training.draft_module import DraftModule
+from specbuild.builder.training.draft_layers import Drafted, TrainedDraft, Words
 from specbuild.builder.training.frozen_target import Teaching
 
 
@@ -24,39 +23,53 @@ class Batch:
 class Objective:
     """The loss over ``ttt_steps`` steps, each weighted ``decay`` times the one before.
 
-    ``target_ids`` int64 [Vd] of the draft ids; ``known`` bool [V] the ids in the draft vocabulary;
-    ``embedding`` [V, H] the target's.
+    A step is a position ahead. ``target_ids`` int64 [Vd] of the draft ids; ``known`` bool [V] the
+    ids in the draft vocabulary. ``hard`` learns the target's argmax, not its distribution.
     """
 
     ttt_steps: int
     decay: float
     target_ids: torch.Tensor
     known: torch.Tensor
-    embedding: torch.Tensor
+    words: Words
+    hard: bool = False
 
     def rows(self, batch: Batch) -> int:
         """Rows t whose every step has a target to predict: T − ttt_steps."""
         return batch.ids.shape[1] - self.ttt_steps
 
-    def logits(self, draft: DraftModule, batch: Batch, teaching: Teaching) -> list[torch.Tensor]:
-        """The draft's logits [B, R, Vd] of each step."""
-        rows = self.rows(batch)
-        embedded = F.embedding(batch.ids[:, 1:], self.embedding)
-        aux_hidden = teaching.aux_hidden[:, :rows]
-        return list(draft.steps(aux_hidden, embedded, self.ttt_steps))
+    def drafted(
+        self,
+        draft: TrainedDraft,
+        batch: Batch,
+        teaching: Teaching,
+        random: torch.Generator | None = None,
+    ) -> list[Drafted]:
+        """What the draft says at each step; of a part of the rows, where it drops some at random.
 
-    def losses(self, logits: list[torch.Tensor], batch: Batch, teaching: Teaching) -> torch.Tensor:
+        That is for training; without ``random`` it is of every row.
+        """
+        aux_hidden = teaching.aux_hidden[:, : self.rows(batch)]
+        return draft.drafted(aux_hidden, batch.ids, self.words, self.ttt_steps, random)
+
+    def losses(self, drafted: list[Drafted], batch: Batch, teaching: Teaching) -> torch.Tensor:
         """mean(−mask · Σ_v p_v log q_v) of each step, fp32 [ttt_steps].
 
-        p is the softmax of the target logits over the draft vocabulary; the mask drops positions
-        that do not count and those whose target argmax the draft does not know.
+        p is the softmax of the target logits over the draft vocabulary, or 1 for its best token;
+        the mask drops positions that do not count and those whose target argmax the draft does not
+        know.
         """
-        p = teaching.logits[..., self.target_ids].float().softmax(dim=-1)
+        said = teaching.logits[..., self.target_ids].float()
+        best = said.argmax(dim=-1)
+        p = None if self.hard else said.softmax(dim=-1)
         mask = (self.known[teaching.logits.argmax(dim=-1)] & batch.counted).float()
-        rows, losses = self.rows(batch), []
-        for step, drafted in enumerate(logits):
-            ahead = slice(1 + step, 1 + step + rows)
-            cross_entropy = -(p[:, ahead] * drafted.float().log_softmax(dim=-1)).sum(dim=-1)
+        losses = []
+        for step, (rows, logits) in enumerate(drafted):
+            ahead, log_q = rows + 1 + step, logits.float().log_softmax(dim=-1)
+            if p is None:
+                cross_entropy = -log_q.gather(-1, best[:, ahead, None]).squeeze(-1)
+            else:
+                cross_entropy = -(p[:, ahead] * log_q).sum(dim=-1)
             losses.append((mask[:, ahead] * cross_entropy).mean())
         return torch.stack(losses)
 

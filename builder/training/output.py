@@ -10,11 +10,8 @@ from typing import Any
 import torch
 
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE, OWN_MODEL_TYPE
 from specbuild.builder.svg import save_svg
-from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.evaluation import Acceptance
-from specbuild.builder.training.vocabulary import DraftVocabulary
 from specbuild.runtime.engine_dir.strict_json import to_json
 
 REPORT_FILE = "training_report.json"
@@ -47,52 +44,10 @@ class TrainReport:
     options: dict[str, Any]
 
 
-def draft_config(draft: DraftModule, vocabulary: DraftVocabulary, positions: int) -> dict[str, Any]:
-    """``config.json`` of the draft."""
-    shape = draft.shape
-    return {
-        "architectures": [OWN_ARCHITECTURE],
-        "model_type": OWN_MODEL_TYPE,
-        "hidden_size": shape.hidden,
-        "target_hidden_size": shape.target_hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": shape.q_heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rms_norm_eps": shape.rms_eps,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": None,
-        "max_position_embeddings": positions,
-        "vocab_size": vocabulary.target_vocab,
-        "draft_vocab_size": len(vocabulary.target_ids),
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(shape.aux_layers),
-            "use_aux_hidden_state": True,
-        },
-    }
-
-
-def draft_tensors(draft: DraftModule, vocabulary: DraftVocabulary) -> dict[str, torch.Tensor]:
-    """The tensors of ``model.safetensors``: weights in bf16, ``d2t`` int64, ``t2d`` bool."""
-    weights = {
-        name: value.detach().cpu().to(torch.bfloat16).contiguous()
-        for name, value in draft.state_dict().items()
-    }
-    return weights | {"d2t": vocabulary.d2t, "t2d": vocabulary.t2d}
-
-
-def write_draft(
-    folder: Path, draft: DraftModule, vocabulary: DraftVocabulary, *, positions: int
-) -> None:
+def write_draft(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Write ``config.json`` and ``model.safetensors``."""
-    write_json(folder / "config.json", draft_config(draft, vocabulary, positions))
-    write_tensors(folder / "model.safetensors", draft_tensors(draft, vocabulary))
+    write_json(folder / "config.json", config)
+    write_tensors(folder / "model.safetensors", tensors)
 
 
 def write_report(folder: Path, report: TrainReport) -> None:
@@ -102,7 +57,7 @@ def write_report(folder: Path, report: TrainReport) -> None:
 
 
 def plot_losses(file: Path, report: TrainReport) -> None:
-    """Losses per test-time training step, and acceptance where it was measured."""
+    """Losses per position, and acceptance where it was measured."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -14,7 +14,7 @@ import torch
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.config import TrainOptions
 from specbuild.builder.training.corpus import TrainingText
-from specbuild.builder.training.draft_module import DraftModule
+from specbuild.builder.training.draft_layers import TrainedDraft
 from specbuild.builder.training.frozen_target import FrozenTarget
 from specbuild.builder.training.objective import Objective
 from specbuild.builder.training.output import LossPoint
@@ -30,7 +30,7 @@ class TrainingRun:
     """What one training run owns."""
 
     options: TrainOptions
-    draft: DraftModule
+    draft: TrainedDraft
     optimiser: torch.optim.Optimizer
     target: FrozenTarget
     objective: Objective
@@ -71,13 +71,18 @@ def _step(run: TrainingRun) -> torch.Tensor:
     batch = run.text.batch(run.step, options.batch_size, options.device)
     with run.autocast():
         teaching = run.target.teach(batch.ids)
-        logits = run.objective.logits(run.draft, batch, teaching)
-        losses = run.objective.losses(logits, batch, teaching)
+        drafted = run.objective.drafted(run.draft, batch, teaching, _random(run))
+        losses = run.objective.losses(drafted, batch, teaching)
     run.objective.total(losses).backward()
     torch.nn.utils.clip_grad_norm_(run.draft.parameters(), options.gradient_clip)
     run.optimiser.step()
     run.optimiser.zero_grad(set_to_none=True)
     return losses.detach()
+
+
+def _random(run: TrainingRun) -> torch.Generator:
+    """What a step drops at random: drawn anew from (seed, step), so that training can resume."""
+    return torch.Generator().manual_seed(run.options.seed * run.options.steps + run.step)
 
 
 def learning_rate(step: int, options: TrainOptions) -> float:

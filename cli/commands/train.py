@@ -22,7 +22,7 @@ def _train(context: typer.Context) -> None:
 @train.command(cls=Command)
 @takes_options
 def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
-    """Train an EAGLE3 draft for a target, with test-time training.
+    """Train a draft for a target: EAGLE3 with test-time training, or another kind.
 
     Text is [b].py .txt .md .jsonl[/b] files, or directories of them. Sizes left
     out are chosen to fit the target. The output is a draft checkpoint for
@@ -32,7 +32,7 @@ def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
     Examples:
     specbuild train draft --model target --text corpus --output draft --steps 2000
     specbuild train draft --model m --text a.txt --text b --output d --resume
-    specbuild train draft --model m --text corpus --output d --draft-vocab 8192
+    specbuild train draft --model m --text corpus --output d --kind p-eagle
     """
     from specbuild.builder.training.draft import train_draft
     from specbuild.cli.terminal.console import messages

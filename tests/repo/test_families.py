@@ -73,7 +73,7 @@ def test_others_import_families_through_the_registry() -> None:
     """What drafts and synthetic models of one kind are made by may name its folder."""
     allowed = {
         "builder/synth": {"eagle3"},
-        "builder/training": {"eagle3"},
+        "builder/training": {"dflash", "eagle3"},
         "builder/verify": {"dflash", "eagle3", "mtp"},
     }
     folders = {*TARGETS, *DRAFTS}

@@ -9,6 +9,9 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.runtime.errors import SpecbuildError
 
 ARCHITECTURES = ("DFlashDraftModel", "DFlashSpeculator", "JetSpecSpeculator")
+# What drafts that are trained here call themselves.
+OWN_ARCHITECTURE = ARCHITECTURES[0]
+OWN_MODEL_TYPE = "qwen3"
 LEAST_BLOCK = 2
 
 _LAYERS = FieldTable(

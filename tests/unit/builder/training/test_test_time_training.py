@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from specbuild.builder.families.eagle3.reference import ReferenceDraft
-from specbuild.builder.training.draft_module import DraftModule, DraftShape
+from specbuild.builder.training.draft_kinds import draft_tensors
+from specbuild.builder.training.draft_layers import DraftShape, Words
+from specbuild.builder.training.draft_module import DraftModule
 from specbuild.builder.training.frozen_target import Teaching
 from specbuild.builder.training.objective import Batch, Objective
-from specbuild.builder.training.output import draft_config, draft_tensors
 from specbuild.builder.training.vocabulary import choose_vocabulary
 
 TARGET_VOCAB, STEPS, LENGTH = 40, 4, 13
@@ -71,21 +72,35 @@ def make_objective(vocabulary, embedding: torch.Tensor, steps: int = STEPS) -> O
         decay=0.8,
         target_ids=vocabulary.target_ids,
         known=vocabulary.t2d,
-        embedding=embedding,
+        words=Words(embedding, torch.empty(0)),
     )
+
+
+def reference_config(shape: DraftShape) -> dict:
+    return {
+        "num_attention_heads": shape.q_heads,
+        "hidden_size": shape.hidden,
+        "head_dim": shape.head_dim,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.rms_eps,
+    }
+
+
+def logits_of(objective, draft, batch, teaching) -> list[torch.Tensor]:
+    return [step.logits for step in objective.drafted(draft, batch, teaching)]
 
 
 def test_every_step_and_row_equals_decoding_from_that_row(draft, vocabulary):
     batch, teaching, embedding = random_case()
     objective = make_objective(vocabulary, embedding)
     reference = ReferenceDraft(
-        draft_config(draft, vocabulary, LENGTH),
+        reference_config(draft.shape),
         draft_tensors(draft, vocabulary),
         embedding=embedding,
         head=torch.empty(0),
     )
     with torch.no_grad():
-        trained = torch.stack(objective.logits(draft, batch, teaching), dim=2)
+        trained = torch.stack(logits_of(objective, draft, batch, teaching), dim=2)
     rows = LENGTH - STEPS
     assert trained.shape == (2, rows, STEPS, 20)
     for sequence in range(2):
@@ -104,8 +119,9 @@ def test_losses_are_masked_cross_entropies_at_the_shifted_targets(draft, vocabul
     batch, teaching, embedding = random_case(seed=2)
     objective = make_objective(vocabulary, embedding)
     with torch.no_grad():
-        logits = objective.logits(draft, batch, teaching)
-        losses = objective.losses(logits, batch, teaching)
+        drafted = objective.drafted(draft, batch, teaching)
+        losses = objective.losses(drafted, batch, teaching)
+        logits = [step.logits for step in drafted]
     ids = vocabulary.target_ids.tolist()
     rows, masked = LENGTH - STEPS, 0
     for step in range(STEPS):
@@ -131,7 +147,7 @@ def test_gradient_of_a_later_step_reaches_the_fused_states_and_every_key(draft, 
     batch, teaching, embedding = random_case(seed=3)
     aux_hidden = teaching.aux_hidden.requires_grad_()
     objective = make_objective(vocabulary, embedding)
-    logits = objective.logits(draft, batch, Teaching(aux_hidden, teaching.logits))
+    logits = logits_of(objective, draft, batch, Teaching(aux_hidden, teaching.logits))
     logits[step][0, 5].sum().backward()
     assert (aux_hidden.grad[0, :6].abs().sum(-1) > 0).all()  # rows s ≤ t
     assert (aux_hidden.grad[0, 6:] == 0).all()

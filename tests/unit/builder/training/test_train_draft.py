@@ -4,61 +4,24 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from checkpoints import write_target
+from draft_training import make_options
 from safetensors.torch import load_file
 
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training import training_loop
-from specbuild.builder.training.config import SelfText, TrainOptions
+from specbuild.builder.training.config import SelfText
 from specbuild.builder.training.draft import train_draft
 from specbuild.builder.training.frozen_target import FrozenTarget, load_target
 from specbuild.builder.training.pace import FINAL_RATE, Pace
 from specbuild.runtime.errors import SpecbuildError
 
 VOCAB = 64
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("target") / "target"
-    write_target(path, layers=2, hidden=32, q_heads=2, kv_heads=1, head_dim=16, vocab=VOCAB)
-    return path
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> Path:
-    """Counting up from random starts: text whose next token follows from the last."""
-    random = np.random.default_rng(0)
-    file = tmp_path_factory.mktemp("text") / "ids.jsonl"
-    lines = [
-        {"ids": [int(i) for i in (3 + (start + np.arange(40)) % 50)]}
-        for start in random.integers(0, 50, 30)
-    ]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return file
-
-
-def make_options(model: Path, text: Path, output: Path, **changes) -> TrainOptions:
-    values = {
-        "steps": 40,
-        "batch_size": 4,
-        "sequence_length": 24,
-        "learning_rate": 2e-3,
-        "ttt_steps": 3,
-        "draft_vocab": 48,
-        "inner": 32,
-        "held_out_fraction": 0.1,
-        "held_out_rows": 4,
-        "save_every": 7,
-    }
-    return TrainOptions(model=model, texts=(text,), output=output, **(values | changes))
 
 
 @pytest.fixture(scope="module")
