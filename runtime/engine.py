@@ -80,7 +80,8 @@ class Engine:
             manifest.limits,
             pages_released,
             pages_installed,
-            fixed=(executor.capabilities.device_step or executor.capabilities.fixed_pages),
+            ahead=executor.capabilities.device_step,
+            fixed=executor.capabilities.fixed_pages,
         )
         self.decoder: Decoder
         if isinstance(executor, DeviceExecutor):
@@ -119,8 +120,7 @@ class Engine:
     @property
     def shares_pages(self) -> bool:
         """Whether :meth:`keep_prefixes` can be had."""
-        capabilities = self.executor.capabilities
-        return not (capabilities.device_step or capabilities.fixed_pages)
+        return not self.executor.capabilities.fixed_pages
 
     @property
     def prefixes(self) -> PrefixCache | None:

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.cache.prefix import SequencePrefix
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.grammar import Grammar, GuideState
 from specbuild.runtime.guides.guide import Guide

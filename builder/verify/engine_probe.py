@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.files import check_sizes, read_manifest

@@ -100,7 +100,7 @@ class QueueOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixOptions(OptionGroup):
-    """What is kept of prompts for those that begin alike. CPU engines only."""
+    """What is kept of prompts for those that begin alike."""
 
     PANEL: ClassVar[str] = "Prefix cache"
 

@@ -34,9 +34,8 @@ class KvLayout:
     """All pools of a group in one buffer, each [pages, kv_heads, page_size, width].
 
     They lie layer by layer, K before V; latents by their width, so that those of one width adjoin.
-    Logical page p of a sequence is entry p of its row of the page table. Where the group keeps
-    every position each entry is a page of its own; with a window the sequence has ``ring_pages``
-    of them and entry p repeats entry ``p mod ring_pages``.
+    Logical page p of a sequence is entry p of its row of the page table; of a window those count
+    that a row can see.
     """
 
     group: CacheGroup

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from specbuild.runtime.cache.page_pool import SharedPages
-from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix_tree import (
     PrefixEntry,
     PrefixTree,
@@ -23,6 +23,7 @@ from specbuild.runtime.cache.prefix_tree import (
     TokenSource,
     runs,
 )
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.cache.window_ends import WindowEnd, WindowEnds
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators
 from specbuild.runtime.engine_dir.manifest import CacheGroup

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.manifest import Role
 
 _PAGE_TABLE = ".page_table"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
@@ -93,6 +94,9 @@ class DeviceDecoder(Decoder):
                 shape, full_logits=needs_full_logits(r.params.sampling for r in requests)
             ),
         )
+        if self.prefixes is not None:
+            # Prompts enter the draft's cache too, whatever draft a step has.
+            scheduler.prefixes = PrefixLookup(self.prefixes, self._manifest.draft is not None)
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:

@@ -38,6 +38,7 @@ class DeviceRows:
 
     def __init__(self, executor: DeviceExecutor, groups: Sequence[str]) -> None:
         self._executor = executor
+        self._groups = tuple(groups)
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.drafted = executor.port(PENDING[0]) is not None
         views = executor.port(VIEWS[0]) is not None
@@ -70,19 +71,15 @@ class DeviceRows:
 
     def admit(self, sequence: SequenceState) -> None:
         """Gives a sequence the next row. Until :meth:`begin` steps pass it over."""
-        row = len(self.sequences)
         self.sequences.append(sequence)
-        for table in self._tables:
-            pages = sequence.pages[table.removeprefix(PAGE_TABLE)].table
-            self._executor.write(table, pages[None], row=row)
+        self.write_tables(sequence, self._groups)
 
-    def grow(self, sequence: SequenceState) -> None:
-        """Writes the tables that grow."""
+    def write_tables(self, sequence: SequenceState, groups: Sequence[str]) -> None:
+        """Writes the pages that a sequence holds in some groups into its row."""
         row = self.row_of(sequence)
-        for table in self._tables:
-            pages = sequence.pages[table.removeprefix(PAGE_TABLE)]
-            if not pages.window:
-                self._executor.write(table, pages.table[None], row=row)
+        for group in groups:
+            pages = sequence.pages[group].table
+            self._executor.write(f"{PAGE_TABLE}{group}", pages[None], row=row)
 
     def pass_over(self, sequence: SequenceState, *, done: bool) -> None:
         """Whether steps leave a sequence's row as it is."""

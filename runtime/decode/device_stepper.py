@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from specbuild.runtime.decode.device_pages import DevicePages
 from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
 from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
 from specbuild.runtime.decode.program_table import ProgramTable
@@ -44,7 +45,8 @@ class _Prompts:
 class _Step:
     """A step in flight, and the rows that it found.
 
-    ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes.
+    ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes. Up to
+    ``waiting`` tokens of a sequence wait for the draft behind it.
     """
 
     number: int
@@ -52,6 +54,7 @@ class _Step:
     outlook: Outlook
     warm: bool
     plans: tuple[ModePlan, ...]
+    waiting: int
 
 
 class DeviceStepper:
@@ -75,6 +78,7 @@ class DeviceStepper:
         self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._rows = DeviceRows(executor, self._groups)
+        self._pages = DevicePages(self._rows, manifest)
         self._modes: list[DeviceMode] = []
         if manifest.specpv is not None:
             self._modes.append(DeviceViews(executor, manifest, programs))
@@ -82,6 +86,7 @@ class DeviceStepper:
             self._modes.append(DeviceSelections(executor, manifest))
         self._flights: deque[_Prompts | _Step] = deque()
         self._read: list[NewTokens] = []
+        self._read_waiting = 0
         self._next_step = 0
         self._received_s: float | None = None
         self._warm: set[str] = set()
@@ -112,8 +117,7 @@ class DeviceStepper:
             mode.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
-        """Writes the pages that a sequence got into its row."""
-        self._rows.grow(sequence)
+        """The next step that wants them takes the pages."""
 
     def pause(self, sequence: SequenceState) -> None:
         """Its row counts as done; its state stays."""
@@ -141,6 +145,8 @@ class DeviceStepper:
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
         """Queues one launch of prompt chunks."""
         executor, table = self._executor, self._rows
+        for chunk in chunks:
+            self._pages.before_prompt(chunk.sequence, chunk.start + chunk.count)
         rows = [PromptRows(table.row_of(c.sequence), c.sequence, c.start, c.count) for c in chunks]
         ending = [r for r, chunk in zip(rows, chunks, strict=True) if chunk.is_last]
         entry = self._programs.prefill(
@@ -154,6 +160,7 @@ class DeviceStepper:
         executor.start(entry)
         for chunk in chunks:
             chunk.sequence.length += chunk.count
+            self._pages.behind_prompt(chunk.sequence)
         for r in ending:
             table.prompt_ends(r.row)
         sampled = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
@@ -173,12 +180,14 @@ class DeviceStepper:
         plans = tuple(mode.plan(ahead) for mode in self._modes)
         entry = self._step_entry(ahead, joined(plans))
         self._waiting = self._waiting_after(shape)
+        for sequence in sequences:
+            self._pages.before_step(sequence, self._most_emitted(sequence))
         self._executor.start(entry, self._next_step)
         warm = entry.name in self._warm
         self._warm.add(entry.name)
         for sequence in sequences:
             sequence.steps_ahead += 1
-        self._flights.append(_Step(self._next_step, ahead, outlook, warm, plans))
+        self._flights.append(_Step(self._next_step, ahead, outlook, warm, plans, self._waiting))
         self._next_step += 1
 
     def receive(self) -> LaunchDone:
@@ -205,6 +214,7 @@ class DeviceStepper:
         ahead, asked_s = flight.ahead, perf_counter()
         result = self._executor.wait_step(flight.number, ahead.batch)
         step_s = self._step_time(flight, asked_s)
+        self._read_waiting = flight.waiting
         depths: list[int] = []
         for row, sequence in ahead.rows.items():
             sequence.steps_ahead -= 1
@@ -230,6 +240,7 @@ class DeviceStepper:
         """The tokens that were emitted stand in the cache, all but the newest."""
         for new in self._read:
             new.sequence.length = new.sequence.known - 1
+            self._pages.behind_step(new.sequence, self._read_waiting)
         self._read = []
 
     def _ahead(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> StepAhead:
@@ -238,6 +249,11 @@ class DeviceStepper:
         taking = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in taking}
         return StepAhead(rows, shape, most_emitted=sum(1 + step.depth for step in steps))
+
+    def _most_emitted(self, sequence: SequenceState) -> int:
+        """The most tokens of a sequence that steps in flight emit."""
+        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
+        return sum(1 + step.depth for step in steps if sequence in step.rows.values())
 
     def _step_time(self, flight: _Step, asked_s: float) -> float | None:
         """The time between two results that followed directly, where it is the step's own."""

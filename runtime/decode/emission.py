@@ -7,7 +7,7 @@ from math import isnan
 
 import numpy as np
 
-from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.stepper import NewTokens
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import FinishReason, RunRecord

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from specbuild.runtime.cache.pages import SequencePages
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.emission import Emission, never_ran
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper

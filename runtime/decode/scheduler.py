@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits

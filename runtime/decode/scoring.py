@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.device_pages import DevicePages
 from specbuild.runtime.decode.device_rows import DeviceRows
 from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows
 from specbuild.runtime.decode.program_table import ProgramTable
@@ -48,15 +49,20 @@ def scored(
     groups = [group.name for group in manifest.cache_groups]
     device_rows = DeviceRows(executor, groups)
     device_rows.clear(manifest.target.eos_token_ids)
+    pages = DevicePages(device_rows, manifest)
     with scored_sequence(ids, kv) as sequence:
         device_rows.admit(sequence)
         capacity = min(entry.rows, logits.shape[0])
         for start in range(0, len(ids), capacity):
             rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
+            pages.before_prompt(sequence, start + rows.count)
             entry = programs.score(rows=rows.count)
             assert entry is not None
             arrays = launched_rows([rows], entry, groups, drafted=device_rows.drafted)
-            yield _scored(executor, entry, rows, arrays)
+            scores = _scored(executor, entry, rows, arrays)
+            sequence.length += rows.count
+            pages.behind_prompt(sequence)
+            yield scores
 
 
 @contextmanager

@@ -40,13 +40,15 @@ def pages_per_sequence(
 ) -> int:
     """Most pages that a sequence of ``tokens`` tokens holds at once in a group.
 
-    A window keeps itself and the rows of the largest launch, which may start inside a page.
+    A window keeps itself and the rows of the largest launch, which may start inside a page. Where
+    a step is queued behind another one, these rows are its tree, the tokens that either may emit,
+    and those that wait for the draft.
     """
     tree = tree_slots(group, limits)
     pages = -(-(tokens + tree) // page_size)
     if window == 0:
         return pages
-    held = window - 1 + max(limits.max_rows, tree)
+    held = window - 1 + max(limits.max_rows, tree + 3 * (limits.draft_depth + 1))
     return min(pages, -(-held // page_size) + 1)
 
 

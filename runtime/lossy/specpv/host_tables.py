@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.cache.pages import SequencePages
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, choosing_group
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING

@@ -10,7 +10,8 @@ from page_ledger import PageLedger
 from toy_model import toy_manifest
 
 from specbuild.runtime.cache.page_pool import PagePool
-from specbuild.runtime.cache.pages import KeptPages, KvPools, RingPages
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.sequence_pages import KeptPages, RingPages
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import SpecbuildError

@@ -13,8 +13,9 @@ from page_ledger import PageLedger
 from toy_model import toy_manifest
 
 from specbuild.runtime.cache.page_pool import PagePool
-from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.errors import SpecbuildError
 
 SIZE, MAX_LEN, WINDOWS = 4, 40, {"full": 0, "sliding": 6, "draft": 0}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.prefix_tree import PrefixTree, TokenSource
 from specbuild.runtime.cache.window_ends import WindowEnds
 from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.scheduler import Chunk, Turns
 from specbuild.runtime.engine import Engine
@@ -38,10 +40,18 @@ SIZE = 4
 LONG = [[i % (VOCAB - 1) for i in range(n, n + 40)] for n in (0, 3)]
 
 
-def keeping(**options: Any) -> Engine:
+ENGINES: dict[str, Callable[..., Engine]] = {
+    "host": toy_engine,
+    "device": lambda **options: toy_cuda(**options).engine,
+}
+STEPPERS = {"host": HostStepper, "device": DeviceStepper}
+on_both = pytest.mark.parametrize("kind", ENGINES)
+
+
+def keeping(kind: str = "host", **options: Any) -> Engine:
     """A toy engine with a prefix cache; pages that nobody has a use for are poisoned."""
     generated = options.pop("publish_generated", False)
-    engine = toy_engine(**options)
+    engine = ENGINES[kind](**options)
     engine.keep_prefixes(publish_generated=generated)
     return engine
 
@@ -63,6 +73,7 @@ visits = st.builds(
 )
 
 
+@on_both
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.lists(visits, min_size=1, max_size=6), min_size=1, max_size=3),
@@ -71,13 +82,14 @@ visits = st.builds(
     st.booleans(),
 )
 def test_each_gets_what_it_gets_alone(
+    kind: str,
     rounds: list[list[Visit]],
     shapes: list[DraftShape | None],
     pages: int | None,
     generated: bool,
 ) -> None:
     """With drafts and without, few pages and many."""
-    engine = keeping(kv_pages=pages, publish_generated=generated)
+    engine = keeping(kind, kv_pages=pages, publish_generated=generated)
     prefixes = engine.prefixes
     assert prefixes is not None
     if pages is not None:
@@ -101,16 +113,17 @@ def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
     assert found.events["share"] > 0 and not found.held
 
 
+@on_both
 @settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(begun, st.sampled_from([None, "a", "b"])), min_size=2, max_size=6),
     st.sampled_from([None, SHAPES[1]]),
 )
 def test_what_is_found_is_the_longest_beginning(
-    asked: list[tuple[list[int], str | None]], shape: DraftShape | None
+    kind: str, asked: list[tuple[list[int], str | None]], shape: DraftShape | None
 ) -> None:
     """Against every prompt asked so far, page by page; one that drafts wants the token behind."""
-    engine = keeping(max_batch_size=40)
+    engine = keeping(kind, max_batch_size=40)
     seen: list[tuple[list[int], str | None]] = []
     for ids, salt in asked:
         params = GenerateParams(max_new_tokens=2, cache_salt=salt, ignore_eos=True)
@@ -133,10 +146,11 @@ def test_what_is_found_is_the_longest_beginning(
     assert statistics.query_tokens == sum(len(ids) for ids, _ in asked)
 
 
+@on_both
 @pytest.mark.parametrize("shape", [None, *SHAPES])
-def test_a_hit_accepts_the_drafts_of_a_cold_run(shape: DraftShape | None) -> None:
+def test_a_hit_accepts_the_drafts_of_a_cold_run(kind: str, shape: DraftShape | None) -> None:
     params = GenerateParams(max_new_tokens=14, ignore_eos=True)
-    engine, ids = keeping(), LONG[0]
+    engine, ids = keeping(kind), LONG[0]
     cold = run(engine, [ids], params, speculation=shape).records[0]
     warm = run(engine, [ids], params, speculation=shape).records[0]
     assert warm.stats.cached_tokens == 36 and cold.stats.cached_tokens == 0
@@ -144,9 +158,11 @@ def test_a_hit_accepts_the_drafts_of_a_cold_run(shape: DraftShape | None) -> Non
     assert warm.stats.acceptance_histogram == cold.stats.acceptance_histogram
 
 
-def test_pages_of_answers_are_kept_where_asked() -> None:
-    for generated, found in ((False, 36), (True, 48)):
-        engine = keeping(publish_generated=generated)
+@pytest.mark.parametrize(("kind", "kept"), [("host", 48), ("device", 44)])
+def test_pages_of_answers_are_kept_where_asked(kind: str, kept: int) -> None:
+    """On a device the newest tokens wait for the draft until a step takes them up."""
+    for generated, found in ((False, 36), (True, kept)):
+        engine = keeping(kind, publish_generated=generated)
         params = GenerateParams(max_new_tokens=12, ignore_eos=True)
         answer = run(engine, [LONG[0]], params, speculation=SHAPES[1]).ids[0]
         turn = [*LONG[0], *answer, 1, 2]
@@ -155,42 +171,49 @@ def test_pages_of_answers_are_kept_where_asked() -> None:
         assert again.ids[0] == decode_plainly(turn, 3, SamplingParams())
 
 
-def test_a_draft_that_never_ran_is_found_by_who_does_not_draft() -> None:
-    engine = keeping()
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("host", [0, 0, 36, 36]), ("device", [0, 36, 36, 36])]
+)
+def test_a_draft_that_never_ran_is_found_by_who_does_not_draft(
+    kind: str, expected: list[int]
+) -> None:
+    """On a device prompts enter the draft's cache always."""
+    engine = keeping(kind)
     params = GenerateParams(max_new_tokens=2, ignore_eos=True)
     found = [
         run(engine, [LONG[0]], params, speculation=shape).records[0].stats.cached_tokens
         for shape in (None, SHAPES[1], None, SHAPES[1])
     ]
-    assert found == [0, 0, 36, 36]
+    assert found == expected
 
 
-def rows_read(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rows_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The prompt rows of each launch of prompts, as they come."""
     rows: list[int] = []
-    start = HostStepper.start_prompts
+    start = STEPPERS[kind].start_prompts
 
-    def counted(stepper: HostStepper, chunks: Sequence[Chunk]) -> None:
+    def counted(stepper: Any, chunks: Sequence[Chunk]) -> None:
         rows.append(sum(chunk.count for chunk in chunks))
         start(stepper, chunks)
 
-    monkeypatch.setattr(HostStepper, "start_prompts", counted)
+    monkeypatch.setattr(STEPPERS[kind], "start_prompts", counted)
     return rows
 
 
+@on_both
 @pytest.mark.parametrize("shape", [None, SHAPES[1]])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_choices_of_a_prompt_read_it_once(
-    shape: DraftShape | None, tokens: int, monkeypatch: pytest.MonkeyPatch
+    kind: str, shape: DraftShape | None, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beside another prompt, which goes on. Of pages that are not full each reads its own."""
     sampling = [SamplingParams(temperature=1.0, seed=seed) for seed in range(4)]
     params = [GenerateParams(max_new_tokens=tokens, sampling=each) for each in sampling]
     prompts = [LONG[0]] * 3 + [LONG[1]]
     alone = [decode_plainly(p, tokens, s) for p, s in zip(prompts, sampling, strict=True)]
-    for engine, wanted in ((keeping(), 2 * 40 + 2 * 4), (toy_engine(), 4 * 40)):
+    for engine, wanted in ((keeping(kind), 2 * 40 + 2 * 4), (ENGINES[kind](), 4 * 40)):
         with monkeypatch.context() as patch:
-            rows = rows_read(engine, patch)
+            rows = rows_read(kind, patch)
             assert run(engine, prompts, params, speculation=shape).ids == alone
         assert sum(rows) == wanted
 
@@ -336,5 +359,9 @@ def test_a_page_that_serves_no_end_goes_first() -> None:
 
 
 def test_where_pages_cannot_be_shared_it_is_refused() -> None:
-    with pytest.raises(UnsupportedHereError, match="keep their pages to themselves"):
-        toy_cuda().engine.keep_prefixes()
+    engine = toy_engine()
+    able = dataclasses.replace(engine.executor.capabilities, fixed_pages=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(engine.executor), "capabilities", able)
+        with pytest.raises(UnsupportedHereError, match="keep their pages to themselves"):
+            engine.keep_prefixes()

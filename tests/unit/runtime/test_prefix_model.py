@@ -13,8 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specbuild.runtime.cache.pages import KvPools, SequencePages
+from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import MatchResult, PrefixCache, SequencePrefix
+from specbuild.runtime.cache.sequence_pages import AheadPages, SequencePages
+from specbuild.runtime.engine_dir.cache_groups import tree_slots
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 
 SIZE, WINDOWS = 2, {"full": 0, "sliding": 5, "draft": 0}
@@ -49,10 +51,11 @@ class PrefixModel(RuleBasedStateMachine):
 
     @initialize(
         generated=st.booleans(),
-        most=st.sampled_from([(16, 9), (30, 9), (60, 14)]),
+        most=st.sampled_from([(16, 11), (30, 11), (60, 16)]),
         drafts=st.booleans(),
+        ahead=st.booleans(),
     )
-    def begin(self, generated: bool, most: tuple[int, int], drafts: bool) -> None:
+    def begin(self, generated: bool, most: tuple[int, int], drafts: bool, ahead: bool) -> None:
         names = ["full", "sliding", *(["draft"] if drafts else [])]
         groups = [
             CacheGroup(name, (0,), 1, 1, 1, SIZE, pages, WINDOWS[name], "float32", ("pages",))
@@ -60,7 +63,7 @@ class PrefixModel(RuleBasedStateMachine):
             for pages in (most[WINDOWS[name] > 0],)
         ]
         self.drafts, self.generated = drafts, generated
-        self.kv = KvPools(groups, LIMITS)
+        self.kv, self.ahead = KvPools(groups, LIMITS, ahead=ahead), ahead
         self.cache = PrefixCache(groups, self.kv, drafts=drafts, publish_generated=generated)
         self.running: list[Running] = []
         # Who wrote each place of a pool, and which of its positions that is.
@@ -129,10 +132,19 @@ class PrefixModel(RuleBasedStateMachine):
                 self.cache.check_integrity()
 
     def _fill(self, sequence: Running, name: str, end: int) -> None:
-        """Writes positions from what is committed on, as a launch does."""
+        """Writes positions from what is committed on, as a launch does.
+
+        One that is queued ahead writes its tree too, which the next one writes over.
+        """
         holder = sequence.pages[name]
         first = holder.length
-        holder.append(end - first)
+        if isinstance(holder, AheadPages):
+            tree = min(end + tree_slots(name, LIMITS), len(holder.slots))
+            holder.reach(tree)
+            for position in range(end, tree):
+                self.written[name, int(holder.slots[position])] = (sequence, -1)
+        else:
+            holder.append(end - first)
         for position in range(first, end):
             self.written[name, int(holder.slots[position])] = (sequence, position)
 

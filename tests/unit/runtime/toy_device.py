@@ -84,10 +84,7 @@ class ToyDevice:
         names = ("length", "root", "done", "limit", "temperature", "top_k", "top_p", "seed")
         state = [self.port(name, n) for name in names]
         self.lengths.append(state[0].tolist())
-        for group in ("full", "sliding"):
-            live = self.port(f"page_table.{group}", n)[state[2] == 0]
-            held = [page for row in live for page in row.unique().tolist() if page]
-            assert len(held) == len(set(held)), "two rows decode into one page"
+        self._check_tables(state[0].tolist(), (state[2] == 0).tolist())
         tree = self._tree(entry) if entry.draft_depth else None
         if entry.extends:
             self._extend(entry)
@@ -117,6 +114,21 @@ class ToyDevice:
             )
             self._commit(path, n)
         self._advance(entry, chosen, path, accepted, aux_hidden)
+
+    def _check_tables(self, lengths: list[int], live: list[bool]) -> None:
+        """The page that a live row writes next is in no other row, not even to be read."""
+        for group in ("full", "sliding"):
+            table, size = self.port(f"page_table.{group}"), self.manifest.group(group).page_size
+            window = self.manifest.group(group).window
+            seen = [
+                set(table[b, max(0, length - window + 1) // size if window else 0 :].tolist())
+                for b, length in enumerate(lengths)
+                if live[b]
+            ]
+            written = [int(table[b, x // size]) for b, x in enumerate(lengths) if live[b]]
+            assert 0 not in written, "a row has no page to write"
+            for page in written:
+                assert sum(page in pages for pages in seen) == 1, "a row writes another's page"
 
     def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
         n, drafted = entry.batch, self.manifest.draft is not None

@@ -1,0 +1,72 @@
+"""The pages of sequences whose launches are queued ahead, and what the prefix cache learns of them.
+
+All launches, and the writes of tables between them, run on one stream in the order in which they
+are queued. So what a launch filled may be published as soon as the launch is queued: who begins
+behind it is queued behind it. How many tokens a step emits is known once it is received, and its
+pages are published then.
+"""
+
+from __future__ import annotations
+
+from specbuild.runtime.cache.sequence_pages import AheadPages
+from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators, tree_slots
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.request import SequenceState
+
+
+class DevicePages:
+    """Called around every launch; rows have the tables that the launch wants."""
+
+    def __init__(self, rows: DeviceRows, manifest: Manifest) -> None:
+        self._rows = rows
+        self._shared = allocators(manifest.cache_groups)
+        limits, specpv = manifest.limits, manifest.specpv
+        self._tree = {name: tree_slots(name, limits) for name in self._shared}
+        # A view names the pages that steps behind it write, so all are there at the beginning.
+        self._all_at_once = specpv is not None
+        # Tokens that a step may enter again: in the target's caches, and in the draft's.
+        self._reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
+        self._pending = limits.draft_depth + 1
+
+    def before_prompt(self, sequence: SequenceState, end: int) -> None:
+        """The next launch reads the prompt up to position ``end``."""
+        most = len(sequence.request.prompt_ids) + sequence.request.token_budget
+        for name in self._shared:
+            whole = self._all_at_once and not sequence.pages[name].window
+            self._reach(sequence, name, most + self._tree[name] if whole else end)
+
+    def behind_prompt(self, sequence: SequenceState) -> None:
+        """That launch is queued; the sequence is that much longer."""
+        self._publish(sequence, waiting=0)
+
+    def before_step(self, sequence: SequenceState, most_emitted: int) -> None:
+        """Steps in flight emit up to so many tokens of the sequence in front of the next one."""
+        request = sequence.request
+        last = len(request.prompt_ids) + request.token_budget - 1
+        length = min(sequence.known - 1 + most_emitted, last)
+        for name in self._shared:
+            self._reach(sequence, name, length + self._tree[name])
+
+    def behind_step(self, sequence: SequenceState, waiting: int) -> None:
+        """A step was received; of the committed tokens up to ``waiting`` wait for the draft."""
+        self._publish(sequence, waiting)
+
+    def _reach(self, sequence: SequenceState, name: str, end: int) -> None:
+        pages = sequence.pages[name]
+        assert isinstance(pages, AheadPages)
+        if pages.reach(end):
+            self._rows.write_tables(sequence, self._shared[name])
+
+    def _publish(self, sequence: SequenceState, waiting: int) -> None:
+        """Then the pages go back that no launch to come sees."""
+        length, prompt = sequence.length, len(sequence.request.prompt_ids)
+        sequence.publish(length)
+        for name in self._shared:
+            draft = name == DRAFT_GROUP
+            if draft:
+                sequence.publish(max(length - waiting, 0), draft=True)
+            if sequence.pages[name].window:
+                again = self._pending if draft else self._reverified
+                oldest = max(min(length, prompt - draft), length - again)
+                sequence.pages[name].commit(length, reverified=oldest)

@@ -1,0 +1,95 @@
+"""The prefix cache over real plans: windows, drafts, views; the interpreter for the kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from checkpoints import write_draft, write_target
+from indexer_files import write_indexers
+from latent_files import write_latents
+from plan_host import lowered_engine
+from test_cuda_latent_views import SIZES
+from test_cuda_selections import CHAIN, VIEWED, device, options
+from test_cuda_views import NEAR, SHAPES, checkpoints, engine_of, with_views
+from toy_engine import run
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import GenerateParams
+
+__all__ = ["checkpoints", "with_views"]
+
+TOKENS, PAGE = 10, 16
+
+
+def prompt(length: int, vocab: int) -> list[int]:
+    return np.random.default_rng(5).integers(3, vocab, length).tolist()
+
+
+def pair(
+    engine: Engine, ids: list[int], shape: DraftShape | None, **params: Any
+) -> tuple[RunRecord, RunRecord]:
+    """The same prompt twice: cold, and behind what the first one left."""
+    engine.keep_prefixes()
+    asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, **params)
+    cold, hit = (run(engine, [ids], asked, speculation=shape).records[0] for _ in range(2))
+    assert engine.prefixes is not None
+    engine.prefixes.check_integrity()
+    assert cold.stats.cached_tokens == 0
+    assert hit.stats.cached_tokens == (len(ids) - 1) // PAGE * PAGE
+    return cold, hit
+
+
+def assert_alike(cold: RunRecord, hit: RunRecord) -> None:
+    """The references round differently with the number of rows, unlike the kernels."""
+    pairs = zip(cold.output_ids, hit.output_ids, strict=True)
+    parted = next((i for i, (a, b) in enumerate(pairs) if a != b), TOKENS)
+    assert parted >= TOKENS // 2
+    assert cold.logprobs is not None and hit.logprobs is not None
+    np.testing.assert_allclose(cold.logprobs[:parted], hit.logprobs[:parted], atol=NEAR)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=["none", "chain", "tree"])
+def test_a_hit_is_a_cold_run(with_views: LoweredEngine, shape: DraftShape | None) -> None:
+    """A prompt longer than its window, which the draft has read as well."""
+    engine, runner, _ = engine_of(with_views)
+    cold, hit = pair(engine, prompt(90, 250), shape, specpv_retrieval_blocks=0)
+    assert_alike(cold, hit)
+    prefills = [name for name in runner.started if name.startswith("prefill")]
+    assert prefills == ["prefill@256", "prefill@64"], "of 90 rows the second time reads ten"
+    if shape is not None:
+        assert cold.stats.acceptance_histogram == hit.stats.acceptance_histogram
+
+
+def test_views_are_built_of_pages_that_others_filled(with_views: LoweredEngine) -> None:
+    engine, *_ = engine_of(with_views)
+    cold, hit = pair(engine, prompt(100, 250), SHAPES[1], specpv_retrieval_blocks=1)
+    for record in (cold, hit):
+        stats = record.stats.specpv
+        assert stats is not None and stats.partial_steps > 2 and not stats.invariant_failures
+    assert_alike(cold, hit)
+
+
+@pytest.fixture(scope="module")
+def latents(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
+    """Layers with a window and without cache latents; indexers choose the views."""
+    path = tmp_path_factory.mktemp("latents")
+    write_target(path / "t")
+    write_indexers(path / "t", [1, 3], width=16)
+    write_latents(path / "t", {0: 12, 1: 20, 2: 12, 3: 12})
+    write_draft(path / "d")
+    return lowered_engine(**options(path, **VIEWED, **SIZES))
+
+
+@pytest.mark.parametrize("viewed", [False, True], ids=["sparse", "viewed"])
+def test_latents_and_indexers_follow_the_full_pages(latents: LoweredEngine, viewed: bool) -> None:
+    """Rows choose among tokens, or views among blocks, by keys that another prompt wrote."""
+    found = device(latents, specpv=viewed)
+    params = {"dsa_top_k": 0, "specpv_retrieval_blocks": 1} if viewed else {}
+    cold, hit = pair(found.engine, prompt(85, 250), CHAIN, **params)
+    assert_alike(cold, hit)
+    assert viewed or any(found.steps)
