@@ -17,6 +17,7 @@ from statistics import median
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -24,6 +25,7 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 _EXAMPLES = """examples:
   python benchmarks/prefix_cache.py engine --tokens 1500
   python benchmarks/prefix_cache.py engine --tokens 1500 --turns 20 --added 300 --together 8
+  python benchmarks/prefix_cache.py 20b --tokens 8192 --turns 20 --added 300 --together 8
   python benchmarks/prefix_cache.py engine --rounds 0 --tokens 600 --beginnings 8 16 32
 """
 
@@ -44,10 +46,11 @@ def main() -> None:
     parser.add_argument("--beginnings", type=int, nargs="*", default=[], help="that differ")
     asked = parser.parse_args()
     found: dict[str, object] = {"engine": asked.engine.name, "tokens": asked.tokens}
+    engine = Engine.load(asked.engine)
     if asked.rounds:
-        found |= _pairs(Engine.load(asked.engine), asked)
+        found |= _pairs(engine, asked)
     if asked.turns:
-        found |= _chats_with_and_without(asked)
+        found |= _chats_with_and_without(engine, asked)
     if asked.beginnings:
         found["beginnings, found again"] = [
             (count, _found_again(Engine.load(asked.engine), asked.tokens, count))
@@ -81,39 +84,57 @@ def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _chats_with_and_without(asked: argparse.Namespace) -> dict[str, object]:
-    """The same chats with the cache and without, in turn: seconds, and output tokens a second.
+def _chats_with_and_without(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
+    """Chats with the cache and without, in turn: seconds, and output tokens a second.
 
-    Seconds are the process's own, so that others on the machine count for neither.
+    On a CPU seconds are the process's own, so that others on the machine count for neither.
     """
-    found: dict[str, list[float]] = {"chats_cpu_s": [], "chats_without_cpu_s": []}
-    for _ in range(asked.chat_rounds):
-        for name, seconds in found.items():
-            engine = Engine.load(asked.engine)
-            if name == "chats_cpu_s":
-                engine.keep_prefixes()
-            seconds.append(_chats(engine, asked))
+    on_gpu = facts_of(engine.manifest.backend).on_gpu
+    clock, kind = (time.perf_counter, "s") if on_gpu else (time.process_time, "cpu_s")
+    if engine.prefixes is None:
+        engine.keep_prefixes()
+    caches = {f"chats_{kind}": engine.prefixes, f"chats_without_{kind}": None}
+    found: dict[str, list[float]] = {name: [] for name in caches}
+    cached: list[int] = []
+    for round_ in range(asked.chat_rounds + 1):
+        for name, cache in caches.items():
+            engine.decoder.prefixes = cache
+            turns = asked.turns if round_ else min(asked.turns, 3)
+            started_s = clock()
+            tokens = _chats(engine, asked, turns=turns, seed=round_)
+            if round_:  # the first one makes the graphs ready
+                found[name].append(clock() - started_s)
+            if cache is not None:
+                cached.append(tokens)
     with_s, without_s = (median(seconds) for seconds in found.values())
     tokens = asked.turns * asked.together * asked.answer
     return found | {
-        "tokens_per_cpu_s": tokens / with_s,
-        "tokens_per_cpu_s_without": tokens / without_s,
+        f"tokens_per_{kind}": tokens / with_s,
+        f"tokens_per_{kind}_without": tokens / without_s,
         "times": median(b / a for a, b in zip(*found.values(), strict=True)),
+        "cached_share": cached[-1] / _prompt_tokens(asked),
     }
 
 
-def _chats(engine: Engine, asked: argparse.Namespace) -> float:
-    """Processor seconds for all turns of chats side by side; each answer is in the next prompt."""
-    random, vocab = Random(1), engine.manifest.target.vocab
+def _chats(engine: Engine, asked: argparse.Namespace, *, turns: int, seed: int) -> int:
+    """Chats side by side, each answer in the next prompt; the prompt tokens that were cached."""
+    random, vocab = Random(seed), engine.manifest.target.vocab
     chats: list[list[int]] = [[] for _ in range(asked.together)]
-    started_s = time.process_time()
-    for _ in range(asked.turns):
+    cached = 0
+    for _ in range(turns):
         for chat in chats:
             chat.extend(random.choices(range(vocab), k=asked.added))
         records = _finished(engine, chats, new_tokens=asked.answer)
         for chat, record in zip(chats, records, strict=True):
             chat.extend(record.output_ids)
-    return time.process_time() - started_s
+        cached += sum(record.stats.cached_tokens for record in records)
+    return cached
+
+
+def _prompt_tokens(asked: argparse.Namespace) -> int:
+    """Of all turns of all chats."""
+    turn = asked.added + asked.answer
+    return asked.together * sum(n * turn + asked.added for n in range(asked.turns))
 
 
 def _found_again(engine: Engine, tokens: int, count: int) -> int:

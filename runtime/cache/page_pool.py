@@ -16,6 +16,8 @@ PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 # Is called with a kept page whose place another one takes.
 Evicted = Callable[[int], None]
+# The pages that continue a kept page: of no use to anybody who does not have it.
+Continued = Callable[[int], Sequence[int]]
 
 # What becomes of a page that nobody holds any more.
 _FREE, _EXPENDABLE, _LASTING = range(3)
@@ -38,7 +40,7 @@ class PagePool:
     A page is held by those that took or shared it. One that is to :meth:`keep` stays where it is
     when nobody holds it any more, until :meth:`share` takes it up again or a page is wanted and
     none is free: then the one goes that was let go of first, of those that are expendable while
-    there are any.
+    there are any. One that others continue, which nobody holds either, stays as long as they do.
 
     ``trace``, where there is one, is told who holds which page. An ``owner`` is the cookie under
     which a sequence was admitted.
@@ -54,6 +56,7 @@ class PagePool:
         self.name = name
         self.pages = pages - 1
         self.evicted: Evicted | None = None
+        self.continued: Continued | None = None
         self.trace: PageTrace | None = None
         self._free = list(range(pages - 1, 0, -1))
         self._unreserved = pages - 1
@@ -191,6 +194,9 @@ class PagePool:
         kept = self._kept[_EXPENDABLE] or self._kept[_LASTING]
         if not kept:
             raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
+        if self.continued is not None:
+            while self.not_held(self.continued(next(iter(kept)))):
+                kept.move_to_end(next(iter(kept)))
         page, _ = kept.popitem(last=False)
         self._fate[page] = _FREE
         if self.evicted is not None:

@@ -1,8 +1,8 @@
 """The prefix cache: a prompt that begins as another one did takes over the pages of the beginning.
 
 Pages that were published are never written again. Those that no sequence holds stay until their
-pool gives them to somebody else, the one first that was let go of first; a sequence lets go of its
-last page first, so a page goes before the one that it continues. Of a sliding window those stay
+pool gives them to somebody else, the one first that was let go of first, but none before those that
+continue it. Of a sliding window those stay
 longest that a prompt can begin behind: where prompts end, and where they part.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -152,6 +153,9 @@ class PrefixCache:
         }
         for allocator, pool in enumerate(self._pools):
             pool.evicted = self._forgetter(allocator)
+            # Of a window the pages serve who begins right behind them, whatever is before.
+            if not self._windows[pool.name]:
+                pool.continued = partial(self._tree.continued, allocator)
 
     def begin(self, prompt_ids: np.ndarray, salt: str | None) -> SequencePrefix:
         """A prompt's beginning, int32 [·]. Those of another salt are never seen."""

@@ -150,6 +150,16 @@ class PrefixTree:
         self.prune(entry)
         return entry, index
 
+    def continued(self, allocator: int, page: int) -> list[int]:
+        """The pages that stand right behind one."""
+        entry = self._entries[int(self._entry_of[allocator][page])]
+        behind = int(self._index_of[allocator][page]) + 1
+        entries = [child for child in entry.children.values() if child.first == behind]
+        if behind < entry.end:
+            entries.append(entry)
+        pages = [int(e.pages[allocator, behind - e.first]) for e in entries]
+        return [page for page in pages if page]
+
     def prune(self, entry: PrefixEntry) -> None:
         """Forgets an entry that has neither pages nor children, and then its parent likewise."""
         while not entry.held and not entry.children:

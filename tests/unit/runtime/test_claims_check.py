@@ -70,7 +70,7 @@ def of_tensor(**values: object) -> Change:
         (in_limits(max_rows=512), r"cache group sliding has \d+ pages"),
         (in_limits(draft_tokens=2**31 - 1), "limits.draft_tokens is 2147483647"),
         (in_limits(draft_top_k=2**31 - 1), "cache group draft has"),
-        (in_limits(draft_depth=2**31 - 1), "cache group draft has"),
+        (in_limits(draft_depth=2**31 - 1), "cache group sliding has"),
         (lambda d: d["draft_default"].update(draft_depth=5), "draft_default is 1 × 5, 2 tokens"),
         (in_group(0, pages=2), "group full has 2 pages"),
         (in_group(0, layers=[0, 0]), "layers are"),

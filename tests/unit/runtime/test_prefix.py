@@ -270,6 +270,20 @@ def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
         pool.allocate(1)
 
 
+def test_what_others_continue_stays_as_long_as_they_do() -> None:
+    """Pages 1 and 2 were let go of first, and 3, which continues them, last."""
+    pool, gone = PagePool("full", 5), []
+    behind = {1: [2], 2: [3], 3: [], 4: []}
+    pool.evicted = gone.append
+    pool.continued = lambda page: [each for each in behind[page] if each not in gone]
+    pool.reserve(4)
+    pages = [pool.allocate(1) for _ in range(4)]
+    pool.keep(np.array(pages))
+    for page in (2, 1, 4, 3):
+        pool.release([page], 1)
+    assert [pool.allocate(2) for _ in range(4)] == gone == [4, 3, 2, 1]
+
+
 def test_the_owner_of_a_shared_page_goes_first() -> None:
     """Its promise is gone, but whoever shares the page keeps it, and others cannot have it."""
     pool = PagePool("full", 4)

@@ -13,6 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from specbuild.runtime.cache.page_pool import Evicted, PagePool
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import MatchResult, PrefixCache, SequencePrefix
 from specbuild.runtime.cache.sequence_pages import AheadPages, SequencePages
@@ -65,9 +66,23 @@ class PrefixModel(RuleBasedStateMachine):
         self.drafts, self.generated = drafts, generated
         self.kv, self.ahead = KvPools(groups, LIMITS, ahead=ahead), ahead
         self.cache = PrefixCache(groups, self.kv, drafts=drafts, publish_generated=generated)
+        for allocator, pool in enumerate(self.cache._pools):
+            pool.evicted = self._leaves_first(allocator, pool)
         self.running: list[Running] = []
         # Who wrote each place of a pool, and which of its positions that is.
         self.written: dict[tuple[str, int], tuple[Running, int]] = {}
+
+    def _leaves_first(self, allocator: int, pool: PagePool) -> Evicted:
+        """None goes that another one continues which nobody holds, but where windows move on."""
+        evicted = pool.evicted
+        assert evicted is not None
+
+        def leaf(page: int) -> None:
+            if not WINDOWS[pool.name]:
+                assert not pool.not_held(self.cache._tree.continued(allocator, page))
+            evicted(page)
+
+        return leaf
 
     @rule(ids=prompts, salt=st.sampled_from([None, None, "a"]), drafted=st.booleans())
     def arrives(self, ids: list[int], salt: str | None, drafted: bool) -> None:
