@@ -88,8 +88,9 @@ def latents(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 @pytest.mark.parametrize("viewed", [False, True], ids=["sparse", "viewed"])
 def test_latents_and_indexers_follow_the_full_pages(latents: LoweredEngine, viewed: bool) -> None:
     """Rows choose among tokens, or views among blocks, by keys that another prompt wrote."""
-    found = device(latents, specpv=viewed)
-    params = {"dsa_top_k": 0, "specpv_retrieval_blocks": 1} if viewed else {}
+    found = device(latents, specpv=True)
+    params = {"dsa_top_k": 0} if viewed else {}
+    params["specpv_retrieval_blocks"] = int(viewed)
     cold, hit = pair(found.engine, prompt(85, 250), CHAIN, **params)
     assert_alike(cold, hit)
     assert viewed or any(found.steps)

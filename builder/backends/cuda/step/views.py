@@ -168,7 +168,8 @@ def _view_positions(
 
 def tree_features(program: ProgramIr, aux_hidden: Tensor, placed: Mapping[str, Tensor]) -> Tensor:
     """The aux hidden states of the trees' rows [R, C], in the order of VerifyInputs."""
-    return program.call("Embed", {"token_ids": placed["logit_rows"], "table": aux_hidden})["x"]
+    given = {"token_ids": placed["logit_rows"], "table": aux_hidden}
+    return program.call("Embed", given, sizes={"H": aux_hidden.shape[1]})["x"]
 
 
 def advance_views(  # noqa: PLR0917
