@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.options import SynthOptions
@@ -18,7 +19,7 @@ LEVELS = 3
 CHAIN = DraftShape(draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS)
 
 
-def tiny(acceptance: float | None, **changes: int) -> SynthModel:
+def tiny(acceptance: float | None, **changes: Any) -> SynthModel:
     sizes = {"prompts": PROMPTS, "prompt_tokens": PROMPT_TOKENS, **changes}
     return SynthModel(SynthOptions("tiny", acceptance=acceptance, **sizes))
 

@@ -219,7 +219,8 @@ class TargetFamily:
 class SynthDraft:
     """Synthetic drafts of a family: their geometry, ``config.json``, and tensors by name.
 
-    The tensors follow rules, with an acceptance between 0 and 1.
+    The tensors follow rules, with an acceptance between 0 and 1. ``checkpoint`` is what a reader
+    would give of them.
     """
 
     geometry: Callable[[TargetGeometry, DraftSizes], Eagle3Geometry]
@@ -227,6 +228,7 @@ class SynthDraft:
     tensors: Callable[
         [Noise, Eagle3Geometry, TargetGeometry, DraftRules, float], dict[str, SynthTensor]
     ]
+    checkpoint: Callable[[Eagle3Geometry, Tensors], DraftCheckpoint]
 
 
 @dataclass(frozen=True)

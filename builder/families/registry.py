@@ -6,7 +6,7 @@ from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.families.deepseek.family import DEEPSEEK
 from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
-from specbuild.builder.families.family import DraftFamily, TargetFamily
+from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.llama.family import LLAMA
 from specbuild.builder.families.mtp.family import MTP
@@ -37,6 +37,13 @@ def target_family(model_type: str) -> TargetFamily:
     raise SpecbuildError(
         f"model_type {model_type!r} is not supported (supported: {supported_targets()})"
     )
+
+
+def synth_draft(kind: str) -> SynthDraft:
+    """How synthetic drafts of a kind are made; the kind is spelled as in a manifest."""
+    made = DRAFTS[kind.replace("-", "_")].synth
+    assert made is not None
+    return made
 
 
 def draft_family(architecture: str) -> DraftFamily:

@@ -9,8 +9,8 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
-from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
-from specbuild.builder.families.registry import retrofitted, target_family
+from specbuild.builder.families.family import SynthDraft
+from specbuild.builder.families.registry import retrofitted, synth_draft, target_family
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import SynthOptions
@@ -18,7 +18,6 @@ from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_HEADS = 4
@@ -57,7 +56,7 @@ class SynthModel:
             )
         self.draft: Eagle3Geometry | None = None
         if options.acceptance is not None:
-            self.draft = EAGLE3_SYNTH.geometry(self.target, self._named.draft)
+            self.draft = self.made_draft.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
 
     def _refuse_retrofits(self) -> None:
@@ -88,6 +87,11 @@ class SynthModel:
             )
         indexer = IndexerGeometry(layers, INDEXER_HEADS, width, weighted=True)
         return replace(self.target, indexer=indexer)
+
+    @property
+    def made_draft(self) -> SynthDraft:
+        """How drafts of the kind that is asked for are made."""
+        return synth_draft(self.options.draft_kind)
 
     @property
     def pad_token_id(self) -> int:
@@ -121,7 +125,7 @@ class SynthModel:
         acceptance = self.options.acceptance
         if self.draft is None or acceptance is None:
             return {}
-        return EAGLE3_SYNTH.tensors(
+        return self.made_draft.tensors(
             self.noise, self.draft, self.target, self.draft_rules, acceptance
         )
 
@@ -160,5 +164,5 @@ class SynthModel:
         target = TargetCheckpoint(self.target, forms, (), ())
         if self.draft is None:
             return target, None
-        sources = {n: t.source(n, n) for n, t in self.draft_tensors.items() if n != "t2d"}
-        return target, DraftCheckpoint(self.draft, sources, (), Eagle3Drafter)
+        sources = {name: tensor.source(name, name) for name, tensor in self.draft_tensors.items()}
+        return target, self.made_draft.checkpoint(self.draft, sources)

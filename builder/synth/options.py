@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
 
@@ -44,6 +44,10 @@ class SynthOptions(OptionGroup):
             usual=DEFAULT_ACCEPTANCE,
         ),
     ] = None
+    draft_kind: Annotated[
+        Literal["eagle3", "p-eagle"],
+        Described("Kind of the draft: eagle3 or p-eagle; needs --draft.", "KIND"),
+    ] = "eagle3"
     seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[
         int | None,

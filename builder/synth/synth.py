@@ -16,7 +16,6 @@ from specbuild.builder.durable import (
     staging_folder,
     write_bytes,
 )
-from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
@@ -71,7 +70,7 @@ def write_checkpoints(
         write_shards(target, model.target_tensors, progress)
         if model.draft is not None:
             draft = staging / DRAFT_FOLDER
-            write_json(draft / "config.json", EAGLE3_SYNTH.config(model.draft, model.target))
+            write_json(draft / "config.json", model.made_draft.config(model.draft, model.target))
             write_shards(draft, model.draft_tensors, progress)
         write_bytes(staging / PROMPTS_FILE, _prompt_lines(model))
         write_json(staging / REPORT_FILE, _report(model, experts))

@@ -32,10 +32,14 @@ class TokenRules:
 
 @dataclass(frozen=True)
 class DraftRules:
-    """The draft's vocabulary, ascending int64 [Vd], and after which of them it says each, [Vd]."""
+    """The draft's vocabulary, ascending int64 [Vd], and after which of them it says each, [Vd].
+
+    ``cycle`` is the target's order among them.
+    """
 
     vocabulary: torch.Tensor
     before: torch.Tensor
+    cycle: torch.Tensor
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -70,7 +74,7 @@ def draft_rules(noise: Noise, rules: TokenRules, acceptance: float) -> DraftRule
     before = rules.before.clone()
     before[cycle.roll(-1)[wrong]] = cycle[wrong.roll(1)]
     vocabulary = cycle.sort().values
-    return DraftRules(vocabulary, before[vocabulary])
+    return DraftRules(vocabulary, before[vocabulary], cycle)
 
 
 def prompts(noise: Noise, rules: TokenRules, *, count: int, length: int) -> list[list[int]]:

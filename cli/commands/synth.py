@@ -33,7 +33,7 @@ def synth(
     asked: SynthOptions,
     *,
     draft: Annotated[
-        bool, typer.Option("--draft", help="Make an EAGLE3 draft too.", rich_help_panel="Model")
+        bool, typer.Option("--draft", help="Make a draft too.", rich_help_panel="Model")
     ] = False,
     output: Annotated[
         Path | None,
@@ -102,6 +102,8 @@ def synth(
 
     if asked.acceptance is not None and not draft:
         raise SpecbuildError(f"--acceptance {asked.acceptance} needs a draft; add --draft")
+    if asked.draft_kind != "eagle3" and not draft:
+        raise SpecbuildError(f"--draft-kind {asked.draft_kind} needs a draft; add --draft")
     if draft and asked.acceptance is None:
         asked = replace(asked, acceptance=DEFAULT_ACCEPTANCE)
     if (output is None) == (engine is None):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import rope_config
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
@@ -75,8 +78,15 @@ def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
     }
 
 
+def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
+    """What the reader would give of these tensors."""
+    held = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
+    return DraftCheckpoint(d, held, (), Eagle3Drafter)
+
+
 EAGLE3_SYNTH = SynthDraft(
     geometry=draft_geometry,
     config=draft_config,
     tensors=lambda *parts: DraftWriter(*parts).tensors(),
+    checkpoint=draft_checkpoint,
 )

@@ -7,6 +7,7 @@ from specbuild.builder.families.family import DraftFamily
 from specbuild.builder.families.p_eagle.checkpoint import read_p_eagle
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES, is_p_eagle
 from specbuild.builder.families.p_eagle.model import PEagleFuse
+from specbuild.builder.families.p_eagle.synth import P_EAGLE_SYNTH
 
 P_EAGLE = DraftFamily(
     title="P-EAGLE",
@@ -15,6 +16,7 @@ P_EAGLE = DraftFamily(
     hints=lambda _: [],
     fuse=PEagleFuse,
     draft=Eagle3,
+    synth=P_EAGLE_SYNTH,
     claims=is_p_eagle,
     fused=("hidden", "mask_hidden"),
 )

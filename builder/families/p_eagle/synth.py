@@ -1,0 +1,234 @@
+"""Synthetic P-EAGLE drafts, right at every position of a pass with a known probability.
+
+A token of the target's cycle is embedded by its place c there: φ(c) = cos and sin of c·f for half a
+head's width of frequencies f. So the token d places further is R^d·φ(c), R turning each pair by its
+f. KV head i attends to the row i positions before a row, and nowhere else: its queries' rotary
+phases are i positions behind its keys'. It reads φ there and adds w_i·R^i·φ, the w_i falling. At
+depth d of a pass head d meets the last accepted row, the heads before it mask rows, whose φ is 0,
+and those behind it earlier rows, which say the same in a text that follows the cycle. So the state
+holds the place c + d at every depth, and the head says what the draft's rules have after the token
+there. Deeper layers add noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.eagle3.synth import draft_config as eagle3_config
+from specbuild.builder.families.eagle3.synth import draft_geometry as eagle3_geometry
+from specbuild.builder.families.eagle3.synth_weights import DraftWriter
+from specbuild.builder.families.eagle3.tensors import LAYER, draft_tensors
+from specbuild.builder.families.family import DraftSizes, SynthDraft
+from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, MASK_STATE, fused_mask
+from specbuild.builder.families.p_eagle.config import ARCHITECTURES
+from specbuild.builder.families.parts.rope import inverse_frequencies
+from specbuild.builder.synth.self_attention import self_amplitudes
+from specbuild.builder.synth.streams import CONSTANT, embedding_rms
+from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.manifest import PEagleDrafter
+
+# Positions of a pass: each has a KV head. The published drafts have four layers.
+POSITIONS, LAYERS = 8, 4
+_FALL = 0.8  # of w_i and w_(i − 1)
+_DEEP_NOISE = 0.01  # what a deeper layer adds, against the rms of the state
+_QUERY_NOISE = 0.02
+_GATED_RMS = 0.6
+_ATTENTION = f"{LAYER}self_attn."
+
+
+def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> PEagleGeometry:
+    """EAGLE3's of the same target, with a KV head for each position and embeddings of its own."""
+    plain = eagle3_geometry(target, sizes)
+    heads = max(plain.q_heads - plain.q_heads % POSITIONS, POSITIONS)
+    own = replace(
+        plain,
+        architecture=ARCHITECTURES[0],
+        q_heads=heads,
+        kv_heads=POSITIONS,
+        own_embedding=True,
+        layers=LAYERS,
+    )
+    return PEagleGeometry(**vars(own), mask_token=target.vocab - 1)
+
+
+def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
+    """The ``config.json`` of this geometry."""
+    assert isinstance(d, PEagleGeometry)
+    own = {"num_hidden_layers": d.layers, "parallel_drafting": True, "ptd_token_id": d.mask_token}
+    return eagle3_config(d, target) | own
+
+
+def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
+    """What the reader would give of these tensors."""
+    assert isinstance(d, PEagleGeometry)
+    held = {n: t for n, t in tensors.items() if n not in ("t2d", MASK_HIDDEN)}
+    held[MASK_STATE] = fused_mask(tensors[MASK_HIDDEN], tensors, d)
+    return DraftCheckpoint(d, held, (), PEagleDrafter)
+
+
+class PEagleWriter(DraftWriter):
+    """The tensors; ``_space`` is a head's width, in which a token's place is told."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._space = self._geometry.head_dim
+        power = 5 * self._space
+        self._hidden_rms = math.sqrt(power / self._geometry.hidden)
+
+    def tensors(self) -> dict[str, SynthTensor]:
+        """All tensors, by their names in a checkpoint, with ``d2t``, ``t2d`` and the mask's."""
+        d = self._geometry
+        special: dict[str, Callable[[], torch.Tensor]] = {
+            "fc.weight": self._fuse,
+            f"{_ATTENTION}q_proj.weight": lambda: self._queries("q_proj", d.q_heads),
+            f"{_ATTENTION}k_proj.weight": lambda: self._queries("k_proj", d.kv_heads),
+            f"{_ATTENTION}v_proj.weight": self._place_values,
+            f"{_ATTENTION}o_proj.weight": self._output,
+            "d2t": lambda: self._rules.offsets,
+        }
+        made = {}
+        for name, expected in draft_tensors(d, self._target).items():
+            if name == "lm_head.weight":
+                made[name] = SynthTensor("BF16", expected.shape, self._head)
+            elif name == "embed_tokens.weight":
+                made[name] = SynthTensor("BF16", expected.shape, self._embedding)
+            elif name.endswith("norm.weight"):
+                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
+            elif name in special:
+                dtype = "I64" if name == "d2t" else "BF16"
+                made[name] = whole_tensor(dtype, expected.shape, special[name])
+            else:
+                made[name] = self._noisy(name, expected.shape)
+        width = len(d.aux_layers) * self._target.hidden
+        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
+        made[MASK_HIDDEN] = whole_tensor("BF16", (1, 1, width), partial(self._mask, width))
+        return made
+
+    def _mask(self, width: int) -> torch.Tensor:
+        """mask_hidden [1, 1, aux_layers·Ht]: states that hold their constant alone."""
+        mask = torch.zeros(1, 1, width)
+        mask[..., :: self._target.hidden] = CONSTANT
+        return mask.bfloat16()
+
+    def _queries(self, name: str, heads: int) -> torch.Tensor:
+        """q_proj or k_proj [heads·D, 2H]; queries of KV head i are i positions behind."""
+        d = self._geometry
+        half, shared = d.head_dim // 2, heads // d.kv_heads
+        weight = self._normal(f"{_ATTENTION}{name}.weight", heads * d.head_dim, 2 * d.hidden)
+        weight *= _QUERY_NOISE / math.sqrt(2 * d.hidden)
+        phase = self._noise.generator("phases of queries and keys")
+        turn = 2 * math.pi * torch.rand(d.kv_heads, half, generator=phase, dtype=torch.float64)
+        if name == "q_proj":
+            distance = torch.arange(d.kv_heads, dtype=torch.float64)
+            turn -= torch.outer(distance, inverse_frequencies(d.rope, d.head_dim))
+        turn = turn.repeat_interleave(shared, dim=0)
+        positions = d.max_positions or self._target.max_positions
+        length = self_amplitudes(d, positions) * embedding_rms(d.hidden) / CONSTANT
+        pairs = torch.cat((length * turn.cos(), length * turn.sin()), dim=1)
+        weight[:, 0] = pairs.flatten()
+        return weight.bfloat16()
+
+    def _place_values(self) -> torch.Tensor:
+        """v_proj [kv_heads·D, 2H]: every head reads φ of the normed embedding, with an rms of 1."""
+        d = self._geometry
+        # A normed embedding holds φ with a length of √(H − 1) / rms.
+        length = math.sqrt(d.hidden - 1) / embedding_rms(d.hidden)
+        one = torch.zeros(d.head_dim, 2 * d.hidden)
+        one[:, : d.hidden] = self._read.T * (math.sqrt(self._space) / length)
+        return one.repeat(d.kv_heads, 1).bfloat16()
+
+    def _output(self) -> torch.Tensor:
+        """o_proj [H, Hq·D]: KV head i turns by i places, weighs w_i, and goes through Q."""
+        d = self._geometry
+        shared, half = d.q_heads // d.kv_heads, d.head_dim // 2
+        parts = []
+        for place in range(d.kv_heads):
+            turned = place * self._turns
+            cos, sin = torch.diag(turned.cos()), torch.diag(turned.sin())
+            rotation = torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1)))
+            weighed = self._basis @ rotation.float() * (_FALL**place / shared)
+            parts += [weighed] * shared
+        assert rotation.shape == (2 * half, 2 * half)
+        return torch.cat(parts, dim=1).bfloat16()
+
+    def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
+        """What adds noise: the MLPs, and the attention of deeper layers."""
+        std = 1 / math.sqrt(shape[1])
+        if name.endswith(("down_proj.weight", "o_proj.weight")):
+            std *= _DEEP_NOISE * self._hidden_rms / _GATED_RMS
+
+        def part(first: int, end: int) -> torch.Tensor:
+            return self._noise.weight(f"draft.{name}", torch.arange(first, end), shape[1], std)
+
+        return SynthTensor("BF16", shape, part)
+
+    def _embedding(self, first: int, end: int) -> torch.Tensor:
+        """Rows of the embedding: the constant, and φ of the token's place, √(H − 1) long.
+
+        The mask's token and those outside of the cycle have a direction beside φ's space instead.
+        """
+        places = self._places[first:end]
+        rows = F.normalize(self._phi(places), dim=1) @ self._read.T
+        rows[places < 0] = self._beside
+        rows *= math.sqrt(self._geometry.hidden - 1)
+        rows[:, 0] = CONSTANT
+        return rows.bfloat16()
+
+    def _head(self, first: int, end: int) -> torch.Tensor:
+        """Rows of lm_head: the state at the place of the token that a token follows."""
+        says = F.normalize(self._phi(self._places[self._rules.before[first:end]]), dim=1)
+        scale = self._right_logit() * self._hidden_rms / math.sqrt(self._space)
+        return (says @ self._basis.T * scale).bfloat16()
+
+    def _phi(self, places: torch.Tensor) -> torch.Tensor:
+        """φ of places int64 [n], fp32 [n, D]."""
+        angle = torch.outer(places.double(), self._turns)
+        return torch.cat((angle.cos(), angle.sin()), dim=1).float()
+
+    @cached_property
+    def _turns(self) -> torch.Tensor:
+        """f: what a place further turns each pair by, fp64 [D / 2]; a cycle turns each whole."""
+        size, half = len(self._rules.cycle), self._geometry.head_dim // 2
+        drawn = torch.randperm((size - 1) // 2, generator=self._noise.generator("turns"))[:half] + 1
+        return 2 * math.pi * drawn.double() / size
+
+    @cached_property
+    def _places(self) -> torch.Tensor:
+        """The place of each token along the cycle, −1 outside, int64 [V]."""
+        places = torch.full((self._target.vocab,), -1)
+        places[self._rules.cycle] = torch.arange(len(self._rules.cycle))
+        return places
+
+    @cached_property
+    def _directions(self) -> torch.Tensor:
+        """Orthonormal columns with nothing in coordinate 0, fp32 [H, D + 1]."""
+        d = self._geometry
+        drawn = self._normal("where embeddings tell a place", d.hidden, d.head_dim + 1)
+        drawn[0] = 0
+        return torch.linalg.qr(drawn).Q
+
+    @property
+    def _read(self) -> torch.Tensor:
+        return self._directions[:, :-1]
+
+    @property
+    def _beside(self) -> torch.Tensor:
+        return self._directions[:, -1]
+
+
+P_EAGLE_SYNTH = SynthDraft(
+    geometry=draft_geometry,
+    config=draft_config,
+    tensors=lambda *parts: PEagleWriter(*parts).tensors(),
+    checkpoint=draft_checkpoint,
+)
