@@ -108,6 +108,7 @@ def settled_inputs(
         draft = replace(
             draft, geometry=replace(windowed_draft(draft.geometry, options), dtype=stored)
         )
+    target = _coded_target(target, options.kernels.weights_dtype)
     geometries = target.geometry, draft.geometry if draft else None
     backend.check(options, *geometries)
     plan = plan_engine(options, backend.sizes, *geometries)
@@ -119,6 +120,21 @@ def settled_inputs(
         draft = replace(draft, warnings=(*draft.warnings, *said))
     _require_readable(target.text_files)
     return BuildInputs(target, draft, plan, WeightSources(target, draft, backend.activations))
+
+
+def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoint:
+    """The target with how its projections are stored, and a warning where that is lossy."""
+    if dtype is None or dtype == "bf16":
+        return target
+    said = (
+        f"target: its projections and head are stored as {dtype}, so outputs are no longer those "
+        "of the checkpoint; specbuild compare says what that costs on a text",
+    )
+    return replace(
+        target,
+        geometry=replace(target.geometry, dtype=dtype),
+        warnings=(*target.warnings, *said),
+    )
 
 
 def _require_readable(files: Sequence[TextFile]) -> None:

@@ -135,6 +135,15 @@ class KernelOptions(OptionGroup):
             recorded=False,
         ),
     ] = None
+    weights_dtype: Annotated[
+        Literal["bf16", "fp8", "mxfp4"] | None,
+        Described(
+            "How a CUDA engine stores the model's projections and head: bf16, or fp8 or mxfp4, "
+            "which are lossy.",
+            "TYPE",
+            shown="bf16",
+        ),
+    ] = None
     tuned_only: Annotated[
         bool, Described("Refuse a shape for which no kernel variant was measured.", recorded=False)
     ] = False

@@ -73,7 +73,12 @@ def fused_model(
     results = []
     for role, model in models.items():
         sources.bind(model)
-        passes = cuda_passes(role, "bf16", tied=g.tied_head)
+        passes = cuda_passes(
+            role,
+            draft_dtype="bf16",
+            weights_dtype=asked.kernels.weights_dtype or "bf16",
+            tied=g.tied_head,
+        )
         results += run_passes(role, model, passes, asked.dump_passes)
     return FusedModel(target, draft, plan, models, tuple(results))
 

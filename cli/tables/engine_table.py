@@ -120,6 +120,8 @@ def target_table(target: TargetGeometry) -> Table:
     table.add_row("layers", f"{target.layers}, {windows}")
     table.add_row("hidden", str(target.hidden))
     table.add_row("vocabulary", str(target.vocab))
+    if target.dtype is not None:
+        table.add_row("weights", f"{target.dtype} (lossy)")
     _add_attention(table, target)
     for place, feed_forward in enumerate(target.feed_forwards):
         count = target.layer_feed_forwards.count(place)

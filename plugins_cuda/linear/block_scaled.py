@@ -126,7 +126,8 @@ def _encoded(values: torch.Tensor, element: _Element) -> tuple[torch.Tensor, tor
     if int(scales.max()) > element.largest_scale:
         raise SpecbuildError(
             f"a weight of {float(values.abs().max()):g} is larger than the kernels decode "
-            f"(scales up to 2^{element.largest_scale - _SCALE_BIAS}); build with --draft-dtype bf16"
+            f"(scales up to 2^{element.largest_scale - _SCALE_BIAS}); build with --draft-dtype "
+            "bf16, or --weights-dtype bf16"
         )
     codes = element.codes(torch.ldexp(values, _SCALE_BIAS - scales))
     return codes, scales.squeeze(-1).to(torch.uint8)

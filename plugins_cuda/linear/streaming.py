@@ -43,6 +43,8 @@ _LOADS_OF_CODES = {1: 18, 2: 12, 4: 6}
 _LOADS_OF_CODES_AND_TOKENS = {1: 15, 2: 14, 4: 14}
 # The same beside a ring of which places are filled again: addresses take registers too.
 _MOST_LOADS_REFILLED = 12
+# A candidate of fewer, since long slices of some widths leave no registers for as many.
+_FEW_LOADS_REFILLED = 10
 # Blocks of K of which 64 tokens are 144 KB.
 _MOST_GROUP_BLOCKS = 36
 # The switch in small_linear.cuh tells so many steps in shared memory apart.
@@ -201,6 +203,8 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
     candidates: list[Tactic] = [{}]
     if dense.rows <= TOKENS_PER_TILE:
         candidates.append({"loads": 9 if dense.storage.scaled else 12})
+    if cut["RING"] and int(cut["DEPTH"]) < dense.slice_units:
+        candidates.append({"loads": _FEW_LOADS_REFILLED})
     if cut["FRAGMENTS"] and cut["ONE_CHUNK"] and not dense.storage.scaled:
         candidates.append({"ring": int(cut["RING"] == 0)})
     # Single pairs, where whole units leave many CTAs idle at the end.

@@ -195,6 +195,7 @@ class TargetGeometry:
     the layers that choose what they attend to, None where none does. ``mla`` is that of a model
     which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
     ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
+    ``dtype`` is how the engine stores the projections and the head, None as bf16 or fp32.
     """
 
     model_type: str
@@ -217,6 +218,9 @@ class TargetGeometry:
     latent_dims: tuple[int, ...] = field(default=(), metadata=of_feature("latents"))
     mla: MlaGeometry | None = field(default=None, metadata=of_feature("latents"))
     indexer: IndexerGeometry | None = field(default=None, metadata=of_feature("dsa"))
+    dtype: str | None = field(
+        default=None, metadata=one_of(WEIGHT_STORAGES) | of_feature("coded_weights")
+    )
 
     def feed_forward(self, layer: int) -> FeedForward:
         """The feed-forward of this layer."""

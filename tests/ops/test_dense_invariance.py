@@ -72,7 +72,7 @@ def run(
     }
     given, blank = ({n: bits(t) for n, t in some.items()} for some in (inputs, outputs))
     assert op.lower is not None
-    request = LoweringRequest(tensors, attributes, "decode", TARGET, tactic or {})
+    request = LoweringRequest(tensors, op.complete(attributes), "decode", TARGET, tactic or {})
     return run_lowering(op, op.lower(request), given, blank)
 
 
@@ -184,8 +184,10 @@ def test_head_choose() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("normed", [True, False])
-def test_qkv(normed: bool) -> None:
+@pytest.mark.parametrize(
+    ("rounding", "head_norms"), [("gpt_oss", False), (None, False), ("llama", True), (None, True)]
+)
+def test_qkv(rounding: str | None, head_norms: bool) -> None:
     """The written keys and values too: every row has a slot of its own."""
     heads, kv_heads, width, page_size = 3, 1, 32, 16
     pages = 2 + ROWS // page_size
@@ -193,8 +195,10 @@ def test_qkv(normed: bool) -> None:
     pool = (pages, kv_heads, page_size, width)
     shared = {"weight": weight(160), "cos": angles.cos(), "sin": angles.sin(),
               "k_pool": normal(*pool), "v_pool": normal(*pool)}  # fmt: skip
-    if normed:
+    if rounding is not None:
         shared |= {"norm": cancelling(), "bias": normal(160) / 256}
+    if head_norms:
+        shared |= {"q_norm": normal(width), "k_norm": normal(2 * width)[:width]}
     slots = page_size + torch.arange(ROWS, dtype=torch.int32)
     by_row = {
         "x": cancelling(ROWS),
@@ -210,6 +214,7 @@ def test_qkv(normed: bool) -> None:
             "v_pool_out": shared["v_pool"],
         }
         sizes = {"q_heads": heads, "kv_heads": kv_heads, "eps": 1e-5}
+        sizes |= {"rounding": rounding or "gpt_oss"}
         got = run("RmsQkvRope", inputs, outputs, None, **sizes)
         for place, row in enumerate(rows):
             page, offset = divmod(int(slots[row]), page_size)

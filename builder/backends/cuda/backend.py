@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -71,13 +72,14 @@ class CudaBackend:
         models = {role: graphs.models[role] for role in MODEL_ROLES if role in graphs.models}
         sources, draft = graphs.sources, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
-        tied = sources.target_geometry.tied_head
-        passes = run_role_passes(
-            models,
-            lambda role: cuda_passes(role, dtype, tied=tied),
-            taken.asked.dump_passes,
-            progress,
+        target_geometry = sources.target_geometry
+        made = partial(
+            cuda_passes,
+            draft_dtype=dtype,
+            weights_dtype=target_geometry.dtype or "bf16",
+            tied=target_geometry.tied_head,
         )
+        passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
         d2t = None if draft is None else sources.d2t()
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
         model = CudaModel(models, sources.target_geometry, draft, d2t)

@@ -70,15 +70,17 @@ CUDA_PASSES = (
 _DRAFT_ROLES = ("draft_fuse", "draft")
 
 
-def cuda_passes(role: str, draft_dtype: str, *, tied: bool = False) -> tuple[GraphPass, ...]:
+def cuda_passes(
+    role: str, *, draft_dtype: str, weights_dtype: str = "bf16", tied: bool = False
+) -> tuple[GraphPass, ...]:
     """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``.
 
-    ``tied``: the target's embedding is its head.
+    The target's are stored as ``weights_dtype``. ``tied``: its embedding is its head.
     """
-    storage = storage_named(draft_dtype)
+    storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
     last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
-    if role in _DRAFT_ROLES and storage is not BF16:
+    if storage is not BF16:
         quantise = partial(quantise_weights, storage=storage)
         last.append(GraphPass("quantise-weights", quantise))
     return (*fusions, *last, unused, known)

@@ -33,6 +33,10 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     dtype, kernels = options.drafting.dtype, options.kernels
     if dtype not in (None, "bf16"):
         raise SpecbuildError(f"--draft-dtype {dtype} needs --backend cuda; leave it out")
+    if kernels.weights_dtype not in (None, "bf16"):
+        raise SpecbuildError(
+            f"--weights-dtype {kernels.weights_dtype} needs --backend cuda; leave it out"
+        )
     if not offers.plugins and kernels.given():
         raise SpecbuildError(
             f"{title} takes no kernels of ours: --tactics and --tuned-only need another backend"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 import torch
 from checkpoints import write_draft
@@ -19,10 +21,16 @@ from fused_graphs import (
 )
 from llama_checkpoints import LAYERS, write_llama
 
+from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.build import build
+from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
+from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.linear.block_scaled import decoded, quantised
+from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage
+from specbuild.runtime.engine_dir.features import used_features
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.executors.cuda.check import read_plan
 
@@ -73,6 +81,55 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     assert of_bf16.median() < TOLERANCE
     assert error.median() < 1.2 * of_bf16.median()
     assert error.max() < 2 * of_bf16.max()
+
+
+@pytest.mark.parametrize("storage", [FP8, MXFP4], ids=lambda storage: storage.name)
+def test_coded_weights_are_those_of_their_rounding(tmp_path: Path, storage: Storage) -> None:
+    """All projections and the head are codes, which give what bf16 weights of their values do."""
+    write_llama(tmp_path, "qwen3", head_dim=32, num_hidden_layers=2)
+    logits: dict[str, torch.Tensor] = {}
+    for form in ("bf16", storage.name, "rounded"):
+        dtype = "bf16" if form == "rounded" else form
+        fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE, weights_dtype=dtype)
+        model = fused.models["target"]
+        if form == "rounded":
+            round_weights(model, storage)
+        feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
+        feeds["token_ids"] = torch.arange(3, 23, dtype=torch.int32)
+        logits[form] = run_graph(model, feeds)["logits"]
+        coded = [n for n in model.graph.initializers if n.endswith(f".packed.{storage.name}")]
+        assert len(coded) == (4 * 2 + 1 if form == storage.name else 0)
+    assert torch.equal(logits[storage.name], logits["rounded"])
+    assert relative_error(logits[storage.name], logits["bf16"]).median() < 0.5
+    assert not torch.equal(logits[storage.name], logits["bf16"])
+
+
+def round_weights(model: ir.Model, storage: Storage) -> None:
+    """Packed bf16 weights become what their codes say."""
+    for name, value in model.graph.initializers.items():
+        recipe = recipe_of(value)
+        if recipe is None or not name.endswith(".packed"):
+            continue
+
+        def rounded(recipe: Recipe = recipe) -> torch.Tensor:
+            return decoded(quantised(recipe.load(), storage), 32 * recipe.shape[1])
+
+        set_recipe(value, replace(recipe, load=rounded))
+
+
+def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model", "llama", num_hidden_layers=1, dtype="bfloat16")
+    options = BuildOptions.from_flat(
+        model=tmp_path / "model", output=tmp_path / "engine", backend="cuda", gpu="sm_90a",
+        max_seq_len=64, max_batch_size=1, page_size=16, weights_dtype="fp8",
+    )  # fmt: skip
+    inputs = settled_inputs(options, CUDA, read_checkpoints(options, SilentProgress()))
+    assert inputs.target.geometry.dtype == "fp8"
+    assert any("stored as fp8" in warning for warning in inputs.target.warnings)
+    assert used_features(inputs.target.geometry) == ("coded_weights",)
+    plain = replace(options, kernels=replace(options.kernels, weights_dtype="bf16"))
+    inputs = settled_inputs(plain, CUDA, read_checkpoints(plain, SilentProgress()))
+    assert inputs.target.geometry.dtype is None and not inputs.target.warnings
 
 
 # What a draft has beside a target's geometry.

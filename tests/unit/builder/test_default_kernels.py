@@ -1,4 +1,4 @@
-"""What the compiler says of the default kernels of decoding layers at GPT-OSS's sizes.
+"""What the compiler says of the default kernels of decoding layers at true sizes.
 
 An engine takes another candidate where the default spills registers, so that nothing else would
 tell.
@@ -11,10 +11,21 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from dense_requests import (
+    LLAMA_1B,
+    LLAMA_8B,
+    LLAMA_70B,
+    QWEN3_8B,
+    QWEN3_32B,
+    Sizes,
+    layer_requests,
+)
 from gpt_oss_requests import attention, experts_request, projection, qkv
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest
+from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest, Phase
+from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
+from specbuild.plugins_cuda.linear.streaming import MOST_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
@@ -47,6 +58,30 @@ def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "storage", "rows"),
+    [(LLAMA_8B, BF16, 1), *[
+        pytest.param(sizes, storage, rows, marks=pytest.mark.slow)
+        for sizes in (LLAMA_1B, LLAMA_8B, QWEN3_8B, QWEN3_32B, LLAMA_70B)
+        for storage in STORAGES for rows in (1, 8, 16, 64, 2048)
+    ]],
+)  # fmt: skip
+def test_dense_layers_have_kernels_that_do_not_spill(
+    sizes: Sizes, storage: Storage, rows: int
+) -> None:
+    """Nothing of these sizes was measured: a build takes the first candidate that compiles."""
+    phase: Phase = "decode" if rows <= MOST_ROWS else "prefill"
+    for name, request in layer_requests(sizes, rows, storage).items():
+        op = op_named(name.partition(" ")[0])
+        if phase == "prefill" and op.name == "HeadChoose":
+            continue
+        asked = replace(request, phase=phase)
+        assert op.lower is not None and op.tactics is not None
+        lowerings = (op.lower(replace(asked, tactic=tactic)) for tactic in op.tactics(asked))
+        kernels = ([launch.kernel for launch in lowering.launches] for lowering in lowerings)
+        assert any(isinstance(compiler().compile(k, lambda: None), Compiled) for k in kernels), name
 
 
 @pytest.mark.parametrize("hidden", [2048, 2944, 4096, MOST_HIDDEN])

@@ -95,6 +95,8 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 
 def test_what_version_3_brings_is_named() -> None:
     assert known_features(Manifest) == {
+        "coded_weights",
+        "dflash",
         "draft_layers",
         "draft_mla",
         "draft_parts",
@@ -102,6 +104,7 @@ def test_what_version_3_brings_is_named() -> None:
         "latents",
         "linear_rope",
         "mtp",
+        "p_eagle",
         "specpv",
         "tensorrt",
     }

@@ -122,6 +122,7 @@ def options(**changes: object) -> BuildOptions:
         ),
         ({"backend": "tensorrt-rtx", "version_compatible": True}, "no lean runtime"),
         ({"backend": "tensorrt-rtx", "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
+        ({"backend": "tensorrt", "weights_dtype": "fp8"}, "--weights-dtype fp8 needs"),
         ({"backend": "tensorrt-rtx", "tuned_only": True}, "takes no kernels of ours"),
     ],
 )

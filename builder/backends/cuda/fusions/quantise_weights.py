@@ -1,6 +1,7 @@
-"""Dense weights of a draft become codes with scales.
+"""Dense weights of a graph become codes with scales.
 
-What it proposes changes, never the output. Norms, biases and the embedding stay as they are.
+A draft then proposes other tokens, and the output stays; a target gives other outputs. Norms,
+biases and the embedding stay as they are.
 """
 
 from __future__ import annotations

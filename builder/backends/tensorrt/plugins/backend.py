@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from specbuild.builder.backends.backend import (
@@ -68,13 +70,14 @@ class PluginBackend:
         models, draft = graphs.models, graphs.sources.draft_geometry
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
         fused = {role: models[role] for role in MODEL_ROLES if role in models}
-        tied = graphs.sources.target_geometry.tied_head
-        passes = run_role_passes(
-            fused,
-            lambda role: cuda_passes(role, dtype, tied=tied),
-            taken.asked.dump_passes,
-            progress,
+        target_geometry = graphs.sources.target_geometry
+        made = partial(
+            cuda_passes,
+            draft_dtype=dtype,
+            weights_dtype=target_geometry.dtype or "bf16",
+            tied=target_geometry.tied_head,
         )
+        passes = run_role_passes(fused, made, taken.asked.dump_passes, progress)
         compiler = Compiler(taken.gpu)
 
         def make(lowering: CallLowering) -> PluginEngine | Unsupported:
