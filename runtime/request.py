@@ -182,7 +182,7 @@ class GenerateParams:
         """The parameters that change logits, without knowing which tokens may come."""
         sampling = self.sampling
         asked = {
-            "min_p": sampling.min_p > 0 and sampling.temperature > 0,
+            "min_p": sampling.floor < 0,
             "min_tokens": self.min_tokens > 0,
             "logit_bias": bool(sampling.logit_bias),
             "presence_penalty": sampling.presence_penalty != 0,
@@ -191,13 +191,13 @@ class GenerateParams:
         }
         return tuple(name for name, asks in asked.items() if asks)
 
-    @property
-    def needs_host_logits(self) -> str | None:
-        """The first parameter that asks for more than the op Choose computes; None: none does."""
+    @cached_property
+    def adjusts_steps(self) -> str | None:
+        """The first parameter that asks more of a step than a choice; None: none does."""
         if self.guide is not None:
             return self.guide.name
         rest = ("top_logprobs",) if self.top_logprobs > 0 else ()
-        return next(iter((*self._adjustments, *rest)), None)
+        return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
 
     @property
     def adjusts_logits(self) -> bool:

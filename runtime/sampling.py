@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import log
 from numbers import Real
 
 import numpy as np
@@ -17,6 +18,8 @@ MAX_SEED = 2**31 - 1
 MOST_BIASES = 1024
 MOST_REPETITION_PENALTY = 100.0
 Biases = Mapping[int, float] | tuple[tuple[int, float], ...]
+# No temperature makes it infinite, and no noise lifts it over a logit of a model.
+MASKED = np.float32(-1e30)
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -92,6 +95,17 @@ class SamplingParams:
         """Whether only some of the tokens may be drawn."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
+    @property
+    def floor(self) -> np.float32:
+        """How far below the largest logit a token may be by ``min_p``, at most 0; 0: any may.
+
+        p_v >= min_p · p_max after temperature, said of the logits before it.
+        """
+        if self.min_p == 0 or self.temperature == 0:
+            return np.float32(0)
+        # Of min_p 1 too it is below 0, by less than moves a logit.
+        return np.float32(min(self.temperature * log(self.min_p), -2e-38))
+
     @cached_property
     def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """``logit_bias`` as token ids [n], int64, and their biases [n], fp32."""
@@ -137,8 +151,8 @@ def samples(params: Iterable[SamplingParams]) -> bool:
 
 
 def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
-    """Whether the logits must be there as a whole: only top-k and top-p ask for that."""
-    return any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1) for p in params)
+    """Whether the logits must be there as a whole: only top-k, top-p and min-p ask for that."""
+    return any(p.cuts for p in params)
 
 
 @lru_cache(maxsize=256)

@@ -78,6 +78,7 @@ def engine_manifest(
         specpv=parts.plan.specpv,
         replaced=parts.target.replaced,
         dsa=parts.plan.dsa,
+        adjusted_steps=parts.plan.adjusted_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
     )
 

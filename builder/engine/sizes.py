@@ -55,6 +55,7 @@ class EnginePlan:
     specpv: SpecPv | None = None
     dsa: Dsa | None = None
     budget: PoolBudget = field(default_factory=PoolBudget)
+    adjusted_steps: bool = False
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""

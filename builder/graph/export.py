@@ -95,15 +95,19 @@ def single_op_model(
     attributes: dict[str, Any],
     initializers: Sequence[ir.Value] = (),
 ) -> ir.Model:
-    """The graph of a role that is one op: its inputs are ports and initialisers, by name."""
+    """The graph of a role that is one op: its inputs are ports and initialisers, by name.
+
+    Optional ones at the end of the declaration may be left out.
+    """
     op = all_ops()[op_name]
     by_name = {value.name: value for value in initializers}
     inputs = [_input_value(port) for port in ports]
     by_name |= {value.name: value for value in inputs}
+    given = [tensor for tensor in op.inputs if tensor.name in by_name or not tensor.optional]
     node = ir.Node(
         DOMAIN,
         op_name,
-        [by_name[tensor.name] for tensor in op.inputs],
+        [by_name[tensor.name] for tensor in given],
         [ir.AttrInt64(name, value) for name, value in attributes.items()],
         num_outputs=len(op.outputs),
     )

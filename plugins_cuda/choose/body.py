@@ -89,6 +89,13 @@ def without_tail(
     return b.ScatterElements(b.Expand(low, b.Shape(noisy)), order, kept, axis=1)
 
 
+def below_floor(b: BodyBuilder, logits: ir.Value, floor: ir.Value) -> ir.Value:
+    """Where ``logits`` [R, V] are less than the largest + ``floor`` [R], if that is below 0."""
+    depth = b.Where(b.Less(floor, b.scalar(0.0)), floor, b.scalar(-np.inf))
+    least = b.Add(b.ReduceMax(logits, b.i64(1), keepdims=1), b.reshape(depth, -1, 1))
+    return b.Less(logits, least)
+
+
 def argmax(b: BodyBuilder, score: ir.Value) -> ir.Value:
     """The lowest index of the largest value: int64 [R, 1]."""
     return b.ArgMax(score, axis=1, keepdims=1, select_last_index=0)
@@ -104,7 +111,7 @@ def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], _attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
     """The standard-ONNX form. A launch of greedy rows computes an argmax and a log-softmax."""
-    logits, temperature, top_k, top_p, seed, position = inputs
+    logits, temperature, top_k, top_p, seed, position, floor = (*inputs, None)[:7]
     assert logits is not None and temperature is not None and top_k is not None
     assert top_p is not None and seed is not None and position is not None
     greedy = b.Equal(temperature, b.scalar(0.0))
@@ -113,6 +120,9 @@ def body(
     def sample(inner: BodyBuilder) -> ir.Value:
         column = inner.reshape(inner.Where(greedy, inner.scalar(1.0), temperature), -1, 1)
         scaled = inner.Div(logits, column)
+        if floor is not None:
+            low = inner.scalar(-np.inf)
+            scaled = inner.Where(below_floor(inner, logits, floor), low, scaled)
         noisy = inner.Add(scaled, gumbel_noise(inner, seed, position, logits))
         cuts = inner.Or(
             inner.Greater(top_k, inner.scalar(0, np.int32)), inner.Less(top_p, inner.scalar(1.0))

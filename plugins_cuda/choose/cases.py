@@ -18,14 +18,24 @@ def choose(
     top_k: Numbers = 0,
     top_p: Numbers = 1.0,
     seed: Numbers = 11,
+    min_p: Numbers | None = None,
     rows: int = 6,
     vocab: int = 37,
     digits: int | None = None,
 ) -> Case:
-    """``rows`` rows at rising positions; ``digits`` rounds the logits, which makes ties."""
+    """``rows`` rows at rising positions; ``digits`` rounds the logits, which makes ties.
+
+    ``min_p`` None leaves the floor out.
+    """
 
     def per_row(value: Numbers, dtype: type[np.generic]) -> np.ndarray:
         return np.broadcast_to(np.asarray(value, dtype), (rows,)).copy()
+
+    def floors() -> np.ndarray:
+        share = per_row(min_p or 0.0, np.float32)
+        with np.errstate(divide="ignore"):
+            floor = per_row(temperature, np.float32) * np.log(share)
+        return np.where(share > 0, np.minimum(floor, -2e-38), 0).astype(np.float32)
 
     def make(rng: np.random.Generator) -> Arrays:
         logits = (rng.standard_normal((rows, vocab)) * 2).astype(np.float32)
@@ -38,6 +48,7 @@ def choose(
             per_row(top_p, np.float32),
             per_row(seed, np.int32),
             np.arange(100, 100 + rows, dtype=np.int32),
+            None if min_p is None else floors(),
         )
 
     return Case(name, make, kernel_atol=1e-5, kernel_rtol=1e-5)
@@ -59,6 +70,17 @@ CASES: tuple[Case, ...] = (
     choose("top-k, ties", 1.0, top_k=4, digits=0),
     choose("top-p", 1.0, top_p=[0.01, 0.3, 0.5, 0.7, 0.9, 0.99]),
     choose("top-k, then top-p", [1, 2, 1, 0.5, 1, 1], top_k=5, top_p=[0.2, 0.4, 0.6, 0.8, 0.9, 1]),
+    choose("min-p", 1.0, min_p=[0, 0.01, 0.1, 0.3, 0.9, 1]),
+    choose(
+        "min-p of one logit of two", [1, 2, 0.5, 0, 1, 1], digits=0, min_p=[1, 0.5, 0.1, 1, 0, 1]
+    ),
+    choose(
+        "min-p, then top-k, then top-p",
+        [1, 2, 1, 0.5, 1, 1],
+        min_p=[0.05, 0.1, 0.2, 0.05, 0.1, 0],
+        top_k=[0, 4, 36, 5, 2, 3],
+        top_p=[0.6, 1, 0.5, 0.4, 0.9, 0.9],
+    ),
     choose(
         "every kind of row",
         [0, 1, 1, 1, 0.8, 0],
@@ -90,6 +112,12 @@ KERNEL_CASES: tuple[Case, ...] = (
            top_k=[*range(1, 13), *[6] * 12], top_p=[*[1] * 12, *(n / 12 for n in range(12))]),
     choose("small heads of ties beyond the list", 1.0, rows=8, vocab=7000, digits=-1,
            top_k=[*range(1, 5), *[6] * 4], top_p=[*[1] * 4, 0.1, 0.3, 0.55, 0.9]),
+    choose("min-p takes what top-k asks for", 1.0, rows=6, vocab=5000, top_k=[4000, 50, 0, 3, 0, 0],
+           top_p=[1, 0.9, 0.8, 1, 1, 0.3], min_p=[0.1, 0.02, 0.05, 0.5, 0.01, 1]),
+    choose("min-p in a bucket of many", 1e3, rows=4, vocab=9000, top_k=[0, 3000, 2500, 0],
+           top_p=[0.5, 1, 0.3, 1], min_p=[0.999, 0.998, 0.9995, 0.9999]),
+    choose("gpu: min-p of the vocabulary of GPT-OSS", 1.0, rows=4, vocab=201_088,
+           top_k=[0, 50, 0, 0], top_p=[1, 1, 0.9, 1], min_p=[0.02, 0.01, 0.05, 0.3]),
     choose("gpu: the vocabulary of GPT-OSS", [0, 1, 1, 1, 0.7, 1, 1.5, 0.2], rows=8,
            vocab=201_088, top_k=[0, 0, 50, 0, 1000, 100_000, 0, 0],
            top_p=[1, 1, 1, 0.9, 0.95, 1, 0.99, 0.5]),

@@ -115,6 +115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
               const float* temperature,        // [R]
               const int* top_k,                // [R]
               const float* top_p,              // [R]
+              const float* floor,              // [R] or null
               const uint64_t* workspace_best,  // in
               const float* workspace_sums,     // in
               uint32_t* workspace_counts,      // out
@@ -133,9 +134,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     tail.histogram.counts = reinterpret_cast<uint32_t*>(memory);
     tail.histogram.masses = tail.histogram.counts + kEdgeCells;
   }
-  const Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
+  Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
   const int64_t first = static_cast<int64_t>(r) * parts;
   const Summary summary(workspace_best + first, workspace_sums + first, parts);
+  if (floor != nullptr) row.drop(value_of(summary.best), floor[r]);
   const Scaled scaled(temperature[r], value_of(summary.best));
   TailCut cut(row, scaled, tail, reinterpret_cast<float2*>(memory + kEdgeCellBytes), unit);
   const int64_t digits = (first + blockIdx.x) * kEdgeDigits;
@@ -156,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            const float* top_p,              // [R]
            const int* seed,                 // [R]
            const int* position,             // [R]
+           const float* floor,              // [R] or null
            int* choice,                     // out [R]
            float* logprob,                  // out [R]
            const uint64_t* workspace_best,  // in
@@ -169,9 +172,10 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int r = blockIdx.y, parts = gridDim.x;
   const bool is_greedy = temperature[r] == 0.0f;
   if (is_greedy && blockIdx.x > 0) return;
-  const Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
+  Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
   const int64_t first = static_cast<int64_t>(r) * parts;
   const Summary summary(workspace_best + first, workspace_sums + first, parts);
+  if (floor != nullptr) row.drop(value_of(summary.best), floor[r]);
   uint64_t best = summary.best;
   if (!is_greedy) {
     const int greedy = static_cast<int>(ranked_index(summary.best));

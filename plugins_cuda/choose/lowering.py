@@ -44,13 +44,13 @@ def lower(request: LoweringRequest) -> Lowering:
     launches = (
         launch("summarise_parts", "logits", _BEST, _SUMS, vocab),
         launch(
-            "cut_tails", "logits", "temperature", "top_k", "top_p", _BEST, _SUMS, _COUNTS, _MASSES,
-            _KEPT, _ARRIVED, vocab, float(2 ** mass_bits(vocab)),
+            "cut_tails", "logits", "temperature", "top_k", "top_p", "floor", _BEST, _SUMS, _COUNTS,
+            _MASSES, _KEPT, _ARRIVED, vocab, float(2 ** mass_bits(vocab)),
             shared_bytes=_CELL_BYTES + _LIST_BYTES,
         ),
         launch(
-            "choose", "logits", "temperature", "top_k", "top_p", "seed", "position", "choice",
-            "logprob", _BEST, _SUMS, _KEPT, _NOISY, _ARRIVED, vocab,
+            "choose", "logits", "temperature", "top_k", "top_p", "seed", "position", "floor",
+            "choice", "logprob", _BEST, _SUMS, _KEPT, _NOISY, _ARRIVED, vocab,
         ),
     )  # fmt: skip
     workspaces = (

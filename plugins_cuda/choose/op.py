@@ -78,18 +78,27 @@ def reference(
     top_p: torch.Tensor,
     seed: torch.Tensor,
     position: torch.Tensor,
+    floor: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The chosen token [R] of ``logits`` [R, V], and its log-probability under the raw logits.
 
     Temperature 0: the argmax, lowest id on ties. Otherwise the Gumbel-max sample
     ``argmax_v (logit_v / temperature + gumbel(seed, position, v))`` over the kept tokens.
     ``temperature``, ``top_p`` fp32 [R]; ``top_k``, ``seed`` (>= 0), ``position`` int32 [R].
+
+    min_p: where a row's ``floor`` fp32 [R] is below 0, its tokens whose logit is less than the
+    largest + floor are dropped in front of top-k; with floor = temperature · log(min_p) these are
+    the ones whose probability is less than min_p times the largest. 0, or no floor, drops none.
     """
     import torch
 
     raw = logits.float()
     greedy = temperature == 0
-    scaled = raw / torch.where(greedy, 1.0, temperature).unsqueeze(1)
+    kept = raw
+    if floor is not None:
+        least = (raw.max(dim=1).values + floor).where(floor < 0, -torch.inf)
+        kept = raw.masked_fill(raw < least.unsqueeze(1), -torch.inf)
+    scaled = kept / torch.where(greedy, 1.0, temperature).unsqueeze(1)
     noisy = scaled + gumbel_noise(seed, position, raw.shape[1])
     noisy = noisy.masked_fill(~kept_tokens(scaled, top_k, top_p), -torch.inf)
     score = torch.where(greedy.unsqueeze(1), raw, noisy)
@@ -108,6 +117,7 @@ OP = OpSpec(
         TensorSpec("top_p", "float32", ("R",)),
         TensorSpec("seed", "int32", ("R",)),
         TensorSpec("position", "int32", ("R",)),
+        TensorSpec("floor", "float32", ("R",), optional=True),
     ),
     outputs=(
         TensorSpec("choice", "int32", ("R",)),

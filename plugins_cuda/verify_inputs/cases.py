@@ -34,6 +34,7 @@ def verify(
     sliding: bool = True,
     latent: bool = False,
     indexer: bool = False,
+    floor: bool = True,
     absent: float = 0.0,
     page_size: int = 4,
     pages: int = 12,
@@ -65,6 +66,7 @@ def verify(
             batch.page_table[:, ::-1].copy() if latent else None,
             ring[:, ::-1].copy() if latent else None,
             np.roll(batch.page_table, 1, axis=1) if indexer else None,
+            -rng.random(size).astype(np.float32) if floor else None,
         )
 
     compare = {} if full else {"write_slot_full": np.s_[:0]}
@@ -96,6 +98,7 @@ CASES: tuple[Case, ...] = (
     verify("33 slots", "LD", top_k=4, depth=6, nodes=32),
     verify("past the page table", "LL", top_k=4, depth=4, nodes=12, pages=11, page_size=2),
     verify("one cache group", "LL", sliding=False),
+    verify("no floor", "LDL", floor=False),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

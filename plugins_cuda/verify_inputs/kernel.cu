@@ -22,6 +22,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   const int* page_table_latent,   // [B, P_latent] or null
                   const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
                   const int* page_table_indexer,         // [B, P_indexer] or null
+                  const float* floor,                    // [B] or null
                   int* token_ids,                        // out [T], T = B·N1
                   int* positions,                        // out [T]
                   int* row_start,                        // out [B + 1]
@@ -39,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   float* row_top_p,                      // out [T]
                   int* row_seed,                         // out [T]
                   int* tree_count,                       // out [B]
+                  float* row_floor,                      // out [T]
                   int batch, int nodes, int words, int pages_full, int pages_sliding,
                   int pages_latent, int pages_latent_sliding, int pages_indexer, int page_size) {
   pdl_launch_dependents();
@@ -55,6 +57,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   const int root_token = load_l2_int(root + b);
   const float of_temperature = load_l2_float(temperature + b), of_top_p = load_l2_float(top_p + b);
   const int of_top_k = load_l2_int(top_k + b), of_seed = load_l2_int(seed + b);
+  const float of_floor = floor == nullptr ? 0.0f : load_l2_float(floor + b);
   int slots = 0, tree_token = 0, depth = 0, next_depth = 0, first_bits = 0;
   if (tree_tokens != nullptr) {
     slots = load_l2_int(count + b);
@@ -95,6 +98,7 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   row_top_k[row] = of_top_k;
   row_top_p[row] = of_top_p;
   row_seed[row] = of_seed;
+  row_floor[row] = of_floor;
   if (slot == 0) {
     tree_start[b] = start;
     if (!live) tree_count[b] = 1;

@@ -23,6 +23,7 @@ _POINTERS = (
     "page_table_latent",
     "page_table_latent_sliding",
     "page_table_indexer",
+    "floor",
     "token_ids",
     "positions",
     "row_start",
@@ -40,6 +41,7 @@ _POINTERS = (
     "row_top_p",
     "row_seed",
     "tree_count",
+    "row_floor",
 )
 
 

@@ -44,6 +44,7 @@ def reference(
     page_table_latent: torch.Tensor | None,
     page_table_latent_sliding: torch.Tensor | None,
     page_table_indexer: torch.Tensor | None,
+    floor: torch.Tensor | None = None,
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, ...]:
@@ -60,9 +61,9 @@ def reference(
     that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W] (W = 1
     without a tree), write_slot_full [T] and so on (unspecified without the table),
     logit_rows [T] = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (the sequence's),
-    and tree_count [B]: the slots in use, for TreeAccept. An unused slot has token 0, depth 0 and
-    a write_slot in page 0. All slots of a ``done`` sequence are such, at length 0, with their own
-    bit, and its tree_count is 1.
+    tree_count [B]: the slots in use, for TreeAccept, and row_floor [T] of ``floor`` [B], 0 without.
+    An unused slot has token 0, depth 0 and a write_slot in page 0. All slots of a ``done`` sequence
+    are such, at length 0, with their own bit, and its tree_count is 1.
     """
     import torch
 
@@ -112,6 +113,7 @@ def reference(
         per_row(top_p),
         per_row(seed),
         tree_count,
+        torch.zeros(batch * nodes) if floor is None else per_row(floor),
     )
 
 
@@ -136,6 +138,7 @@ OP = OpSpec(
         TensorSpec("page_table_latent", "int32", ("B", "P_latent"), optional=True),
         TensorSpec("page_table_latent_sliding", "int32", ("B", "P_latent_sliding"), optional=True),
         TensorSpec("page_table_indexer", "int32", ("B", "P_indexer"), optional=True),
+        TensorSpec("floor", "float32", ("B",), optional=True),
     ),
     outputs=(
         TensorSpec("token_ids", "int32", ("T",)),
@@ -155,6 +158,7 @@ OP = OpSpec(
         TensorSpec("row_top_p", "float32", ("T",)),
         TensorSpec("row_seed", "int32", ("T",)),
         TensorSpec("tree_count", "int32", ("B",)),
+        TensorSpec("row_floor", "float32", ("T",)),
     ),
     attributes=(AttributeSpec("page_size", int),),
     reference=reference,

@@ -10,7 +10,13 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 
 
 def sampled(
-    name: str, chains: Sequence[int], *, samples: int, nodes: int = 3, padding: int = 0
+    name: str,
+    chains: Sequence[int],
+    *,
+    samples: int,
+    nodes: int = 3,
+    padding: int = 0,
+    floor: bool = True,
 ) -> Case:
     """Sequences that re-verify so many tokens; the last ``padding`` of them have ended."""
 
@@ -33,6 +39,7 @@ def sampled(
             rng.uniform(0.1, 1, rows).astype(np.float32),
             rng.integers(0, 2**31 - 1, rows).astype(np.int32),
             rng.integers(0, 5000, rows).astype(np.int32),
+            -rng.uniform(0, 3, rows).astype(np.float32) if floor else None,
         )
 
     attributes = {"samples": samples}
@@ -46,6 +53,7 @@ CASES: tuple[Case, ...] = (
     sampled("nothing is re-verified", [0, 0], samples=4),
     sampled("ended sequences behind", [0, 6, 0, 0], samples=4, padding=2),
     sampled("one sample", [5, 2], samples=1, nodes=2),
+    sampled("no floor", [5, 2], samples=3, floor=False),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -15,6 +15,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                  const float* row_top_p,        //
                  const int* row_seed,           //
                  const int* positions,          //
+                 const float* row_floor,        // [R] or null
                  int* chosen_rows,              // out [R + samples], as the next five
                  float* temperature,            //
                  int* top_k,                    //
@@ -23,6 +24,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                  int* position,                 //
                  int* sample_sequence,          // out [samples]
                  int* sample_token,             // out [samples]
+                 float* floor,                  // out [R + samples]
                  int batch, int nodes, int samples) {
   // How many rows the sequences up to each one feed again.
   __shared__ int before[kMostSequences + 1];
@@ -45,6 +47,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     top_p[i] = row_top_p[i];
     seed[i] = row_seed[i];
     position[i] = positions[i];
+    floor[i] = row_floor == nullptr ? 0.0f : row_floor[i];
   }
   for (int j = threadIdx.x; j < samples; j += blockDim.x) {
     const int low = j * chains / samples, high = (j + 1) * chains / samples;
@@ -67,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     top_p[i] = b < 0 ? 1.0f : row_top_p[root];
     seed[i] = b < 0 ? 0 : row_seed[root];
     position[i] = at;
+    floor[i] = b < 0 || row_floor == nullptr ? 0.0f : row_floor[root];
     sample_sequence[j] = b;
     sample_token[j] = token;
   }

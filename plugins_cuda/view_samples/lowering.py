@@ -17,6 +17,7 @@ _POINTERS = (
     "row_top_p",
     "row_seed",
     "positions",
+    "row_floor",
     "chosen_rows",
     "temperature",
     "top_k",
@@ -25,6 +26,7 @@ _POINTERS = (
     "position",
     "sample_sequence",
     "sample_token",
+    "floor",
 )
 
 

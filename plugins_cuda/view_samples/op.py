@@ -23,6 +23,7 @@ def reference(
     row_top_p: torch.Tensor,
     row_seed: torch.Tensor,
     positions: torch.Tensor,
+    row_floor: torch.Tensor | None = None,
     *,
     samples: int,
 ) -> tuple[torch.Tensor, ...]:
@@ -35,10 +36,10 @@ def reference(
     [lo, hi) row lo + (position of lo) mod (hi − lo) is taken. Where C ≤ ``samples`` that is every
     row, and the strata that are empty take none.
 
-    How the rows choose: temperature, top_k, top_p and seed are those of the sequence's root
-    (``row_…`` [R]), position is the row's own. ``sample_sequence`` [samples] is −1 where none is
-    taken (the row is the first tree's root then, and chooses greedily), else the sequence that
-    emitted ``sample_token`` [samples] there.
+    How the rows choose: temperature, top_k, top_p, seed and floor are those of the sequence's root
+    (``row_…`` [R], floor 0 where none is given), position is the row's own. ``sample_sequence``
+    [samples] is −1 where none is taken (the row is the first tree's root then, and chooses
+    greedily), else the sequence that emitted ``sample_token`` [samples] there.
     """
     import torch
 
@@ -51,8 +52,10 @@ def reference(
         for row in range(int(row_start[b]), int(logit_rows[b * nodes]))
     ]
     out_rows = torch.cat([logit_rows, logit_rows[:1].expand(samples)])
-    given = (row_temperature, row_top_k, row_top_p, row_seed, positions)
-    usual = (0.0, 0, 1.0, 0, 0)
+    if row_floor is None:
+        row_floor = torch.zeros_like(row_top_p)
+    given = (row_temperature, row_top_k, row_top_p, row_seed, row_floor, positions)
+    usual = (0.0, 0, 1.0, 0, 0.0, 0)
     how = [
         torch.cat([t, torch.full((samples,), u, dtype=t.dtype)])
         for t, u in zip(given, usual, strict=True)
@@ -66,11 +69,11 @@ def reference(
         turn = int(row_positions[chains[low][1]]) % (high - low)
         b, row = chains[low + turn]
         out_rows[rows + j] = row
-        for out, source in zip(how[:4], given[:4], strict=True):
+        for out, source in zip(how[:5], given[:5], strict=True):
             out[rows + j] = source[b * nodes]
-        how[4][rows + j] = row_positions[row]
+        how[5][rows + j] = row_positions[row]
         sequence[j], token[j] = b, row_token_ids[row + 1]
-    return (out_rows, *how, sequence, token)
+    return (out_rows, *how[:4], how[5], sequence, token, how[4])
 
 
 OP = OpSpec(
@@ -87,6 +90,7 @@ OP = OpSpec(
         TensorSpec("row_top_p", "float32", ("R",)),
         TensorSpec("row_seed", "int32", ("R",)),
         TensorSpec("positions", "int32", ("R",)),
+        TensorSpec("row_floor", "float32", ("R",), optional=True),
     ),
     outputs=(
         TensorSpec("chosen_rows", "int32", ("N",)),
@@ -97,6 +101,7 @@ OP = OpSpec(
         TensorSpec("position", "int32", ("N",)),
         TensorSpec("sample_sequence", "int32", ("samples",)),
         TensorSpec("sample_token", "int32", ("samples",)),
+        TensorSpec("floor", "float32", ("N",)),
     ),
     attributes=(AttributeSpec("samples", int),),
     reference=reference,

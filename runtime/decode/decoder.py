@@ -22,7 +22,6 @@ from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedP
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.executors.executor import ExecutorCapabilities
 from specbuild.runtime.request import Request
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
@@ -113,19 +112,6 @@ class Decoder(ABC):
         """RequestError where the engine was built without the drafter that is asked for."""
         if setting.speculation is not None and isinstance(setting.drafter, str):
             drafter_named(self._manifest, setting.drafter)
-
-    def _check_sampling(
-        self, requests: Sequence[Request], capabilities: ExecutorCapabilities
-    ) -> None:
-        """RequestError names a parameter that needs logits which do not reach the host."""
-        asked = (request.params.needs_host_logits for request in requests)
-        name = None if capabilities.logits_on_host else next(filter(None, asked), None)
-        if name is not None:
-            raise RequestError(
-                f"{name} is not offered by an engine for {self._manifest.backend}, whose logits "
-                "stay on the device: leave it out, or use an engine for cpu",
-                field=name,
-            )
 
     @abstractmethod
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:

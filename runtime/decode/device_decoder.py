@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
+from specbuild.runtime.decode.adjusted_rows import decodes_apart
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
@@ -58,7 +59,7 @@ class DeviceDecoder(Decoder):
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had, or there are no steps for what is asked."""
-        self._check_sampling(requests, self._executor.capabilities)
+        self._check_sampling(requests)
         self._check_named(setting)
         if setting.foreign is not None:
             raise RequestError(
@@ -68,7 +69,7 @@ class DeviceDecoder(Decoder):
         shape = self._only_shape(setting.speculation)
         if shape is not None:
             self._check(shape)
-        full_logits = needs_full_logits(request.params.sampling for request in requests)
+        full_logits = self._full_logits(requests)
         if self._programs.most_sequences(shape, full_logits=full_logits) == 0:
             raise RequestError(
                 "the engine has no steps with full logits, as top-k and top-p need them; leave "
@@ -91,13 +92,35 @@ class DeviceDecoder(Decoder):
             turns=self.turns if turns is None else turns,
             most_emitted=self._most_emitted(policy),
             most_sequences=lambda requests: self._programs.most_sequences(
-                shape, full_logits=needs_full_logits(r.params.sampling for r in requests)
+                shape, full_logits=self._full_logits(requests)
             ),
         )
+        scheduler.apart = decodes_apart
         if self.prefixes is not None:
             # Prompts enter the draft's cache too, whatever draft a step has.
             scheduler.prefixes = PrefixLookup(self.prefixes, self._manifest.draft is not None)
         return self._loop(stepper, scheduler, policy, text_stream)
+
+    def _check_sampling(self, requests: Sequence[Request]) -> None:
+        """RequestError names a parameter for which the engine has no programs."""
+        lossy = self._manifest.specpv is not None or self._manifest.dsa is not None
+        for params in (request.params for request in requests):
+            name = None if self._programs.adjusts else params.adjusts_steps
+            if params.sampling.floor < 0 and self._executor.port("floor") is None:
+                name = "min_p"
+            if name is not None:
+                rest = "build one without SpecPV and DSA" if lossy else "build the engine again"
+                raise RequestError(
+                    f"{name} is not offered by this engine, which has no programs for it: leave it "
+                    f"out, or {rest}",
+                    field=name,
+                )
+
+    @staticmethod
+    def _full_logits(requests: Sequence[Request]) -> bool:
+        """Whether steps that these requests share need logits; those apart have their own."""
+        shared = (r.params.sampling for r in requests if not decodes_apart(r))
+        return needs_full_logits(shared)
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specbuild.runtime.decode.adjusted_rows import CHANGES, COLUMNS, decodes_apart, done_port
+from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
 
@@ -22,6 +24,7 @@ _SCALARS = (
     "top_p",
     "seed",
 )
+_LATER = ("floor", ADJUSTED_DONE, CHANGES)
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
@@ -42,8 +45,11 @@ class DeviceRows:
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.drafted = executor.port(PENDING[0]) is not None
         views = executor.port(VIEWS[0]) is not None
+        # An engine that was built without them lacks these ports.
+        self._later = tuple(name for name in _LATER if executor.port(name) is not None)
         self._columns = (
             *_SCALARS,
+            *self._later,
             *self._tables,
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
@@ -83,7 +89,7 @@ class DeviceRows:
 
     def pass_over(self, sequence: SequenceState, *, done: bool) -> None:
         """Whether steps leave a sequence's row as it is."""
-        self._executor.fill("done", int(done), row=self.row_of(sequence))
+        self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
 
     def prompt_ends(self, row: int) -> None:
         """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
@@ -104,10 +110,12 @@ class DeviceRows:
             "top_p": sampling.top_p,
             "seed": sampling.seed,
         }
+        if "floor" in self._later:
+            values["floor"] = float(sampling.floor)
         if self.drafted:
             # The prompt's last row waits for the draft until the token behind it is known.
             values |= {"pending_count": 1, "pending_tokens": token}
-        for name, value in (values | {"done": 0}).items():
+        for name, value in (values | {done_port(sequence): 0}).items():
             executor.fill(name, value, row=row)
         return row
 
@@ -115,15 +123,19 @@ class DeviceRows:
         """Frees a sequence's row; the last sequence moves there."""
         row, last = self.row_of(sequence), len(self.sequences) - 1
         if row != last:
-            for column in self._columns:
+            apart = COLUMNS if decodes_apart(self.sequences[last].request) else ()
+            for column in (*self._columns, *apart):
                 self._executor.copy(column, last, column, row)
             self.sequences[row] = self.sequences[last]
         self.sequences.pop()
         self._free(last, 1)
 
     def _free(self, row: int, count: int) -> None:
-        self._executor.fill("done", 1, row=row, rows=count)
-        empty = ("length", *self._tables, *(PENDING[:1] if self.drafted else ()))
+        for name in ("done", *(n for n in self._later if n == ADJUSTED_DONE)):
+            self._executor.fill(name, 1, row=row, rows=count)
+        empty = ["length", *self._tables, *(PENDING[:1] if self.drafted else ())]
+        # Whoever stands here next may end its prompt in a launch behind which logits are changed.
+        empty += [name for name in self._later if name == CHANGES]
         for name in empty:
             self._executor.fill(name, 0, row=row, rows=count)
 

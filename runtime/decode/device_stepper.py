@@ -9,6 +9,7 @@ from time import perf_counter
 
 import numpy as np
 
+from specbuild.runtime.decode.adjusted_rows import AdjustedRows, TopOfRows, decodes_apart
 from specbuild.runtime.decode.device_pages import DevicePages
 from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
 from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
@@ -24,7 +25,7 @@ from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
-from specbuild.runtime.request import SequenceState
+from specbuild.runtime.request import SequenceState, TopLogprobs
 from specbuild.runtime.sampling import needs_full_logits, samples
 
 # A result that was there before this long was waited for: the host came late, and the time between
@@ -39,6 +40,7 @@ class _Prompts:
     ending: tuple[PromptRows, ...]
     token: Callable[[], np.ndarray]
     logprob: Callable[[], np.ndarray]
+    top: TopOfRows | None = None
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class _Step:
     """A step in flight, and the rows that it found.
 
     ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes. Up to
-    ``waiting`` tokens of a sequence wait for the draft behind it.
+    ``waiting`` tokens of a sequence wait for the draft behind it; None: its sequences decode apart,
+    and the draft takes up none. ``top`` are their likeliest tokens, where one wants some.
     """
 
     number: int
@@ -54,7 +57,8 @@ class _Step:
     outlook: Outlook
     warm: bool
     plans: tuple[ModePlan, ...]
-    waiting: int
+    waiting: int | None
+    top: TopOfRows | None = None
 
 
 class DeviceStepper:
@@ -79,6 +83,8 @@ class DeviceStepper:
         self._groups = tuple(group.name for group in manifest.cache_groups)
         self._rows = DeviceRows(executor, self._groups)
         self._pages = DevicePages(self._rows, manifest)
+        self._adjusted = AdjustedRows(executor, manifest.target.eos_token_ids)
+        self._floors = executor.port("prefill.floor") is not None
         self._modes: list[DeviceMode] = []
         if manifest.specpv is not None:
             self._modes.append(DeviceViews(executor, manifest, programs))
@@ -86,7 +92,7 @@ class DeviceStepper:
             self._modes.append(DeviceSelections(executor, manifest))
         self._flights: deque[_Prompts | _Step] = deque()
         self._read: list[NewTokens] = []
-        self._read_waiting = 0
+        self._read_waiting: int | None = 0
         self._next_step = 0
         self._received_s: float | None = None
         self._warm: set[str] = set()
@@ -109,6 +115,8 @@ class DeviceStepper:
     def admit(self, sequence: SequenceState) -> None:
         """Gives a sequence the next row."""
         self._rows.admit(sequence)
+        # Which tokens a mask changed is known on the device alone.
+        sequence.counters.masked_tokens = None
 
     def release(self, sequence: SequenceState) -> None:
         """Frees a sequence's row, behind the launches in flight."""
@@ -155,16 +163,27 @@ class DeviceStepper:
             full_logits=_full_logits([r.sequence for r in ending]),
         )
         arrays = launched_rows(rows, entry, self._groups, drafted=table.drafted)
-        for name, values in (arrays | sampling_rows(ending, entry)).items():
+        arrays |= sampling_rows(ending, entry, floors=self._floors)
+        for name, values in arrays.items():
             executor.write(name, values)
         executor.start(entry)
+        top = self._adjust_first([r for r in ending if decodes_apart(r.sequence.request)])
         for chunk in chunks:
             chunk.sequence.length += chunk.count
             self._pages.behind_prompt(chunk.sequence)
         for r in ending:
             table.prompt_ends(r.row)
-        sampled = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
-        self._flights.append(_Prompts(tuple(ending), *sampled))
+        token, logprob = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
+        self._flights.append(_Prompts(tuple(ending), token, logprob, top))
+
+    def _adjust_first(self, ending: Sequence[PromptRows]) -> TopOfRows | None:
+        """Behind a launch of prompts: these choose their first tokens once more."""
+        if not ending:
+            return None
+        for r in ending:
+            self._adjusted.begin(r.sequence, r.row)
+        self._executor.start(self._programs.first_tokens)
+        return self._adjusted.fetch_top(r.sequence for r in ending)
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
         """Loads the program of a first step, before its sequences are known to go on."""
@@ -177,9 +196,13 @@ class DeviceStepper:
     ) -> None:
         """Queues a step, which passes over the rows of other sequences."""
         ahead = self._ahead(sequences, shape)
-        plans = tuple(mode.plan(ahead) for mode in self._modes)
-        entry = self._step_entry(ahead, joined(plans))
-        self._waiting = self._waiting_after(shape)
+        apart = decodes_apart(sequences[0].request)
+        plans = () if apart else tuple(mode.plan(ahead) for mode in self._modes)
+        if apart:
+            entry = self._adjusted_entry(ahead)
+        else:
+            entry = self._step_entry(ahead, joined(plans))
+            self._waiting = self._waiting_after(shape)
         for sequence in sequences:
             self._pages.before_step(sequence, self._most_emitted(sequence))
         self._executor.start(entry, self._next_step)
@@ -187,8 +210,18 @@ class DeviceStepper:
         self._warm.add(entry.name)
         for sequence in sequences:
             sequence.steps_ahead += 1
-        self._flights.append(_Step(self._next_step, ahead, outlook, warm, plans, self._waiting))
+        top = self._adjusted.fetch_top(sequences) if apart else None
+        waiting = None if apart else self._waiting
+        step = _Step(self._next_step, ahead, outlook, warm, plans, waiting, top)
+        self._flights.append(step)
         self._next_step += 1
+
+    def _adjusted_entry(self, ahead: StepAhead) -> ProgramEntry:
+        """The next step's masks are written."""
+        for row, sequence in ahead.rows.items():
+            if sequence.guide is not None:
+                self._adjusted.mask(sequence, row)
+        return self._programs.adjusted_step(ahead.batch)
 
     def receive(self) -> LaunchDone:
         """Reads the oldest launch in flight."""
@@ -206,7 +239,9 @@ class DeviceStepper:
             row = self._rows.begin(r.sequence, int(token[r.row]))
             for mode in self._modes:
                 mode.begin(r.sequence, row)
-            first.append(NewTokens(r.sequence, [(int(token[r.row]), float(logprob[r.row]))]))
+            tokens = [(int(token[r.row]), float(logprob[r.row]))]
+            likeliest = _likeliest(flight.top, r.sequence, r.row)
+            first.append(NewTokens(r.sequence, tokens, top_logprobs=likeliest))
             self._waiting = max(self._waiting, 1)
         return LaunchDone(first)
 
@@ -229,9 +264,10 @@ class DeviceStepper:
             # What an end of sequence cut off was not refused.
             depths.append(counted if count <= accepted else min(ahead.depth, sequence.wanted - 1))
             tokens = zip(result.tokens[row][:count], result.logprobs[row][:count], strict=True)
-            self._read.append(NewTokens(sequence, list(tokens), counted))
-        if not self._read:
-            return LaunchDone([])
+            likeliest = _likeliest(flight.top, sequence, row)
+            self._read.append(NewTokens(sequence, list(tokens), counted, likeliest))
+        if not self._read or flight.waiting is None:
+            return LaunchDone(self._read)
         accepted_drafts = [new.accepted for new in self._read]
         outcome = StepOutcome(flight.outlook, ahead.shape, depths, accepted_drafts, step_s)
         return LaunchDone(self._read, outcome)
@@ -239,8 +275,12 @@ class DeviceStepper:
     def settle(self) -> None:
         """The tokens that were emitted stand in the cache, all but the newest."""
         for new in self._read:
-            new.sequence.length = new.sequence.known - 1
-            self._pages.behind_step(new.sequence, self._read_waiting)
+            sequence, waiting = new.sequence, self._read_waiting
+            sequence.length = sequence.known - 1
+            if waiting is None:
+                # All behind the prompt's last token but one, with which reading it ended.
+                waiting = sequence.length - len(sequence.request.prompt_ids) + 1
+            self._pages.behind_step(sequence, waiting)
         self._read = []
 
     def _ahead(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> StepAhead:
@@ -295,6 +335,10 @@ def _check_count(flight: _Step, result: StepResult, row: int) -> None:
             f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
             f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
         )
+
+
+def _likeliest(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
+    return () if top is None else top.of(sequence, row)
 
 
 def _full_logits(sequences: Iterable[SequenceState]) -> bool:

@@ -8,16 +8,12 @@ The argmax, the cuts of top-k and top-p, and the noise remain the graph's.
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import log
 
 import numpy as np
 
 from specbuild.runtime.guides.grammar import REFUSED, TokenMask
 from specbuild.runtime.request import GenerateParams, TopLogprobs
-from specbuild.runtime.sampling import SamplingParams
-
-# No temperature makes it infinite, and no noise lifts it over a logit of a model.
-_MASKED = np.float32(-1e30)
+from specbuild.runtime.sampling import MASKED, SamplingParams
 
 
 def adjust(
@@ -37,15 +33,18 @@ def adjust(
     ids, biases = sampling.bias_arrays
     logits[ids] += biases
     if len(output) < params.min_tokens:
-        ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
-        logits[[token for token in ends if 0 <= token < len(logits)]] = _MASKED
+        logits[ends_of(params, eos_token_ids, len(logits))] = MASKED
     _penalise(logits, sampling, prompt, output)
     if mask is not None:
         mask.refuse(logits)
-    if sampling.min_p > 0 and sampling.temperature > 0:
-        # p_v >= min_p · p_max after temperature, said of the logits before it.
-        least = logits.max() + np.float32(sampling.temperature * log(sampling.min_p))
-        logits[logits < least] = REFUSED
+    if sampling.floor < 0:
+        logits[logits < logits.max() + sampling.floor] = REFUSED
+
+
+def ends_of(params: GenerateParams, eos_token_ids: Collection[int], vocab: int) -> list[int]:
+    """The tokens that end a request's output, of those that the model has."""
+    ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
+    return [token for token in ends if 0 <= token < vocab]
 
 
 def _penalise(

@@ -116,7 +116,8 @@ class Loop:
                 prompts_end |= any(chunk.is_last for chunk in batch.chunks)
             elif batch.sequences:
                 outlook = self._stepper.outlook(batch.sequences)
-                self._stepper.start(batch.sequences, self._shape(outlook), outlook)
+                shape = None if batch.apart else self._shape(outlook)
+                self._stepper.start(batch.sequences, shape, outlook)
             else:
                 break
         if prompts_end and self._stepper.most_in_flight > 1:
@@ -157,7 +158,7 @@ class Loop:
 
     def _choose_ahead(self) -> None:
         """While the machine reads prompts, the first step behind them is made ready."""
-        read = self._scheduler.read
+        read = self._scheduler.read_together
         if any(sequence.wanted > 1 for sequence in read):
             outlook = self._stepper.outlook(read)
             self._chosen = (outlook.batch, self._policy.shape(outlook))

@@ -65,14 +65,20 @@ def launched_rows(
     return {f"prefill.{name}": array for name, array in arrays.items()}
 
 
-def sampling_rows(rows: Sequence[PromptRows], entry: ProgramEntry) -> dict[str, np.ndarray]:
-    """The ``prefill.`` ports that say how each row's token is sampled; greedy where none is."""
+def sampling_rows(
+    rows: Sequence[PromptRows], entry: ProgramEntry, *, floors: bool
+) -> dict[str, np.ndarray]:
+    """The ``prefill.`` ports that say how each row's token is sampled; greedy where none is.
+
+    ``floors``: the engine has min-p.
+    """
     arrays = {
         "temperature": np.zeros(entry.batch, np.float32),
         "top_k": np.zeros(entry.batch, np.int32),
         "top_p": np.ones(entry.batch, np.float32),
         "seed": np.zeros(entry.batch, np.int32),
         "position": np.zeros(entry.batch, np.int32),
+        **({"floor": np.zeros(entry.batch, np.float32)} if floors else {}),
     }
     for r in rows:
         sampling = r.sequence.request.params.sampling
@@ -81,4 +87,6 @@ def sampling_rows(rows: Sequence[PromptRows], entry: ProgramEntry) -> dict[str, 
         arrays["top_p"][r.row] = sampling.top_p
         arrays["seed"][r.row] = sampling.seed
         arrays["position"][r.row] = r.start + r.count - 1
+        if floors:
+            arrays["floor"][r.row] = sampling.floor
     return {f"prefill.{name}": array for name, array in arrays.items()}

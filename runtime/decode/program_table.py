@@ -13,7 +13,11 @@ class ProgramTable:
     """The programs of a plan by what they are for."""
 
     def __init__(self, plan: Plan) -> None:
-        self._programs = plan.programs
+        self._programs = [p for p in plan.programs if not p.adjusts and p.kind != "adjust"]
+        self._adjusting = sorted(
+            (p for p in plan.programs if p.adjusts), key=lambda program: program.batch
+        )
+        self._first_tokens = next((p for p in plan.programs if p.kind == "adjust"), None)
         self._steps: dict[
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
@@ -79,6 +83,22 @@ class ProgramTable:
             what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
         return self._steps[key]
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether there are programs that change logits as requests ask."""
+        return self._first_tokens is not None and bool(self._adjusting)
+
+    def adjusted_step(self, batch: int) -> ProgramEntry:
+        """A step of ``batch`` sequences that change logits."""
+        fits = [p for p in self._adjusting if p.batch >= batch]
+        return _smallest(fits, full_logits=True, what=f"adjusted steps of {batch} sequences")
+
+    @property
+    def first_tokens(self) -> ProgramEntry:
+        """What changes the logits that a launch of prompts kept."""
+        assert self._first_tokens is not None, "requests that need it are refused"
+        return self._first_tokens
 
     def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
         """The most rows that a step of ``batch`` sequences can re-verify (SpecPV)."""

@@ -19,6 +19,9 @@ from specbuild.runtime.sampling import whole_number
 
 Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
 
+# Whether a request's steps are other ones than most requests'.
+Apart = Callable[[Request], bool]
+
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
 
@@ -61,10 +64,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Batch:
-    """One launch of the target: prompt chunks, or sequences to decode. Empty: none is of use."""
+    """One launch of the target: prompt chunks, or sequences to decode. Empty: none is of use.
+
+    ``apart``: the sequences are those that share no step with the others.
+    """
 
     chunks: tuple[Chunk, ...] = ()
     sequences: tuple[SequenceState, ...] = ()
+    apart: bool = False
 
 
 class Scheduler:
@@ -85,7 +92,10 @@ class Scheduler:
     Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
     are admitted with those of what they have, and :meth:`provide` gives them more.
 
-    ``prefixes`` may be set before the first request: prompts begin behind what it has of them.
+    ``prefixes`` may be set before the first request: prompts begin behind what it has of them. So
+    may ``apart``: steps of requests of which it says so are shared with none of the others, and the
+    two kinds take turns. A request with a guide takes part in no step while one of its own is in
+    flight: what it allows follows from the token before.
     """
 
     def __init__(
@@ -98,6 +108,7 @@ class Scheduler:
         most_sequences: MostSequences | None = None,
         most_emitted: int | None = None,
     ) -> None:
+        self._last_apart = False
         self._waiting = WaitingQueue()
         # Of those that wait or run, when they have to be done.
         self._deadlines_s: dict[int, float] = {}
@@ -114,6 +125,7 @@ class Scheduler:
         self._most_sequences = most_sequences
         self._most_emitted = most_emitted
         self.prefixes: PrefixLookup | None = None
+        self.apart: Apart | None = None
 
     @property
     def finished(self) -> bool:
@@ -131,6 +143,11 @@ class Scheduler:
         return tuple(
             s for s in self._running if s.length >= len(s.request.prompt_ids) and not s.paused
         )
+
+    @property
+    def read_together(self) -> tuple[SequenceState, ...]:
+        """Those of them whose steps are shared."""
+        return tuple(s for s in self.read if self.apart is None or not self.apart(s.request))
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that go before it; its number."""
@@ -210,8 +227,8 @@ class Scheduler:
         """The next launch, which is to start at once; empty where others must be received first."""
         read = self.read
         decoding = tuple(s for s in read if s.emitted)
-        # Each step in flight gives a token at least.
-        steps = any(s.wanted > s.steps_ahead for s in decoding)
+        step = self._step(decoding)
+        steps = bool(step.sequences)
         turn = self._steps >= self._turns.steps or not (steps or len(read) > len(decoding))
         if self._prompts and turn:
             self._steps = 0
@@ -219,7 +236,19 @@ class Scheduler:
         self._steps += steps
         for sequence in self._running if steps and self._most_emitted else ():
             sequence.counters.paused_steps += sequence.paused
-        return Batch(sequences=decoding if steps else ())
+        self._last_apart = step.apart
+        return step
+
+    def _step(self, decoding: tuple[SequenceState, ...]) -> Batch:
+        """The next step of those that decode: of the kind whose turn it is, if it can be."""
+        kinds = [Batch(sequences=decoding)]
+        if self.apart is not None:
+            parts: tuple[list[SequenceState], list[SequenceState]] = ([], [])
+            for sequence in decoding:
+                parts[self.apart(sequence.request)].append(sequence)
+            kinds = [Batch(sequences=tuple(part), apart=bool(i)) for i, part in enumerate(parts)]
+        able = [kind for kind in kinds if _can_start(kind)]
+        return next((k for k in able if k.apart != self._last_apart), able[0] if able else Batch())
 
     def retire(self, sequence: SequenceState) -> None:
         """A sequence is done: its pages go back."""
@@ -302,3 +331,12 @@ class Scheduler:
             self._prompts.rotate(-1)
         self._prompts = deque(s for s in self._prompts if s not in ended)
         return tuple(chunks)
+
+
+def _can_start(step: Batch) -> bool:
+    """Whether a step of these sequences is of use, and what it needs of them is known."""
+    # Each step in flight gives a token at least.
+    of_use = any(s.wanted > s.steps_ahead for s in step.sequences)
+    if not step.apart:
+        return of_use
+    return of_use and not any(s.guide is not None and s.steps_ahead for s in step.sequences)

@@ -304,7 +304,7 @@ class Manifest:
     its tree. ``roles`` is empty where a plan takes the place of graphs (``cuda``). ``features``
     are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
-    backends.
+    backends. ``adjusted_steps``: the plan has programs that change logits as requests ask.
     """
 
     format_version: int
@@ -326,6 +326,7 @@ class Manifest:
     replaced: dict[str, str] = field(default_factory=dict, metadata=of_feature("latents"))
     dsa: Dsa | None = field(default=None, metadata=of_feature("dsa"))
     tensorrt: TensorRtBuild | None = field(default=None, metadata=of_feature("tensorrt"))
+    adjusted_steps: bool = field(default=False, metadata=of_feature("adjusted_steps"))
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

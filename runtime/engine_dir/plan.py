@@ -30,6 +30,13 @@ LIST_BUDGET, CHECK_BUDGET = "list_budget", "check_budget"
 # of nodes, the target's pass over them up to its own choices, and what moves the state on.
 SELECT, TARGET, ACCEPT = "select", "target", "accept"
 
+# The port [B] that stands for ``done`` in adjusted steps.
+ADJUSTED_DONE = "adjusted_done"
+
+# AdjustLogits: what a row's ``changes`` ask for; what ``marks`` say of a token beside its count.
+ADJUSTS, MASKED_ROW = 1, 2
+ENDS_OUTPUT, IN_PROMPT = 1 << 29, 1 << 30
+
 
 def level_section(level: int) -> str:
     """The section of a draft's level, from 1: it takes up what was accepted, and drafts."""
@@ -161,11 +168,13 @@ class ProgramEntry:
     ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
+    ``adjusts``: a step without a draft of the sequences that are not ``adjusted_done``, in which
+    logits are changed. ``adjust``: the same for the logits that a launch of prompts kept.
     """
 
     name: str
     file: str
-    kind: Literal["prefill", "step", "score"]
+    kind: Literal["prefill", "step", "score", "adjust"]
     batch: int
     rows: int
     draft_top_k: int
@@ -177,6 +186,7 @@ class ProgramEntry:
     reverified: int = 0
     sparse: bool = False
     checks: bool = False
+    adjusts: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,8 +200,14 @@ class Port:
     log-probabilities, int32 elsewhere. Ports of the draft are there only where there is one.
 
     Sequences: ``length``, ``root``, ``limit``, ``done``, ``ignore_eos``, ``temperature``,
-    ``top_k``, ``top_p``, ``seed`` [B], ``eos_ids`` [8], ``step`` [1], ``page_table.<g>`` [B, P_g];
-    draft: ``pending_count`` [B], ``pending_tokens`` [B, N], ``pending_captured`` [B, N, C] bf16.
+    ``top_k``, ``top_p``, ``seed``, ``floor`` (of min_p; 0: none) [B], ``eos_ids`` [8], ``step``
+    [1], ``page_table.<g>`` [B, P_g]; draft: ``pending_count`` [B], ``pending_tokens`` [B, N],
+    ``pending_captured`` [B, N, C] bf16.
+
+    Adjusted steps: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
+    ``frequency``, ``presence``, ``top_count`` [B], ``bias`` (fp32), ``marks`` [B, V] and ``mask``
+    [B, V / 32] by which logits change; ``top_ids``, ``top_logprobs`` [B, 20] of the last
+    one, and ``prefill.logits`` [B, V] of the last launch of prompts.
 
     SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers
@@ -202,11 +218,11 @@ class Port:
 
     Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
-    ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.position`` [B]; draft:
-    ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0 where the next
-    token is not known). Sequence b of ``row_start`` is row b of the sequences above. Outputs:
-    ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the aux
-    hidden states of ``logit_rows``.
+    ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.floor``, ``.position``
+    [B]; draft: ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0
+    where the next token is not known). Sequence b of ``row_start`` is row b of the sequences above.
+    Outputs: ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the
+    aux hidden states of ``logit_rows``.
 
     Score takes the ports of prefill with ``score.logit_rows`` [R] in place of its own, and gives
     ``score.logits`` [R, V] and ``score.aux_hidden`` [rows of the largest score program, C] bf16; a

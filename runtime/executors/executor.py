@@ -20,7 +20,6 @@ class ExecutorCapabilities:
     ``device_step``: runs a whole speculative step without the host.
     ``fixed_pages``: sequences keep their pages and tables while they live, and views of them begin
     at position 0, so that a row's sums are cut alike whatever stands before it in the launch.
-    ``logits_on_host``: the target's logits reach the host, where a request may change them.
     """
 
     name: str
@@ -28,7 +27,6 @@ class ExecutorCapabilities:
     device_step: bool
     fixed_pages: bool = False
     invariant_rows: int | None = None
-    logits_on_host: bool = True
 
 
 class Executor(Protocol):

@@ -59,6 +59,13 @@ class TokenMask:
         bits = int.from_bytes(self._bits, "little")
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
+    def words(self, count: int) -> np.ndarray:
+        """The bits as int32 [count]: bit v % 32 of word v // 32."""
+        packed = np.zeros(4 * count, np.uint8)
+        bits = np.frombuffer(self._bits, np.uint8)[: len(packed)]
+        packed[: len(bits)] = bits
+        return packed.view(np.int32)
+
     def refuse(self, logits: np.ndarray) -> None:
         """Takes the other tokens out of one row ``logits`` fp32 [V], in place."""
         packed = np.frombuffer(self._bits, np.uint8)

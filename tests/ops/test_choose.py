@@ -70,6 +70,7 @@ def rows_of(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 5,
+    min_p: float = 0.0,
 ) -> list[np.ndarray]:
     """The same logits at ``count`` positions."""
     return [
@@ -79,14 +80,16 @@ def rows_of(
         np.full(count, top_p, np.float32),
         np.full(count, seed, np.int32),
         np.arange(count, dtype=np.int32),
+        np.full(count, temperature * math.log(min_p) if min_p else 0.0, np.float32),
     ]
 
 
 def distribution(
-    logits: Sequence[float], temperature: float, top_k: int, top_p: float
+    logits: Sequence[float], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> list[float]:
-    """What sampling should give: temperature, then top-k, then top-p over what is left."""
+    """What sampling should give: temperature, min-p, then top-k, then top-p over what is left."""
     weights = [math.exp(x / temperature) for x in logits]
+    weights = [w if w >= min_p * max(weights) else 0.0 for w in weights]
     order = sorted(range(len(logits)), key=lambda v: (-logits[v], v))
     kept = order[: top_k or len(order)]
     mass = sum(weights[v] for v in kept)
@@ -111,17 +114,30 @@ def chi_square_limit(freedom: int) -> float:
 
 @each_form
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, 0, 1.0), (0.6, 0, 1.0), (2.0, 0, 1.0), (1.0, 4, 1.0), (1.0, 0, 0.8), (1.3, 6, 0.7)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, 0, 1.0, 0.0),
+        (0.6, 0, 1.0, 0.0),
+        (2.0, 0, 1.0, 0.0),
+        (1.0, 4, 1.0, 0.0),
+        (1.0, 0, 0.8, 0.0),
+        (1.3, 6, 0.7, 0.0),
+        (1.5, 0, 1.0, 0.3),
+        (1.5, 3, 1.0, 0.3),
+        (1.5, 0, 0.7, 0.3),
+        (1.5, 8, 0.99, 0.2),
+    ],
 )
 @pytest.mark.parametrize("seed", [5, 2**31 - 1])
 def test_draws_follow_the_distribution(
-    run: Run, temperature: float, top_k: int, top_p: float, seed: int
+    run: Run, temperature: float, top_k: int, top_p: float, min_p: float, seed: int
 ) -> None:
     count = 20_000
-    arrays = rows_of(LOGITS, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    arrays = rows_of(
+        LOGITS, count, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed, min_p=min_p
+    )
     found = np.bincount(run(arrays)[0], minlength=len(LOGITS))
-    wanted = [count * p for p in distribution(LOGITS, temperature, top_k, top_p)]
+    wanted = [count * p for p in distribution(LOGITS, temperature, top_k, top_p, min_p)]
     assert all(f == 0 for f, w in zip(found, wanted, strict=True) if w == 0)
     terms = [(f - w) ** 2 / w for f, w in zip(found, wanted, strict=True) if w > 0]
     assert sum(terms) < chi_square_limit(len(terms) - 1)
@@ -130,7 +146,7 @@ def test_draws_follow_the_distribution(
 def test_the_test_of_the_distribution_can_fail() -> None:
     count = 20_000
     found = np.bincount(by_reference(rows_of(LOGITS, count, temperature=1.1))[0], minlength=9)
-    wanted = [count * p for p in distribution(LOGITS, 1.0, 0, 1.0)]
+    wanted = [count * p for p in distribution(LOGITS, 1.0, 0, 1.0, 0.0)]
     terms = [(f - w) ** 2 / w for f, w in zip(found, wanted, strict=True)]
     assert sum(terms) > chi_square_limit(len(terms) - 1)
 
@@ -151,7 +167,7 @@ def test_seeds_and_positions_give_other_noise(run: Run) -> None:
     first = run(rows_of(LOGITS, 400, seed=1))[0]
     second = run(rows_of(LOGITS, 400, seed=2))[0]
     agree = float(np.mean(first == second))
-    expected = sum(p * p for p in distribution(LOGITS, 1.0, 0, 1.0))
+    expected = sum(p * p for p in distribution(LOGITS, 1.0, 0, 1.0, 0.0))
     assert abs(agree - expected) < 0.12
     assert len(set(first.tolist())) > 5
 

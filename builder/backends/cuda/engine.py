@@ -21,6 +21,11 @@ from specbuild.builder.backends.cuda.plan.plan_writer import (
     program_bytes,
 )
 from specbuild.builder.backends.cuda.report import CudaReport, cuda_report
+from specbuild.builder.backends.cuda.step.adjusted import (
+    adjusted_batches,
+    adjusted_program,
+    first_token_program,
+)
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.step.programs import (
@@ -103,6 +108,8 @@ def lower_engine(
     """All programs of an engine. Raises SpecbuildError where an op cannot be lowered."""
     lower = lower or CallLowering(target)
     plan = with_padded_latents(plan)
+    # Steps of lossy modes have state that these would leave as it was.
+    plan = replace(plan, adjusted_steps=plan.specpv is None and plan.dsa is None)
     graphs = {role: FusedGraph(role, graph) for role, graph in model.models.items()}
     prefill, refused = _prefill_rows(model, graphs, plan, lower)
     score = tuple(rows for rows in SCORE_ROWS if rows <= _most_rows(plan) or rows == SCORE_ROWS[0])
@@ -116,6 +123,8 @@ def lower_engine(
     for count in score:
         programs.append(_entry(parts, "score", count, lower))
     programs += _steps(model, parts, plan, lower)
+    if plan.adjusted_steps:
+        programs += _adjusted(parts, plan, lower)
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
@@ -231,6 +240,7 @@ def _parts(
         views=_view_sizes(plan),
         sparse=plan.dsa is not None,
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
+        adjusts=plan.adjusted_steps,
     )
     return EngineParts(
         graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views, plan.dsa
@@ -287,6 +297,20 @@ def _steps(
                 )
                 steps.append((entry, lowered))
     return steps
+
+
+def _adjusted(
+    parts: EngineParts, plan: EnginePlan, lower: Lower
+) -> list[tuple[ProgramEntry, LoweredProgram]]:
+    """The steps in which logits are changed, and what does so behind prompts."""
+    found = []
+    for batch in adjusted_batches(plan.limits.max_batch_size):
+        lowered = lower_program(adjusted_program(parts, batch), lower)
+        entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
+        found.append((replace(entry, adjusts=True), lowered))
+    lowered, batch = lower_program(first_token_program(parts), lower), parts.ports.sizes.batch
+    found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
+    return found
 
 
 def _capacities(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:

@@ -14,13 +14,19 @@ constexpr float kBucketsPerNat = 8.0f, kFarNats = 32.0f;
 constexpr int kFarBucket = kEdgeDigits - 1;
 
 // A row of logits, or the groups [begin, end) of it: four consecutive tokens each; past the
-// vocabulary −∞.
+// vocabulary −∞, and so is what is less than ``least``.
 struct Row {
   const float* logits;
   int vocab, begin, end;
+  float least = minus_infinity();
 
   __device__ __forceinline__ Row(const float* logits, int vocab)
       : logits(logits), vocab(vocab), begin(0), end(ceil_div(vocab, 4)) {}
+
+  // Drops what lies below the largest logit by more than a negative ``floor``.
+  __device__ __forceinline__ void drop(float most, float floor) {
+    if (floor < 0.0f) least = most + floor;
+  }
 
   // A part of kPartLogits tokens.
   __device__ __forceinline__ Row part(int index) const {
@@ -62,6 +68,8 @@ struct Row {
         x[c] = 4 * group + c < vocab ? load_l2_float(logits + 4 * group + c) : minus_infinity();
       }
     }
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[c] = x[c] < least ? minus_infinity() : x[c];
   }
 };
 

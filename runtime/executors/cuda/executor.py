@@ -78,9 +78,7 @@ class CudaExecutor:
     @property
     def capabilities(self) -> ExecutorCapabilities:
         """Whole steps run on the device; what decodes does not depend on its neighbours."""
-        return ExecutorCapabilities(
-            "cuda", batch_invariant=True, device_step=True, logits_on_host=False
-        )
+        return ExecutorCapabilities("cuda", batch_invariant=True, device_step=True)
 
     def use(self) -> None:
         """Lets the calling thread use the executor."""

@@ -17,7 +17,10 @@ from toy_model import toy_manifest
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.step import draft as draft_passes
 from specbuild.builder.backends.cuda.step import programs
+from specbuild.builder.backends.cuda.step.adjusted import adjusted_batches
+from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.logit_rows import adjust, log_probability
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -218,3 +221,48 @@ def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
     expected = torch.cat([host.score(0, ids[s : s + 64], s) for s in range(0, len(ids), 64)])
     found = np.concatenate([scored.logits for scored in engine.decoder.score(ids)])
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_changed_logits_choose_what_the_hosts_rules_say(
+    lowered: LoweredEngine, temperature: float
+) -> None:
+    """Beside a sequence that drafts, whose tokens and drafts are those that it has alone."""
+    engine, runner = engine_of(lowered)
+    # The last prompt is one token: its first output token is changed right behind it.
+    drafting, *others = prompts(engine)
+    sampling = SamplingParams(
+        temperature, frequency_penalty=0.6, repetition_penalty=1.2, min_p=0.02, logit_bias={5: 1.0}
+    )
+    plain = GenerateParams(max_new_tokens=8, ignore_eos=True)
+    changed = dataclasses.replace(plain, sampling=sampling, top_logprobs=4)
+    both = run(engine, [others[1], drafting], [changed, plain], speculation=TREE)
+    assert {"adjust", "step@1.adjusted", step_name(2, TREE)} <= set(runner.started)
+    alone = run(engine_of(lowered)[0], [drafting], plain, speculation=TREE)
+    assert_alike(lowered, drafting, [alone.ids[0], both.ids[1]])
+    record, ids = both.records[0], others[1]
+    host = PlanHost(lowered)
+    host.give_pages(0)
+    rows = host.score(0, [*ids, *record.output_ids[:-1]])[len(ids) - 1 :].numpy()
+    for i, (token, row) in enumerate(zip(record.output_ids, rows, strict=True)):
+        mine = row.copy()
+        output = np.array(record.output_ids[:i], np.int32)
+        adjust(mine, changed, prompt=np.array(ids), output=output, eos_token_ids=())
+        score, position = mine / (temperature or 1), len(ids) - 1 + i
+        if temperature:
+            noise = gumbel_noise(torch.tensor([0]), torch.tensor([position]), len(mine))
+            score = score + noise[0].numpy()
+        assert score[token] > score.max() - NEAR
+        assert abs(record.logprobs[i] - log_probability(row, token)) < NEAR
+        best = [t for t, _ in record.top_logprobs[i]]
+        assert row[best].min() > np.sort(row)[-4] - NEAR
+
+
+def test_steps_that_change_logits_are_few(lowered: LoweredEngine) -> None:
+    names = [entry.name for entry, _ in lowered.programs]
+    assert [name for name in names if "adjust" in name] == [
+        "step@1.adjusted", "step@2.adjusted", "adjust",
+    ]  # fmt: skip
+    assert [adjusted_batches(n) for n in (1, 2, 8, 64, 100)] == [
+        (1,), (1, 2), (1, 4, 8), (1, 4, 16, 64), (1, 4, 16, 64, 128),
+    ]  # fmt: skip

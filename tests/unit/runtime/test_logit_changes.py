@@ -14,7 +14,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from toy_device import toy_cuda
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine
 from toy_model import EOS, VOCAB, choose, target_logits
 from transformers import (
@@ -228,28 +227,6 @@ def test_biases_are_of_the_vocabulary() -> None:
     with pytest.raises(RequestError, match=f"logit_bias names token {VOCAB}") as caught:
         toy_engine().generate([prompt([1])], params)
     assert caught.value.field == "logit_bias"
-
-
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("min_p", GenerateParams(sampling=SamplingParams(1.0, min_p=0.1))),
-        ("logit_bias", GenerateParams(sampling=SamplingParams(logit_bias={1: 1.0}))),
-        ("repetition_penalty", GenerateParams(sampling=SamplingParams(repetition_penalty=1.1))),
-        ("min_tokens", GenerateParams(min_tokens=1)),
-        ("top_logprobs", GenerateParams(top_logprobs=1)),
-    ],
-)
-def test_an_engine_whose_logits_stay_on_the_device_names_the_field(
-    name: str, params: GenerateParams
-) -> None:
-    engine = toy_cuda().engine
-    with pytest.raises(RequestError, match=f"{name} is not offered by an engine for") as caught:
-        engine.generate([prompt([1])], [params])
-    assert caught.value.field == name
-    # Without a temperature there is nothing that min_p could cut.
-    greedy = GenerateParams(sampling=SamplingParams(min_p=0.5))
-    engine.generate([prompt([1])], greedy, speculation=None)
 
 
 def test_an_oracle_of_the_raw_logits_is_refused_where_a_bias_decides() -> None:

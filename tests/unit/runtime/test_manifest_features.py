@@ -95,6 +95,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 
 def test_what_version_3_brings_is_named() -> None:
     assert known_features(Manifest) == {
+        "adjusted_steps",
         "coded_weights",
         "dflash",
         "draft_layers",

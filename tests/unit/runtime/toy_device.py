@@ -23,6 +23,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
 
 class ToyDevice:
@@ -77,11 +78,12 @@ class ToyDevice:
         assert tuple(addresses) == tuple(self._addresses)
         entry = self.plan.programs[index]
         self.started.append(entry.name)
-        {"step": self._step, "prefill": self._prefill, "score": self._score}[entry.kind](entry)
+        kinds = {"step": self._step, "prefill": self._prefill, "score": self._score}
+        (kinds | {"adjust": self._adjust_first})[entry.kind](entry)
 
     def _step(self, entry: ProgramEntry) -> None:
-        n = entry.batch
-        names = ("length", "root", "done", "limit", "temperature", "top_k", "top_p", "seed")
+        n, done = entry.batch, "adjusted_done" if entry.adjusts else "done"
+        names = ("length", "root", done, "limit", "temperature", "top_k", "top_p", "seed")
         state = [self.port(name, n) for name in names]
         self.lengths.append(state[0].tolist())
         self._check_tables(state[0].tolist(), (state[2] == 0).tolist())
@@ -92,19 +94,22 @@ class ToyDevice:
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
         rows = op_named("VerifyInputs").reference(
-            *given, *state, *tables, None, None, None, page_size=size
+            *given, *state, *tables, None, None, None, self._floor("floor", n), page_size=size
         )
         ids, positions, row_start, row_slot, tree_start, bits, full, sliding = rows[:8]
         writes = {"full": full, "sliding": sliding}
         places = (row_start, row_slot, tree_start, bits)
         logits, aux_hidden = self._target(ids, positions, places, writes, n)
-        logit_rows, temperature, top_k, top_p, seed, count = rows[11:]
+        logit_rows, temperature, top_k, top_p, seed, count, floor = rows[11:]
         if not entry.full_logits:
-            wanted = ((top_k != 0) | (top_p != 1)) & (temperature != 0)
-            assert not wanted.any(), "top-k and top-p need full logits"
-        chosen = op_named("Choose").reference(
-            logits[logit_rows.long()], temperature, top_k, top_p, seed, positions
-        )
+            wanted = ((top_k != 0) | (top_p != 1) | (floor != 0)) & (temperature != 0)
+            live = (state[2] == 0).repeat_interleave(len(wanted) // n)
+            assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
+        how = (temperature, top_k, top_p, seed, positions, floor)
+        if entry.adjusts:
+            chosen = self._adjusted(logits[logit_rows.long()], how, ids, state[2])
+        else:
+            chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
         path = accepted = None
         if tree is not None:
             path, accepted, _ = op_named("TreeAccept").reference(
@@ -130,12 +135,37 @@ class ToyDevice:
             for page in written:
                 assert sum(page in pages for pages in seen) == 1, "a row writes another's page"
 
+    def _floor(self, name: str, n: int) -> torch.Tensor | None:
+        return self.port(name, n) if self.manifest.adjusted_steps else None
+
+    def _adjust_first(self, entry: ProgramEntry) -> None:
+        names = ("temperature", "top_k", "top_p", "seed", "position", "floor")
+        how = tuple(self.port(f"prefill.{name}", entry.batch) for name in names)
+        chosen = self._adjusted(self.port("prefill.logits", entry.batch), how, None, None)
+        self.port("prefill.choice").copy_(chosen[0])
+        self.port("prefill.logprob").copy_(chosen[1])
+
+    def _adjusted(self, raw: torch.Tensor, how: tuple, ids, done) -> tuple[torch.Tensor, ...]:
+        n = len(raw)
+        names = ("changes", "min_position", "repetition", "frequency", "presence", "bias", "mask")
+        logits, marks = op_named("AdjustLogits").reference(
+            *(raw, ids, how[4], done), *(self.port(x, n) for x in names), self.port("marks", n)
+        )
+        self.port("marks", n).copy_(marks)
+        choice, _ = op_named("Choose").reference(logits, *how)
+        logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
+            raw, choice, self.port("top_count", n), most=MOST_TOP_LOGPROBS
+        )
+        self.port("top_ids", n).copy_(top_ids)
+        self.port("top_logprobs", n).copy_(top_logprobs)
+        return choice, logprob
+
     def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
-        n, drafted = entry.batch, self.manifest.draft is not None
+        n, drafted = entry.batch, self.manifest.draft is not None and not entry.adjusts
         pending = ("pending_count", "pending_tokens", "pending_captured")
         state = [self.port("length", n), self.port("root", n)]
         state += [self.port(name, n) for name in pending] if drafted else [None] * 3
-        state += [self.port("done", n)]
+        state += [self.port("adjusted_done" if entry.adjusts else "done", n)]
         rest = [self.port("limit", n), self.port("ignore_eos", n), self.port("eos_ids")]
         ring = [self.port(f"ring.{r}") for r in ("tokens", "logprobs", "accepted", "count", "step")]
         results = op_named("Advance").reference(
@@ -194,8 +224,11 @@ class ToyDevice:
     def _prefill(self, entry: ProgramEntry) -> None:
         self._check_padding(entry)
         aux_hidden, logits = self._given(entry, "prefill.logit_rows")
-        names = ("temperature", "top_k", "top_p", "seed", "position")
-        params = [self.port(f"prefill.{name}") for name in names]
+        names = ("temperature", "top_k", "top_p", "seed", "position", "floor")
+        params = [self.port(f"prefill.{name}") for name in names[:-1]]
+        params.append(self._floor("prefill.floor", BATCHES[-1]))
+        if self.manifest.adjusted_steps:
+            self.port("prefill.logits").copy_(logits)
         chosen = op_named("Choose").reference(logits, *params)
         self.port("prefill.choice").copy_(chosen[0])
         self.port("prefill.logprob").copy_(chosen[1])

@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.plan import (
     level_section,
 )
 from specbuild.runtime.engine_dir.tensor_table import with_table
+from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
@@ -30,12 +31,17 @@ SCORE_ROWS, RING, EOS_IDS, AUX_HIDDEN = 4, 8, 8, 2
 DEEPEST = max(shape.draft_depth for shape in SHAPES)
 
 
-def cuda_manifest(**options: object) -> Manifest:
+def cuda_manifest(*, adjusted_steps: bool = True, **options: object) -> Manifest:
     """The toy's manifest as a CUDA engine has it."""
     manifest = toy_manifest(**options)
     drafters = tuple(dataclasses.replace(each, roles=()) for each in manifest.drafters)
     return dataclasses.replace(
-        manifest, backend="cuda", device="sm_90a", roles={}, drafters=drafters
+        manifest,
+        backend="cuda",
+        device="sm_90a",
+        roles={},
+        drafters=drafters,
+        adjusted_steps=adjusted_steps,
     )
 
 
@@ -78,6 +84,13 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, tokens)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
+    if manifest.adjusted_steps:
+        top = (b, MOST_TOP_LOGPROBS)
+        ints |= dict.fromkeys(("adjusted_done", "changes", "min_position", "top_count"), (b,))
+        ints |= {"marks": (b, VOCAB), "mask": (b, -(-VOCAB // 32)), "top_ids": top}
+        scalars = ("repetition", "frequency", "presence", "floor", "prefill.floor")
+        floats |= dict.fromkeys(scalars, (b,))
+        floats |= {"bias": (b, VOCAB), "prefill.logits": (b, VOCAB), "top_logprobs": top}
     if drafted:
         ints |= {"pending_count": (b,), "pending_tokens": (b, tokens)}
         floats |= {"pending_captured": (b, tokens, AUX_HIDDEN)}
@@ -114,9 +127,14 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
                     name = f"{entry.name}.extends"
                     changed = {"name": name, "file": f"{name}.json", "extends": True}
                     entries.append(dataclasses.replace(entry, **changed))
+    none = DraftShape(0, 0, 0)
+    for batch in BATCHES[::2] if manifest.adjusted_steps else ():
+        entry = _entry(f"step@{batch}.adjusted", "step", batch, batch, none, True)
+        entries.append(dataclasses.replace(entry, adjusts=True))
+    if manifest.adjusted_steps:
+        entries.append(_entry("adjust", "adjust", BATCHES[-1], BATCHES[-1], none, True))
     for kind, sizes in (("prefill", PREFILL_ROWS), ("score", (SCORE_ROWS,))):
         for rows in sizes:
-            none = DraftShape(0, 0, 0)
             entries.append(_entry(f"{kind}@{rows}", kind, BATCHES[-1], rows, none, True))
     kernels = [
         CompiledKernel(f"toy/kernel.cu:{e.name}", f"{e.name}.cubin", e.name, 0, 0, 0)

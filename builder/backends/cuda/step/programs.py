@@ -107,16 +107,16 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     tree = drafting.tree() if shape.draft_depth else None
     if form.extends:
         drafting.take_up()
-    trees = rows = _verify_rows(parts, program, batch, shape, tree)
+    trees = rows = verify_rows(parts, program, batch, shape, tree)
     placed: dict[str, Tensor] = {}
-    sampling = _sampling(trees.inputs)
+    sampling = row_sampling(trees.inputs)
     if parts.views is not None:
         rows, placed = view_rows(parts, program, trees.inputs, batch, capacity)
     sparse_pass: dict[str, Tensor] = {}
     if form.checks:
         # Its keys and values give way to those of the pass behind it, which counts.
         sparse = replace(rows, budget=parts.ports.first(CHECK_BUDGET, batch))
-        found = run_target(parts, program, sparse, sparse_pass=True)
+        found = run_target(parts, program, sparse, bare=True)
         assert found.violations is not None
         sparse_pass = {
             **choose(found.placement, sampling, full_logits=full_logits),
@@ -163,7 +163,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     return program
 
 
-def _sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def row_sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What the rows of VerifyInputs are sampled by."""
     names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
     return {name: rows[n] for name, n in zip(SAMPLING, names, strict=True)}
@@ -191,14 +191,19 @@ def _compare(
     )
 
 
-def _verify_rows(
+def verify_rows(
     parts: EngineParts,
     program: ProgramIr,
     batch: int,
     shape: DraftShape,
-    tree: Mapping[str, Tensor] | None,
+    tree: Mapping[str, Tensor] | None = None,
+    *,
+    state: Mapping[str, Tensor] | None = None,
 ) -> TargetRows:
-    """The trees as rows of the target; without a tree the roots alone."""
+    """The trees as rows of the target; without a tree the roots alone.
+
+    ``state`` takes the place of ports.
+    """
     nodes = shape.draft_tokens + 1
     trees = {}
     if tree is not None:
@@ -210,7 +215,7 @@ def _verify_rows(
     program.section = TARGET
     made = program.call(
         "VerifyInputs",
-        {**trees, **parts.state("VerifyInputs", batch), **tables},
+        {**trees, **parts.state("VerifyInputs", batch), **(state or {}), **tables},
         {"page_size": parts.page_size},
         sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
     )
@@ -259,11 +264,12 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
     program = ProgramIr(f"prefill@{rows}", "prefill")
     batch = parts.ports.sizes.batch
     target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
+    kept = ("choice", "logprob", *(("logits",) if parts.ports.sizes.adjusts else ()))
     choose(
         target.placement,
         {name: parts.ports[f"prefill.{name}"] for name in SAMPLING},
         full_logits=True,
-        outputs={name: parts.ports[f"prefill.{name}"] for name in ("choice", "logprob")},
+        outputs={name: parts.ports[f"prefill.{name}"] for name in kept},
     )
     if target.aux_hidden is None:
         return program

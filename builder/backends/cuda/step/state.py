@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.engine_dir.plan import CHECK_BUDGET, LIST_BUDGET, Space
+from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE, CHECK_BUDGET, LIST_BUDGET, Space
+from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
 RING_ENTRIES = 64
 EOS_IDS = 8
@@ -40,7 +41,8 @@ class StateSizes:
     row, 0 without a draft; ``words`` of ancestor bits; entries of a page table by cache group;
     rows of the largest program that the host feeds, and of the largest that scores. ``sparse``:
     there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
-    them with attention to everything.
+    them with attention to everything. ``adjusts``: there are steps that change logits as requests
+    ask, and list the likeliest tokens.
     """
 
     batch: int
@@ -54,6 +56,7 @@ class StateSizes:
     views: ViewSizes | None = None
     sparse: bool = False
     checks: bool = False
+    adjusts: bool = False
 
 
 class StatePorts:
@@ -98,11 +101,14 @@ def _sequences(s: StateSizes) -> Ports:
         "top_k": (b, _INT),
         "top_p": (b, _FLOAT),
         "seed": (b, _INT),
+        "floor": (b, _FLOAT),
         "step": ((1,), _INT),
     }
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
     if s.views is not None:
         ports |= _views(s, s.views)
+    if s.adjusts:
+        ports |= _adjusted(s)
     if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
     if s.checks:
@@ -114,6 +120,20 @@ def _sequences(s: StateSizes) -> Ports:
             "pending_captured": ((*b, s.depth + 1, s.aux_width), _BF16),
         }
     return ports
+
+
+def _adjusted(s: StateSizes) -> Ports:
+    """What AdjustLogits and TopLogprobs read of every sequence, and what the latter says of it."""
+    b, row, top = (s.batch,), (s.batch, s.vocab), (s.batch, MOST_TOP_LOGPROBS)
+    return {
+        **{name: (b, _INT) for name in (ADJUSTED_DONE, "changes", "min_position", "top_count")},
+        **{name: (b, _FLOAT) for name in ("repetition", "frequency", "presence")},
+        "bias": (row, _FLOAT),
+        "marks": (row, _INT),
+        "mask": ((s.batch, -(-s.vocab // 32)), _INT),
+        "top_ids": (top, _INT),
+        "top_logprobs": (top, _FLOAT),
+    }
 
 
 def _views(s: StateSizes, v: ViewSizes) -> Ports:
@@ -147,10 +167,13 @@ def _prefill(s: StateSizes) -> Ports:
         "top_k": (b, _INT),
         "top_p": (b, _FLOAT),
         "seed": (b, _INT),
+        "floor": (b, _FLOAT),
         "position": (b, _INT),
         "choice": (b, _INT),
         "logprob": (b, _FLOAT),
     }
+    if s.adjusts:
+        ports["logits"] = ((s.batch, s.vocab), _FLOAT)
     ports |= {f"write_slot.{group}": (t, _INT) for group in s.logical_pages if group != "draft"}
     if s.aux_width:
         ports |= {

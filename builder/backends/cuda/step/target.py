@@ -14,7 +14,9 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
 # How a row chooses: Choose's inputs beside the logits.
-SAMPLING = ("temperature", "top_k", "top_p", "seed", "position")
+SAMPLING = ("temperature", "top_k", "top_p", "seed", "floor", "position")
+# What a head that keeps no logits leaves out.
+_CUTS = ("top_k", "top_p", "floor")
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,11 @@ def run_target(
     rows: TargetRows,
     aux_hidden: Tensor | None = None,
     *,
-    sparse_pass: bool = False,
+    bare: bool = False,
 ) -> TargetPass:
     """All layers, up to the head. ``aux_hidden`` is where the draft's features go; else scratch.
 
-    A ``sparse_pass`` does not count: no features are kept and no views chosen.
+    A ``bare`` pass keeps no features and chooses no views.
     """
     inputs = dict(rows.inputs)
     for group in parts.target_groups:
@@ -92,7 +94,7 @@ def run_target(
     if rows.budget is not None:
         inputs[LISTS_ASKED] = rows.budget
     graph = parts.graphs["target"]
-    output = None if sparse_pass else graph.output("captured")
+    output = None if bare else graph.output("captured")
     if output is not None:
         info = TensorInfo((rows.rows, parts.ports.sizes.aux_width), "bfloat16")
         inputs[_BLANK] = aux_hidden or program.scratch("captured", info)
@@ -102,7 +104,7 @@ def run_target(
     assert graph.head is not None
     hidden = graph.head.inputs[0]
     assert hidden is not None
-    chooses = rows.views is not None and rows.views.chooses and not sparse_pass
+    chooses = rows.views is not None and rows.views.chooses and not bare
     chosen = graph.chosen if chooses else []
     counts = graph.violations if rows.budget is not None else []
     violations = None
@@ -170,16 +172,18 @@ def choose(
 ) -> dict[str, Tensor]:
     """The target's ``choice`` [R] and ``logprob`` [R].
 
-    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits``
-    top_k and top_p are left out and no logits are written.
+    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits`` what
+    cuts is left out and no logits are written; else they may lie where ``outputs`` says.
     """
     head = placement.graph.head
     assert head is not None
     program = placement.program
     if full_logits:
         wanted = {name: sampling[name] for name in SAMPLING}
-        return program.call("Choose", {"logits": logits(placement), **wanted}, outputs=outputs)
+        place = {name: tensor for name, tensor in (outputs or {}).items() if name == "logits"}
+        given = {"logits": logits(placement, place), **wanted}
+        return program.call("Choose", given, outputs=outputs)
     inputs = placement.arguments(head) | {
-        name: sampling[name] for name in SAMPLING if name not in {"top_k", "top_p"}
+        name: sampling[name] for name in SAMPLING if name not in _CUTS
     }
     return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)

@@ -51,7 +51,7 @@ def sample_rows(
 ) -> tuple[TargetRows, dict[str, Tensor]]:
     """The rows with those at which the target samples once more, and ``ViewSamples``' outputs."""
     names = ("row_token_ids", "row_positions", "row_start", "logit_rows", "fed_again")
-    how = ("row_temperature", "row_top_k", "row_top_p", "row_seed", "positions")
+    how = ("row_temperature", "row_top_k", "row_top_p", "row_seed", "row_floor", "positions")
     tree_rows = made["token_ids"].shape[0]
     samples = samples_of(tree_rows, capacity)
     sampled = program.call(

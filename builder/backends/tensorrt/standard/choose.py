@@ -19,6 +19,7 @@ from specbuild.plugins_cuda.choose.body import (
     PHILOX_ROUNDS,
     any_of,
     argmax,
+    below_floor,
 )
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
@@ -37,12 +38,15 @@ def choose(
 
     TensorRT-RTX refuses loops inside branches, and takes long over loops that are written out.
     """
-    logits, temperature, top_k, top_p, seed, position = inputs
+    logits, temperature, top_k, top_p, seed, position, floor = (*inputs, None)[:7]
     assert logits is not None and temperature is not None and top_k is not None
     assert top_p is not None and seed is not None and position is not None
     greedy = b.Equal(temperature, b.scalar(0.0))
     column = b.reshape(b.Where(greedy, b.scalar(1.0), temperature), -1, 1)
     scaled = b.Div(logits, column)
+    if floor is not None:
+        hopeless = b.Sub(b.ReduceMax(scaled, b.i64(1), keepdims=1), b.scalar(HOPELESS))
+        scaled = b.Where(below_floor(b, logits, floor), hopeless, scaled)
     sampled = b.Not(greedy)
     noise = gumbel_noise(b, seed, position, logits, times_if(b, sampled, PHILOX_ROUNDS))
     cut = Cut(b, sampled, scaled)

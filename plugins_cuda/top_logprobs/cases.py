@@ -1,0 +1,43 @@
+"""Named cases of TopLogprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specbuild.plugins_cuda.cases import Arrays, Case
+
+
+def top(
+    name: str, counts: Sequence[int], *, vocab: int = 61, digits: int | None = None, most: int = 20
+) -> Case:
+    """A row for each of ``counts``; ``digits`` rounds the logits, which makes ties."""
+
+    def make(rng: np.random.Generator) -> Arrays:
+        logits = (rng.standard_normal((len(counts), vocab)) * 3).astype(np.float32)
+        if digits is not None:
+            logits = np.round(logits, digits)
+        return (
+            logits,
+            rng.integers(0, vocab, len(counts)).astype(np.int32),
+            np.array(counts, np.int32),
+        )
+
+    return Case(name, make, {"most": most}, kernel_atol=2e-5, kernel_rtol=1e-5)
+
+
+CASES: tuple[Case, ...] = (
+    top("as many as there may be", [20, 20]),
+    top("several counts, none too", [0, 1, 5, 19, 20]),
+    top("none", [0, 0]),
+    top("ties", [3, 20, 7], digits=0),
+    top("fewer tokens than are asked for", [20, 4], vocab=7),
+    top("a vocabulary of one", [1, 0, 2], vocab=1),
+)
+
+KERNEL_CASES: tuple[Case, ...] = (
+    top("more parts than one", [20, 0, 3], vocab=20_011),
+    top("ties across parts", [20, 11], vocab=17_000, digits=0),
+    top("gpu: the vocabulary of GPT-OSS", [20, 0, 5, 1] * 4, vocab=201_088),
+)

@@ -1,0 +1,141 @@
+// TopLogprobs: CTAs list the largest logits of a part of 8192 each; one a row takes the largest of
+// these.
+//
+//   workspace_best  [R, parts, most] ranked keys: a part's largest logits, falling; the first of
+//                   them always, the others where they are asked for
+//   workspace_sums  [R, parts] fp32: Σ exp(logit − largest) of a part
+//
+// All ranked keys of a row differ, since they hold the token. So the next largest is the largest of
+// those below the last one: nothing has to be taken out of a list.
+#include "../_device/infinity.cuh"
+#include "../_device/l2_word.cuh"
+#include "../_device/ordered_key.cuh"
+
+constexpr int kThreads = 512, kWarps = kThreads / 32;
+constexpr int kTokens = 16;  // of a thread
+constexpr int kPartLogits = kThreads * kTokens;
+constexpr float kLog2E = 1.44269504f;
+
+__device__ __forceinline__ uint64_t block_max(uint64_t value) {
+  __shared__ uint64_t of_warps[kWarps];
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  return warp_max(of_warps[threadIdx.x % kWarps]);
+}
+
+__device__ __forceinline__ float value_of(uint64_t ranked) {
+  return key_value(static_cast<uint32_t>(ranked >> 32));
+}
+
+// The sum of all threads' values for thread 0, added up in one order.
+__device__ __forceinline__ float block_sum(float value) {
+  __shared__ float of_warps[kWarps];
+  for (int distance = 16; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
+  __syncthreads();
+  float total = 0.0f;
+  for (int warp = 0; warp < kWarps; ++warp) total += of_warps[warp];
+  return total;
+}
+
+// Grid (parts, R).
+extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* logits,   // [R, V]
+                                                                  const int* top_count,  // [R]
+                                                                  uint64_t* workspace_best,  // out
+                                                                  float* workspace_sums,     // out
+                                                                  int vocab, int most) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
+  const float* row = logits + static_cast<int64_t>(r) * vocab;
+  float x[kTokens];
+#pragma unroll
+  for (int n = 0; n < kTokens; ++n) {
+    const int token = blockIdx.x * kPartLogits + n * kThreads + threadIdx.x;
+    x[n] = token < vocab ? load_l2_float(row + token) : minus_infinity();
+  }
+  // No token has the key 0.
+  const auto largest_below = [&](uint64_t bound) {
+    uint64_t best = 0;
+#pragma unroll
+    for (int n = 0; n < kTokens; ++n) {
+      const int token = blockIdx.x * kPartLogits + n * kThreads + threadIdx.x;
+      const uint64_t key = token < vocab ? ranked_key(ordered_key(x[n]), token) : 0;
+      if (key < bound && key > best) best = key;
+    }
+    return block_max(best);
+  };
+  const int wanted = max(1, min(load_l2_int(top_count + r), most));
+  uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(most, 1);
+  const uint64_t first = largest_below(~uint64_t{0});
+  if (threadIdx.x == 0) list[0] = first;
+  uint64_t last = first;
+  for (int n = 1; n < wanted; ++n) {
+    last = largest_below(last);
+    if (threadIdx.x == 0) list[n] = last;
+  }
+  const float shift = value_of(first);
+  float sum = 0.0f;
+  if (shift != minus_infinity()) {
+#pragma unroll
+    for (int n = 0; n < kTokens; ++n) sum += exp2_fast((x[n] - shift) * kLog2E);
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) workspace_sums[part] = sum;
+}
+
+// Grid (R).
+extern "C" __global__ void __launch_bounds__(kThreads)
+    join_parts(const float* logits,             // [R, V]
+               const int* choice,               // [R]
+               const int* top_count,            // [R]
+               const uint64_t* workspace_best,  // in
+               const float* workspace_sums,     // in
+               float* logprob,                  // out [R]
+               int* top_ids,                    // out [R, most]
+               float* top_logprobs,             // out [R, most]
+               int vocab, int parts, int most) {
+  pdl_launch_dependents();
+  pdl_wait();
+  const int r = blockIdx.x, stride = max(most, 1);
+  const int wanted = min(load_l2_int(top_count + r), most), listed = max(1, wanted);
+  const uint64_t* lists = workspace_best + static_cast<int64_t>(r) * parts * stride;
+  const auto largest_below = [&](uint64_t bound) {
+    uint64_t best = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < parts * listed; i += kThreads) {
+      const uint64_t key = load_l2_word(lists + i / listed * stride + i % listed);
+      if (key < bound && key > best) best = key;
+    }
+    return block_max(best);
+  };
+  uint64_t best = largest_below(~uint64_t{0});
+  const float largest = value_of(best);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int part = threadIdx.x; part < parts; part += kThreads) {
+    const float most_of_part = value_of(load_l2_word(lists + part * stride));
+    if (most_of_part == minus_infinity()) continue;
+    sum += load_l2_float(workspace_sums + r * parts + part) *
+           exp2_fast((most_of_part - largest) * kLog2E);
+  }
+  const float log_total = largest + logf(block_sum(sum));
+  if (threadIdx.x == 0) {
+    const float* row = logits + static_cast<int64_t>(r) * vocab;
+    logprob[r] = load_l2_float(row + min(max(load_l2_int(choice + r), 0), vocab - 1)) - log_total;
+  }
+#pragma unroll 1
+  for (int n = 0; n < most; ++n) {
+    const bool is_there = n < wanted && best != 0;
+    if (threadIdx.x == 0) {
+      top_ids[r * most + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
+      top_logprobs[r * most + n] = is_there ? value_of(best) - log_total : minus_infinity();
+    }
+    if (is_there) best = largest_below(best);
+  }
+}

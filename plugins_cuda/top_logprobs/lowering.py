@@ -1,0 +1,45 @@
+"""The launches of TopLogprobs."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+
+_THREADS = 512
+_LOGITS_OF_A_PART = 8192
+_BEST, _SUMS = "workspace_best", "workspace_sums"
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One CTA for 8192 logits of a row, then one for what these have found of it."""
+    rows, vocab = request.tensors["logits"].shape
+    most = int(request.attributes["most"])
+    parts = -(-vocab // _LOGITS_OF_A_PART)
+    listed = OpLaunch(
+        kernel=Kernel("top_logprobs", "list_parts"),
+        grid=(parts, rows, 1),
+        block=_THREADS,
+        shared_bytes=0,
+        arguments=("logits", "top_count", _BEST, _SUMS, vocab, most),
+    )
+    joined = OpLaunch(
+        kernel=Kernel("top_logprobs", "join_parts"),
+        grid=(rows, 1, 1),
+        block=_THREADS,
+        shared_bytes=0,
+        arguments=(
+            "logits", "choice", "top_count", _BEST, _SUMS, "logprob", "top_ids", "top_logprobs",
+            vocab, parts, most,
+        ),
+    )  # fmt: skip
+    # Of every part the largest logit even where none is asked for: sums are relative to it.
+    workspaces = (
+        Workspace(_BEST, rows * parts * max(most, 1) * 8),
+        Workspace(_SUMS, rows * parts * 4),
+    )
+    return Lowering((listed, joined), workspaces)
