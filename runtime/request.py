@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -280,9 +279,7 @@ class Request:
     def __post_init__(self) -> None:
         # Once, by whoever asks: copies of a request take it over, and the engine's thread finds it.
         if len(self.ids) != len(self.prompt_ids):
-            # A third of the time that numpy takes to read a tuple.
-            packed = struct.pack(f"{len(self.prompt_ids)}i", *self.prompt_ids)
-            ids = np.frombuffer(packed, np.int32)
+            ids = np.fromiter(self.prompt_ids, np.int32, len(self.prompt_ids))
             object.__setattr__(self, "ids", ids)
 
 
@@ -294,9 +291,11 @@ class SequenceState:
     the target's cache. While decoding ``known = length + 1``: the last token is the root of the
     next step. ``steps_ahead`` steps in flight decode it.
 
-    Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Launches
-    in flight may name a sequence that was ``released``: it is done, or another one was made of its
-    request, whose tokens up to ``recorded`` were emitted before and are decoded again.
+    Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Where
+    launches are queued ahead, those at a length of up to ``reached`` have pages for what they
+    write. Launches in flight may name a sequence that was ``released``: it is done, or another one
+    was made of its request, whose tokens up to ``recorded`` were emitted before and are decoded
+    again.
 
     ``prefix`` is what the prefix cache knows it by, ``guide`` what its output may be, None where
     there is none.
@@ -312,6 +311,7 @@ class SequenceState:
     length: int = 0
     steps_ahead: int = 0
     capacity: int = 0
+    reached: int = -1
     paused: bool = False
     released: bool = False
     recorded: int = 0

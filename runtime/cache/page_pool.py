@@ -195,7 +195,7 @@ class PagePool:
         if not kept:
             raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
         if self.continued is not None:
-            while self.not_held(self.continued(next(iter(kept)))):
+            while (behind := self.continued(next(iter(kept)))) and self.not_held(behind):
                 kept.move_to_end(next(iter(kept)))
         page, _ = kept.popitem(last=False)
         self._fate[page] = _FREE

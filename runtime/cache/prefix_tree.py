@@ -142,8 +142,8 @@ class PrefixTree:
 
     def remove(self, allocator: int, page: int) -> tuple[PrefixEntry, int]:
         """Takes a page out; the entry and the index that it had."""
-        entry = self._entries[int(self._entry_of[allocator][page])]
-        index = int(self._index_of[allocator][page])
+        entry = self._entries[self._entry_of[allocator].item(page)]
+        index = self._index_of[allocator].item(page)
         entry.pages[allocator, index - entry.first] = 0
         self._entry_of[allocator][page] = 0
         entry.held -= 1
@@ -152,13 +152,15 @@ class PrefixTree:
 
     def continued(self, allocator: int, page: int) -> list[int]:
         """The pages that stand right behind one."""
-        entry = self._entries[int(self._entry_of[allocator][page])]
-        behind = int(self._index_of[allocator][page]) + 1
-        entries = [child for child in entry.children.values() if child.first == behind]
+        entry = self._entries[self._entry_of[allocator].item(page)]
+        behind = self._index_of[allocator].item(page) + 1
+        found = []
         if behind < entry.end:
-            entries.append(entry)
-        pages = [int(e.pages[allocator, behind - e.first]) for e in entries]
-        return [page for page in pages if page]
+            found.append(entry.pages.item(allocator, behind - entry.first))
+        for child in entry.children.values():
+            if child.first == behind:
+                found.append(child.pages.item(allocator, 0))
+        return [each for each in found if each]
 
     def prune(self, entry: PrefixEntry) -> None:
         """Forgets an entry that has neither pages nor children, and then its parent likewise."""

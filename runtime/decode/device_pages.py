@@ -21,6 +21,7 @@ class DevicePages:
     def __init__(self, rows: DeviceRows, manifest: Manifest) -> None:
         self._rows = rows
         self._shared = allocators(manifest.cache_groups)
+        self._windows = [group.name for group in manifest.cache_groups if group.window]
         limits, specpv = manifest.limits, manifest.specpv
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
         # A view names the pages that steps behind it write, so all are there at the beginning.
@@ -39,18 +40,27 @@ class DevicePages:
     def behind_prompt(self, sequence: SequenceState) -> None:
         """That launch is queued; the sequence is that much longer."""
         self._publish(sequence, waiting=0)
+        self._give_back(sequence)
 
     def before_step(self, sequence: SequenceState, most_emitted: int) -> None:
         """Steps in flight emit up to so many tokens of the sequence in front of the next one."""
         request = sequence.request
         last = len(request.prompt_ids) + request.token_budget - 1
         length = min(sequence.known - 1 + most_emitted, last)
-        for name in self._shared:
-            self._reach(sequence, name, length + self._tree[name])
+        if length > sequence.reached:
+            for name in self._shared:
+                self._reach(sequence, name, length + self._tree[name])
+            pages = sequence.pages
+            sequence.reached = min(
+                pages[name].end_page * pages[name].page_size - tree
+                for name, tree in self._tree.items()
+            )
 
     def behind_step(self, sequence: SequenceState, waiting: int) -> None:
         """A step was received; of the committed tokens up to ``waiting`` wait for the draft."""
-        self._publish(sequence, waiting)
+        if sequence.prefix is not None and sequence.prefix.cache.publish_generated:
+            self._publish(sequence, waiting)
+        self._give_back(sequence)
 
     def _reach(self, sequence: SequenceState, name: str, end: int) -> None:
         pages = sequence.pages[name]
@@ -59,14 +69,16 @@ class DevicePages:
             self._rows.write_tables(sequence, self._shared[name])
 
     def _publish(self, sequence: SequenceState, waiting: int) -> None:
-        """Then the pages go back that no launch to come sees."""
+        """Before pages go back."""
+        sequence.publish(sequence.length)
+        if DRAFT_GROUP in self._shared:
+            sequence.publish(max(sequence.length - waiting, 0), draft=True)
+
+    def _give_back(self, sequence: SequenceState) -> None:
+        """The pages of windows that no launch to come sees."""
         length, prompt = sequence.length, len(sequence.request.prompt_ids)
-        sequence.publish(length)
-        for name in self._shared:
+        for name in self._windows:
             draft = name == DRAFT_GROUP
-            if draft:
-                sequence.publish(max(length - waiting, 0), draft=True)
-            if sequence.pages[name].window:
-                again = self._pending if draft else self._reverified
-                oldest = max(min(length, prompt - draft), length - again)
-                sequence.pages[name].commit(length, reverified=oldest)
+            again = self._pending if draft else self._reverified
+            oldest = max(min(length, prompt - draft), length - again)
+            sequence.pages[name].commit(length, reverified=oldest)

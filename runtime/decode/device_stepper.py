@@ -203,8 +203,10 @@ class DeviceStepper:
         else:
             entry = self._step_entry(ahead, joined(plans))
             self._waiting = self._waiting_after(shape)
+        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
+        most = max((1 + step.depth for step in steps), default=0)
         for sequence in sequences:
-            self._pages.before_step(sequence, self._most_emitted(sequence))
+            self._pages.before_step(sequence, sequence.steps_ahead * most)
         self._executor.start(entry, self._next_step)
         warm = entry.name in self._warm
         self._warm.add(entry.name)
@@ -289,11 +291,6 @@ class DeviceStepper:
         taking = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in taking}
         return StepAhead(rows, shape, most_emitted=sum(1 + step.depth for step in steps))
-
-    def _most_emitted(self, sequence: SequenceState) -> int:
-        """The most tokens of a sequence that steps in flight emit."""
-        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
-        return sum(1 + step.depth for step in steps if sequence in step.rows.values())
 
     def _step_time(self, flight: _Step, asked_s: float) -> float | None:
         """The time between two results that followed directly, where it is the step's own."""
