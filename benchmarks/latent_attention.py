@@ -2,18 +2,20 @@
 
     python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
         [--rows 1,4] [--forms plain,view,512,256,absorbed] [--windows 0] [--page 64]
-        [--capacity N] [--tactics] [--tflops T] [--json FILE]
+        [--heads 64x8x64] [--prompt] [--capacity N] [--tactics] [--tflops T] [--json FILE]
 
-One layer of GPT-OSS-20B geometry: keys and values (``plain``), the same through a page table of its
-own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose engines
-have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64 heads over
-512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them re-verified
-tokens (``--forms plain --rows 52``). ``--capacity`` are slots of a page table, where an engine
-takes longer contexts: it chooses kernels by them. Calls take turns over copies of the caches, so
-that nothing is found in L2. The floor is the larger of the bytes at the rate of a streaming read of
-8 GiB and of the operations at the rate of cuBLAS's bf16 product of two random 8192 × 8192 matrices,
-both measured in the same process. ``--tflops`` puts another rate in that one's place (a data sheet
-says 989 of an H200, which no product reaches).
+One layer of GPT-OSS-20B geometry, or with ``--heads`` so many query heads on so many KV heads of
+such a width (32x8x128 is Llama-3.1-8B): keys and values (``plain``), the same through a page table
+of its own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose
+engines have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64
+heads over 512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them
+re-verified tokens (``--forms plain --rows 52``); with ``--prompt`` they are a chunk of a prompt.
+``--capacity`` are slots of a page table, where an engine takes longer contexts: it chooses kernels
+by them. Calls take turns over copies of the caches, so that nothing is found in L2. The floor is
+the larger of the bytes at the rate of a streaming read of 8 GiB and of the operations at the rate
+of cuBLAS's bf16 product of two random 8192 × 8192 matrices, both measured in the same process.
+``--tflops`` puts another rate in that one's place (a data sheet says 989 of an H200, which no
+product reaches).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -32,7 +35,14 @@ from kernels import gpu_description, stream_ceiling
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Tactic,
+    Target,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
@@ -41,7 +51,6 @@ LAUNCHES = 24
 ROTATED_BYTES = 800 << 20
 MOST_BYTES = 48 << 30
 MATMUL_SIZE, MATMULS = 8192, 20
-Q_HEADS, KV_HEADS, WIDTH = 64, 8, 64
 RANK, ROPE = 512, 64
 CHAIN = 8  # nodes of a tree, behind committed rows
 
@@ -63,6 +72,15 @@ def matmul_rate() -> float:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """Query heads, KV heads, and their width."""
+
+    q: int = 64
+    kv: int = 8
+    width: int = 64
+
+
+@dataclass(frozen=True)
 class Work:
     """One launch: ``rows`` of each of ``batch`` sequences behind ``context`` tokens."""
 
@@ -73,6 +91,8 @@ class Work:
     window: int = 0
     page: int = 64
     capacity: int = 0
+    heads: Heads = Heads()
+    prompt: bool = False
 
     @property
     def op(self) -> OpSpec:
@@ -86,7 +106,7 @@ class Work:
     @property
     def tables(self) -> int:
         """Page tables of a sequence."""
-        return KV_HEADS if self.form == "view" else 1
+        return self.heads.kv if self.form == "view" else 1
 
     @property
     def used_pages(self) -> int:
@@ -107,7 +127,7 @@ class Work:
     def entry(self) -> int:
         """Values of a token in the cache."""
         if self.has_keys:
-            return 2 * KV_HEADS * WIDTH
+            return 2 * self.heads.kv * self.heads.width
         return RANK + ROPE if self.form == "absorbed" else int(self.form)
 
     @property
@@ -115,6 +135,17 @@ class Work:
         """Of one sequence."""
         tokens = self.context + self.rows
         return min(tokens, self.window - 1 + self.rows) if self.window else tokens
+
+    def request(self, tactic: Tactic) -> LoweringRequest:
+        """What the op is lowered for."""
+        attributes = {"scale": self.heads.width**-0.5, "window": self.window}
+        phase: Phase = "prefill" if self.prompt else "decode"
+        return LoweringRequest(self.tensors(), attributes, phase, Target(), dict(tactic))
+
+    def lowering(self, tactic: Tactic) -> Lowering:
+        """Its launches; SpecbuildError where nothing does it."""
+        assert self.op.lower is not None
+        return self.op.lower(self.request(tactic))
 
     @property
     def bytes_read(self) -> int:
@@ -124,13 +155,17 @@ class Work:
     @property
     def operations(self) -> int:
         """Of a row and token: scores and sums; once for a token: its rebuilt keys."""
-        known = dict.fromkeys(("plain", "view"), 4 * WIDTH) | {"absorbed": 2 * (2 * RANK + ROPE)}
-        per_row = Q_HEADS * known.get(self.form, 2 * (WIDTH + self.entry))
-        shared = 0 if self.form in known else 2 * self.entry * KV_HEADS * WIDTH
-        return self.batch * self.tokens_read * (self.rows * per_row + shared)
+        width = self.heads.width
+        known = dict.fromkeys(("plain", "view"), 4 * width) | {"absorbed": 2 * (2 * RANK + ROPE)}
+        per_row = self.heads.q * known.get(self.form, 2 * (width + self.entry))
+        shared = 0 if self.form in known else 2 * self.entry * self.heads.kv * width
+        # Of a prompt's chunk a row sees those in front of it.
+        seen = self.tokens_read - (self.rows - 1) / 2 * self.prompt
+        return int(self.batch * (self.rows * seen * per_row + self.tokens_read * shared))
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """What the op is lowered for."""
+        """Every tensor of the op."""
+        q_heads, kv_heads, width = self.heads.q, self.heads.kv, self.heads.width
         pool_pages = 1 + self.batch * self.sequence_pages
         total = self.batch * self.rows
         positions = max(self.context + self.rows, self.capacity)
@@ -138,19 +173,19 @@ class Work:
         def half(*shape: int) -> TensorInfo:
             return TensorInfo(shape, "bfloat16")
 
-        made: dict[str, TensorInfo] = {"q": half(total, Q_HEADS, WIDTH)}
+        made: dict[str, TensorInfo] = {"q": half(total, q_heads, width)}
         if self.has_keys:
-            pool = half(pool_pages, KV_HEADS, self.page, WIDTH)
+            pool = half(pool_pages, kv_heads, self.page, width)
             made |= {"k_pool": pool, "v_pool": pool}
         else:
             made["c_pool"] = half(pool_pages, 1, self.page, self.entry)
         if self.form == "absorbed":
-            made["q"] = half(total, Q_HEADS, self.entry)
-            made["w_v"] = half(RANK, Q_HEADS, WIDTH)
+            made["q"] = half(total, q_heads, self.entry)
+            made["w_v"] = half(RANK, q_heads, width)
         elif not self.has_keys:
-            made |= {name: half(self.entry, KV_HEADS, WIDTH) for name in ("w_k", "w_v")}
-            made |= {name: half(KV_HEADS, WIDTH) for name in ("b_k", "b_v")}
-            table = TensorInfo((positions, WIDTH // 2), "float32")
+            made |= {name: half(self.entry, kv_heads, width) for name in ("w_k", "w_v")}
+            made |= {name: half(kv_heads, width) for name in ("b_k", "b_v")}
+            table = TensorInfo((positions, width // 2), "float32")
             made |= {"cos": table, "sin": table}
         made |= {
             "page_table": TensorInfo((self.batch, self.tables, self.table_pages), "int32"),
@@ -158,17 +193,17 @@ class Work:
             "row_slot": TensorInfo((total,), "int32"),
             "tree_start": TensorInfo((self.batch,), "int32"),
             "ancestor_bits": TensorInfo((total, 1), "int32"),
-            "attended": half(total, Q_HEADS, WIDTH),
+            "attended": half(total, q_heads, width),
         }
         if self.form != "absorbed":
-            made["sinks"] = TensorInfo((Q_HEADS,), "float32")
+            made["sinks"] = TensorInfo((q_heads,), "float32")
         order = [tensor.name for tensor in (*self.op.inputs, *self.op.outputs)]
         return {name: made[name] for name in order if name in made}
 
     def integers(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Pages in random order; a sequence's last rows are a chain's nodes, more are committed."""
         row = np.arange(self.batch * self.rows) % self.rows
-        committed = max(self.rows - CHAIN, 0)
+        committed = self.rows if self.prompt else max(self.rows - CHAIN, 0)
         node = np.maximum(row - committed, -1)
         pages = 1 + rng.permutation(self.batch * self.sequence_pages).astype(np.int32)
         chosen = [
@@ -197,14 +232,9 @@ class Bench:
             "bfloat16": (noise.view(np.uint32) >> 16).astype(np.uint16),
         }
 
-    def time_us(self, work: Work, tactic: Tactic) -> float:
-        """Microseconds of a call in a graph of many; SpecbuildError where nothing does it."""
+    def time_us(self, work: Work, lowering: Lowering) -> float:
+        """Microseconds of a call in a graph of many; SpecbuildError where it takes too much."""
         tensors = work.tensors()
-        attributes = {"scale": WIDTH**-0.5, "window": work.window}
-        assert work.op.lower is not None
-        lowering = work.op.lower(
-            LoweringRequest(tensors, attributes, "decode", Target(), dict(tactic))
-        )
         pools = {name for name in tensors if name.endswith("_pool")}
         size = sum(tensors[name].nbytes for name in pools)
         scratch = sum(workspace.nbytes for workspace in lowering.workspaces)
@@ -227,7 +257,7 @@ class Bench:
                 for pointer in place.values():
                     self.runner.free(pointer)
 
-    def _place(self, tensors: dict[str, TensorInfo], work: Work) -> dict[str, int]:
+    def _place(self, tensors: Mapping[str, TensorInfo], work: Work) -> dict[str, int]:
         integers = work.integers(np.random.default_rng(2))
         place = {}
         for name, info in tensors.items():
@@ -256,6 +286,8 @@ def main() -> None:
     parser.add_argument("--forms", default="plain,512,256,absorbed")
     parser.add_argument("--windows", default="0", help="0 is none; 128 for sliding layers")
     parser.add_argument("--page", type=int, default=64, help="tokens in a page")
+    parser.add_argument("--heads", default="64x8x64", help="query heads x KV heads x their width")
+    parser.add_argument("--prompt", action="store_true", help="rows are a chunk of a prompt")
     parser.add_argument("--capacity", type=int, default=0, help="slots of a page table, at least")
     parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")
     parser.add_argument("--tflops", type=float, help="instead of the measured rate")
@@ -265,9 +297,19 @@ def main() -> None:
     bench = Bench()
     print(f"streaming read {bench.ceiling / 1e12:.3f} TB/s, matmul {rate / 1e12:.0f} TFLOP/s")
     rows: list[dict[str, Any]] = []
-    capacity = options.capacity
+    heads = Heads(*map(int, options.heads.split("x")))
     grid = [
-        Work(form, int(batch), int(context), int(count), int(window), options.page, capacity)
+        Work(
+            form,
+            int(batch),
+            int(context),
+            int(count),
+            int(window),
+            options.page,
+            options.capacity,
+            heads,
+            options.prompt,
+        )
         for form in options.forms.split(",")
         for window in options.windows.split(",")
         for batch in options.batches.split(",")
@@ -275,22 +317,24 @@ def main() -> None:
         for count in options.rows.split(",")
     ]
     for work in grid:
-        request = LoweringRequest(work.tensors(), {"scale": 0.125, "window": work.window})
-        tactics = work.op.tactics(request) if options.tactics and work.op.tactics else ({},)
+        tactics = (
+            work.op.tactics(work.request({})) if options.tactics and work.op.tactics else ({},)
+        )
         for tactic in tactics:
             name = (
                 f"{work.form:8s} window {work.window:3d} page {work.page:2d} batch {work.batch} "
                 f"context {work.context:6d} rows {work.rows}"
             )
             try:
-                took = bench.time_us(work, tactic)
+                took = bench.time_us(work, work.lowering(tactic))
             except SpecbuildError as refusal:
                 print(f"{name} {dict(tactic)}: refused ({refusal})")
                 continue
             by_bytes = 1e6 * work.bytes_read / bench.ceiling
             by_operations = 1e6 * work.operations / rate
             share = max(by_bytes, by_operations) / took
-            rows.append({"form": work.form, "window": work.window, "batch": work.batch,
+            rows.append({"form": work.form, "heads": options.heads, "prompt": work.prompt,
+                         "window": work.window, "batch": work.batch,
                          "context": work.context, "rows": work.rows, "page": work.page,
                          "capacity": work.capacity,
                          "tactic": dict(tactic), "time_us": took, "bytes": work.bytes_read,

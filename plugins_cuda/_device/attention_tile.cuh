@@ -1,16 +1,24 @@
 // Tiles of keys and values in shared memory, and their fragments for tensor cores.
 //
 // A tile is [keys][width] bf16. Its 16-byte units are permuted within 128 bytes so that the eight
-// rows that one ldmatrix reads lie in different banks.
+// rows that one ldmatrix reads lie in different banks; of heads of 80 and 96 rows are a unit apart.
 #pragma once
 
 #include "ptx_attention.cuh"
+
+// From a row to the next, in units of 16 bytes.
+template <int width>
+__device__ __forceinline__ constexpr int tile_row_units() {
+  constexpr int kUnits = width / 8;
+  static_assert(width % 16 == 0, "heads are whole m16 tiles");
+  return (kUnits & (kUnits - 1)) == 0 ? kUnits : kUnits | 1;
+}
 
 // Where 16-byte unit `unit` of row `row` stands, in units.
 template <int width>
 __device__ __forceinline__ constexpr int tile_unit(int row, int unit) {
   constexpr int kUnits = width / 8, kAcross = kUnits < 8 ? kUnits : 8;
-  static_assert(kUnits >= 2 && (kUnits & (kUnits - 1)) == 0, "heads of 16, 32, 64 or 128");
+  if (tile_row_units<width>() != kUnits) return row * tile_row_units<width>() + unit;
   return row * kUnits + (unit ^ (row / (8 / kAcross) % kAcross));
 }
 

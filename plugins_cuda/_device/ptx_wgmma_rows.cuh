@@ -1,11 +1,31 @@
 // wgmma as attention uses it: scores that begin anew, and values that lie key by key.
 //
-// `wgmma_bf16_rows` takes B [16 keys, 64 columns] as the keys' rows of 128 bytes stand in shared
-// memory, in the same 128-byte swizzle: row k's 16-byte chunk c stands at chunk c ^ (k % 8). The
-// rest is as in ptx_wgmma.cuh.
+// Rows of 64 or 128 columns stand in shared memory as panels of 64, each with all rows: row k's
+// 16-byte chunk c stands at chunk c ^ (k % 8) of its 128 bytes, the 128-byte swizzle. The same tile
+// is B by columns (a score for each row) and, by `wgmma_bf16_rows`, B by rows (a sum over rows).
+// The rest is as in ptx_wgmma.cuh.
 #pragma once
 
-#include "ptx_wgmma.cuh"
+#include "ptx_wgmma_shared.cuh"
+
+// Where 16-byte unit `unit` of row `row` stands in a tile of so many rows, in units.
+template <int rows>
+__device__ __forceinline__ constexpr int panel_unit(int row, int unit) {
+  return unit / 8 * (rows * 8) + row * 8 + (unit % 8 ^ row % 8);
+}
+
+// From the matrix of a tile to that of the 16 columns from 16·step on, in units.
+template <int rows>
+__device__ __forceinline__ constexpr int panel_step(int step) {
+  return step / 4 * (rows * 8) + step % 4 * 2;
+}
+
+// The matrix of a tile that starts here (a multiple of 1024); 16 rows further is 128 units further.
+template <int width, int rows>
+__device__ __forceinline__ uint64_t panel_matrix(const void* shared) {
+  static_assert(width == 64 || width == 128, "one or two panels");
+  return width == 64 ? wgmma_matrix(shared) : wgmma_columns(shared, rows * 128);
+}
 
 #ifndef SPECBUILD_EMULATE
 
@@ -27,18 +47,28 @@ __device__ __forceinline__ void wgmma_bf16_new(float (&d)[columns / 2], const ui
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                             \
   }
 SPECBUILD_WGMMA_NEW(32, 16, 17, 18, 19, 20)
+SPECBUILD_WGMMA_NEW(64, 32, 33, 34, 35, 36)
 SPECBUILD_WGMMA_NEW(128, 64, 65, 66, 67, 68)
-// clang-format on
 
-// D [64, 64] += A·B.
-__device__ __forceinline__ void wgmma_bf16_rows(float (&d)[32], const uint32_t (&a)[4],
-                                                uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{" SPECBUILD_LIST_32 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
-      : SPECBUILD_SUMS_32
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
+// D [64, columns] += A·B, B by rows.
+template <int columns>
+__device__ __forceinline__ void wgmma_bf16_rows(float (&d)[columns / 2], const uint32_t (&a)[4],
+                                                uint64_t b);
+
+#define SPECBUILD_WGMMA_ROWS(columns, a0, a1, a2, a3, matrix)                              \
+  template <>                                                                              \
+  __device__ __forceinline__ void wgmma_bf16_rows<columns>(                                \
+      float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {                       \
+    asm volatile(                                                                          \
+        "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.bf16.bf16 "                  \
+        "{" SPECBUILD_LIST_##a0 "}, "                                                      \
+        "{%" #a0 ", %" #a1 ", %" #a2 ", %" #a3 "}, %" #matrix ", 1, 1, 1, 1;"              \
+        : SPECBUILD_SUMS_##a0                                                              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                             \
+  }
+SPECBUILD_WGMMA_ROWS(64, 32, 33, 34, 35, 36)
+SPECBUILD_WGMMA_ROWS(128, 64, 65, 66, 67, 68)
+// clang-format on
 
 #else
 
@@ -46,8 +76,9 @@ template <int columns>
 void wgmma_bf16_new(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
   emulation::defer({d, a, b, columns, false, false});
 }
-inline void wgmma_bf16_rows(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
-  emulation::defer({d, a, b, 64, true, true});
+template <int columns>
+void wgmma_bf16_rows(float (&d)[columns / 2], const uint32_t (&a)[4], uint64_t b) {
+  emulation::defer({d, a, b, columns, true, true});
 }
 
 #endif

@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.dsa_indexer.cases import IndexerLaunch, indexer_launch
 from specbuild.plugins_cuda.dsa_indexer.op import reference as indexer
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
-from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, chain_of
+from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch, chain_of
 
 Break = Callable[[np.ndarray], None]
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
-from specbuild.plugins_cuda.paged_tree_attention.cases import BUSHY, Branch, Launch, chain_of
+from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch, Launch, chain_of
 
 
 @dataclass(frozen=True)

@@ -1,169 +1,16 @@
-"""Named cases of PagedTreeAttention, from a description of what each sequence brings along."""
+"""Named cases of PagedTreeAttention."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
-from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
+from specbuild.plugins_cuda.paged_tree_attention.described import BUSHY, Branch, Launch, chain_of
 
-Ints = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Branch:
-    """One sequence of a launch.
-
-    ``context`` slots are filled already, ``chain`` rows follow them causally, and then a tree
-    stands: ``parents[j]`` is the parent node of node j, -1 for none. ``tree_rows`` are the
-    nodes that are rows of this launch (None: all); the others are keys only.
-    """
-
-    context: int = 0
-    chain: int = 0
-    parents: Ints = ()
-    tree_rows: Ints | None = None
-
-    @property
-    def tree_start(self) -> int:
-        """The first slot of the tree."""
-        return self.context + self.chain
-
-    @property
-    def slots(self) -> int:
-        """The view slots in use."""
-        return self.tree_start + len(self.parents)
-
-    @property
-    def nodes(self) -> Ints:
-        """The tree nodes that are rows."""
-        return tuple(range(len(self.parents))) if self.tree_rows is None else self.tree_rows
-
-    def lineage(self, node: int) -> Ints:
-        """A node and its ancestors, rising."""
-        found = []
-        while node >= 0:
-            found.append(node)
-            node = self.parents[node]
-        return tuple(reversed(found))
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The sequences of a launch and the geometry of the layer."""
-
-    branches: Sequence[Branch]
-    kv_heads: int = 2
-    group: int = 2
-    width: int = 16
-    v_width: int = 16
-    page_size: int = 4
-    window: int = 0
-    sinks: bool = True
-    view_per_head: bool = False
-    selected: int = 0
-    lists_per_head: bool = False
-    whole_rows: int | None = None
-    padding_rows: int = 2
-    padding_pages: int = 1
-    words: int = 0
-
-    @property
-    def row_start(self) -> np.ndarray:
-        """int32 [B + 1]."""
-        counts = [branch.chain + len(branch.nodes) for branch in self.branches]
-        return np.cumsum([0, *counts]).astype(np.int32)
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """The op's attributes."""
-        return {"scale": self.width**-0.5, "window": self.window}
-
-    def rows(self) -> list[tuple[int, Branch, int, Ints]]:
-        """Every row: sequence, its branch, slot, and its lineage in the tree (() in the chain)."""
-        found: list[tuple[int, Branch, int, Ints]] = []
-        for index, branch in enumerate(self.branches):
-            found += [(index, branch, branch.context + i, ()) for i in range(branch.chain)]
-            found += [
-                (index, branch, branch.tree_start + node, branch.lineage(node))
-                for node in branch.nodes
-            ]
-        return found
-
-    def arrays(self, rng: np.random.Generator) -> Arrays:
-        """The op's inputs; every slot that no sequence uses holds NaN, page 0 as a whole."""
-        rows = self.rows()
-        total = len(rows) + self.padding_rows
-        q_heads = self.kv_heads * self.group
-        views = self.kv_heads if self.view_per_head else 1
-        batch = len(self.branches)
-        needed = [-(-branch.slots // self.page_size) for branch in self.branches]
-        table = np.zeros((batch, views, max(needed) + self.padding_pages), np.int32)
-        pages = 1 + rng.permutation(sum(needed) * views).astype(np.int32)
-        k, v = (
-            np.full((len(pages) + 1, self.kv_heads, self.page_size, width), np.nan, np.float32)
-            for width in (self.width, self.v_width)
-        )
-        used = 0
-        for index, branch in enumerate(self.branches):
-            for view in range(views):
-                mine = pages[used : used + needed[index]]
-                used += needed[index]
-                table[index, view, : len(mine)] = mine
-                slot = np.arange(branch.slots)
-                heads = [view] if self.view_per_head else list(range(self.kv_heads))
-                for head in heads:
-                    where = (mine[slot // self.page_size], head, slot % self.page_size)
-                    k[where] = rng.standard_normal((branch.slots, self.width))
-                    v[where] = rng.standard_normal((branch.slots, self.v_width))
-        q = np.full((total, q_heads, self.width), np.nan, np.float32)
-        q[: len(rows)] = rng.standard_normal((len(rows), q_heads, self.width))
-        row_slot = np.zeros(total, np.int32)
-        row_slot[: len(rows)] = [slot for _, _, slot, _ in rows]
-        tree_start = np.array([branch.tree_start for branch in self.branches], np.int32)
-        sinks = rng.standard_normal(q_heads).astype(np.float32) if self.sinks else None
-        chosen = self._selected(rng, total) if self.selected else None
-        bits = self._ancestor_bits(total)
-        return q, k, v, table, self.row_start, row_slot, tree_start, bits, sinks, chosen
-
-    def _ancestor_bits(self, total: int) -> np.ndarray:
-        nodes = max(len(branch.parents) for branch in self.branches)
-        words = np.zeros((total, max(self.words, -(-nodes // 32), 1)), np.uint32)
-        for row, (_, _, _, lineage) in enumerate(self.rows()):
-            for node in lineage:
-                words[row, node // 32] |= np.uint32(1 << (node % 32))
-        return words.view(np.int32)
-
-    def _selected(self, rng: np.random.Generator, total: int) -> np.ndarray:
-        lists = self.kv_heads if self.lists_per_head else 1
-        picks = np.full((total, lists, self.selected), -1, np.int32)
-        for row, (_, branch, slot, _) in enumerate(self.rows()):
-            others = np.delete(np.arange(branch.slots), slot)
-            for mine in picks[row]:
-                count = min(len(others), int(rng.integers(self.selected)))
-                chosen = sorted([slot, *rng.choice(others, count, replace=False)])
-                mine[: len(chosen)] = chosen
-                if row % 3 == self.whole_rows:
-                    mine[:] = [WHOLE, *[-1] * (self.selected - 1)]
-        return picks
-
-    def case(self, name: str) -> Case:
-        """This launch as a case; padding rows are unspecified."""
-        compare = {"attended": np.s_[: len(self.rows())]}
-        return Case(name, self.arrays, self.attributes, compare=compare)
-
-
-def chain_of(count: int) -> Ints:
-    """The parents of a tree that is one path."""
-    return tuple(range(-1, count - 1))
-
-
-# A root with three children, two of which have children of their own: siblings share a depth.
-BUSHY = (-1, 0, 0, 0, 1, 1, 2, 4, 6, 6)
+__all__ = ("BUSHY", "CASES", "KERNEL_CASES", "Branch", "Launch", "chain_of")
 
 
 def _opposed(launch: Launch, sink: float, rng: np.random.Generator) -> Arrays:
@@ -248,6 +95,13 @@ CASES: tuple[Case, ...] = (
     _with_sinks("sink far below every score", -80.0),
 )
 
+
+def _wide(branches: Sequence[Branch], **changes: Any) -> Launch:
+    """Llama's heads: 4 of 128 on each KV head."""
+    shape = {"kv_heads": 2, "group": 4, "width": 128, "v_width": 128, "page_size": 64}
+    return Launch(branches, **(shape | changes))
+
+
 _KERNEL_LAUNCHES = {
     "example geometry, 6 on 2 heads of 32": Launch(
         [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)], group=3, width=32, v_width=32,
@@ -292,6 +146,34 @@ _KERNEL_LAUNCHES = {
     "a window that is split": Launch(
         [Branch(1700, 0, chain_of(3))], kv_heads=1, page_size=64, window=1500
     ),
+    "4 heads of 128 a KV head, trees": _wide([Branch(50, 0, BUSHY), Branch(170, 1), Branch(0, 3)]),
+    "heads of 128, many rows of one sequence": _wide(
+        [Branch(2, 1), Branch(270, 61, BUSHY), Branch(5, 0, chain_of(3)), Branch(9, 0)],
+        padding_pages=130,
+    ),
+    "8 heads of 128 a KV head, several rows, capacity for a long context": _wide(
+        [Branch(270 - 31 * b, 0, BUSHY[:7]) for b in range(7)], kv_heads=1, group=8,
+        padding_pages=1020,
+    ),
+    "heads of 128, a view per KV head, many rows": _wide(
+        [Branch(310, 13, (*BUSHY, *range(9, 24)))], view_per_head=True, page_size=32,
+        padding_pages=250, sinks=False,
+    ),
+    "heads of 128, prompt chunks over several tiles": _wide(
+        [Branch(420, 40), Branch(0, 25), Branch(130, 3, BUSHY), Branch(255, 1)], page_size=32
+    ),
+    "16 heads of 128 a KV head": _wide(
+        [Branch(140, 0, BUSHY), Branch(300, 1), Branch(0, 5)], group=16, view_per_head=True
+    ),
+    "10 heads of 64 a KV head, selected": _wide(
+        [Branch(140, 0, BUSHY), Branch(200, 1)], group=10, width=64, v_width=64, selected=90,
+        whole_rows=1, lists_per_head=True,
+    ),
+    "heads of 80": _wide([Branch(50, 0, BUSHY), Branch(170, 1)], width=80, v_width=80),
+    "heads of 96": _wide(
+        [Branch(50, 0, BUSHY), Branch(170, 4)], width=96, v_width=96, group=5, page_size=16
+    ),
+    "heads of 96, window": _wide([Branch(90, 9), Branch(7, 1)], width=96, v_width=96, window=40),
 }  # fmt: skip
 
 
@@ -343,6 +225,34 @@ _GPU_LAUNCHES = {
         [Branch(8000 + 31 * b, 0, chain_of(4)) for b in range(8)], selected=2148, whole_rows=1
     ),
     "prompt chunk of 500 at 1k": _real([Branch(1000, 500)]),
+    "heads of 128, decode at 32k": _wide([Branch(32767, 1)], kv_heads=8, padding_rows=0),
+    "heads of 128, decode at 131k": _wide([Branch(131071, 1)], kv_heads=8, padding_rows=0),
+    "heads of 128, a chain of 4 at 1k": _wide(
+        [Branch(1000, 0, chain_of(4))], kv_heads=8, padding_rows=0
+    ),
+    "heads of 128, a tree of 10 at 32k": _wide(
+        [Branch(32700, 0, BUSHY)], kv_heads=8, padding_rows=0
+    ),
+    "8 heads of 128 a KV head, a tree of 8 at 66k": _wide(
+        [Branch(66000, 0, BUSHY[:8])], kv_heads=8, group=8, padding_rows=0
+    ),
+    "heads of 128, 16 sequences, ragged": _wide(
+        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)], kv_heads=8
+    ),
+    "heads of 128, 8 trees of 8 nodes at 9k to 30k": _wide(
+        [Branch(9000 + 3000 * b, 0, BUSHY[:8]) for b in range(8)], kv_heads=8, padding_rows=0
+    ),
+    "heads of 128, a refresh of one in a batch": _wide(
+        [Branch(20000, 48, chain_of(4)), *(Branch(4100 + b, 0, chain_of(4)) for b in range(7))],
+        kv_heads=8,
+    ),
+    "heads of 128, prompt chunk of 700 at 1k": _wide([Branch(1000, 700)], kv_heads=8),
+    "heads of 128, prompt chunks, ragged, window": _wide(
+        [Branch(0, 300), Branch(777, 130)], kv_heads=8, window=128
+    ),
+    "16 heads of 128 a KV head, a chain of 4 at 8k": _wide(
+        [Branch(8000, 0, chain_of(4))], kv_heads=4, group=16, padding_rows=0
+    ),
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
 }
 

@@ -9,15 +9,20 @@ from dataclasses import dataclass
 
 from specbuild.plugins_cuda.dispatch import Rule, first_rule
 from specbuild.plugins_cuda.launches import LoweringRequest
-from specbuild.plugins_cuda.paged_tree_attention.geometry import Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.geometry import (
+    WGMMA_WIDTHS,
+    Geometry,
+    geometry_of,
+)
+from specbuild.plugins_cuda.paged_tree_attention.prefill import has_full_rows
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
-    MOST_TEAMS,
     SplitPerWarp,
+    most_teams,
     split_per_warp,
 )
 from specbuild.plugins_cuda.paged_tree_attention.splits import WIDEST_UNSPLIT_WINDOW, splits_of
 
-FULL_WIDTH = 64  # of a head, for the kernels that multiply by wgmma
+WGMMA_TEXT = " or ".join(map(str, WGMMA_WIDTHS))
 # Rows of a sequence, and slots of a view, from which on many_rows.cu is the quicker one. With
 # several rows it is so behind long contexts only: all sequences' views have so many splits
 # together, and each has more than tactics are measured with. Views of a KV head's own, SpecPV's
@@ -54,7 +59,7 @@ class Facts:
     @property
     def may_be_many(self) -> bool:
         """Whether many_rows.cu is able to do it."""
-        return self.shape.width == FULL_WIDTH and not self.shape.window and self.splits > 1
+        return self.shape.width in WGMMA_WIDTHS and not self.shape.window and self.splits > 1
 
 
 def is_long(shape: Geometry) -> bool:
@@ -68,7 +73,7 @@ def has_few_rows(shape: Geometry) -> bool:
 
 
 def _is_full_prompt(facts: Facts) -> bool:
-    return facts.prompt and facts.shape.width == FULL_WIDTH and not facts.shape.window
+    return facts.prompt and has_full_rows(facts.shape)
 
 
 def _has_many_rows(facts: Facts) -> bool:
@@ -88,16 +93,18 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "prompt",
         ("prefill_full.cu",),
-        "16 rows see tiles of 128 keys, whose products `wgmma` takes from shared memory",
+        "16 rows see tiles of 128 keys, or 64 of wide heads. `wgmma` takes their products from "
+        "shared memory. With up to 4 query heads a KV head they are 32 rows",
         _is_full_prompt,
         rows="of a prompt's chunk",
         context="no window",
-        width=f"{FULL_WIDTH}",
+        width=WGMMA_TEXT,
     ),
     Rule(
         "prompt",
         ("prefill.cu",),
-        "16 rows, or 8 of wide heads, see tiles of 64 keys: a window ends within one",
+        "16 rows, or 8 of wide heads, see tiles of 64 keys: a window ends within one. With up to 4 "
+        "query heads a KV head they are twice as many",
         lambda facts: facts.prompt,
         rows="of a prompt's chunk",
     ),
@@ -118,7 +125,7 @@ TABLE: tuple[Rule[Facts], ...] = (
         _has_many_rows,
         rows=f"{MANY_ROWS} of a sequence, or more",
         context="no window",
-        width=f"{FULL_WIDTH}",
+        width=WGMMA_TEXT,
         pages=f"views of {FEWEST_SLOTS_OF_A_VIEW} slots, or more",
     ),
     Rule(
@@ -129,7 +136,7 @@ TABLE: tuple[Rule[Facts], ...] = (
         _has_several_rows,
         rows=f"{SEVERAL_ROWS} of a sequence, or more",
         context=f"no window; an engine beyond {MEASURED_CAPACITY - 1024} tokens",
-        width=f"{FULL_WIDTH}",
+        width=WGMMA_TEXT,
         pages=f"all views {FEWEST_SLOTS_OF_ALL_VIEWS} slots, not one sequence's partial ones",
     ),
     Rule(
@@ -140,7 +147,7 @@ TABLE: tuple[Rule[Facts], ...] = (
         lambda facts: facts.own is not None,
         rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic",
         context=f"an engine up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
-        width="up to 64",
+        width="16, 32, 64 or 128",
     ),
     Rule(
         "whole",
@@ -177,7 +184,8 @@ def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitP
     """How teams with splits of their own do this launch, None where others do."""
     groups = shape.batch * shape.kv_heads
     crowded = has_few_rows(shape) and groups > request.target.multiprocessors
-    usual = 0 if groups < MANY_GROUPS else MOST_TEAMS // 2 if crowded else MOST_TEAMS
+    most = most_teams(shape)
+    usual = 0 if groups < MANY_GROUPS else most // 2 if crowded else most
     teams = request.tactic.get("slot_teams", usual)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None

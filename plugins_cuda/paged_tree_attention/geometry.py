@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
-WIDTHS = (16, 32, 64, 128)
-MOST_GROUP = 8
-# Of the decode kernels: keys of a tile, heads that stand in an mma, a flag in shared memory.
+WIDTHS = (16, 32, 64, 80, 96, 128)
+WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
+MOST_GROUP = 16
+# Of the decode kernels: keys of a tile, heads that stand in half an mma, a flag in shared memory.
 TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16
 
 # Of every entry point; one that splits the context takes workspaces after them.
@@ -28,24 +29,32 @@ ARGUMENTS = (
 )
 
 
-def tile_bytes(
-    *, teams: int, stages: int, rows: int, row_warps: int, width: int, words: int
-) -> int:
+def tile_row_bytes(width: int) -> int:
+    """From a row of a tile of keys to the next: of heads that are no power of two an odd number of
+    16-byte units, so that rows lie in different banks (_device/attention_tile.cuh)."""
+    units = width // 8
+    return 16 * (units if units & (units - 1) == 0 else units | 1)
+
+
+def tile_bytes(shape: Geometry, *, teams: int, stages: int, rows: int, row_warps: int) -> int:
     """What a CTA lays out first: teams' rings and, of several rows, a copy of the tree and queries.
 
-    ``rows`` are those of a warp, ``row_warps`` the warps of a team; an mma has two rows.
+    ``rows`` are those of a warp, ``row_warps`` the warps of a team.
     """
-    ring = teams * stages * 2 * TILE_KEYS * width * 2
+    row = tile_row_bytes(shape.width)
+    ring = teams * stages * 2 * TILE_KEYS * row
     if rows * row_warps == 1:
         return ring
-    tail = 2 * TILE_KEYS * (1 + words) * width * 2
-    return ring + tail + row_warps * 2 * -(-rows // 2) * HEADS * width * 2
+    tail = 2 * TILE_KEYS * (1 + shape.words) * row
+    return ring + tail + row_warps * shape.mmas(rows) * 2 * HEADS * row
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Sizes of one launch; ``group`` query heads share a KV head.
 
+    Query heads of one KV head that are more than half an mma holds are those of several here, which
+    read the same keys: ``share`` of ``kv_heads`` are one of the pools.
     ``uneven``: one of several sequences may have most rows (where SpecPV re-verifies tokens).
     """
 
@@ -62,11 +71,26 @@ class Geometry:
     scale: float
     has_sinks: bool
     uneven: bool = False
+    share: int = 1
 
     @property
     def most_rows(self) -> int:
         """Of a sequence, as a kernel is chosen for: all where one may have most, else the mean."""
         return self.rows if self.uneven else -(-self.rows // self.batch)
+
+    @property
+    def mma_rows(self) -> int:
+        """Rows of the launch in the 16 of an mma, each with 4 or 8 heads, where a warp has several
+        (device/mma_rows.cuh)."""
+        return 4 if self.group <= 4 else 2
+
+    def mmas(self, rows: int) -> int:
+        """So many rows' m16 tiles."""
+        return -(-rows // self.mma_rows)
+
+    def halves(self, rows: int) -> int:
+        """Halves of so many rows' m16 tiles that hold a row: one row's and two's may be one."""
+        return 1 if rows <= max(1, self.mma_rows // 2) else 2 * self.mmas(rows)
 
     @property
     def capacity(self) -> int:
@@ -77,6 +101,7 @@ class Geometry:
         """As compile-time constants."""
         return (
             ("KV_HEADS", self.kv_heads),
+            ("SHARE", self.share),
             ("GROUP", self.group),
             ("WIDTH", self.width),
             ("PAGE_SIZE", self.page_size),
@@ -116,11 +141,14 @@ def geometry_of(request: LoweringRequest) -> Geometry:
         raise SpecbuildError(
             f"PagedTreeAttention: scale {scale}, expected a positive one: check the model's config."
         )
+    group = q_heads // kv_heads
+    share = next(n for n in range(1, group + 1) if group % n == 0 and group // n <= HEADS)
     return Geometry(
         rows=rows,
         batch=batch,
-        kv_heads=kv_heads,
-        group=q_heads // kv_heads,
+        kv_heads=kv_heads * share,
+        share=share,
+        group=group // share,
         width=width,
         page_size=page_size,
         views=views,

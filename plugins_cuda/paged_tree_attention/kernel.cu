@@ -1,8 +1,8 @@
 // PagedTreeAttention for decoding, verification and drafting: split over the context.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
-//   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [B + 1]
 //   row_slot       i32  [T]
 //   tree_start     i32  [B]
@@ -22,13 +22,15 @@
 // have slots of the rows, a part of the results each. No sum depends on which rows share the
 // launch, on the grid, or on where the tree's nodes lie.
 //
-// S = Q·Kᵀ with two rows × 8 heads as the 16 rows of an mma; then P·V with P staying in registers.
-// Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k keys it
-// is latency that counts: what the launch says of its rows and the page table are read at once (the
-// rows are where a launch of equal sequences has them, else they are read again), and that before
-// the wait, as tiles of the caches are that the launch in front does not write (launches.py:
-// reads_early). It writes the launch's own rows, none of which stands below its sequence's first.
-// L1 holds nothing older of what is read through it: it is emptied where a grid begins.
+// S = Q·Kᵀ with two rows × 8 heads, or four × 4, as the 16 rows of an mma (more query heads of a
+// pools' head are SHARE of KV_HEADS, which read the same keys); then P·V with P staying in
+// registers. Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k
+// keys it is latency that counts: what the launch says of its rows and the page table are read at
+// once (the rows are where a launch of equal sequences has them, else they are read again), and
+// that before the wait, as tiles of the caches are that the launch in front does not write
+// (launches.py: reads_early). It writes the launch's own rows, none of which stands below its
+// sequence's first. L1 holds nothing older of what is read through it: it is emptied where a grid
+// begins.
 #include "device/attention_chain.cuh"
 #include "device/attention_join.cuh"
 
@@ -43,7 +45,7 @@ __device__ __forceinline__ int context_cta() {
 }
 
 constexpr int kSharedBytes =
-    16 * kTileMemoryUnits + 4 * kParts * kPartFloats + 8 * kParts * kHeads + 16;
+    16 * kTileMemoryUnits + 4 * kParts * kPartFloats + 8 * kParts * kPlaces + 16;
 static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
 
 struct Memory : TileMemory {
@@ -56,7 +58,7 @@ struct Memory : TileMemory {
     const int warp = threadIdx.x / 32;
     joiner.parts = reinterpret_cast<float*>(end(shared));
     joiner.part_sums = reinterpret_cast<float2*>(joiner.parts + kParts * kPartFloats);
-    last = reinterpret_cast<int*>(joiner.part_sums + kParts * kHeads);
+    last = reinterpret_cast<int*>(joiner.part_sums + kParts * kPlaces);
     joiner.slots = {slot_sums, slot_values, in.sinks, attended};
     joiner.chain = warp % kChains;
     joiner.row_warp = warp / kChains;
@@ -90,7 +92,7 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
   const int early = ring.start_below(walk, limit);
   pdl_wait();
   Queries queries;
-  queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kUnits;
+  queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kRowUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
@@ -114,7 +116,7 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   const Joiner& joiner = memory.joiner;
   const int sequence = blockIdx.z, lane = threadIdx.x % 32;
   const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int view = sequence * VIEWS + (VIEWS > 1 ? kv_head : 0);
+  const int view = sequence * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0);
   const int guess_row = row_cta + min(lane % kRowLanes, kRows - 1);
   const int guess =
       min(sequence * SEQUENCE_ROWS + min(guess_row, SEQUENCE_ROWS - 1), LAUNCH_ROWS - 1);

@@ -42,7 +42,7 @@ from specbuild.plugins_cuda.paged_tree_attention.selected import (
     with_lists,
 )
 from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
-    MOST_TEAMS,
+    most_teams,
     split_per_warp_launch,
 )
 from specbuild.plugins_cuda.paged_tree_attention.splits import (
@@ -51,9 +51,11 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import (
     splits_of,
 )
 
+USUAL_ROWS = 4  # of sequences beside those with many
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
-MOST_ROWS_ALONE = 4  # of a warp that shares its keys with none
-MOST_ROWS_OF_A_WARP = 6  # of two that share theirs; registers bound both
+# Of m16 tiles: of a warp that shares its keys with none, and of two that share theirs. Registers
+# bound both, and lanes the rows of the latter; heads wider than this leave space for one.
+MOST_ALONE, MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP, WIDE = 2, 3, 8, 64
 # Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
 MOST_CTAS = 1024
 
@@ -62,7 +64,8 @@ MOST_CTAS = 1024
 class Cut:
     """How one launch is cut; ``rows`` are those of a warp.
 
-    ``pairs_at_once``: how many pairs of a warp's rows have their states in shared memory together.
+    ``halves_at_once``: how many halves of a warp's m16 tiles have their states in shared memory
+    together.
     """
 
     split: int
@@ -72,16 +75,15 @@ class Cut:
     row_warps: int
     row_ctas: int
     stages: int
-    pairs_at_once: int = 1
+    halves_at_once: int
 
     def shared_bytes(self, shape: Geometry) -> int:
         """Ring and states of the warps; several rows share queries and a copy of the tree too."""
         tiles = tile_bytes(
-            teams=TILE_RUNS, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
-            width=shape.width, words=shape.words,
-        )  # fmt: skip
-        rows = self.row_warps * min(self.rows, 2) * self.pairs_at_once
-        states = rows * TILE_RUNS * HEADS * (4 * (shape.width + 8) + 8)
+            shape, teams=TILE_RUNS, stages=self.stages, rows=self.rows, row_warps=self.row_warps
+        )
+        halves = self.row_warps * self.halves_at_once
+        states = halves * TILE_RUNS * HEADS * (4 * (shape.width + 8) + 8)
         return tiles + states + FLAG_BYTES
 
     def grid(self, shape: Geometry) -> tuple[int, int, int]:
@@ -125,14 +127,16 @@ def _lower_listed(request: LoweringRequest, facts: Facts) -> Lowering:
     shape, cut = facts.shape, _cut(request, facts.shape)
     plain = _lowered(request, shape, cut)
     require(refusal(request))
-    single = replace(cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST)
+    single = replace(
+        cut, rows=1, row_warps=1, row_ctas=1, stages=STAGES_OF_A_LIST, halves_at_once=1
+    )
     [alone] = _lowered(request, shape, single).launches
     return with_lists(request, shape, plain, alone=alone, splits=cut.splits)
 
 
 def _lower_many(request: LoweringRequest, facts: Facts) -> Lowering:
     shape, cut = facts.shape, _cut(request, facts.shape)
-    usual = replace(shape, rows=MOST_ROWS_ALONE * shape.batch, uneven=False)
+    usual = replace(shape, rows=USUAL_ROWS * shape.batch, uneven=False)
     plain = _lowered(request, shape, _cut(request, usual))
     return with_many(shape, plain, cut.split, cut.splits, request.target.multiprocessors)
 
@@ -161,9 +165,9 @@ _FORMS: Mapping[str, Callable[[LoweringRequest, Facts], Lowering]] = {
 
 def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
     """The launch of a cut over everything that rows see."""
-    every_pair = replace(cut, pairs_at_once=-(-cut.rows // 2))
-    if every_pair.runs_at_once(shape, request.target):
-        cut = every_pair
+    all_halves = replace(cut, halves_at_once=shape.halves(cut.rows))
+    if all_halves.runs_at_once(shape, request.target):
+        cut = all_halves
     shares_rows = cut.context_ctas > 1 and cut.rows * cut.row_warps > 1
     meets = shares_rows and cut.runs_at_once(shape, request.target)
     constants = (
@@ -176,7 +180,7 @@ def _lowered(request: LoweringRequest, shape: Geometry, cut: Cut) -> Lowering:
         ("ROW_CTAS", cut.row_ctas),
         ("STAGES", cut.stages),
         ("SLOT_TEAMS", 0),
-        ("PAIRS_AT_ONCE", cut.pairs_at_once),
+        ("HALVES_AT_ONCE", cut.halves_at_once),
         ("MEETS", int(meets)),
         ("CTAS_OF_AN_SM", cut.ctas_of_an_sm),
         ("LAUNCH_ROWS", shape.rows),
@@ -220,7 +224,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     if first_rule(TABLE, facts).form == "many":
         return ({},)
     # Half of the teams leave space for a second CTA where rows are few.
-    sizes = (MOST_TEAMS, MOST_TEAMS // 2) if has_few_rows(shape) else (MOST_TEAMS,)
+    most = most_teams(shape)
+    sizes = (most, most // 2) if has_few_rows(shape) or shape.width > 64 else (most,)
     own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
     own = [t for t in own if own_splits(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]
@@ -235,7 +240,7 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
     split, splits = splits_of(shape)
     sequence_rows = -(-shape.rows // shape.batch)
     if split > 1:
-        rows, row_warps = _rows_of_a_cta(sequence_rows, shape.width)
+        rows, row_warps = _rows_of_a_cta(shape, sequence_rows)
     else:
         rows, row_warps = _rows_of_a_window(request.target, shape, sequence_rows), 1
     limit = request.target.shared_bytes_per_block
@@ -249,24 +254,27 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3
         stages = request.tactic.get("stages", stages)
-        cut = Cut(split, splits, context_ctas, rows, row_warps, row_ctas, stages)
+        halves = min(2, shape.halves(rows))
+        cut = Cut(split, splits, context_ctas, rows, row_warps, row_ctas, stages, halves)
         while cut.stages > 2 and cut.shared_bytes(shape) > limit:
             cut = replace(cut, stages=cut.stages - 1)
+        if shape.width > WIDE and cut.shared_bytes(shape) > limit:
+            cut = replace(cut, halves_at_once=1)
         if cut.shared_bytes(shape) <= limit:
             return cut
         rows, row_warps = 1, 1  # such a tree is gathered row by row
 
 
-def _rows_of_a_cta(rows: int, width: int) -> tuple[int, int]:
-    """Rows of a warp, and warps that share a tile: (1, 2, 4 or 6; 1 or 2)."""
+def _rows_of_a_cta(shape: Geometry, rows: int) -> tuple[int, int]:
+    """Rows of a warp, and warps that share a tile: (1, 2 or whole m16 tiles; 1 or 2)."""
     if rows <= 2:
         return rows, 1
-    alone = MOST_ROWS_ALONE if width <= 64 else MOST_ROWS_ALONE // 2
-    if rows <= alone:
-        return alone, 1
-    most = MOST_ROWS_OF_A_WARP if width <= 64 else MOST_ROWS_OF_A_WARP // 3
+    mma, wide = shape.mma_rows, shape.width > WIDE
+    if rows <= mma * (1 if wide else MOST_ALONE):
+        return mma * shape.mmas(rows), 1
+    most = mma if wide else min(mma * MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP)
     ctas = -(-rows // (2 * most))
-    return min(most, 2 * -(-rows // (4 * ctas))), 2
+    return min(most, mma * -(-rows // (2 * mma * ctas))), 2
 
 
 def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
@@ -274,6 +282,6 @@ def _rows_of_a_window(target: Target, shape: Geometry, rows: int) -> int:
     rows, as long as all CTAs run at once."""
     if rows == 1:
         return 1
-    most = MOST_ROWS_ALONE if shape.width <= 64 else MOST_ROWS_ALONE // 2
+    most = shape.mma_rows * (MOST_ALONE if shape.width <= WIDE else 1)
     ctas = max(1, CTAS_OF_AN_SM * target.multiprocessors // (shape.batch * shape.kv_heads))
     return min(most, max(2, -(-rows // ctas)))

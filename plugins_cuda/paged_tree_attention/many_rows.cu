@@ -1,40 +1,45 @@
 // PagedTreeAttention for decoding where sequences have several rows, as trees do, or many, as when
 // SpecPV feeds a buffer again: by wgmma, with the bits of kernel.cu.
 //
-//   q … ancestor_bits  as attend_split's (kernel.cu); heads are 64 wide, WINDOW is 0
+//   q … ancestor_bits  as attend_split's (kernel.cu); heads are 64 or 128 wide, WINDOW is 0
 //   workspace_sums    f32  [T, KV_HEADS, SLOTS, GROUP, 2], out, of slots that rows see
 //   workspace_values  f32  [T, KV_HEADS, SLOTS, GROUP, WIDTH], out, likewise
 //
 // Grid (SLOTS, KV_HEADS, shares of the row tiles): about as many CTAs as the GPU holds, each with a
 // slot of every sequence's context, so that their lengths do not matter. A CTA takes row tile by
-// row tile, each up to 8·ROW_GROUPS rows of a sequence; each reads keys anew, which is not what it
-// waits for; sequences of up to FEW_ROWS are another kernel's. Four warpgroups take 8 rows × 8
-// heads each, or, with fewer rows, the four chains of the slot: ROW_GROUPS of them share a chain,
-// and 4 / ROW_GROUPS chains are walked at once. A fifth copies tiles of 32 keys and values into a
-// ring, and a warp of the sixth looks up what rows come next: so keys of the next rows arrive while
-// the others end. The scores of a tile run on the tensor cores together with the values of the one
-// before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
-// others' products.
+// row tile, each up to 8·ROW_GROUPS rows of a sequence (16·ROW_GROUPS where a KV head has up to 4
+// query heads); each reads keys anew, which is not what it waits for; sequences of up to FEW_ROWS
+// are another kernel's. WARPGROUPS (4, or 2 of wide heads, whose sums take twice the registers)
+// take 8 rows × 8 heads or 16 × 4 each, or, with fewer rows, chains of the slot: ROW_GROUPS of them
+// share a chain, and WARPGROUPS / ROW_GROUPS chains are walked at once. Another copies tiles of 32
+// keys and values into a ring, and a warp of the last looks up what rows come next: so keys of the
+// next rows arrive while the others end. The scores of a tile run on the tensor cores together with
+// the values of the one before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one
+// warpgroup's softmax beside the others' products.
 //
 // Why the bits are those of kernel.cu: a chain's tiles are taken one by one by that kernel's steps,
 // and wgmma's sums of k16 products have the bits of mma's (measured: 3.7 million sums over three
 // distributions). The chains of a slot join in order; join_slots (join_slots.cu) does the rest.
 //
-// A tile is 8 KB, of which a multiprocessor reads 19 B a cycle: 420 cycles. For each row group it
-// takes 128 cycles of the tensor cores and 145 for its exponentials.
+// A tile of width 64 is 8 KB, of which a multiprocessor reads 19 B a cycle: 420 cycles. For each
+// row group it takes 128 cycles of the tensor cores and 145 for its exponentials. Of width 128 it
+// is twice as much, but for the exponentials.
 #include "device/chain_state.cuh"
 
 namespace {
 
-constexpr int kGroups = 4;
+constexpr int kGroups = WARPGROUPS;
 constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 constexpr int kGroupRows = kGroupWarps * kWarpRows;
 constexpr int kRows = ROW_GROUPS * kGroupRows;
 constexpr int kHolders = ROW_GROUPS * kGroupThreads;  // threads with sums of their own
 constexpr int kThreads = (kGroups + 2) * kGroupThreads;
-constexpr int kConsumerRegisters = 104, kCopyRegisters = 32, kOpenRegisters = 32;
+constexpr int kConsumerRegisters = WIDTH == 64 ? 104 : 208;
+constexpr int kCopyRegisters = WIDTH == 64 ? 32 : 48, kOpenRegisters = kCopyRegisters;
 static_assert(kCopyWarps == kGroupWarps, "a warpgroup copies");
-static_assert(WIDTH == 64 && SLOTS > 1, "rows of 128 bytes; slots have workspaces");
+static_assert(SLOTS > 1, "slots have workspaces");
+static_assert(16 * (STAGES * 2 * kTileUnits + kHolders * (WIDTH / 8 + 1)) == SHARED_BYTES,
+              "the launch gives as much as the stages and Held take");
 static_assert(ROW_GROUPS * kChainsAtOnce == kGroups, "every warpgroup has rows and a chain");
 static_assert(STAGES / kChainsAtOnce > 2, "a chain has a stage for the tile that is waited for");
 static_assert(kGroups * kConsumerRegisters + kCopyRegisters + kOpenRegisters <=
@@ -107,14 +112,14 @@ struct Consumer {
 
   // Ends the scores of a tile, and makes them weights; what the values are to be multiplied by.
   template <int pending>
-  __device__ __forceinline__ void weigh(int from, int own, float (&rescale)[kWarpRows]) {
+  __device__ __forceinline__ void weigh(int from, int own, float (&rescale)[kHalves]) {
     wgmma_wait<pending>();
     wgmma_pin(chain.scores());
     if (own >= 0 || from + kTile - 1 > full_last) {
       const int key = from + static_cast<int>(thread_anew() % 4 * 2);
 #pragma unroll
-      for (int j = 0; j < kWarpRows; ++j) {
-        const Span span = rows.seen(min(warp_row + j, rows.count - 1), own);
+      for (int j = 0; j < kHalves; ++j) {
+        const Span span = rows.seen(min(warp_row + Mma::row(j), rows.count - 1), own);
 #pragma unroll
         for (int i = 0; i < kTile / 4; ++i) {
           const int position = key + i / 2 * 8 + i % 2;
@@ -124,13 +129,13 @@ struct Consumer {
       }
     }
 #pragma unroll
-    for (int j = 0; j < kWarpRows; ++j) {
+    for (int j = 0; j < kHalves; ++j) {
       rescale[j] = weigh_tile(chain.score, j, kScale, chain.maximum[j], chain.sum[j]);
     }
   }
 
   // Times 1 changes nothing, which is what most tiles of a long chain multiply by.
-  __device__ __forceinline__ void scale_values(const float (&by)[kWarpRows]) {
+  __device__ __forceinline__ void scale_values(const float (&by)[kHalves]) {
     if (!__any_sync(kAllLanes, by[0] != 1.0f || by[1] != 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; ++i) chain.values[i / 4][i % 4] *= by[i % 4 / 2];
@@ -139,7 +144,7 @@ struct Consumer {
   // The sums of a chain. Within the loop the wait for the next tile stands in front of the values',
   // which ptxas would move in front of the weights.
   __device__ __forceinline__ void run(Tiles& tiles) {
-    float rescale[kWarpRows];
+    float rescale[kHalves];
     chain.clear();
     bool more = await(tiles);
 #pragma unroll 1
@@ -210,7 +215,7 @@ __device__ __forceinline__ void open(const Inputs& in, Opened& opened, unsigned 
     opened.full_last[lane] = full_last;
   }
   if (lane > 0) return;
-  const int view = sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
+  const int view = sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
   opened.turn = turn;
   opened.slot = (blockIdx.x + kSlotStep * turn) % SLOTS;
   opened.first = first;
@@ -286,7 +291,7 @@ __device__ __forceinline__ void consume(const Inputs& in, const SlotStates& slot
                                         Ring& ring, uint4* stages) {
   const auto group = [] { return thread_anew() / kGroupThreads; };
   const int warp_row = thread_anew() / 32 * kWarpRows % kRows, row_group = warp_row / kGroupRows;
-  const LowMatrix matrix{wgmma_matrix(in_register(stages))};
+  const LowMatrix matrix{panel_matrix<WIDTH, kTile>(in_register(stages))};
   RingCount place{group() / ROW_GROUPS};
 #pragma unroll 1
   for (Reader reader(openings); !reader.ended(); reader.advance()) {

@@ -8,20 +8,27 @@ from dataclasses import replace
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch
 from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
 
-WIDTH = 64
 # Sequences with so few rows go to the plain kernel, where others share their launch.
 FEW_ROWS = 8
-# Of a warpgroup. Of the four of a CTA so many have rows of their own; the rest take other tile
-# runs.
-GROUP_ROWS = 8
-THREADS = 768
-STAGES, STAGE_KEYS = 16, 32
-HELD_BYTES = 128 * 9 * 16  # of such a warpgroup: the total of a split's tile runs
+MOST_USUAL_ROWS = 16  # of a sequence, up to which all are taken alike
+# Of a warpgroup. Of those of a CTA one, two or four have rows of their own; the rest take other
+# tile runs.
+GROUP_WARPS, GROUP_THREADS = 4, 128
+MOST_ROWS = 32  # of a CTA: a lane opens a row
+STAGE_KEYS = 32
+STAGE_BYTES = 128 << 10  # of all stages
+
+
+def warpgroups(shape: Geometry) -> int:
+    """Of a CTA, that multiply: sums of wide heads take twice the registers."""
+    return 4 if shape.width == 64 else 2
 
 
 def row_groups(shape: Geometry) -> int:
     """Warpgroups of a CTA with rows of their own: 1, 2 or 4."""
-    return next((n for n in (1, 2) if shape.most_rows <= n * GROUP_ROWS), 4)
+    rows = GROUP_WARPS * shape.mma_rows
+    most = min(warpgroups(shape), MOST_ROWS // rows)
+    return next((n for n in (1, 2) if n < most and shape.most_rows <= n * rows), most)
 
 
 def _shares(tiles: int, ctas: int, multiprocessors: int) -> int:
@@ -35,22 +42,32 @@ def with_many(
     """The launches of sequences with many rows, behind ``plain``'s for those with few.
 
     ``plain`` is the launch of the plain kernel with as many ``splits``; it is left out where there
-    is one sequence, or where up to 16 rows are usual: there sequences do not differ.
+    is one sequence, or where few rows are usual: there sequences do not differ.
     """
-    groups = row_groups(shape)
-    few = 0 if shape.batch == 1 or groups < 4 else FEW_ROWS
+    groups, all_groups = row_groups(shape), warpgroups(shape)
+    few = 0 if shape.batch == 1 or shape.most_rows <= MOST_USUAL_ROWS else FEW_ROWS
     shared = (*shape.constants(), ("BATCH", shape.batch), ("SLOTS", splits), ("FEW_ROWS", few))
-    constants = (*shared, ("SPLIT", split), ("ROW_GROUPS", groups), ("STAGES", STAGES))
+    # What stands behind the stages: the total of a split's tile runs.
+    held = GROUP_THREADS * (shape.width // 8 + 1) * 16
+    shared_bytes = STAGE_BYTES + groups * held
+    constants = (
+        *shared,
+        ("SPLIT", split),
+        ("WARPGROUPS", all_groups),
+        ("ROW_GROUPS", groups),
+        ("STAGES", STAGE_BYTES // (2 * STAGE_KEYS * shape.width * 2)),
+        ("SHARED_BYTES", shared_bytes),
+    )
     states = tuple(w for w in plain.workspaces if not w.zeroed)
     names = tuple(workspace.name for workspace in states)
     # Sequences end in a tile of their own: at most one more than whole tiles for each.
-    tiles = (shape.rows - 1) // (groups * GROUP_ROWS) + shape.batch
+    tiles = (shape.rows - 1) // (groups * GROUP_WARPS * shape.mma_rows) + shape.batch
     shares = _shares(tiles, splits * shape.kv_heads, multiprocessors)
     attend = OpLaunch(
         Kernel("paged_tree_attention", "attend_many", constants, "many_rows.cu"),
         grid=(splits, shape.kv_heads, shares),
-        block=THREADS,
-        shared_bytes=STAGES * 2 * STAGE_KEYS * WIDTH * 2 + groups * HELD_BYTES,
+        block=GROUP_THREADS * (all_groups + 2),
+        shared_bytes=shared_bytes,
         arguments=(*ARGUMENTS[:8], *names),
     )
     join = OpLaunch(

@@ -62,7 +62,7 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
   const int early = ring.start_below(walk, limit);
   pdl_wait();
   Queries queries;
-  queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kUnits;
+  queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kRowUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
 #pragma unroll 1
   while (share.sequence < BATCH) {
     if (threadIdx.x == 0) *memory.share = share;
-    const int table = share.sequence * VIEWS + (VIEWS > 1 ? kv_head : 0);
+    const int table = share.sequence * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0);
     walk.table = page_table + table * TABLE;
     walk.entries_from = -32 * kPeriod;  // of no tile
     for (int first = share.row_begin + row_cta; first < share.row_end; first += ROW_CTAS * kRows) {

@@ -1,9 +1,9 @@
-// PagedTreeAttention for prompt chunks: 16 rows (8 of width 128) of one KV head's query heads
-// against tiles of keys.
+// PagedTreeAttention for prompt chunks: 16 rows (8 of wide heads; twice as many where a KV head has
+// up to 4 query heads) of one KV head's query heads against tiles of keys.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
-//   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [BATCH + 1]
 //   row_slot       i32  [T]
 //   tree_start     i32  [BATCH]
@@ -18,6 +18,7 @@
 // 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and 4·128·64·WIDTH flops
 // a tile. No workspace.
 #include "../_device/attention_tile.cuh"
+#include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
 
 namespace {
@@ -25,11 +26,11 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kParts = WIDTH <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
-constexpr int kWarpRows = 2 * kParts;
+constexpr int kWarpRows = Mma::kAll * kParts;
 constexpr int kRows = kWarps * kWarpRows;
 constexpr int kKeys = 64;
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
-constexpr int kTileUnits = kKeys * kUnits;
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a head
+constexpr int kTileUnits = kKeys * tile_row_units<WIDTH>();
 constexpr int kSteps = WIDTH / 16;
 
 struct Pool {
@@ -42,15 +43,15 @@ struct Pool {
 __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, int first,
                                       int last) {
 #pragma unroll
-  for (int i = 0; i < kTileUnits / kThreads; ++i) {
-    const int key = (i * kThreads + static_cast<int>(threadIdx.x)) / kUnits;
-    const int unit = static_cast<int>(threadIdx.x) % kUnits;
+  for (int i = 0; i < kKeys * kUnits / kThreads; ++i) {
+    const int copy = i * kThreads + static_cast<int>(threadIdx.x);
+    const int key = copy / kUnits, unit = copy % kUnits;
     const int slot = tile * kKeys + key;
     const bool seen = slot >= first && slot <= last;
     int64_t entry = 0;
     if (seen) {
       const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = (page * KV_HEADS + blockIdx.y) * PAGE_SIZE + slot % PAGE_SIZE;
+      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
     }
     const int to = tile_unit<WIDTH>(key, unit);
     cp_async_16_or_zero(keys + to, pool.keys + entry * kUnits + unit, seen);
@@ -158,14 +159,14 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   const int warp_row = threadIdx.x / 32 * kWarpRows;
   const Row* mine = rows + warp_row;
   const Sight sight(mine, kWarpRows);
-  const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
+  const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
   const Pool pool{k_pool, v_pool, page_table + static_cast<int64_t>(view) * TABLE};
   int stage = 0;
   fetch(pool, ring, all.first / kKeys, all.first, all.end);
   cp_async_commit();
   uint32_t queries[kParts][kSteps][4];
 #pragma unroll
-  for (int m = 0; m < kParts; ++m) load_query_rows(queries[m], q, mine + 2 * m);
+  for (int m = 0; m < kParts; ++m) load_query_rows(queries[m], q, mine + Mma::kAll * m);
   States states;
   states.clear();
   for (int tile = all.first / kKeys; tile <= all.end / kKeys; ++tile) {
@@ -184,16 +185,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const bool full = from >= sight.full_first && to <= sight.full_last;
 #pragma unroll
     for (int m = 0; m < kParts; ++m) {
-      if (!full) hide_unseen(score[m], mine + 2 * m, from, start, ancestor_bits);
+      if (!full) hide_unseen(score[m], mine + Mma::kAll * m, from, start, ancestor_bits);
       states.take(m, score[m]);
     }
     states.add_values(score, keys + kTileUnits);
   }
 #pragma unroll
-  for (int row = 0; row < kWarpRows; ++row) {
-    if (warp_row + row >= own.count) break;
-    const int m = row / 2, j = row % 2;
-    store_row(states.values[m], j, states.maximum[m][j], states.sum[m][j], mine[row], sinks,
-              attended);
+  for (int half = 0; half < kHalves * kParts; ++half) {
+    if (warp_row + half * Mma::kOfHalf >= own.count) break;
+    const int m = half / kHalves, j = half % kHalves, row = Mma::kAll * m + Mma::row(j);
+    store_row(states.values[m], j, states.maximum[m][j], states.sum[m][j], mine[row],
+              warp_row + row < own.count, sinks, attended);
   }
 }

@@ -1,6 +1,6 @@
-"""PagedTreeAttention of prompt chunks on a GPU: a CTA per 16 or 8 rows and KV head.
+"""PagedTreeAttention of prompt chunks on a GPU: a CTA per 8, 16 or 32 rows and KV head.
 
-Rows that see everything before them, with heads 64 wide, have a kernel of their own.
+Rows that see everything before them, with heads 64 or 128 wide, have a kernel of their own.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     require,
 )
-from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry, geometry_of
+from specbuild.plugins_cuda.paged_tree_attention.geometry import (
+    ARGUMENTS,
+    WGMMA_WIDTHS,
+    Geometry,
+    geometry_of,
+    tile_row_bytes,
+)
 from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 
-KEYS, KEYS_OF_FULL_ROWS = 64, 128
-MOST_ROWS, ROWS_OF_WIDE_HEADS = 16, 8
-THREADS, THREADS_OF_FULL_ROWS = 128, 384
-FULL_WIDTH = 64
-STAGES = 4
+WARPS, KEYS = 4, 64
+WIDEST_OF_TWO_TILES = 64  # of a head; a warp has two m16 tiles then, else one
+WARPS_OF_FULL_ROWS, COPYING_WARPS, STAGES = 8, 4, 4
+FULL_KEYS_TIMES_WIDTH = 8192  # 32 KB a stage
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -31,20 +36,30 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
     """The launch; ``arguments`` are those of the op, or what stands in their place."""
-    full = shape.width == FULL_WIDTH and shape.window == 0
-    rows = MOST_ROWS if shape.width <= 64 else ROWS_OF_WIDE_HEADS
-    keys, stages = (KEYS_OF_FULL_ROWS, STAGES) if full else (KEYS, 2)
+    full = has_full_rows(shape)
     constants = (*shape.constants(), ("BATCH", shape.batch))
+    if full:
+        keys, stages, rows = FULL_KEYS_TIMES_WIDTH // shape.width, STAGES, WARPS_OF_FULL_ROWS
+        warps = WARPS_OF_FULL_ROWS + COPYING_WARPS
+        constants += (("KEYS", keys), ("STAGES", stages))
+    else:
+        keys, stages, warps = KEYS, 2, WARPS
+        rows = WARPS * (2 if shape.width <= WIDEST_OF_TWO_TILES else 1)
     return OpLaunch(
         Kernel(
             "paged_tree_attention",
             "attend_full_prompt" if full else "attend_prompt",
-            (*constants, ("STAGES", stages)) if full else constants,
+            constants,
             file="prefill_full.cu" if full else "prefill.cu",
         ),
         # Sequences end in a tile of their own: at most one more than whole tiles for each.
-        grid=(shape.rows // rows + shape.batch, shape.kv_heads, 1),
-        block=THREADS_OF_FULL_ROWS if full else THREADS,
-        shared_bytes=stages * 2 * keys * shape.width * 2,
+        grid=(shape.rows // (rows * shape.mma_rows) + shape.batch, shape.kv_heads, 1),
+        block=32 * warps,
+        shared_bytes=stages * 2 * keys * tile_row_bytes(shape.width),
         arguments=arguments,
     )
+
+
+def has_full_rows(shape: Geometry) -> bool:
+    """Whether the kernel by wgmma takes it."""
+    return shape.width in WGMMA_WIDTHS and shape.window == 0

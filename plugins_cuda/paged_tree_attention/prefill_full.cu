@@ -1,26 +1,28 @@
-// PagedTreeAttention for prompt chunks where rows see everything before them and heads are 64 wide:
-// 16 rows of one KV head's query heads against tiles of 128 keys, by wgmma.
+// PagedTreeAttention for prompt chunks where rows see everything before them and heads are 64 or
+// 128 wide: 16 rows (32 where a KV head has up to 4 query heads) of one KV head's query heads
+// against tiles of 128 or 64 keys, by wgmma.
 //
-//   q              bf16 [T, KV_HEADS·GROUP, 64], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, 64]
-//   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [BATCH + 1]
 //   row_slot       i32  [T]
 //   tree_start     i32  [BATCH]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
 //   selected       not taken: null
-//   attended       bf16 [T, KV_HEADS·GROUP, 64], out
+//   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
 //
 // Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
-// once. Two warpgroups take 8 rows × 8 heads each, a third copies keys and values into a ring of
+// once. Two warpgroups take half of the rows each, a third copies keys and values into a ring of
 // STAGES stages. The scores of a tile run on the tensor cores together with the values of the tile
 // before (FlashAttention-3, arXiv 2407.08608, section 3.2), and one warpgroup's softmax beside the
-// other's products. Tiles lie at multiples of 128 of the view, so a row's sums do not depend on the
-// chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as many
-// for its 16384 exponentials. No workspace.
+// other's products. Tiles lie at multiples of their keys of the view, so a row's sums do not depend
+// on the chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as
+// many for the 16384 exponentials of width 64, half for those of 128. No workspace.
 #include "../_device/attention_tile.cuh"
 #include "../_device/ring_place.cuh"
+#include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
 #include "device/row_pair.cuh"
 
@@ -33,10 +35,10 @@ constexpr int kRows = kGroups * kGroupRows;
 constexpr int kConsumers = kGroups * kGroupThreads;
 constexpr int kThreads = kConsumers + kGroupThreads;
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
-constexpr int kKeys = 128;
+constexpr int kKeys = KEYS;
 constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
-static_assert(WIDTH == 64 && WINDOW == 0, "rows of 128 bytes, that see everything before them");
+static_assert(kKeys * WIDTH == 8192 && WINDOW == 0, "32 KB a stage; rows see all before them");
 static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                   (kGroups + 1) * registers_at_entry(kThreads),
               "no more registers than there are");
@@ -59,9 +61,9 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
     int64_t entry = 0;
     if (seen) {
       const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = (page * KV_HEADS + blockIdx.y) * PAGE_SIZE + slot % PAGE_SIZE;
+      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
     }
-    const int to = tile_unit<WIDTH>(key, unit);
+    const int to = panel_unit<kKeys>(key, unit);
     cp_async_16_or_zero(stage + to, pool.keys + entry * kUnits + unit, seen);
     cp_async_16_or_zero(stage + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }
@@ -104,6 +106,10 @@ struct Consumer {
     return stages + place.slot * 2 * kTileUnits;
   }
 
+  __device__ __forceinline__ static uint64_t matrix(const uint4* tile) {
+    return panel_matrix<WIDTH, kKeys>(tile);
+  }
+
   __device__ __forceinline__ void give_back(int slot) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[slot]);
@@ -122,7 +128,7 @@ struct Consumer {
   template <bool hides>
   __device__ __forceinline__ void open() {
     mbarrier_wait(&ring.full[place.slot], place.parity);
-    state.begin_scores(wgmma_matrix(stage()));
+    state.begin_scores(matrix(stage()));
     weigh_tile<hides, 0>(0);
     state.pack();
   }
@@ -135,8 +141,8 @@ struct Consumer {
     const uint4* before = stage() + kTileUnits;
     const int spent = place.slot;
     place.advance();
-    state.begin_scores(wgmma_matrix(stage()));
-    state.begin_values(wgmma_matrix(before));
+    state.begin_scores(matrix(stage()));
+    state.begin_values(matrix(before));
     const float2 rescale = weigh_tile<hides, 1>(tile);
     RingPlace behind = place;
     if (!is_last) behind.advance();
@@ -166,7 +172,7 @@ struct Consumer {
     int tile = 1;
     for (; tile * kKeys + kKeys - 1 <= full_last; ++tile) step<false>(tile, tile == end);
     for (; tile <= end; ++tile) step<true>(tile, tile == end);
-    state.begin_values(wgmma_matrix(stage() + kTileUnits));
+    state.begin_values(matrix(stage() + kTileUnits));
     state.end_values();
   }
 };
@@ -203,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   const int warp = threadIdx.x / 32;
   if (warp >= kConsumers / 32) {
     registers_lower<kProducerRegisters>();
-    const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) : 0);
+    const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
     produce({k_pool, v_pool, page_table + static_cast<int64_t>(view) * TABLE}, ring, stages, last);
     return;
   }
@@ -215,8 +221,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   load_query_rows(state.queries, q, rows + warp_row);
   consumer.run(Sight(rows + warp / kGroupWarps * kGroupRows, kGroupRows).full_last, last);
 #pragma unroll
-  for (int j = 0; j < kWarpRows; ++j) {
-    if (warp_row + j >= own.count) break;
-    store_row(state.values, j, state.maximum[j], state.sum[j], rows[warp_row + j], sinks, attended);
+  for (int j = 0; j < kHalves; ++j) {
+    if (warp_row + j * Mma::kOfHalf >= own.count) break;
+    const int row = warp_row + Mma::row(j);
+    store_row(state.values, j, state.maximum[j], state.sum[j], rows[row], row < own.count, sinks,
+              attended);
   }
 }

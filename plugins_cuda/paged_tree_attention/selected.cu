@@ -1,14 +1,14 @@
 // PagedTreeAttention over lists of slots (DSA): a CTA gathers the keys of one row and KV head.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, WIDTH]
-//   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [B + 1]
 //   row_slot       i32  [T]
 //   tree_start     i32  [B]
 //   ancestor_bits  i32  [T, WORDS]
 //   sinks          f32  [KV_HEADS·GROUP], null without HAS_SINKS
-//   selected       i32  [T, LISTS, held]   LISTS 1 or KV_HEADS; rising, −1 behind the last
+//   selected       i32  [T, LISTS, held]   LISTS 1 or KV_HEADS/SHARE; rising, −1 behind the last
 //   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out; of rows whose list begins with −2 (they
 //                  attend to everything) where TAKES_WHOLE is 1
 //   workspace_…    as attend_split's, null where SLOTS is 1
@@ -76,7 +76,7 @@ struct Gather {
     }
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const int pool_row = (page[i] * KV_HEADS + kv_head) * PAGE_SIZE + entries[i] % PAGE_SIZE;
+      const int pool_row = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page[i], kv_head, entries[i]);
       entries[i] = seen[i] ? pool_row : -1;
     }
   }
@@ -201,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   const Inputs in = INPUTS;
   const Memory memory(shared, in, attended, workspace_sums, workspace_values);
   const int row = blockIdx.z, kv_head = blockIdx.y, lane = threadIdx.x % 32;
-  const int64_t number = static_cast<int64_t>(row) * LISTS + (LISTS > 1 ? kv_head : 0);
+  const int64_t number = static_cast<int64_t>(row) * LISTS + (LISTS > 1 ? kv_head / SHARE : 0);
   const int* list = selected + number * held;
   pdl_launch_dependents();
   pdl_wait();
@@ -223,7 +223,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   queries.hold(q + q_head * (WIDTH / 2) + lane % 4, head < GROUP);
   const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, tree_start);
   if (sequence.index >= batch) return;
-  gather.table += static_cast<int64_t>(sequence.index * VIEWS + (VIEWS > 1 ? kv_head : 0)) * TABLE;
+  gather.table +=
+      static_cast<int64_t>(sequence.index * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0)) * TABLE;
   if (__shfl_sync(kAllLanes, head_entry, 0) == kWhole) {
     if (TAKES_WHOLE) {
       attend_whole_row(in, memory, gather.table, sequence.start, row, workspace_arrivals);

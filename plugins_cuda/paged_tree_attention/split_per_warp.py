@@ -14,9 +14,10 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 )
 
 MOST_TEAMS = 8
-WIDEST_HEAD = 64  # registers
+WIDTHS = (16, 32, 64, 128)
 MOST_WARPS = 8  # so that a thread may have 255 registers
-MOST_ROWS_OF_A_WARP, MOST_ROW_WARPS = 4, 2
+MOST_MMAS_OF_A_WARP, MOST_ROW_WARPS = 2, 2
+WIDE = 64  # of wider heads a warp has half as many rows, and a CTA half as many teams
 SHARE_BYTES = 32  # of a Share (device/attention_shares.cuh)
 
 
@@ -33,11 +34,9 @@ class SplitPerWarp:
     def shared_bytes(self, shape: Geometry) -> int:
         """Tiles, trees and queries; what teams publish, and its total."""
         tiles = tile_bytes(
-            teams=self.teams, stages=self.stages, rows=self.rows, row_warps=self.row_warps,
-            width=shape.width, words=shape.words,
-        )  # fmt: skip
-        warp_rows = 1 if self.rows == 1 else 2 * -(-self.rows // 2)
-        part = warp_rows * HEADS * (4 * shape.width + 8)
+            shape, teams=self.teams, stages=self.stages, rows=self.rows, row_warps=self.row_warps
+        )
+        part = shape.halves(self.rows) * HEADS * (4 * shape.width + 8)
         running = self.rows * self.row_warps * shape.group * shape.width * 4
         return tiles + self.teams * self.row_warps * part + running + FLAG_BYTES + SHARE_BYTES
 
@@ -47,16 +46,22 @@ class SplitPerWarp:
         return 2 if fits and 2 * self.teams * self.row_warps <= MOST_WARPS else 1
 
 
+def most_teams(shape: Geometry) -> int:
+    """Teams of a CTA: rings of more do not fit shared memory."""
+    return MOST_TEAMS if shape.width <= WIDE else MOST_TEAMS // 2
+
+
 def split_per_warp(
     request: LoweringRequest, shape: Geometry, teams: int, stages: int
 ) -> SplitPerWarp | None:
     """The cut into up to ``teams`` with ``stages`` tiles each; None where that does not fit."""
-    if shape.width > WIDEST_HEAD:
+    if shape.width not in WIDTHS:
         return None
+    most_rows = shape.mma_rows * (MOST_MMAS_OF_A_WARP if shape.width <= WIDE else 1)
     each = -(-shape.rows // shape.batch)
-    row_ctas = -(-each // (MOST_ROWS_OF_A_WARP * MOST_ROW_WARPS))
+    row_ctas = -(-each // (most_rows * MOST_ROW_WARPS))
     rows = -(-each // row_ctas)
-    row_warps = -(-rows // MOST_ROWS_OF_A_WARP)
+    row_warps = -(-rows // most_rows)
     teams = min(teams, MOST_WARPS // row_warps)
     cut = SplitPerWarp(teams, -(-rows // row_warps), row_warps, row_ctas, stages)
     return cut if cut.shared_bytes(shape) <= request.target.shared_bytes_per_block else None

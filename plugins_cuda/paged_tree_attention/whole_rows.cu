@@ -16,7 +16,7 @@ constexpr int kWhole = -2;
 // launch of equal sequences has them.
 __device__ __forceinline__ bool any_whole(const int* row_start, const int* selected, int held) {
   const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int list = LISTS > 1 ? blockIdx.y : 0, lane = threadIdx.x % 32;
+  const int list = LISTS > 1 ? blockIdx.y / SHARE : 0, lane = threadIdx.x % 32;
   const auto begins_with = [&](int row) {
     return selected[(static_cast<int64_t>(row) * LISTS + list) * held];
   };

@@ -21,7 +21,7 @@ SWEEPS: dict[str, tuple[Sequence[Rule[Any]], Callable[[], Iterator[LoweringReque
     "PagedTreeAttention": (
         attention.TABLE,
         lambda: swept(
-            plain, batch=(1, 8, 16), rows=(1, 2, 5, 20), width=(64, 128), pages=(2, 128, 1024),
+            plain, batch=(1, 8, 16), rows=(1, 2, 5, 20), width=(64, 96, 128), pages=(2, 128, 1024),
             window=(0, 128, 2048), phase=("decode", "prefill"), lists=(False, True),
             views=(1, 8), tactic=({}, {"slot_teams": 4}),
         ),
@@ -82,11 +82,14 @@ def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
         ({"batch": 7}, "split", ["attend_split"]),
         ({"batch": 7, "tactic": {"slot_teams": 8}}, "split_per_warp", ["attend_own_slots"]),
         ({"batch": 8, "tactic": {"slot_teams": 0}}, "split", ["attend_split"]),
-        ({"batch": 8, "width": 128}, "split", ["attend_split"]),
+        ({"batch": 8, "width": 128}, "split_per_warp", ["attend_own_slots"]),
+        ({"batch": 8, "width": 96}, "split", ["attend_split"]),
         ({"batch": 8, "pages": 273}, "split", ["attend_split"]),
         ({"rows": 12, "pages": 128}, "many", ["attend_many", "join_slots"]),
         ({"rows": 12, "pages": 127}, "split", ["attend_split"]),
         ({"rows": 12, "pages": 128, "width": 32}, "split", ["attend_split"]),
+        ({"rows": 12, "pages": 128, "width": 96}, "split", ["attend_split"]),
+        ({"rows": 12, "pages": 128, "width": 128}, "many", ["attend_many", "join_slots"]),
         ({"rows": 5, "pages": 1024}, "many", ["attend_many", "join_slots"]),
         ({"rows": 5, "pages": 1024, "views": 8}, "split", ["attend_split"]),
         (
@@ -98,7 +101,8 @@ def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
         ({"lists": True, "batch": 8}, "listed", ["attend_whole_rows", "attend_selected"]),
         ({"phase": "prefill", "rows": 512}, "prompt", ["attend_full_prompt"]),
         ({"phase": "prefill", "rows": 512, "window": 64}, "prompt", ["attend_prompt"]),
-        ({"phase": "prefill", "rows": 512, "width": 128}, "prompt", ["attend_prompt"]),
+        ({"phase": "prefill", "rows": 512, "width": 128}, "prompt", ["attend_full_prompt"]),
+        ({"phase": "prefill", "rows": 512, "width": 96}, "prompt", ["attend_prompt"]),
     ],
 )
 def test_what_attends_at_the_edges_of_the_table(

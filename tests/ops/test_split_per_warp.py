@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -89,12 +91,21 @@ def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
     assert_same(SHAPE, [row, row], 8, multiprocessors)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4, 5, 8])
-def test_heads_of_64_in_groups_of_8(rows: int) -> None:
-    text = Text.drawn(1500, REAL, 4)
+@pytest.mark.parametrize(
+    ("shape", "rows", "teams"),
+    [
+        *((REAL, rows, 8) for rows in (1, 3, 4, 5, 8)),
+        *((replace(REAL, group=4, width=128), rows, 4) for rows in (1, 2, 3)),
+        *((replace(REAL, group=4, width=128), rows, 2) for rows in (4, 7)),
+        (replace(REAL, width=128), 2, 2),
+        (replace(REAL, group=4), 7, 8),
+    ],
+)
+def test_heads_of_64_and_128(shape: Geometry, rows: int, teams: int) -> None:
+    text = Text.drawn(1500, shape, 4)
     branches = [reverified(text, position, rows) for position in (1400, 300, 95)]
     for multiprocessors in (2, 30):
-        assert_same(REAL, branches, 8, multiprocessors)
+        assert_same(shape, branches, teams, multiprocessors)
 
 
 def cancelling(shape: Geometry, position: int, seed: int) -> Text:

@@ -72,8 +72,8 @@ __device__ __forceinline__ void wait_for_launches_in_front() {
 
 // What a CTA lays out first in its shared memory.
 constexpr int kTileMemoryUnits = kTeams * STAGES * 2 * kTileUnits +
-                                 (kHasTail ? 2 * kTailSlots * kUnits : 0) +
-                                 (kRows > 1 ? kQueryRows * kUnits : 0);
+                                 (kHasTail ? 2 * kTailSlots * kRowUnits : 0) +
+                                 (kRows > 1 ? kQueryRows * kRowUnits : 0);
 struct TileMemory {
   uint4* ring;  // [kTeams][STAGES][keys, values], from the team's on
   uint4* tail;  // [keys, values] of kTailSlots
@@ -82,7 +82,7 @@ struct TileMemory {
   __device__ __forceinline__ TileMemory(unsigned char* shared, int team)
       : ring(reinterpret_cast<uint4*>(shared)),
         tail(ring + kTeams * STAGES * 2 * kTileUnits),
-        queries(tail + (kHasTail ? 2 * kTailSlots * kUnits : 0)) {
+        queries(tail + (kHasTail ? 2 * kTailSlots * kRowUnits : 0)) {
     ring += team * STAGES * 2 * kTileUnits;
   }
 
@@ -121,7 +121,7 @@ __device__ __forceinline__ void attend_chain(States& states, Walk& walk, Ring& r
       full = from >= rows.full_first && from + kTile - 1 <= rows.full_last;
     } else if (kHasTail && walk.next_own_tile(slot, chain, own_end, own, own_tile)) {
       keys = mine.tail;
-      values = keys + kTailSlots * kUnits;
+      values = keys + kTailSlots * kRowUnits;
       from = own_tile * kTile;
       places = Places::picked(walk.tail_row(own, own_tile));
     } else {

@@ -6,13 +6,13 @@
 #include "attention_slots.cuh"
 #include "attention_states.cuh"
 
-constexpr int kWarpRows = kPairs * kSides;
-constexpr int kPartHeads = kWarpRows * kHeads, kPartFloats = kPartHeads * WIDTH;  // of a warp
+constexpr int kWarpHalves = kPairs * kSides;
+constexpr int kPartHeads = kWarpHalves * kPlaces, kPartFloats = kPartHeads * WIDTH;  // of a warp
 constexpr int kParts = ROW_WARPS * kTeams;
 
-// Where column `column` of a head stands among WIDTH floats: heads differ in their banks.
-__device__ __forceinline__ int part_column(int head, int column) {
-  return (column / 8 ^ head % (WIDTH / 8)) * 8 + column % 8;
+// Where column `column` of a place stands among WIDTH floats: places differ in their banks.
+__device__ __forceinline__ int part_column(int place, int column) {
+  return (column / 8 ^ place % (WIDTH / 8)) * 8 + column % 8;
 }
 
 // What the chains of a slot come to so far, where other warps find it at the slot's end: maximum
@@ -28,12 +28,12 @@ struct Held {
   __device__ __forceinline__ void join(const States& chain, bool first) const {
     const int lane = made_anew(threadIdx.x % 32);
 #pragma unroll
-    for (int i = 0; i < kWarpRows; ++i) {
+    for (int i = 0; i < kWarpHalves; ++i) {
       const int m = i / kSides, j = i % kSides;
       float added = chain.sum[m][j], a = 1.0f, b = 0.0f;
       added += __shfl_xor_sync(kAllLanes, added, 1);
       added += __shfl_xor_sync(kAllLanes, added, 2);
-      float2& of_head = sums[i * kHeads + lane / 4];
+      float2& of_head = sums[i * kPlaces + lane / 4];
       float2 all = first ? make_float2(no_maximum(), 0.0f) : of_head;
       const float top = __fmul_rn(chain.maximum[m][j], kScale);
       const bool joins = join_sums(all.x, all.y, top, added, a, b);
@@ -56,26 +56,28 @@ struct Held {
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
     const int lane = made_anew(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    if (g >= GROUP) return;
+    const int head = Mma::kOfHalf == 1 ? g : g % Mma::kHeads;
+    if (head >= GROUP) return;
 #pragma unroll
-    for (int i = 0; i < kWarpRows; ++i) {
-      if (i >= count) continue;
-      const unsigned place = SlotStates::place(row + i, slot, g);
+    for (int i = 0; i < kWarpHalves; ++i) {
+      const int mine = Mma::kOfHalf == 1 ? i : i * Mma::kOfHalf + g / Mma::kHeads;
+      if (mine >= count) continue;
+      const unsigned place = SlotStates::place(row + mine, slot, head);
       float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
 #pragma unroll
       for (int n = 0; n < 2 * kSteps; ++n) {
         to[4 * n] = *pair_of(lane, i, n);
       }
-      if (t == 0) slots.sums[place] = sums[i * kHeads + g];
+      if (t == 0) slots.sums[place] = sums[i * kPlaces + g];
     }
   }
 
  private:
-  // Columns 8n + 2t and the one behind it of a lane's head of a row.
-  __device__ __forceinline__ float2* pair_of(int lane, int row, int n) const {
+  // Columns 8n + 2t and the one behind it of a lane's place of a half.
+  __device__ __forceinline__ float2* pair_of(int lane, int half, int n) const {
     const int g = lane / 4, t = lane % 4;
-    float* head = values + (row * kHeads + g) * WIDTH;
-    return reinterpret_cast<float2*>(head + part_column(g, 8 * n + 2 * t));
+    float* place = values + (half * kPlaces + g) * WIDTH;
+    return reinterpret_cast<float2*>(place + part_column(g, 8 * n + 2 * t));
   }
 };
 
@@ -86,9 +88,10 @@ struct HeldParts {
 
   // Four columns of a head of a row of the CTA.
   __device__ __forceinline__ Part of_team(int team, int row, int head, int column) const {
-    const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * kHeads + head;
+    const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * Mma::kHeads + head;
+    const int place = Mma::kOfHalf == 1 ? head : at % kPlaces;
     const float2 pair = sums[warp * kPartHeads + at];
-    const float* from = values + warp * kPartFloats + at * WIDTH + part_column(head, column);
+    const float* from = values + warp * kPartFloats + at * WIDTH + part_column(place, column);
     return {pair.x, pair.y, *reinterpret_cast<const float4*>(from)};
   }
 

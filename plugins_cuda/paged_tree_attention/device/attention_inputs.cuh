@@ -5,7 +5,7 @@
 
 #include "attention_states.cuh"
 
-constexpr int kQueryRows = ROW_WARPS * kPairs * 2 * kHeads;
+constexpr int kQueryRows = ROW_WARPS * kPairs * kHalves * kPlaces;
 
 struct Inputs {
   const uint32_t* q;
@@ -42,9 +42,10 @@ __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const 
   const unsigned thread = made_anew(threadIdx.x);
 #pragma unroll
   for (int k = 0; k < ceil_div(kAll, kThreads); ++k) {
-    const unsigned i = thread + k * kThreads, place = i / kUnits, head = place % kHeads;
+    const unsigned i = thread + k * kThreads, place = i / kUnits, head = place % Mma::kHeads;
     if (kAll % kThreads != 0 && i >= kAll) break;
-    const int row = place / (2 * kHeads * kPairs) * ROWS + place / kHeads % (2 * kPairs);
+    const int row =
+        place / (kHalves * kPlaces * kPairs) * ROWS + place / Mma::kHeads % (Mma::kAll * kPairs);
     const int target = first + min(row, walk.rows.count - 1);
     const bool real = head < GROUP;
     const int64_t q_head = (static_cast<int64_t>(target) * KV_HEADS + walk.kv_head) * GROUP;

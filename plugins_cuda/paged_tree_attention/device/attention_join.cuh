@@ -1,7 +1,7 @@
 // How the decode kernel's softmax states become one: over a slot's chains, then over the slots.
 //
 // Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
-// PAIRS_AT_ONCE (pairs of rows of a warp whose states are in shared memory together).
+// HALVES_AT_ONCE (of a warp's m16 tiles, whose states are in shared memory together).
 #pragma once
 
 #include "attention_slots.cuh"
@@ -9,63 +9,61 @@
 #include "../../_device/meeting.cuh"
 
 constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different banks
-constexpr int kPartFloats = kHeads * kHeadFloats;
-constexpr int kPartSides = PAIRS_AT_ONCE * kSides;  // rows of a warp that have parts at once
-constexpr int kParts = ROW_WARPS * kPartSides * kChains;
-constexpr int kItems = ceil_div(kPartSides * kQuads, kChunk);
-static_assert(kPairs % PAIRS_AT_ONCE == 0, "pairs take turns");
+constexpr int kPartFloats = kPlaces * kHeadFloats;
+constexpr int kAllHalves = kPairs * kSides;  // of a warp
+constexpr int kPartRows = HALVES_AT_ONCE * Mma::kOfHalf;
+constexpr int kParts = ROW_WARPS * HALVES_AT_ONCE * kChains;
+constexpr int kItems = ceil_div(kPartRows * kQuads, kChunk);
+static_assert(kAllHalves % HALVES_AT_ONCE == 0, "halves take turns");
 
 // Joins states across teams in shared memory, across slots in the workspaces.
 struct Joiner {
-  float* parts;       // [ROW_WARPS][kPartSides][kChains][kHeads][kHeadFloats]
-  float2* part_sums;  // [ROW_WARPS][kPartSides][kChains][kHeads]
+  float* parts;       // [ROW_WARPS][HALVES_AT_ONCE][kChains][kPlaces][kHeadFloats]
+  float2* part_sums;  // [ROW_WARPS][HALVES_AT_ONCE][kChains][kPlaces]
   SlotStates slots;
   int chain, row_warp;
 
-  // This warp's states of a pair of rows, for the others to read. The maximum is in units of log 2
-  // there.
-  __device__ __forceinline__ void publish(const States& states, int m) const {
+  // This warp's states of a half, for the others to read. The maximum is in units of log 2 there.
+  __device__ __forceinline__ void publish(const States& states, int half) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int m = half / kSides, j = half % kSides;
+    const int part = (row_warp * HALVES_AT_ONCE + half % HALVES_AT_ONCE) * kChains + chain;
+    float sum = states.sum[m][j];
+    sum += __shfl_xor_sync(kAllLanes, sum, 1);
+    sum += __shfl_xor_sync(kAllLanes, sum, 2);
+    const float maximum = __fmul_rn(states.maximum[m][j], kScale);
+    if (t == 0) part_sums[part * kPlaces + g] = make_float2(maximum, sum);
+    float* to = parts + part * kPartFloats + g * kHeadFloats + 2 * t;
 #pragma unroll
-    for (int j = 0; j < kSides; ++j) {
-      const int side = m % PAIRS_AT_ONCE * kSides + j;
-      const int part = (row_warp * kPartSides + side) * kChains + chain;
-      float sum = states.sum[m][j];
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      const float maximum = __fmul_rn(states.maximum[m][j], kScale);
-      if (t == 0) part_sums[part * kHeads + g] = make_float2(maximum, sum);
-      float* to = parts + part * kPartFloats + g * kHeadFloats + 2 * t;
-#pragma unroll
-      for (int n = 0; n < 2 * kSteps; ++n) {
-        const float (&v)[4] = states.values[m][n];
-        *reinterpret_cast<float2*>(to + 8 * n) = make_float2(v[2 * j], v[2 * j + 1]);
-      }
+    for (int n = 0; n < 2 * kSteps; ++n) {
+      const float (&v)[4] = states.values[m][n];
+      *reinterpret_cast<float2*>(to + 8 * n) = make_float2(v[2 * j], v[2 * j + 1]);
     }
   }
 
-  // Number `k` of what a thread joins at once: four columns of a head of a side.
+  // Number `k` of what a thread joins at once: four columns of a head of one of the rows.
   struct Item {
-    int side, head, column;
+    int row, head, column;
 
     __device__ __forceinline__ explicit Item(int k) {
       const unsigned i = threadIdx.x % kChunk + k * kChunk, quad = i % kQuads;
-      side = i / kQuads, head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
+      row = i / kQuads, head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
     }
 
     __device__ __forceinline__ bool is_real() const {
-      return kPartSides * kQuads % kChunk == 0 || side < kPartSides;
+      return kPartRows * kQuads % kChunk == 0 || row < kPartRows;
     }
   };
 
   // The states of a slot's chains become one.
-  __device__ __forceinline__ Part slot_part(int side, int head, int column) const {
+  __device__ __forceinline__ Part slot_part(int row, int head, int column) const {
+    const int half = row / Mma::kOfHalf, place = row % Mma::kOfHalf * Mma::kHeads + head;
     Part slot = empty_part();
 #pragma unroll
     for (int of = 0; of < kChains; ++of) {
-      const int part = (row_warp * kPartSides + side) * kChains + of;
-      const float2 pair = part_sums[part * kHeads + head];
-      const float* values = parts + part * kPartFloats + head * kHeadFloats + column;
+      const int part = (row_warp * HALVES_AT_ONCE + half) * kChains + of;
+      const float2 pair = part_sums[part * kPlaces + place];
+      const float* values = parts + part * kPartFloats + place * kHeadFloats + column;
       join(slot, {pair.x, pair.y, *reinterpret_cast<const float4*>(values)});
     }
     return slot;
@@ -77,21 +75,22 @@ struct Joiner {
                                            int first) const {
     const bool only = SLOTS == 1 || rows.chunks() == 1;
 #pragma unroll
-    for (int m = 0; m < kPairs; m += PAIRS_AT_ONCE) {
+    for (int half = 0; half < kAllHalves; half += HALVES_AT_ONCE) {
 #pragma unroll
-      for (int n = 0; n < PAIRS_AT_ONCE; ++n) publish(states, m + n);
+      for (int n = 0; n < HALVES_AT_ONCE; ++n) publish(states, half + n);
       __syncthreads();
       Part all[kItems];
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
         const Item item(k);
-        if (item.is_real()) all[k] = slot_part(item.side, item.head, item.column);
+        if (item.is_real()) all[k] = slot_part(item.row, item.head, item.column);
       }
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
         const Item item(k);
-        const int row = row_warp * ROWS + 2 * m + item.side;
+        const int mine = half * Mma::kOfHalf + item.row, row = row_warp * ROWS + mine;
         if (!item.is_real() || row >= rows.count) continue;
+        if (ROW_WARPS > 1 && kAllHalves * Mma::kOfHalf != ROWS && mine >= ROWS) continue;
         if (only) {
           slots.store(all[k], first + row, item.head, item.column);
           continue;
@@ -100,7 +99,7 @@ struct Joiner {
         slots.values[at * (WIDTH / 4) + item.column / 4] = all[k].values;
         if (item.column == 0) slots.sums[at] = make_float2(all[k].maximum, all[k].sum);
       }
-      if (m + PAIRS_AT_ONCE < kPairs || CONTEXT_CTAS < SLOTS) __syncthreads();
+      if (half + HALVES_AT_ONCE < kAllHalves || CONTEXT_CTAS < SLOTS) __syncthreads();
     }
   }
 

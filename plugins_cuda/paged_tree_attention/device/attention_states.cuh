@@ -6,12 +6,10 @@
 #include "../../_device/attention_softmax.cuh"
 #include "attention_walk.cuh"
 
-constexpr int kHeads = 8;                  // of 16 rows of an mma, twice; GROUP of them are real
-constexpr int kPairs = ceil_div(ROWS, 2);  // m16 tiles of a warp
-constexpr int kSides = ROWS == 1 ? 1 : 2;  // rows in each
+constexpr int kSides = ROWS <= Mma::kOfHalf ? 1 : kHalves;  // of each m16 tile
 constexpr int kSteps = WIDTH / 16;
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
+static_assert(SCALE > 0, "the greatest score stays so");
 
 // Rows of a tile that a lane addresses: 16 keys each, as operands of scores and of sums.
 struct Places {
@@ -29,7 +27,7 @@ struct Places {
   }
 };
 
-// The queries as A operands of 16 rows (two rows × 8 heads) × 16 columns: in registers those of the
+// The queries as A operands of 16 rows × 16 columns: in registers those of the
 // only row of a CTA, else in shared memory as [ROW_WARPS][kPairs][16][WIDTH].
 struct Queries {
   uint32_t held[kRows == 1 ? kSteps : 1][4];
@@ -55,7 +53,8 @@ struct Queries {
   }
 };
 
-// Softmax states of a warp's rows. Lane 4·g + t has head g of rows 2·m + j, columns 8·n + 2t, + 1.
+// Softmax states of a warp's rows. Lane 4·g + t has place g of half j of tile m, columns 8·n + 2t,
+// + 1.
 struct States {
   float values[kPairs][2 * kSteps][4];
   float maximum[kPairs][kSides];  // of the scores, before the scale
@@ -105,13 +104,13 @@ struct States {
     }
     if (!full) {
 #pragma unroll
-      for (int side = 0; side < ROWS; ++side) {
-        const Span span = span_of(side);
+      for (int half = 0; half < ceil_div(ROWS, Mma::kOfHalf); ++half) {
+        const Span span = span_of(Mma::row(half));
         const int key = from + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
           const int position = key + i / 2 * 8 + i % 2;
-          float& mine = score[side / 2][i / 2][side % 2 * 2 + i % 2];
+          float& mine = score[half / 2][i / 2][half % 2 * 2 + i % 2];
           if (position < span.first || position > span.last) mine = no_maximum();
         }
       }

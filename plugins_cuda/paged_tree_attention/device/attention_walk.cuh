@@ -1,8 +1,8 @@
 // How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
-// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT, ROWS (per
-// warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it SHARED_BYTES
-// (what their launch gives them), too.
+// Constants of the kernel: KV_HEADS, SHARE, GROUP, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
+// ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it
+// SHARED_BYTES (what their launch gives them), too.
 //
 // Tile c is the positions 32c … 32c + 31. Chunks of four tiles go to slot `chunk mod SPLIT`, the
 // tiles of a chunk to the slot's four chains. Where SLOT_TEAMS is 0 the CTA has four teams, each of
@@ -16,6 +16,8 @@
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/attention_tile.cuh"
 #include "../../_device/ptx_routing.cuh"
+#include "mma_rows.cuh"
+#include "pool_row.cuh"
 
 constexpr int kTile = 32;
 constexpr int kChains = 4;  // of a slot
@@ -24,12 +26,16 @@ constexpr int kPeriod = SPLIT * kChains;  // tiles from one of a chain's tiles t
 constexpr int kTeams = SLOT_TEAMS > 0 ? SLOT_TEAMS : kChains;
 constexpr int kTeamChains = SLOT_TEAMS > 0 ? kChains : 1;  // of a slot, of one team
 constexpr int kRows = ROWS * ROW_WARPS;
+using Mma = MmaRows<GROUP, ROWS>;
+constexpr int kPairs = ceil_div(ROWS, Mma::kAll);  // m16 tiles of a warp
 // Loops stay rolled where registers would spill.
-constexpr bool kIsCrowded = ROWS > (SLOT_TEAMS > 0 ? 2 : 4);
+constexpr bool kIsCrowded = kPairs > (SLOT_TEAMS > 0 ? 1 : 2);
+constexpr int kCopiesAtOnce = kIsCrowded ? 1 : SLOT_TEAMS > 0 && WIDTH > 64 ? 4 : 32;
 constexpr int kRowLanes = 16;
 constexpr int kThreads = 32 * kTeams * ROW_WARPS;
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
-constexpr int kTileUnits = kTile * kUnits;
+constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a head
+constexpr int kRowUnits = tile_row_units<WIDTH>();
+constexpr int kTileUnits = kTile * kRowUnits;
 constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + WORDS);
 // Pages that the tail may touch: it begins at a tile's first slot.
@@ -164,7 +170,7 @@ struct Walk {
   }
 
   __device__ __forceinline__ int pool_row(int slot) const {
-    return (table[slot / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+    return pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(table[slot / PAGE_SIZE], kv_head, slot);
   }
 
   // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.
@@ -192,7 +198,8 @@ struct Walk {
   // Starts the copies of a tile into `keys` and of its values right behind. What no row sees
   // becomes zeros, since a weight of 0 does not silence a NaN.
   __device__ __forceinline__ void fetch(int tile, uint4* keys) {
-    constexpr int kSpan = 32 * ROW_WARPS, kCopies = ceil_div(kTileUnits, kSpan);
+    constexpr int kSpan = 32 * ROW_WARPS, kAll = kTile * kUnits;
+    constexpr int kCopies = ceil_div(kAll, kSpan);
     const int from = tile * kTile, to = from + kTile - 1;
     const bool lineage = !kHasTail && rows.view.last >= 0 && to >= rows.view.tree_start;
     if (PAGE_SIZE % kTile == 0 && !lineage) {
@@ -206,10 +213,10 @@ struct Walk {
       const int entry = __shfl_sync(kAllLanes, entries, from_lane);
       const uint4* k = k_pool + static_cast<int64_t>(entry) * kUnits;
       const uint4* v = v_pool + static_cast<int64_t>(entry) * kUnits;
-#pragma unroll(kIsCrowded ? 1 : kCopies)
+#pragma unroll(kCopiesAtOnce < kCopies ? kCopiesAtOnce : kCopies)
       for (int i = 0; i < kCopies; ++i) {
         const int unit = i * kSpan + pair_lane, key = unit / kUnits;
-        if (kTileUnits % kSpan != 0 && unit >= kTileUnits) break;
+        if (kAll % kSpan != 0 && unit >= kAll) break;
         const bool seen = from + key >= rows.first && from + key <= rows.shared_end;
         const int place = tile_unit<WIDTH>(key, unit % kUnits);
         cp_async_16_or_zero(keys + place, k + unit, seen);
@@ -223,7 +230,7 @@ struct Walk {
       const int unit = i * kSpan + pair_lane;
       const int key = unit / kUnits % kTile;
       const int source = __shfl_sync(kAllLanes, mine, key);
-      if (unit >= kTileUnits) continue;
+      if (unit >= kAll) continue;
       const int64_t place = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
       const int target = tile_unit<WIDTH>(key, unit % kUnits);
       cp_async_16_or_zero(keys + target, k_pool + place, source >= 0);
@@ -243,7 +250,7 @@ struct Walk {
   __device__ __forceinline__ int tail_entry(int slot, int base) const {
     if (kTailPages > 32) return pool_row(min(slot, TABLE * PAGE_SIZE - 1));
     const int page = __shfl_sync(kAllLanes, tail_page, slot / PAGE_SIZE - base / PAGE_SIZE);
-    return (page * KV_HEADS + kv_head) * PAGE_SIZE + slot % PAGE_SIZE;
+    return pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, kv_head, slot);
   }
 
   // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
@@ -256,7 +263,7 @@ struct Walk {
       const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;
       const int to = tile_unit<WIDTH>(row, unit % kUnits);
       cp_async_16(tail + to, k_pool + from);
-      cp_async_16(tail + kTailSlots * kUnits + to, v_pool + from);
+      cp_async_16(tail + kTailSlots * kRowUnits + to, v_pool + from);
     }
   }
 

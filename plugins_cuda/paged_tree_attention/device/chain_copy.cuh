@@ -1,28 +1,31 @@
 // Copies of the tiles of chains (chain_steps.cuh) into a ring, for wgmma.
 //
-// Constants of the kernel: KV_HEADS, WIDTH, PAGE_SIZE, STAGES, WORDS, ROW_GROUPS.
+// Constants of the kernel: KV_HEADS, SHARE, WIDTH, PAGE_SIZE, STAGES, WORDS, WARPGROUPS,
+// ROW_GROUPS.
 //
-// Each of 4 / ROW_GROUPS chains at once has stages and copying warps of its own: stage i and warp i
-// are those of the chain i modulo so many. Warps of a chain take turns.
+// Each of WARPGROUPS / ROW_GROUPS chains at once has stages and copying warps of its own: stage i
+// and warp i are those of the chain i modulo so many. Warps of a chain take turns.
 #pragma once
 
-#include "../../_device/attention_tile.cuh"
 #include "chain_steps.cuh"
 #include "../../_device/ptx_registers.cuh"
 #include "../../_device/ptx_ring.cuh"
+#include "../../_device/ptx_wgmma_rows.cuh"
 #include "ring_count.cuh"
 #include "../../_device/ring_place.cuh"
+#include "pool_row.cuh"
 
 constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kTile * kUnits;
 constexpr int kCopyWarps = 4;
-constexpr int kChainsAtOnce = kCopyWarps / ROW_GROUPS;
+constexpr int kChainsAtOnce = WARPGROUPS / ROW_GROUPS;
 constexpr int kChainWarps = kCopyWarps / kChainsAtOnce;
 constexpr int kRunKeys = PAGE_SIZE % kTile == 0 ? kTile : PAGE_SIZE;  // of a tile, in a page
 constexpr bool kFewRuns = kTile % kRunKeys == 0 && kTile / kRunKeys <= 2;
 constexpr int kRuns = kFewRuns ? kTile / kRunKeys : 1;
 constexpr int kCopies = kTileUnits / 32, kKeysAtOnce = 32 / kUnits;  // of a lane, of a warp
-static_assert(2 * kKeysAtOnce == 8, "every eighth key has its units in the same order");
+constexpr int kOrders = 8 / kKeysAtOnce;  // every eighth key has its units in the same order
+static_assert(kCopyWarps % kChainsAtOnce == 0, "chains have as many copying warps each");
 static_assert(kRunKeys >= kKeysAtOnce, "a page holds what a warp copies at once");
 static_assert(STAGES % kCopyWarps == 0, "a stage is always the same copying warp's");
 static_assert(kChains % kChainsAtOnce == 0, "chains end together");
@@ -37,8 +40,8 @@ struct Pool {
   // `table` on.
   __device__ __forceinline__ int64_t unit_of(int table, unsigned slot, int unit) const {
     const int page = page_table[table + slot / PAGE_SIZE];
-    const int row = (page * KV_HEADS + static_cast<int>(blockIdx.y)) * PAGE_SIZE +
-                    static_cast<int>(slot % PAGE_SIZE);
+    const int row = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y),
+                                                            static_cast<int>(slot % PAGE_SIZE));
     return static_cast<int64_t>(row) * kUnits + unit;
   }
 
@@ -69,7 +72,7 @@ struct Pool {
       wait();
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int to = tile_unit<WIDTH>(key + i % 2 * kKeysAtOnce, unit) + i / 2 * 8 * kUnits;
+        const int to = panel_unit<kTile>(key + i % kOrders * kKeysAtOnce, unit) + i / kOrders * 64;
         const int64_t from = run[i / kOfRun % kRuns] + i % kOfRun * kKeysAtOnce * kUnits;
         cp_async_16(stage + to, keys + from);
         cp_async_16(stage + kTileUnits + to, values + from);
@@ -81,7 +84,7 @@ struct Pool {
     for (int i = 0; i < kCopies; ++i) {
       const int slot = slot_of(at.from + key + i * kKeysAtOnce, rows, at);
       const int64_t from = slot >= 0 ? unit_of(rows.table, slot, unit) : 0;
-      const int to = tile_unit<WIDTH>(key + i * kKeysAtOnce, unit);
+      const int to = panel_unit<kTile>(key + i * kKeysAtOnce, unit);
       cp_async_16_or_zero(stage + to, keys + from, slot >= 0);
       cp_async_16_or_zero(stage + kTileUnits + to, values + from, slot >= 0);
     }

@@ -1,5 +1,4 @@
-// A chain's softmax state of two rows of heads in a warp, by wgmma; and what a slot's chains come
-// to.
+// A chain's softmax state of a warp's rows, by wgmma; and what a slot's chains come to.
 //
 // Constants of the kernel: those of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
 #pragma once
@@ -25,7 +24,7 @@ struct LowMatrix {
 using Chain = RowPair<kTile>;
 
 // What the chains of a slot come to, in shared memory: four values of every eight columns, and
-// maximum (in units of log 2) and sum of either row; a thread has its own.
+// maximum (in units of log 2) and sum of either half; a thread has its own.
 template <int threads>
 struct Held {
   float4* units;  // [WIDTH / 8 + 1][threads], from this thread's on
@@ -41,9 +40,9 @@ struct Held {
   }
 
   __device__ __forceinline__ void join(const Chain& chain) const {
-    float added[kWarpRows], a[kWarpRows] = {}, b[kWarpRows] = {};
+    float added[kHalves], a[kHalves] = {}, b[kHalves] = {};
 #pragma unroll
-    for (int j = 0; j < kWarpRows; ++j) {
+    for (int j = 0; j < kHalves; ++j) {
       added[j] = chain.sum[j];
       added[j] += __shfl_xor_sync(kAllLanes, added[j], 1);
       added[j] += __shfl_xor_sync(kAllLanes, added[j], 2);
@@ -70,13 +69,13 @@ struct Held {
     }
   }
 
-  // To the workspaces, as the states of rows `row` and, if there are two, `row` + 1.
+  // To the workspaces, as the states of `count` rows from `row` on.
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const int g = Mma::head(), t = threadIdx.x % 4;
     if (g >= GROUP) return;
-    for (int j = 0; j < count; ++j) {
-      const unsigned place = SlotStates::place(row + j, slot, g);
+    for (int j = 0; Mma::row(j) < count; ++j) {
+      const unsigned place = SlotStates::place(row + Mma::row(j), slot, g);
       float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
 #pragma unroll
       for (int n = 0; n < WIDTH / 8; ++n) {

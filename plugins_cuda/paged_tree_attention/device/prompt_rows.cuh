@@ -2,16 +2,18 @@
 // softmax (its sums in another order than weigh_tile's) and their results.
 //
 // Constants of the kernel: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
-// 16 rows of an mma are two rows of the launch (j = 0, 1) × 8 heads: lane 4·g + t has head g.
+// halves j = 0, 1 of an mma hold rows as mma_rows.cuh says.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/row_tile.cuh"
+#include "mma_rows.cuh"
 
-constexpr int kHeads = 8;  // GROUP of them are real
 constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(GROUP <= kHeads && SCALE > 0, "one mma holds two rows of a KV head's heads");
+static_assert(SCALE > 0, "the greatest score stays so");
+
+using Mma = MmaRows<GROUP, 2>;  // several rows
 
 // What a row sees, by view slot.
 struct Row {
@@ -61,8 +63,8 @@ __device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Ro
   static_assert(columns <= 16, "a bit for each of a lane's keys");
   from += static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const Row& row = rows[j];
+  for (int j = 0; j < kHalves; ++j) {
+    const Row& row = rows[Mma::row(j)];
     uint32_t hidden = 0;
     if (row.end > row.chain) {
 #pragma unroll 1
@@ -82,7 +84,7 @@ __device__ __forceinline__ void hide_unseen(float (&score)[columns][4], const Ro
   }
 }
 
-// Scores of row j become weights; `maximum` is that of the scores before the scale, `sum` this
+// Scores of half j become weights; `maximum` is that of the scores before the scale, `sum` this
 // lane's. What the values so far are to be multiplied by is returned.
 template <int columns>
 __device__ __forceinline__ float weigh(float (&score)[columns][4], int j, float& maximum,
@@ -111,15 +113,15 @@ __device__ __forceinline__ float weigh(float (&score)[columns][4], int j, float&
   return rescale;
 }
 
-// The mean of row j's values, for all of the row's heads.
+// The mean of half j's values: of `row`, which is this lane's and one of the launch if `real`.
 template <int columns>
 __device__ __forceinline__ void store_row(const float (&values)[columns][4], int j, float maximum,
-                                          float sum, const Row& row, const float* sinks,
+                                          float sum, const Row& row, bool real, const float* sinks,
                                           uint32_t* attended) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int g = Mma::head(), t = threadIdx.x % 4;
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  if (g >= GROUP) return;
+  if (g >= GROUP || !real) return;
   Part all{__fmul_rn(maximum, kScale), sum, make_float4(1.0f, 0.0f, 0.0f, 0.0f)};
   if (HAS_SINKS) join_sink(all, sinks[blockIdx.y * GROUP + g]);
   const float scale = all.sum > 0.0f ? all.values.x / all.sum : 0.0f;
@@ -131,14 +133,14 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
   }
 }
 
-// Two rows' queries as A operands of 16 columns each.
+// The queries of an mma's rows as A operands of 16 columns each.
 template <class AnyRow>
 __device__ __forceinline__ void load_query_rows(uint32_t (&q)[WIDTH / 16][4],
                                                 const uint32_t* queries, const AnyRow* rows) {
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int g = Mma::head(), t = threadIdx.x % 4;
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const int64_t head = (rows[j].index * KV_HEADS + blockIdx.y) * GROUP + g;
+  for (int j = 0; j < kHalves; ++j) {
+    const int64_t head = (rows[Mma::row(j)].index * KV_HEADS + blockIdx.y) * GROUP + g;
     const uint32_t* from = queries + head * (WIDTH / 2) + t;
 #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {

@@ -1,13 +1,14 @@
-// Two rows of heads of a warp, of the four whose warpgroup multiplies by wgmma: scores of `keys`
-// keys at a time, weights, and the values' sums.
+// The rows of a warp, of the four whose warpgroup multiplies by wgmma: scores of `keys` keys at a
+// time, weights, and the values' sums. mma_rows.cuh says how rows and heads share an mma.
 //
-// Constants of the kernel: WIDTH.
+// Constants of the kernel: WIDTH (64 or 128), GROUP.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/ptx_wgmma_rows.cuh"
+#include "prompt_rows.cuh"
 
-constexpr int kWarpRows = 2;
+constexpr int kWarpRows = Mma::kAll;
 constexpr int kSteps = WIDTH / 16;
 
 // `Matrix`: a matrix of keys or values in shared memory, which moves on by units of 16 bytes.
@@ -17,8 +18,8 @@ struct RowPair {
   float score[keys / 8][4];
   uint32_t weight[keys / 16][4];
   float values[WIDTH / 8][4];
-  float maximum[kWarpRows];  // of the scores, before the scale
-  float sum[kWarpRows];      // over this lane's keys
+  float maximum[kHalves];  // of the scores, before the scale
+  float sum[kHalves];      // over this lane's keys
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -40,7 +41,7 @@ struct RowPair {
     wgmma_bf16_new<keys>(scores(), queries[0], matrix);
 #pragma unroll
     for (int step = 1; step < kSteps; ++step) {
-      wgmma_bf16<keys>(scores(), queries[step], matrix + 2 * step);
+      wgmma_bf16<keys>(scores(), queries[step], matrix + panel_step<keys>(step));
     }
     wgmma_commit();
   }
@@ -53,7 +54,7 @@ struct RowPair {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
-      wgmma_bf16_rows(sums(), weight[step], matrix + step * 2 * WIDTH);
+      wgmma_bf16_rows<WIDTH>(sums(), weight[step], matrix + step * 128);
     }
     wgmma_commit();
   }

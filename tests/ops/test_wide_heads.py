@@ -1,0 +1,124 @@
+"""Attention with heads 128 wide, emulated: all forms for decoding give a token the same bits, and a
+prompt's rows theirs wherever it is cut. With few query heads a KV head, rows share an mma."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_launches import Geometry, Launch, Text, expected
+from emulation import has_compiler
+from launch_branches import Branch, alone, fed_node, node, reverified, wide_node
+
+from specbuild.builder.backends.cuda.tuning.kernel_case import values
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+
+LLAMA = Geometry(group=4, width=128, page_size=64)
+QWEN = replace(LLAMA, group=8)
+MOST_HEADS = replace(LLAMA, group=16)
+SMALL_GROUP = replace(LLAMA, width=64, group=3)
+MANY_PAGES = 1024  # fewer and the plain kernel is as quick
+
+
+def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None:
+    """Holds a row's result against dense attention."""
+    wanted = expected(shape, text, position)
+    np.testing.assert_allclose(values(found, torch.bfloat16), wanted, atol=1e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        LLAMA, QWEN, MOST_HEADS, replace(LLAMA, group=11), replace(LLAMA, window=40),
+        replace(LLAMA, group=2, width=80), replace(LLAMA, group=5, width=96, page_size=16),
+    ],
+    ids=["4", "8", "16", "11", "window", "80", "96"],
+)  # fmt: skip
+@pytest.mark.parametrize("position", [2, 66, 160])
+def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
+    """In one warp and in two of a tile, with rows to spare, in trees and among others."""
+    text, other = Text.drawn(165, shape, 1), Text.drawn(165, shape, 2)
+    wanted = Launch(shape, [alone(text, position)]).attended()[0][-1]
+    close(wanted, shape, text, position)
+    tree = node(text, position, (164, 163, 0, 162))
+    bystander = node(other, 40, (3, 4, 5, 6))
+    launches = {
+        **{f"chain of {n}": ([reverified(text, position, n)], -1) for n in (2, 3, 4, 5, 8, 9)},
+        "tree": ([tree], 5),
+        "trees": ([alone(other, 7), tree, bystander, reverified(other, 33, 2)], 5),
+        "two words": ([wide_node(text, position)], 4),
+    }
+    for name, (sequences, row) in launches.items():
+        found = Launch(shape, sequences, seed=3).attended()
+        sequence = next(i for i, s in enumerate(sequences) if s.text is text)
+        np.testing.assert_array_equal(found[sequence][row], wanted, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "shape", [LLAMA, QWEN, MOST_HEADS, SMALL_GROUP], ids=["4", "8", "16", "3 of width 64"]
+)
+@pytest.mark.parametrize("position", [2, 64, 300])
+def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, position: int) -> None:
+    """Rows of one warpgroup and of two, a tree, beside sequences with few rows and with many."""
+    text, other = Text.drawn(700, shape, 1), Text.drawn(700, shape, 2)
+    wanted = Launch(shape, [alone(text, position)], pages=MANY_PAGES).attended()[0][-1]
+    close(wanted, shape, text, position)
+    tree = node(text, position, (164, 163, 0, 162))
+    bystander = node(other, 40, (3, 4, 5, 6))
+    launches = {
+        "chain of 5": ([reverified(text, position, 5)], 4, -1),
+        "chain of 13": ([reverified(text, position, 13)], 3, -1),
+        "chain of 40": ([reverified(text, position, 40)], 11, -1),
+        "few beside many": ([reverified(other, 533, 40), alone(text, position)], 1, -1),
+        "tree": ([tree], 5, 5),
+        "tree in a batch": ([alone(other, 7), tree, bystander, reverified(other, 533, 30)], 9, 5),
+        "two words": ([wide_node(text, position)], 9, 4),
+    }
+    if position >= 10:
+        launches["fed"] = ([fed_node(text, position, 8, (164, 163, 0, 162))], 0, 13)
+    for name, (sequences, padding, row) in launches.items():
+        launch = Launch(shape, sequences, padding_rows=padding, pages=MANY_PAGES, seed=padding)
+        assert "attend_many" in launch.entries(), name
+        sequence = next(i for i, s in enumerate(sequences) if s.text is text)
+        np.testing.assert_array_equal(launch.attended()[sequence][row], wanted, err_msg=name)
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_many_rows_share_a_long_context(page_size: int) -> None:
+    shape, pages = replace(LLAMA, page_size=page_size), MANY_PAGES * 64 // page_size
+    text = Text.drawn(2600, shape, 3)
+    wanted = Launch(shape, [alone(text, 2500)], pages=pages).attended()[0][-1]
+    for rows in (6, 20):
+        chain = Launch(shape, [reverified(text, 2500, rows)], pages=pages, seed=rows)
+        assert chain.entries() == ["attend_many", "join_slots"]
+        np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [LLAMA, QWEN, MOST_HEADS, SMALL_GROUP, replace(LLAMA, width=96)],
+    ids=["4", "8", "16", "3 of width 64", "96"],
+)
+@pytest.mark.parametrize("window", [0, 40])
+def test_prefill_does_not_depend_on_where_a_prompt_is_cut(shape: Geometry, window: int) -> None:
+    shape = replace(shape, window=window)
+    text, other = Text.drawn(150, shape, 4), Text.drawn(60, shape, 5)
+
+    def chunk(begin: int, end: int) -> Branch[Text]:
+        return Branch(text, tuple(range(end)), end, tuple(range(begin, end)))
+
+    launch = Launch(shape, [chunk(0, 150)], phase="prefill")
+    full = not window and shape.width in (64, 128)
+    assert launch.entries() == ["attend_full_prompt" if full else "attend_prompt"]
+    whole = launch.attended()[0]
+    for position in (0, 1, 63, 64, 101, 149):
+        close(whole[position], shape, text, position)
+    parts = []
+    for begin, end in ((0, 17), (17, 64), (64, 65), (65, 150)):
+        beside = [Branch(other, tuple(range(21)), 21, tuple(range(2, 21))), chunk(begin, end)]
+        cut = Launch(shape, beside, phase="prefill", padding_rows=2, seed=end)
+        parts.append(cut.attended()[1])
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
