@@ -44,8 +44,9 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, i
                                       int last) {
 #pragma unroll
   for (int i = 0; i < kKeys * kUnits / kThreads; ++i) {
-    const int copy = i * kThreads + static_cast<int>(threadIdx.x);
-    const int key = copy / kUnits, unit = copy % kUnits;
+    const int key = (i * kThreads + static_cast<int>(threadIdx.x)) / kUnits;
+    const int turn = kThreads % kUnits == 0 ? 0 : i * kThreads;
+    const int unit = (turn + static_cast<int>(threadIdx.x)) % kUnits;
     const int slot = tile * kKeys + key;
     const bool seen = slot >= first && slot <= last;
     int64_t entry = 0;
