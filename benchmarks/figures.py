@@ -29,6 +29,7 @@ LARGE_PREFILL = "h200-2026-11-24/120b-prefill.json"
 TRANSFORMERS = "h200-2026-11-23/transformers.json"
 ON_CPU = "cpu-2026-11-21.json"
 QUALITY = "specpv-quality-2026-11-21.json"
+SUFFIX = "suffix-2026-11-26.json"
 
 
 def record(path: str) -> Any:
@@ -157,6 +158,16 @@ LONG = (
 )
 
 
+def suffix() -> str:
+    """Suffix decoding beside none, on text that repeats itself."""
+    found = record(SUFFIX)
+    header = ("drafter", "tokens a step", "speed over none", "prompts", "output that repeats")
+    share = f"{100 * found['repeated_share']['median']:.0f} %"
+    entry = found["suffix"]
+    row = ("suffix", f"{entry['tokens_a_step']:.1f}", f"{entry['ratio']:.1f}")
+    return _markdown(header, iter([(*row, str(found["prompts"]), share)]))
+
+
 def specpv() -> str:
     """What partial views of 4096 tokens gain, by context and batch."""
 
@@ -239,6 +250,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "cpu": cpu,
     "chains": chains,
+    "suffix": suffix,
     "specpv": specpv,
     "specpv-quality": specpv_quality,
     "caches": caches,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import memory_size
+from specbuild.builder.suffix_options import SuffixOptions
 from specbuild.runtime.engine_dir.backends import BackendName
 
 _FILES = "Files and debugging"
@@ -324,6 +325,14 @@ class BuildOptions(OptionGroup):
             recorded=False,
         ),
     ] = None
+    drafter: Annotated[
+        Literal["suffix"] | None,
+        Described(
+            "A drafter without weights, alone or beside --draft: suffix proposes what followed "
+            "before in the text or in earlier ones.",
+            "NAME",
+        ),
+    ] = None
     backend: Annotated[
         BackendName,
         Described(
@@ -346,6 +355,7 @@ class BuildOptions(OptionGroup):
     )
     limits: LimitOptions = LimitOptions()
     drafting: DraftOptions = DraftOptions()
+    suffix: SuffixOptions = field(default_factory=SuffixOptions)
     kernels: KernelOptions = KernelOptions()
     tensorrt: TensorRtOptions = TensorRtOptions()
     specpv: SpecPvOptions = SpecPvOptions()

@@ -25,6 +25,12 @@ _SPECPV = (
     "specpv_full_refresh_interval",
 )
 _DSA = ("dsa_top_k", "dsa_threshold")
+_SUFFIX = (
+    "suffix_cache_max_depth",
+    "suffix_max_tokens",
+    "suffix_min_token_prob",
+    "suffix_cached_tokens",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +38,15 @@ class SpeculativeConfig:
     """What a configuration file says of drafts and lossy modes; None says nothing.
 
     A build settles all but ``enable_prefix_caching``. A run of the engine takes
-    ``enable_speculative_decoding``, ``method`` "none", ``enable_target_tree`` and
+    ``enable_speculative_decoding``, ``method``, ``enable_target_tree`` and
     ``enable_prefix_caching``; the others must be what the engine was built with.
+    ``method`` "suffix" runs suffix decoding alone, ``enable_suffix_decoding`` builds it beside a
+    draft.
     ``mla_latent_dim`` is the rank of the checkpoint's latents.
     """
 
     enable_speculative_decoding: bool | None = None
-    method: Literal["eagle3", "p-eagle", "dflash", "mtp", "none"] | None = None
+    method: Literal["eagle3", "p-eagle", "dflash", "mtp", "suffix", "none"] | None = None
     enable_target_tree: bool | None = None
     enable_specpv: bool | None = None
     specpv_block_size: int | None = None
@@ -53,6 +61,11 @@ class SpeculativeConfig:
     enable_dsa_indexer: bool | None = None
     dsa_top_k: int | None = None
     dsa_threshold: int | None = None
+    enable_suffix_decoding: bool | None = None
+    suffix_cache_max_depth: int | None = None
+    suffix_max_tokens: int | None = None
+    suffix_min_token_prob: float | None = None
+    suffix_cached_tokens: int | None = None
     enable_prefix_caching: bool | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +73,15 @@ class SpeculativeConfig:
             raise SpecbuildError(
                 "enable_speculative_decoding is true and method none: they contradict each other"
             )
-        for names, enabled in ((_SPECPV, "enable_specpv"), (_DSA, "enable_dsa_indexer")):
+        if self.method == "suffix" and self.enable_suffix_decoding is False:
+            raise SpecbuildError(
+                "method is suffix and enable_suffix_decoding false: they contradict each other"
+            )
+        for names, enabled in (
+            (_SPECPV, "enable_specpv"),
+            (_DSA, "enable_dsa_indexer"),
+            (_SUFFIX, "enable_suffix_decoding"),
+        ):
             given = [name for name in names if getattr(self, name) is not None]
             if given and getattr(self, enabled) is False:
                 raise SpecbuildError(f"{given[0]} is given, but {enabled} is false")
@@ -76,6 +97,13 @@ class SpeculativeConfig:
         return self.enable_speculative_decoding is not False and self.method != "none"
 
     @property
+    def wants_suffixes(self) -> bool:
+        """Whether an engine is built with suffix decoding."""
+        asked = self.enable_suffix_decoding
+        given = any(getattr(self, name) is not None for name in _SUFFIX)
+        return given or self.method == "suffix" if asked is None else asked
+
+    @property
     def wants_latents(self) -> bool | None:
         """Whether the model must have latents; None where nothing is said of them."""
         asked = self.enable_mla_kv_compression
@@ -84,6 +112,10 @@ class SpeculativeConfig:
     def build_options(self) -> dict[str, Any]:
         """The options of a build by their flat names, as ``BuildOptions.from_flat`` takes them."""
         found: dict[str, Any] = {n: getattr(self, n) for n in (*_SPECPV, *_DSA)}
+        if self.drafts:
+            found |= {name: getattr(self, name) for name in _SUFFIX}
+            if self.wants_suffixes:
+                found["drafter"] = "suffix"
         found |= {"specpv": self.enable_specpv, "dsa": self.enable_dsa_indexer}
         if self.enable_mla_kv_compression is not None:
             found["no_mla"] = not self.enable_mla_kv_compression
@@ -98,7 +130,9 @@ class SpeculativeConfig:
         found: dict[str, Any] = {}
         if not self.drafts:
             found["no_spec"] = True
-        elif self.enable_target_tree is False:
+        elif self.method is not None and not self.enable_suffix_decoding:
+            found["drafter"] = self.method
+        if self.drafts and self.enable_target_tree is False:
             found["draft_top_k"] = 1
         if self.enable_prefix_caching is not None:
             found["no_prefix_cache"] = not self.enable_prefix_caching
@@ -202,11 +236,17 @@ def _is_path(kind: Any) -> bool:
 def _built(manifest: Manifest) -> dict[str, Any]:
     """What an engine was built with, by the keys of a configuration."""
     specpv, dsa = manifest.specpv, manifest.dsa
+    suffix = next((d for d in manifest.drafters if d.kind == "suffix"), None)
     found: dict[str, Any] = {
         "enable_specpv": specpv is not None,
         "enable_dsa_indexer": dsa is not None,
+        "enable_suffix_decoding": suffix is not None,
     }
-    for names, record, prefix in ((_SPECPV, specpv, "specpv_"), (_DSA, dsa, "dsa_")):
+    for names, record, prefix in (
+        (_SPECPV, specpv, "specpv_"),
+        (_DSA, dsa, "dsa_"),
+        (_SUFFIX, suffix, "suffix_"),
+    ):
         for name in names:
             found[name] = None if record is None else getattr(record, name.removeprefix(prefix))
     return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.engine_dir.geometry import DraftGeometry
-from specbuild.runtime.engine_dir.manifest import Drafter
+from specbuild.runtime.engine_dir.manifest import ModelDrafter
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,4 @@ class DraftCheckpoint:
     geometry: DraftGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
-    record: type[Drafter]
+    record: type[ModelDrafter]

@@ -84,11 +84,13 @@ def engine_manifest(
 
 
 def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
+    beside = () if parts.plan.suffix is None else (parts.plan.suffix,)
     if parts.draft is None:
-        return ()
+        return beside
     record = parts.draft.record
     own = tuple(role for role in record.ROLES if role in roles)
-    return (record(cache_group=DRAFT_GROUP, roles=own, geometry=parts.draft.geometry),)  # type: ignore[arg-type]
+    model = record(cache_group=DRAFT_GROUP, roles=own, geometry=parts.draft.geometry)  # type: ignore[arg-type]
+    return (model, *beside)
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:

@@ -9,6 +9,7 @@ from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
+from specbuild.builder.engine.suffix import suffix_of, with_suffix
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.backends import facts_of
@@ -33,6 +34,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Dsa,
     Limits,
     SpecPv,
+    SuffixDrafter,
 )
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
@@ -56,6 +58,7 @@ class EnginePlan:
     dsa: Dsa | None = None
     budget: PoolBudget = field(default_factory=PoolBudget)
     adjusted_steps: bool = False
+    suffix: SuffixDrafter | None = None
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""
@@ -148,12 +151,16 @@ def plan_engine(
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
     shape, default = _draft_shapes(options, sizes, draft, max_seq_len)
+    suffix = suffix_of(options, max_seq_len=max_seq_len)
+    shape = with_suffix(shape, suffix)
+    if default is None and suffix is not None:
+        default = shape
     if sizes.decode_rows is not None:
         _require_kernel_sizes(sizes.decode_rows, batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(
             f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
-            "raise --max-seq-len or ask for fewer --draft-tokens"
+            "raise --max-seq-len or ask for fewer --draft-tokens or --suffix-max-tokens"
         )
     specpv = specpv_of(
         options,
@@ -193,7 +200,8 @@ def plan_engine(
         groups.append(group)
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
-    return with_limits(EnginePlan(limits, default, tuple(groups), specpv, dsa, budget), limits)
+    plan = EnginePlan(limits, default, tuple(groups), specpv, dsa, budget, suffix=suffix)
+    return with_limits(plan, limits)
 
 
 def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: DraftShape) -> None:

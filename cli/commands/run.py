@@ -85,7 +85,7 @@ def run(
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
-    if exact and (tree.given() or drafter or specpv.retrieval_blocks or dsa.top_k):
+    if exact and (tree.given() or specpv.retrieval_blocks or dsa.top_k):
         raise SpecbuildError(
             "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
             "and --dsa options out"

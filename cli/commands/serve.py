@@ -210,7 +210,7 @@ def serve(
                 f"warning: anyone who reaches {place} is served; set --api-key, or keep to "
                 "127.0.0.1"
             )
-        if exact and (tree.given() or drafter):
+        if exact and tree.given():
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
         manifest = _checked(engine, Origin(verify_key, pin), model, device)
         speculation_in(config).check(manifest)

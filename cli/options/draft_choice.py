@@ -22,15 +22,13 @@ def shape_text(shape: DraftShape) -> str:
 def draft_setting_of(
     manifest: Manifest, options: TreeOptions, *, no_spec: bool, drafter: str | None = None
 ) -> DraftSetting:
-    """What a run drafts with. ``no_spec`` is ``drafter`` none.
+    """What a run drafts with. ``no_spec`` is ``drafter`` none, whatever a file says of that.
 
     Raises SpecbuildError if the options contradict each other or exceed the engine.
     """
     from specbuild.runtime.decode.decoder import DraftSetting
     from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 
-    if no_spec and drafter not in (None, NONE):
-        raise SpecbuildError(f"--no-spec contradicts --drafter {drafter}: give one or the other")
     asked = NONE if no_spec else drafter or AUTO
     if asked == NONE and options.given():
         said = "--no-spec" if no_spec else "--drafter none"

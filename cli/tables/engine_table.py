@@ -24,7 +24,13 @@ from specbuild.runtime.engine_dir.geometry import (
     PEagleGeometry,
     TargetGeometry,
 )
-from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
+from specbuild.runtime.engine_dir.manifest import (
+    DraftShape,
+    Limits,
+    Manifest,
+    SpecPv,
+    SuffixDrafter,
+)
 
 if TYPE_CHECKING:
     from specbuild.builder.backends.cuda.report import CudaReport
@@ -61,6 +67,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
         engine_table(manifest),
         target_table(manifest.target),
         *([] if manifest.draft is None else [draft_table(manifest.draft)]),
+        *[suffix_table(d) for d in manifest.drafters if isinstance(d, SuffixDrafter)],
         parts_table(manifest),
         *([roles_table(manifest)] if manifest.roles else []),
         memory_table(memory),
@@ -200,6 +207,16 @@ def _draft_attention(draft: DraftGeometry) -> str:
     if draft.mla is not None:
         return f"{draft.q_heads} heads over latents of {draft.head_dim} values (MLA)"
     return f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
+
+
+def suffix_table(suffix: SuffixDrafter) -> Table:
+    """What suffix decoding proposes, and what it keeps for that."""
+    table = fact_table("drafter: suffix")
+    table.add_row("matches", f"fewer than {suffix.cache_max_depth} tokens")
+    least = f"accepted with a chance of {suffix.min_token_prob:g} or more"
+    table.add_row("proposes", f"up to {suffix.max_tokens} tokens, {least}")
+    table.add_row("keeps", f"{suffix.cached_tokens} tokens of earlier requests")
+    return table
 
 
 def parts_table(manifest: Manifest) -> Table:

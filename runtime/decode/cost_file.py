@@ -85,7 +85,6 @@ def _read(path: Path) -> CostTable | None:
     rows, times = table.target_rows, (*table.target_s, *table.draft_s)
     sound = (
         len(rows) == len(table.target_s) > 0
-        and len(table.draft_s) > 0
         and rows == tuple(sorted(set(rows)))
         and rows[0] >= 1
         and all(0 < t < _LONGEST_S for t in times)

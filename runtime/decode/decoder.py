@@ -20,6 +20,7 @@ from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
+from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
@@ -98,6 +99,11 @@ class Decoder(ABC):
     def kv_policy(self, policy: KvPolicy) -> None:
         self._on_demand = gives_on_demand(self._manifest, policy)
         self._kv_policy = policy
+
+    @property
+    def suffix_statistics(self) -> SuffixStatistics | None:
+        """What suffix decoding has counted; None where it has not been asked for."""
+        return None
 
     def _most_emitted(self, policy: DraftPolicy) -> int | None:
         """The most tokens of a step; None where a request reserves all that it may need."""

@@ -17,7 +17,8 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.errors import SpecbuildError
@@ -185,16 +186,18 @@ class DeviceStepper:
         self._executor.start(self._programs.first_tokens)
         return self._adjusted.fetch_top(r.sequence for r in ending)
 
-    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Loads the program of a first step, before its sequences are known to go on."""
+        assert not isinstance(shape, OfferedDepths), "nothing is offered to steps of a device"
         ahead = self._ahead(sequences, shape)
         plans = tuple(mode.expected(ahead) for mode in self._modes)
         self._executor.prepare(self._step_entry(ahead, joined(plans)))
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
     ) -> None:
         """Queues a step, which passes over the rows of other sequences."""
+        assert not isinstance(shape, OfferedDepths), "nothing is offered to steps of a device"
         ahead = self._ahead(sequences, shape)
         apart = decodes_apart(sequences[0].request)
         plans = () if apart else tuple(mode.plan(ahead) for mode in self._modes)

@@ -29,7 +29,7 @@ MAX_MEASURED_ROWS = 8
 MEASURED_CONTEXT = 128
 _ROUNDS = 12
 _LEAST_ROUNDS = 4
-_MEASURED_ROWS = (1, 2, 4, 6, 8)
+_MEASURED_ROWS = (1, 2, 4, 6, 8, 16, 32, 64)
 _LEAST_S = 1e-6
 
 
@@ -68,10 +68,20 @@ def _least(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 class CostMeasurement:
-    """Times target steps and chains of a drafter on a scratch sequence of random tokens."""
+    """Times target steps and chains of a draft model on a scratch sequence of random tokens.
+
+    ``record`` is the model's; of a drafter without one, target steps alone are timed. They have up
+    to ``most_rows`` rows, and those of the deepest chain that is timed.
+    """
 
     def __init__(
-        self, executor: Executor, manifest: Manifest, kv: KvPools, record: DrafterRecord
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        kv: KvPools,
+        record: DrafterRecord,
+        *,
+        most_rows: int = 1,
     ) -> None:
         self._executor = executor
         self._record = record
@@ -81,9 +91,10 @@ class CostMeasurement:
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
         # Every draft extends the draft's cache by one token: two, and one of each depth a round.
         capacity = limits.max_seq_len - self._context - 2
-        deepest = min(limits.draft_depth, limits.draft_tokens, MAX_MEASURED_ROWS - 1)
-        self._depth = min(deepest, capacity - 2)
+        deepest = min(limits.model_depth, MAX_MEASURED_ROWS - 1)
+        self._depth = min(deepest, capacity - 2) if record.roles else 0
         self._drafts = min(_ROUNDS * self._depth + 2, capacity)
+        self._most_rows = max(most_rows, self._depth + 1)
         self._counter = SlotCounter(limits.max_seq_len + limits.draft_tokens + limits.max_rows)
         self._random = np.random.default_rng(0)
 
@@ -92,30 +103,22 @@ class CostMeasurement:
 
         Raises CannotMeasureError where the limits, or the pages that are free, leave no space.
         """
-        if self._depth < 1:
+        if self._depth < 1 and self._record.roles:
             longest = self._manifest.limits.max_seq_len
             raise CannotMeasureError(
                 f"a max_seq_len of {longest} leaves no space to measure drafts"
             )
         self._executor.prepare((*DECODING_ROLES, *self._record.roles, *TREE_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
-        rows = sorted({n for n in _MEASURED_ROWS if n <= self._depth} | {self._depth + 1})
+        rows = self._rows()
         target_s: list[list[float]] = [[] for _ in rows]
         step_s: list[list[float]] = [[] for _ in range(self._depth)]
         sequence = self._scratch()
         drafter = self._drafter()
         settled = False
         try:
-            # The first draft pays for allocations, the second takes up as many rows without.
-            half, level = -(-self._context // 2), DraftShape(1, 1, 1)
-            self._fill(sequence, drafter, half)
-            drafter.propose([sequence], level)
-            aux_hidden = self._fill(sequence, drafter, self._context)
-            many_s = _timed(drafter.propose, [sequence], level)
-            drafter.observe(sequence, aux_hidden)
-            one_s = _timed(drafter.propose, [sequence], level)
-            drafter.observe(sequence, aux_hidden)
-            for round_number in range((self._drafts - 2) // self._depth):
+            row_s, aux_hidden = self._taken_up(sequence, drafter)
+            for round_number in range((self._drafts - 2) // (self._depth or 1) or _ROUNDS):
                 for i, n in enumerate(rows):
                     self._step(sequence, n)
                     target_s[i].append(_timed(self._step, sequence, n))
@@ -127,8 +130,29 @@ class CostMeasurement:
                     break
         finally:
             self._kv.release(sequence.pages)
-        row_s = max(many_s - one_s, 0.0) / (self._context - half)
         return table_of(rows, target_s, step_s, row_s=row_s, sure=settled)
+
+    def _rows(self) -> list[int]:
+        """Of the target steps that are timed; the last ones are wide enough for every chain."""
+        most, chain = self._most_rows, self._depth + 1
+        return sorted({n for n in _MEASURED_ROWS if n <= most} | {chain, most})
+
+    def _taken_up(
+        self, sequence: SequenceState, drafter: Drafter
+    ) -> tuple[float, np.ndarray | None]:
+        """Enters the context; the time in which the draft takes up a token, and a last row."""
+        if not self._depth:
+            return 0.0, self._fill(sequence, drafter, self._context)
+        # The first draft pays for allocations, the second takes up as many rows without.
+        half, level = -(-self._context // 2), DraftShape(1, 1, 1)
+        self._fill(sequence, drafter, half)
+        drafter.propose([sequence], level)
+        aux_hidden = self._fill(sequence, drafter, self._context)
+        many_s = _timed(drafter.propose, [sequence], level)
+        drafter.observe(sequence, aux_hidden)
+        one_s = _timed(drafter.propose, [sequence], level)
+        drafter.observe(sequence, aux_hidden)
+        return max(many_s - one_s, 0.0) / (self._context - half), aux_hidden
 
     def _drafter(self) -> Drafter:
         parts = DrafterParts(self._executor, self._manifest, self._counter, self._record)
@@ -149,16 +173,17 @@ class CostMeasurement:
             known=self._context + self._drafts + 2,
         )
 
-    def _fill(self, sequence: SequenceState, drafter: Drafter, length: int) -> np.ndarray:
+    def _fill(self, sequence: SequenceState, drafter: Drafter, length: int) -> np.ndarray | None:
         """Enters tokens in launches of the allowed size; the last row's aux hidden states."""
+        aux_hidden = None
         while sequence.length < length:
             count = min(length - sequence.length, self._manifest.limits.max_rows)
-            aux_hidden = self._launch(sequence, count, tree=False)["captured"]
+            aux_hidden = self._launch(sequence, count, tree=False).get("captured")
             sequence.length += count
             for group in groups_of(self._manifest.roles["target"]):
                 sequence.pages[group].commit(sequence.length)
             drafter.observe(sequence, aux_hidden)
-        return aux_hidden[-1:].copy()
+        return None if aux_hidden is None else aux_hidden[-1:].copy()
 
     def _drafted_step(self, sequence: SequenceState, drafter: Drafter, depth: int) -> None:
         trees = drafter.propose([sequence], DraftShape(1, depth, depth))

@@ -17,7 +17,8 @@ from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.drafter import Drafter
-from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -30,9 +31,10 @@ Committed = list[tuple[SequenceState, np.ndarray | slice]]
 
 
 class HostStepper:
-    """Runs an engine's graphs by role. ``drafter`` None decodes without a draft.
+    """Runs an engine's graphs by role. ``drafter`` None decodes without a draft model.
 
-    ``max_depth`` is that of the deepest draft that a step may verify.
+    ``offers`` proposes tokens before each step, which the policy may take instead. ``max_depth`` is
+    that of the deepest draft that a step may verify.
     """
 
     most_in_flight = 1
@@ -45,10 +47,13 @@ class HostStepper:
         *,
         drafter: Drafter | None,
         max_depth: int,
+        offers: Offers | None = None,
     ) -> None:
         self._executor = executor
         self._counter = counter
         self._drafter = drafter
+        self._offers = offers
+        self._offer = Offer((), ())
         # Whether what is decoded again gives the same bits.
         self._repeats = executor.capabilities.batch_invariant
         self._max_depth = max_depth
@@ -74,8 +79,9 @@ class HostStepper:
 
     def release(self, sequence: SequenceState) -> None:
         """Nobody wants more of a sequence: a drafter may serve another loop after this."""
-        if self._drafter is not None:
-            self._drafter.release(sequence)
+        for drafter in (self._drafter, self._offers):
+            if drafter is not None:
+                drafter.release(sequence)
         self._target.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
@@ -93,13 +99,17 @@ class HostStepper:
             self.release(sequence)
 
     def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
-        """Counts the tokens that the draft would take up first."""
+        """Counts the tokens that the draft would take up first, and asks for an offer."""
         behind = [s.length - s.pages[g].length for g in self._draft_groups for s in sequences]
+        if self._offers is not None:
+            most = [min(s.wanted - 1, self._max_depth) for s in sequences]
+            self._offer = self._offers.offer(sequences, most)
         return Outlook(
             batch=len(sequences),
             tokens_left=max(s.wanted for s in sequences),
             rows_behind=sum(behind),
             sampled=samples(s.request.params.sampling for s in sequences),
+            reach=self._offer.reach,
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -133,11 +143,11 @@ class HostStepper:
             for i, sequence in enumerate(sequences)
         ]
 
-    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Prompts are read when their start returns: there is no time to use."""
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
     ) -> None:
         """Computes a whole step."""
         started_s = perf_counter()
@@ -158,7 +168,9 @@ class HostStepper:
         # Of what needed no draft, nothing is learned of the draft.
         outcome = None
         if forced is None:
-            outcome = _outcome(outlook, trees, verified.accepted, step_s)
+            outcome = _outcome(outlook, shape, trees, verified.accepted, step_s)
+            if self._offers is not None and isinstance(shape, OfferedDepths):
+                self._offers.taken(sequences, shape.depths, verified.accepted)
         self._done = LaunchDone(self._new_tokens(sequences, verified), outcome)
 
     def receive(self) -> LaunchDone:
@@ -179,17 +191,18 @@ class HostStepper:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
         self._committed, self._aux_hidden = [], None
 
-    def _forced(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None
-    ) -> DraftTrees | None:
+    def _forced(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees | None:
         """Chains that need no draft and are no shorter than what it would give."""
         deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
-        if self._drafter is None or min(deepest) < 1:
+        if min(deepest) < 1:
             return None
         least = 1 if shape is None else min(shape.draft_depth, max(deepest))
         return forced_chains(sequences, least=least, most=min(deepest))
 
-    def _draft(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> DraftTrees:
+    def _draft(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees:
+        if isinstance(shape, OfferedDepths):
+            trees = self._offer.trees([s.root for s in sequences], shape.depths)
+            return with_forced_tokens(sequences, trees)
         deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
@@ -251,9 +264,15 @@ def _likeliest(
 
 
 def _outcome(
-    outlook: Outlook, trees: DraftTrees, accepted: list[int], step_s: float | None
+    outlook: Outlook,
+    chosen: ChosenDraft,
+    trees: DraftTrees,
+    accepted: list[int],
+    step_s: float | None,
 ) -> StepOutcome:
     """What became of a step whose trees are chains, as every policy that learns asks for."""
     depth = trees.nodes
-    shape = DraftShape(1, depth, depth) if depth else None
+    shape: ChosenDraft = DraftShape(1, depth, depth) if depth else None
+    if isinstance(chosen, OfferedDepths):
+        shape = chosen
     return StepOutcome(outlook, shape, (trees.count - 1).tolist(), accepted, step_s)

@@ -24,8 +24,7 @@ from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
 from specbuild.runtime.decode.waiting import Waiting
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import DraftPolicy
-from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState
 
@@ -45,7 +44,7 @@ class Loop:
         self._emission = emission
         self._policy = policy
         # A shape that was chosen ahead, and the batch that it was chosen for.
-        self._chosen: tuple[int, DraftShape | None] | None = None
+        self._chosen: tuple[int, ChosenDraft] | None = None
 
     @property
     def idle(self) -> bool:
@@ -149,7 +148,7 @@ class Loop:
             self._release(sequence)
         return events
 
-    def _shape(self, outlook: Outlook) -> DraftShape | None:
+    def _shape(self, outlook: Outlook) -> ChosenDraft:
         """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[0] == outlook.batch:

@@ -13,8 +13,7 @@ from typing import Protocol
 
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import StepOutcome
-from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
 
@@ -95,12 +94,12 @@ class Stepper(Protocol):
         ...
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
     ) -> None:
         """Starts draft → verify → accept → commit; ``shape`` None decodes without a draft."""
         ...
 
-    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """While prompts are read, readies the step that comes behind them."""
         ...
 

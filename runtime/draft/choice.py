@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import DraftPolicy, FixedPolicy, StepOutcome
+from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy, FixedPolicy, StepOutcome
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
@@ -35,7 +35,7 @@ class PolicyByKind:
         """That of the last step's policy."""
         return (self._last or self._of(sampled=False, full_logits=False)).reason
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
+    def shape(self, outlook: Outlook) -> ChosenDraft:
         """The choice of the policy for such steps."""
         self._last = self._of(sampled=outlook.sampled, full_logits=outlook.full_logits)
         return self._last.shape(outlook)
@@ -61,6 +61,6 @@ def asked_for(shape: DraftShape | None) -> FixedPolicy:
 
 def require_shape(shape: DraftShape, manifest: Manifest) -> None:
     """RequestError where the engine has no draft, or was built for smaller ones."""
-    if manifest.draft is None:
+    if not manifest.drafters:
         raise RequestError("a draft shape is given, but the engine was built without a draft")
     check_shape(shape, manifest.limits)

@@ -26,7 +26,8 @@ class Outlook:
     ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
     ``rows_behind`` how many committed tokens the draft would have to take up first; ``context``
     how many tokens a sequence has, on average. ``sampled``: a sequence has a temperature above 0;
-    ``full_logits``: one has top-k or top-p.
+    ``full_logits``: one has top-k or top-p. ``reach[b]`` are the chances of the tokens that the
+    host offers for sequence b (offer.py), none where it offers nothing.
     """
 
     batch: int
@@ -35,6 +36,7 @@ class Outlook:
     context: int = 0
     sampled: bool = False
     full_logits: bool = False
+    reach: tuple[tuple[float, ...], ...] = ()
 
 
 class DraftCosts(Protocol):

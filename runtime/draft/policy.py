@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from specbuild.runtime.draft.acceptance import (
     PRIOR_GREEDY,
@@ -15,7 +15,11 @@ from specbuild.runtime.draft.acceptance import (
     widened,
 )
 from specbuild.runtime.draft.costs import DraftCosts, Outlook, StepTimes
+from specbuild.runtime.draft.offer import OfferedDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+
+# What a step drafts: a shape of the draft model's, chains of an offer, or nothing.
+ChosenDraft: TypeAlias = DraftShape | OfferedDepths | None
 
 # A longer chain must promise this much more before it replaces a shorter one; the first, and
 # the time in which the draft takes up the tokens before it, must pay that much more.
@@ -44,7 +48,7 @@ class StepOutcome:
     """
 
     outlook: Outlook
-    shape: DraftShape | None
+    shape: ChosenDraft
     depths: Sequence[int]
     accepted: Sequence[int]
     step_s: float | None
@@ -63,7 +67,7 @@ class DraftPolicy(Protocol):
         """Why it chooses as it does now."""
         ...
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
+    def shape(self, outlook: Outlook) -> ChosenDraft:
         """The shape for the next step; None drafts nothing."""
         ...
 
@@ -97,7 +101,7 @@ def undrafted() -> FixedPolicy:
 def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
     """The engine's default shape, no draft where it has none; ``why`` nothing was measured."""
     shape = manifest.draft_default
-    if manifest.draft is None or shape is None:
+    if not manifest.drafters or shape is None:
         return undrafted()
     reason = f"the engine's default, for {why}"
     return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
@@ -170,6 +174,16 @@ class MeasuredPolicy:
             f"a draft; acceptance by position {shown}; costs {self._costs.origin}"
         )
 
+    def best_rate(self, outlook: Outlook) -> float:
+        """Expected tokens a second and sequence of the kind that pays; exploring left out."""
+        self._outlook = outlook
+        rates = self._rates(outlook)
+        return rates[self._best_of(rates)]
+
+    def time_ratio(self, batch: int) -> float:
+        """What the costs of a step without a draft are to be multiplied with."""
+        return self._times_of(batch).ratios()[0]
+
     def shape(self, outlook: Outlook) -> DraftShape | None:
         """The best draft, or one to explore."""
         self._outlook = outlook
@@ -223,6 +237,8 @@ class MeasuredPolicy:
     def observe(self, outcome: StepOutcome) -> None:
         """Updates the estimate of every position that was reached, and the costs' ratios."""
         shape = outcome.shape
+        if isinstance(shape, OfferedDepths):
+            return
         if shape is not None:
             seen = self._chains if shape.draft_top_k == 1 else self._trees.get(shape)
             if seen is not None:

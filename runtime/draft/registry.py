@@ -10,10 +10,16 @@ from specbuild.runtime.draft.drafter import DrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.mtp import MTP
 from specbuild.runtime.draft.p_eagle import P_EAGLE
-from specbuild.runtime.engine_dir.manifest import Drafter, Manifest
+from specbuild.runtime.draft.suffix import SUFFIX
+from specbuild.runtime.engine_dir.manifest import (
+    Drafter,
+    Manifest,
+    ModelDrafter,
+    SuffixDrafter,
+)
 from specbuild.runtime.errors import RequestError
 
-KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
+KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP, SUFFIX)}
 # What a run may ask for beside a kind: whatever pays, or no draft.
 AUTO = "auto"
 NONE = "none"
@@ -39,3 +45,14 @@ def drafter_named(manifest: Manifest, name: str) -> Drafter | None:
         other = ", ".join((AUTO, *(drafter.kind for drafter in manifest.drafters), NONE))
         raise RequestError(f"drafter {name!r}: {has}; ask for one of {other}")
     return found
+
+
+def sources(manifest: Manifest, name: str) -> tuple[ModelDrafter | None, SuffixDrafter | None]:
+    """What proposes under this name: a draft model, and what offers tokens before each step.
+
+    Under ``auto`` the engine's first of both, else the one of the name alone.
+    """
+    asked = drafter_named(manifest, name)
+    named = manifest.drafters if name == AUTO else ([] if asked is None else [asked])
+    model = next((d for d in named if not isinstance(d, SuffixDrafter)), None)
+    return model, next((d for d in named if isinstance(d, SuffixDrafter)), None)

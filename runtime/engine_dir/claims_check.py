@@ -116,7 +116,7 @@ def _check_lossy(manifest: Manifest) -> None:
 def _check_draft(manifest: Manifest) -> None:
     limits, default = manifest.limits, manifest.draft_default
     largest = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
-    if manifest.draft is None:
+    if not manifest.drafters:
         if tree_slots(DRAFT_GROUP, limits) > tree_slots("", limits):
             raise EngineFileError(f"limits have a draft of {_shown(largest)}, but there is none")
         return

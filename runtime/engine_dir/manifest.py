@@ -67,6 +67,12 @@ class Limits:
     draft_tokens: int
     draft_block: int = field(default=0, metadata=of_feature("dflash"))
 
+    @property
+    def model_depth(self) -> int:
+        """Levels of the deepest chain that a draft model makes; a block holds its root too."""
+        deepest = min(self.draft_depth, self.draft_tokens)
+        return min(deepest, self.draft_block - 1) if self.draft_block else deepest
+
 
 @dataclass(frozen=True)
 class DraftShape:
@@ -291,8 +297,30 @@ class DFlashDrafter:
     geometry: DFlashGeometry
 
 
-# What proposes tokens: a union by ``kind``.
-Drafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter | DFlashDrafter
+@dataclass(frozen=True, kw_only=True)
+class SuffixDrafter:
+    """Suffix decoding: proposes what followed before, without weights, roles or caches.
+
+    Matches have less than ``cache_max_depth`` tokens, proposals up to ``max_tokens``, each accepted
+    with ``min_token_prob`` at least by what came true before. Texts of earlier requests are kept
+    up to ``cached_tokens`` together.
+    """
+
+    FEATURE: ClassVar[str] = "suffix"
+    ROLES: ClassVar[tuple[str, ...]] = ()
+    cache_group: ClassVar[None] = None
+    roles: ClassVar[tuple[str, ...]] = ()
+    geometry: ClassVar[None] = None
+    kind: Literal["suffix"] = "suffix"
+    cache_max_depth: int = 24
+    max_tokens: int = 24
+    min_token_prob: float = 0.1
+    cached_tokens: int = 32768
+
+
+# What proposes tokens: a union by ``kind``, of models and of what needs none.
+ModelDrafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter | DFlashDrafter
+Drafter: TypeAlias = ModelDrafter | SuffixDrafter
 
 
 @dataclass(frozen=True)
@@ -334,8 +362,8 @@ class Manifest:
 
     @property
     def draft(self) -> DraftGeometry | None:
-        """The shape of the draft, None where the engine has none."""
-        return next((drafter.geometry for drafter in self.drafters), None)
+        """The shape of the first draft model, None where the engine has none."""
+        return next((d.geometry for d in self.drafters if d.geometry is not None), None)
 
     def group(self, name: str) -> CacheGroup:
         """The cache group of this name."""

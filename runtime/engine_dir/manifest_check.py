@@ -18,12 +18,14 @@ from specbuild.runtime.engine_dir.manifest import (
     Manifest,
     Role,
     StoredFile,
+    SuffixDrafter,
 )
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
 from specbuild.runtime.errors import EngineFileError
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**31 - 1
+_MOST_MATCHED = 1024
 DECODING_ROLES = ("target", "choose")
 # What takes a tree in, whichever drafter made it.
 TREE_ROLES = ("accept", "commit")
@@ -32,7 +34,7 @@ POOL_AXES = ("kv_heads", "page_size", "pages", "width")
 
 def check_manifest(manifest: Manifest) -> None:
     """Raises EngineFileError with the first thing that does not fit."""
-    _check_limits(manifest.limits, drafted=manifest.draft is not None)
+    _check_limits(manifest.limits, drafted=bool(manifest.drafters))
     check_target(manifest.target)
     for name, entry in manifest.files.items():
         _check_file(name, entry)
@@ -110,6 +112,9 @@ def _check_drafters(manifest: Manifest) -> None:
     groups = {group.name for group in manifest.cache_groups}
     owner: dict[str, int] = {}
     for place, drafter in enumerate(manifest.drafters):
+        if isinstance(drafter, SuffixDrafter):
+            _check_suffix(place, drafter, manifest)
+            continue
         if drafter.cache_group not in groups:
             raise EngineFileError(
                 f"drafters[{place}]: cache group {drafter.cache_group!r} is not listed"
@@ -132,6 +137,30 @@ def _check_drafters(manifest: Manifest) -> None:
                 f"drafters[{place}]: aux_layers {outside} are none of the target's "
                 f"{manifest.target.layers} layers"
             )
+    kinds = [drafter.kind for drafter in manifest.drafters]
+    if len(set(kinds)) < len(kinds):
+        raise EngineFileError(f"drafters: two of {kinds} are of one kind")
+
+
+def _check_suffix(place: int, drafter: SuffixDrafter, manifest: Manifest) -> None:
+    if facts_of(manifest.backend).has_plan:
+        raise EngineFileError(f"drafters[{place}]: suffix is of no {manifest.backend} engine")
+    if not 2 <= drafter.cache_max_depth <= _MOST_MATCHED:
+        raise EngineFileError(
+            f"drafters[{place}]: cache_max_depth is {drafter.cache_max_depth}, must be 2 to "
+            f"{_MOST_MATCHED}"
+        )
+    limits = manifest.limits
+    most = min(limits.draft_depth, limits.draft_tokens)
+    if not 1 <= drafter.max_tokens <= most:
+        raise EngineFileError(
+            f"drafters[{place}]: max_tokens is {drafter.max_tokens}, the limits allow 1 to {most}"
+        )
+    if not 0 <= drafter.min_token_prob <= 1 or not 0 <= drafter.cached_tokens <= _LARGEST:
+        raise EngineFileError(
+            f"drafters[{place}]: min_token_prob is {drafter.min_token_prob} and cached_tokens "
+            f"{drafter.cached_tokens}, which are no chance and no number of tokens"
+        )
 
 
 def _check_roles(manifest: Manifest) -> None:

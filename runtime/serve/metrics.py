@@ -15,6 +15,7 @@ from prometheus_client import (
 )
 
 from specbuild.runtime.cache.prefix import PrefixStatistics
+from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 
@@ -45,6 +46,18 @@ _OF_PREFIXES = (
     ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
     ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
 )
+# Metrics of suffix decoding, what they count of its statistics, and what they are.
+_OF_SUFFIXES = (
+    ("specbuild:suffix_proposed_tokens", "proposed_tokens", "Tokens that were proposed."),
+    ("specbuild:suffix_accepted_tokens", "accepted_tokens", "Those that were accepted."),
+    (
+        "specbuild:suffix_cache_proposed_tokens",
+        "cached_proposed_tokens",
+        "Tokens that texts of earlier requests proposed.",
+    ),
+    ("specbuild:suffix_cache_accepted_tokens", "cached_accepted_tokens", "Those accepted."),
+    ("specbuild:suffix_cache_evicted_tokens", "evicted_tokens", "Tokens of texts let go."),
+)
 # Parts of a request's time, in vLLM's words.
 _PARTS = {
     "queue": "From arrival until it was admitted.",
@@ -69,10 +82,7 @@ class Metrics:
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests without their pages.")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
-        self._prefixes = PrefixStatistics()
-        self._of_prefixes = {
-            metric: self._counter(metric, about) for metric, _, about in _OF_PREFIXES
-        }
+        self._open_caches()
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._accepted = self._counter(
@@ -119,6 +129,20 @@ class Metrics:
             "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE
         )
         self._show_caches(manifest)
+
+    def _open_caches(self) -> None:
+        """Counters of what the prefix cache and suffix decoding keep."""
+        self._prefixes = PrefixStatistics()
+        self._of_prefixes = {
+            metric: self._counter(metric, about) for metric, _, about in _OF_PREFIXES
+        }
+        self._suffixes = SuffixStatistics()
+        self._of_suffixes = {
+            metric: self._counter(metric, about) for metric, _, about in _OF_SUFFIXES
+        }
+        self._suffix_tokens = self._gauge(
+            "specbuild:suffix_cache_tokens", "Tokens of earlier requests' texts that are kept."
+        )
 
     def _show_caches(self, manifest: Manifest) -> None:
         info = Gauge(
@@ -190,6 +214,13 @@ class Metrics:
         before, self._prefixes = self._prefixes, replace(now)
         for metric, counted, _ in _OF_PREFIXES:
             self._of_prefixes[metric].inc(getattr(now, counted) - getattr(before, counted))
+
+    def count_suffixes(self, now: SuffixStatistics) -> None:
+        """What suffix decoding has counted since the engine was opened."""
+        before, self._suffixes = self._suffixes, replace(now)
+        for metric, counted, _ in _OF_SUFFIXES:
+            self._of_suffixes[metric].inc(getattr(now, counted) - getattr(before, counted))
+        self._suffix_tokens.set(now.kept_tokens)
 
     def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -208,6 +208,9 @@ class Service:
         """Prometheus' text."""
         if self.engine.prefixes is not None:
             self.metrics.count_prefixes(self.engine.prefixes.statistics)
+        suffixes = self.engine.decoder.suffix_statistics
+        if suffixes is not None:
+            self.metrics.count_suffixes(suffixes)
         return self.metrics.exposed(**asdict(self.load))
 
     async def drained(self) -> None:

@@ -100,6 +100,10 @@ def test_a_run_takes_its_part_and_checks_the_rest(
         ("enable_specpv: false\nspecpv_block_size: 16", "enable_specpv is false"),
         ("enable_specpv: true\nspeculative_config: {enable_specpv: true}", "stands there twice"),
         ("enable_speculative_decoding: true\nmethod: none", "contradict"),
+        ("method: suffix\nenable_suffix_decoding: false", "contradict"),
+        ("enable_suffix_decoding: true", "enable_suffix_decoding true, the engine was built"),
+        ("suffix_min_token_prob: 0.5", "suffix_min_token_prob 0.5, the engine was built"),
+        ("method: suffix", "method suffix, the engine was built with eagle3"),
         ("run: [1]", "keys and values"),
         ("max_new_tokens: many", "--max-new-tokens"),
         ("1: 2", "keys and values"),
@@ -123,6 +127,19 @@ def test_latents_that_a_model_lacks_are_refused_before_a_build(
     result = command("build", "--config", file, "--model", text_target, "--output", output)
     assert result.code == 2 and "mla_latent_dim 64, the model has nothing" in result.err
     assert not output.exists()
+
+
+def test_suffix_decoding_in_a_file() -> None:
+    """Beside a draft by its own key, alone in a run by the method's; its numbers ask for it too."""
+    both = SpeculativeConfig(method="eagle3", enable_suffix_decoding=True, suffix_max_tokens=9)
+    assert both.build_options() == {"drafter": "suffix", "suffix_max_tokens": 9}
+    assert both.run_options() == {}
+    alone = SpeculativeConfig(method="suffix", suffix_cache_max_depth=12)
+    assert alone.build_options() == {"drafter": "suffix", "suffix_cache_max_depth": 12}
+    assert alone.run_options() == {"drafter": "suffix"}
+    assert SpeculativeConfig(suffix_min_token_prob=0.2).wants_suffixes
+    off = SpeculativeConfig(enable_speculative_decoding=False, suffix_max_tokens=9)
+    assert off.build_options() == {} and off.run_options() == {"no_spec": True}
 
 
 def test_a_config_without_a_place_is_refused() -> None:

@@ -30,7 +30,7 @@ RUNTIME = {
     "decode": "errors engine_dir cache guides records sampling statistics text request executors "
     "draft lossy",
     "engine": "errors engine_dir cache guides text request executors draft decode",
-    "serve": "errors engine_dir cache guides records sampling text request decode engine",
+    "serve": "errors engine_dir cache guides records sampling text request draft decode engine",
     "measure": "errors engine_dir executors request draft decode engine",
 }
 BUILDER = {
@@ -39,7 +39,8 @@ BUILDER = {
     "svg": "",
     "option_group": "",
     "option_readers": "",
-    "options": "option_group option_readers",
+    "suffix_options": "option_group",
+    "options": "option_group option_readers suffix_options",
     "yaml_file": "",
     "speculative_config": "options yaml_file",
     "checkpoint": "durable",

@@ -49,7 +49,10 @@ def check_ports(manifest: Manifest) -> None:
 
 def _check_window(manifest: Manifest, group: CacheGroup) -> None:
     g, drafts = manifest.target, manifest.drafters
-    wanted = next((d.geometry.sliding_window for d in drafts if d.cache_group == group.name), None)
+    wanted = next(
+        (d.geometry.sliding_window for d in drafts if d.geometry and d.cache_group == group.name),
+        None,
+    )
     if wanted is None:
         kinds = {g.layer_types[layer] for layer in group.layers if 0 <= layer < g.layers}
         wanted = g.sliding_window if kinds == {"sliding_attention"} else 0
@@ -159,7 +162,7 @@ def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_For
         return inputs, trees | {"ancestor_bits": _ints("B", "N", "W"), "count": _ints("B")}
     inputs = _launch() | {"hidden": hidden}
     outputs = {"draft_logits": _floats("R", draft.vocab), "hidden_out": hidden}
-    for name in (drafter.cache_group for drafter in manifest.drafters):
+    for name in (d.cache_group for d in manifest.drafters if d.cache_group is not None):
         group = manifest.group(name)
         inputs |= _view(group) | _pools(manifest, group)
         outputs |= _written(_pools(manifest, group))
@@ -172,7 +175,7 @@ def _block_drafting(manifest: Manifest, draft: DFlashGeometry, role: str) -> tup
     if role == "draft_fuse":
         states = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
         inputs, outputs = {"captured": states, "positions": _ints("T")}, {}
-    for name in (drafter.cache_group for drafter in manifest.drafters):
+    for name in (d.cache_group for d in manifest.drafters if d.cache_group is not None):
         group = manifest.group(name)
         placed = _view(group)
         if role == "draft_fuse":

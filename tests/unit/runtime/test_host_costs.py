@@ -56,7 +56,6 @@ def test_what_a_killed_process_left_is_removed_an_hour_later(tmp_path: Path) -> 
         json.dumps({"target_rows": [1], "target_s": [-1.0], "draft_s": [1.0]}).encode(),
         json.dumps({"target_rows": [1], "target_s": [float("nan")], "draft_s": [1.0]}).encode(),
         json.dumps({"target_rows": [2, 1], "target_s": [1.0, 1.0], "draft_s": [1.0]}).encode(),
-        json.dumps({"target_rows": [1], "target_s": [1.0], "draft_s": []}).encode(),
         json.dumps(
             {"target_rows": [1], "target_s": [1.0], "draft_s": [1.0], "row_s": -1.0}
         ).encode(),

@@ -28,6 +28,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Port,
     Role,
     StoredFile,
+    SuffixDrafter,
 )
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
@@ -97,9 +98,11 @@ def toy_manifest(
     page_size: int = 4,
     drafted: bool = True,
     kv_pages: int | None = None,
+    suffix: SuffixDrafter | None = None,
 ) -> Manifest:
     """A manifest for the toy; only what the runtime reads is meaningful.
 
+    ``suffix`` stands beside the draft, or alone.
     Groups without a window have pages for every sequence, or ``kv_pages``.
     """
     shape = limits or DraftShape(3, 4, 12)
@@ -135,7 +138,7 @@ def toy_manifest(
         backend="cpu",
         device="cpu",
         target=target,
-        drafters=(drafter,) if drafted else (),
+        drafters=(*((drafter,) if drafted else ()), *((suffix,) if suffix else ())),
         limits=bounds,
         draft_default=DraftShape(1, 2, 2),
         cache_groups=(group("full", 0), group("sliding", WINDOW), group("draft", 0)),

@@ -1,0 +1,45 @@
+"""What a build is asked of suffix decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class SuffixOptions(OptionGroup):
+    """Suffix decoding; the fields are those of ``SuffixDrafter``."""
+
+    PREFIX: ClassVar[str] = "suffix"
+    PANEL: ClassVar[str] = "Suffix decoding"
+
+    cache_max_depth: Annotated[
+        int | None,
+        Described(
+            "Match fewer than N tokens at the end of the text.", "N", least=2, most=1024, usual=24
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int | None, Described("Propose up to N tokens a step.", "N", least=1, most=128, usual=24)
+    ] = None
+    min_token_prob: Annotated[
+        float | None,
+        Described(
+            "Propose no token that is accepted with a smaller chance than P.",
+            "P",
+            least=0.0,
+            most=1.0,
+            usual=0.1,
+        ),
+    ] = None
+    cached_tokens: Annotated[
+        int | None,
+        Described(
+            "Keep N tokens of earlier requests, to propose what followed there; 0 keeps none.",
+            "N",
+            least=0,
+            usual=32768,
+        ),
+    ] = None

@@ -1,0 +1,145 @@
+"""What drafts on the host: an engine's drafters, what they cost, and which policies they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.decode.cost_file import load_or_measure
+from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
+from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.costs import ChainCosts
+from specbuild.runtime.draft.drafter import Drafter, DrafterParts
+from specbuild.runtime.draft.offer import Offers
+from specbuild.runtime.draft.offer_policy import OfferPolicy, OfferTimes
+from specbuild.runtime.draft.policy import (
+    DraftPolicy,
+    LearnedPolicies,
+    default_policy,
+    undrafted,
+)
+from specbuild.runtime.draft.registry import kind_of, sources
+from specbuild.runtime.draft.suffix import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.manifest_check import TREE_ROLES
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.executor import Executor
+
+
+class HostDrafting:
+    """An engine's drafters, made when they are first asked for.
+
+    One that offers is kept, with the texts that it has seen; a model's is made for every loop.
+    ``cost_file`` keeps measured cost tables between runs, if given.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        kv: KvPools,
+        counter: SlotCounter,
+        *,
+        cost_file: Path | None,
+    ) -> None:
+        self._executor, self._manifest, self._kv = executor, manifest, kv
+        self._counter = counter
+        self._cost_file = cost_file
+        self._tables: dict[str, tuple[CostTable, str]] = {}
+        self._times: dict[str, OfferTimes] = {}
+        self._suffix: SuffixDrafter | None = None
+
+    @property
+    def suffix(self) -> SuffixDrafter | None:
+        """The drafter that offers, None where it has not been asked for."""
+        return self._suffix
+
+    def drafter(self, name: str) -> Drafter:
+        """The engine's drafter of this name, its graphs made ready; the model's where both are."""
+        model, offering = sources(self._manifest, name)
+        record = model or offering
+        assert record is not None, "a policy that drafts is an engine's with a drafter"
+        self._executor.prepare((*record.roles, *TREE_ROLES))
+        made = self._kept_suffix(name) if model is None else self._made(record)
+        assert made is not None
+        return made
+
+    def offers(self, name: str) -> Offers | None:
+        """What proposes before each step under this name, None where nothing does."""
+        return self._kept_suffix(name)
+
+    def policy(
+        self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
+    ) -> DraftPolicy:
+        """What pays of the drafters of this name, by measured costs."""
+        model, offering = sources(self._manifest, name)
+        record = model or offering
+        if record is None:
+            return undrafted()
+        try:
+            table, origin = self._table(record)
+        except CannotMeasureError as error:
+            return default_policy(self._manifest, str(error))
+        limits = self._manifest.limits
+        depth = 0 if model is None else limits.model_depth
+        costs = ChainCosts(table, max_depth=depth, origin=origin)
+        policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=record.kind)
+        if offering is None:
+            return policy
+        if record.kind not in self._times:
+            most_rows = limits.max_batch_size * (1 + offering.max_tokens)
+            self._times[record.kind] = OfferTimes(table, most_rows)
+        return OfferPolicy(policy, self._times[record.kind], most_depth=offering.max_tokens)
+
+    def require(self, name: str, shape: DraftShape) -> None:
+        """RequestError where the drafter of this name grows no such tree."""
+        model, offering = sources(self._manifest, name)
+        record, most = model or offering, self._manifest.limits.model_depth
+        if record is None:
+            return
+        if shape.draft_top_k > 1 and not kind_of(record).capabilities.branches:
+            raise RequestError(
+                f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes chains "
+                "alone; ask for 1"
+            )
+        if model is not None and shape.draft_depth > most:
+            raise RequestError(
+                f"draft_depth is {shape.draft_depth}, but drafter {model.kind} has {most} levels; "
+                "ask for less"
+            )
+
+    def _made(self, record: DrafterRecord) -> Drafter:
+        parts = DrafterParts(self._executor, self._manifest, self._counter, record)
+        return kind_of(record).make(parts)
+
+    def _kept_suffix(self, name: str) -> SuffixDrafter | None:
+        _, offering = sources(self._manifest, name)
+        if offering is None:
+            return None
+        self._executor.prepare(TREE_ROLES)
+        if self._suffix is None:
+            self._suffix = SuffixDrafter(offering)
+        return self._suffix
+
+    def _table(self, record: DrafterRecord) -> tuple[CostTable, str]:
+        """What a drafter's chains cost, and where that is known from: measured on first use.
+
+        Raises CannotMeasureError where there is no capacity now; a later use tries again.
+        """
+        known = self._tables.get(record.kind)
+        if known is None:
+            file = self._cost_file
+            if file is not None:
+                file = file.with_stem(f"{file.stem}-{record.kind}")
+            _, offering = sources(self._manifest, "auto")
+            measurement = CostMeasurement(
+                self._executor,
+                self._manifest,
+                self._kv,
+                record,
+                most_rows=1 if offering is None else 1 + offering.max_tokens,
+            )
+            known = self._tables[record.kind] = load_or_measure(file, measurement.run)
+        return known

@@ -1,0 +1,58 @@
+"""How far a match can be trusted: what came true of proposals, by match and by share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Pseudo-observations of what is believed before the first one, and how fast all fade.
+PRIOR_WEIGHT = 8.0
+FADING = 0.995
+# Classes of matched lengths, 1, 2-3, 4-7, … tokens, and of the share of times that a token
+# followed.
+_LENGTHS = 8
+_SHARES = (0.5, 0.8, 1.0)
+
+
+class Confidence:
+    """The chance that a proposed token is right, where those before it were.
+
+    A token that followed m matched ones in a share c of all times is believed to be right with
+    c · m / (m + 1): behind one token nearly anything may follow, behind twenty hardly. What came
+    true in its class of m and c corrects that. The proposals' own tokens count as matched.
+    """
+
+    def __init__(self) -> None:
+        classes = _LENGTHS * (len(_SHARES) + 1)
+        self._hits = [0.0] * classes
+        self._believed = [0.0] * classes
+
+    def reach(self, shares: Sequence[float], matched: int, least: float) -> tuple[float, ...]:
+        """The chance of each token and all before it, as far as it is ``least`` at least."""
+        reach, chance = [], 1.0
+        for i, share in enumerate(shares):
+            length = matched + i
+            place = _class(length, share)
+            ratio = (self._hits[place] + PRIOR_WEIGHT) / (self._believed[place] + PRIOR_WEIGHT)
+            chance *= min(1.0, share * length / (length + 1) * ratio)
+            if chance < least:
+                break
+            reach.append(chance)
+        return tuple(reach)
+
+    def learn(self, shares: Sequence[float], matched: int, right: Sequence[bool]) -> None:
+        """Of a proposal's first tokens these were ``right``; what follows a wrong one says nothing.
+
+        Proposals that were not taken count as well: what was emitted tells what they were worth.
+        """
+        for i, came_true in enumerate(right):
+            length, share = matched + i, shares[i]
+            place = _class(length, share)
+            self._hits[place] = FADING * self._hits[place] + came_true
+            self._believed[place] = FADING * self._believed[place] + share * length / (length + 1)
+            if not came_true:
+                return
+
+
+def _class(length: int, share: float) -> int:
+    by_share = sum(share >= edge for edge in _SHARES)
+    return min(length.bit_length() - 1, _LENGTHS - 1) * (len(_SHARES) + 1) + by_share

@@ -1,0 +1,70 @@
+"""Texts of earlier requests, to propose what followed there: kept apart by salt, and bounded."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbuild.runtime.draft.suffix_tree import SuffixTree
+
+
+@dataclass
+class SuffixStatistics:
+    """What suffix decoding has counted: tokens that it proposed and that were accepted, those that
+    earlier requests' texts gave of both, and the texts' tokens that it keeps and has let go."""
+
+    proposed_tokens: int = 0
+    accepted_tokens: int = 0
+    cached_proposed_tokens: int = 0
+    cached_accepted_tokens: int = 0
+    kept_tokens: int = 0
+    evicted_tokens: int = 0
+
+
+@dataclass
+class _Salted:
+    tree: SuffixTree
+    texts: deque[list[int]]
+
+
+class SuffixCache:
+    """``most_tokens`` of texts at most; 0 keeps none.
+
+    Where there are more, the oldest text goes of the salt whose use is longest ago.
+    """
+
+    def __init__(self, max_depth: int, most_tokens: int, statistics: SuffixStatistics) -> None:
+        self._max_depth, self._most = max_depth, most_tokens
+        self._statistics = statistics
+        self._by_salt: OrderedDict[str | None, _Salted] = OrderedDict()
+
+    def tree(self, salt: str | None) -> SuffixTree | None:
+        """The texts of a salt, which are used now; None where there are none."""
+        kept = self._by_salt.get(salt)
+        if kept is None:
+            return None
+        self._by_salt.move_to_end(salt)
+        return kept.tree
+
+    def add(self, salt: str | None, text: Sequence[int]) -> None:
+        """Keeps a text, its end where it is longer than all that is kept together."""
+        if self._most <= 1 or not text:
+            return
+        kept = self._by_salt.get(salt)
+        if kept is None:
+            kept = self._by_salt[salt] = _Salted(SuffixTree(self._max_depth), deque())
+        self._by_salt.move_to_end(salt)
+        kept.texts.append(kept.tree.add(text[-(self._most - 1) :]))
+        self._statistics.kept_tokens += len(kept.texts[-1])
+        while self._statistics.kept_tokens > self._most:
+            self._evict()
+
+    def _evict(self) -> None:
+        salt, oldest = next(iter(self._by_salt.items()))
+        text = oldest.texts.popleft()
+        oldest.tree.remove(text)
+        self._statistics.kept_tokens -= len(text)
+        self._statistics.evicted_tokens += len(text)
+        if not oldest.texts:
+            del self._by_salt[salt]

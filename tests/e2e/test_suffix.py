@@ -1,0 +1,106 @@
+"""Engines with suffix decoding: built without weights or beside a draft, lossless, refused in one
+sentence where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import Command
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+IDS = (4, 9, 2, 7) * 5
+
+
+@pytest.fixture(scope="module")
+def engines(
+    tmp_path_factory: pytest.TempPathFactory, text_target: Path, text_draft: Path
+) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("suffix")
+    for name, draft in (("alone", None), ("beside", text_draft)):
+        options = BuildOptions.from_flat(
+            model=text_target,
+            draft=draft,
+            output=folder / name,
+            drafter="suffix",
+            max_seq_len=128,
+            suffix_max_tokens=10,
+            suffix_min_token_prob=0.0,
+        )
+        build(options, SilentProgress())
+    return {name: folder / name for name in ("alone", "beside")}
+
+
+def decoded(engine: Engine, temperature: float, **options: object) -> list[tuple[int, ...]]:
+    sampling = SamplingParams(temperature, seed=5)
+    params = GenerateParams(48, sampling, ignore_eos=True)
+    prompts = [Prompt(str(i), prompt_ids=IDS[i:]) for i in range(3)]
+    found = {}
+    for event in engine.generate(prompts, params, **options):  # type: ignore[arg-type]
+        if isinstance(event, FinishEvent):
+            found[event.request] = event.record.output_ids
+    return [found[i] for i in range(3)]
+
+
+@pytest.mark.parametrize("name", ["alone", "beside"])
+def test_the_tokens_are_those_without(engines: dict[str, Path], name: str) -> None:
+    engine = Engine.load(engines[name])
+    for temperature in (0.0, 0.8):
+        plain = decoded(engine, temperature, speculation=None)
+        chains = dict(speculation=DraftShape(1, 10, 10), drafter="suffix")
+        for options in (chains, dict(drafter="suffix"), dict(drafter="auto"), chains):
+            assert decoded(engine, temperature, **options) == plain
+    statistics = engine.decoder.suffix_statistics
+    assert statistics is not None and statistics.kept_tokens > 0
+
+
+def test_the_manifest_lists_what_drafts(engines: dict[str, Path], command: Command) -> None:
+    alone, beside = (read_manifest(engines[name]) for name in ("alone", "beside"))
+    assert [d.kind for d in alone.drafters] == ["suffix"] and alone.draft is None
+    assert [d.kind for d in beside.drafters] == ["eagle3", "suffix"] and beside.draft is not None
+    assert set(alone.roles) == {"target", "choose", "accept", "commit"}
+    assert alone.draft_default == DraftShape(1, 10, 10)
+    assert "suffix" in alone.features and alone.drafters[0].max_tokens == 10
+    shown = command("inspect", engines["alone"])
+    assert shown.code == 0 and "drafter: suffix" in shown.out and "up to 10 tokens" in shown.out
+    shown = command("run", engines["beside"], "--prompt", "ab", "--drafter", "suffix", "--json")
+    assert shown.code == 0, shown.err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--suffix-max-tokens", "4"), "is of suffix decoding; add --drafter suffix"),
+        (("--drafter", "suffix", "--backend", "cuda"), "build with --backend cpu"),
+        (("--drafter", "suffix", "--suffix-min-token-prob", "1.5"), "--suffix-min-token-prob"),
+        (("--drafter", "suffix", "--suffix-max-tokens", "500"), "--suffix-max-tokens"),
+        (
+            ("--drafter", "suffix", "--max-seq-len", "8", "--suffix-max-tokens", "9"),
+            "ask for fewer --draft-tokens or --suffix-max-tokens",
+        ),
+        (("--drafter", "suffix", "--draft-depth", "3"), "needs a draft"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(
+    command: Command, text_target: Path, tmp_path: Path, options: tuple[str, ...], words: str
+) -> None:
+    output = tmp_path / "engine"
+    result = command("build", "--model", text_target, "--output", output, *options)
+    assert result.code == 2 and words in " ".join(result.err.split()), result.err
+    assert not output.exists()
+
+
+def test_a_run_asks_for_what_the_engine_has(command: Command, engines: dict[str, Path]) -> None:
+    asked = ("run", engines["alone"], "--prompt", "ab")
+    result = command(*asked, "--drafter", "eagle3")
+    assert result.code == 2 and "the engine has suffix" in " ".join(result.err.split())
+    result = command(*asked, "--draft-top-k", "2")
+    assert result.code == 2

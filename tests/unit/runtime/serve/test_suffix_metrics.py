@@ -1,0 +1,35 @@
+"""What suffix decoding proposed, and what it keeps, in a server's metrics."""
+
+from __future__ import annotations
+
+import httpx
+from serve.served import served, worded
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+
+
+def numbers(at: str) -> dict[str, float]:
+    text = httpx.get(f"{at}/metrics", timeout=300).text
+    return {
+        line.split("{")[0].removeprefix("specbuild:suffix_"): float(line.rsplit(" ", 1)[1])
+        for line in text.splitlines()
+        if line.startswith("specbuild:suffix_") and "_created" not in line
+    }
+
+
+def test_metrics_count_proposals_and_kept_texts() -> None:
+    record = SuffixDrafter(cache_max_depth=6, max_tokens=4, min_token_prob=0.0, cached_tokens=60)
+    engine = worded(drafted=False, suffix=record)
+    body = {"model": "toy", "max_tokens": 20, "prompt": "abcab", "seed": 1, "ignore_eos": True}
+    with served(engine, setting=DraftSetting(DraftShape(1, 4, 4), "suffix")) as (at, _):
+        answers = []
+        for count in (1, 2, 3):
+            answer = httpx.post(f"{at}/v1/completions", json=body, timeout=300).json()
+            answers.append(answer["choices"][0]["text"])
+            found = numbers(at)
+            length = 5 + answer["usage"]["completion_tokens"] + 1
+            assert found["cache_tokens"] == length * min(count, 60 // length)
+            assert found["cache_evicted_tokens_total"] == length * max(count - 60 // length, 0)
+        assert len(set(answers)) == 1
+        assert 0 <= found["accepted_tokens_total"] <= found["proposed_tokens_total"]
