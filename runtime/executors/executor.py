@@ -115,7 +115,7 @@ class DeviceExecutor(Protocol):
     def fetch(self, name: str) -> Callable[[], np.ndarray]:
         """Queues the reading of a port; what it returns waits for that, and for nothing behind.
 
-        For a few small ports at a time: launches in flight have one or two each.
+        For a few small ports at a time: launches in flight have up to four each.
         """
         ...
 

@@ -16,6 +16,8 @@ from specbuild.runtime.executors.cuda.program_file import MOST_SHARED_BYTES
 
 MOST_REGISTERS = 255
 _MOST_BYTES = 1 << 48  # what a GPU addresses
+# What adjusted steps read of every token of a sequence.
+_ROWS_OF_LOGITS = ("bias", "marks", "prefill.logits")
 # The offset that turns each of the draft's ids into one of the target's.
 DRAFT_OFFSETS = "d2t"
 
@@ -111,9 +113,17 @@ def _ports(plan: Plan, manifest: Manifest) -> Iterator[str]:
         if ports.get(f"page_table.{name}") != wanted:
             found = ports.get(f"page_table.{name}")
             yield f"port 'page_table.{name}' is {found}, the manifest's limits take {wanted}"
-    vocab = ports.get("score.logits", (manifest.target.vocab,))[-1]
-    if vocab != manifest.target.vocab:
-        yield f"port 'score.logits' has {vocab} columns, the vocabulary {manifest.target.vocab}"
+    vocab = manifest.target.vocab
+    for name in ("score.logits", *_ROWS_OF_LOGITS):
+        columns = ports.get(name, (vocab,))[-1]
+        if columns != vocab:
+            yield f"port {name!r} has {columns} columns, the vocabulary {vocab}"
+    if any(entry.adjusts or entry.kind == "adjust" for entry in plan.programs):
+        words = (sequences, -(-vocab // 32))
+        rows = {"mask": words} | dict.fromkeys(_ROWS_OF_LOGITS, (sequences, vocab))
+        for name, shape in rows.items():
+            if ports.get(name) != shape:
+                yield f"port {name!r} is {ports.get(name)}, adjusted steps take {shape}"
 
 
 def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:

@@ -174,6 +174,24 @@ def test_few_pages_change_nothing() -> None:
     assert [r.top_logprobs for r in few.records] == [r.top_logprobs for r in whole.records]
 
 
+def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
+    """Answers of these steps are in the target's caches alone."""
+    engine, cold = toy_cuda().engine, toy_cuda().engine
+    engine.keep_prefixes(publish_generated=True)
+    biased = GenerateParams(
+        max_new_tokens=30, min_tokens=29, sampling=SamplingParams(presence_penalty=0.5)
+    )
+    for _ in range(2):
+        answer = run(engine, PROMPTS[:1], biased, speculation=SHAPES[1]).ids[0]
+        assert answer == decode_by_definition(PROMPTS[0], biased)
+    longer = [[*PROMPTS[0], *answer, 3]]
+    hit = run(engine, longer, PLAIN, speculation=SHAPES[1]).records[0]
+    alone = run(cold, longer, PLAIN, speculation=SHAPES[1]).records[0]
+    assert hit.output_ids == alone.output_ids
+    assert hit.stats.acceptance_histogram == alone.stats.acceptance_histogram
+    engine.prefixes.check_integrity()
+
+
 def test_one_step_of_a_guide_is_in_flight_beside_those_of_others() -> None:
     toy = toy_cuda()
     guided = GenerateParams(max_new_tokens=12, guide=LINE.guide)
