@@ -19,6 +19,7 @@ from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, low
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
+from specbuild.builder.backends.cuda.step.engine_parts import mask_rows
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import Recipe
@@ -47,7 +48,8 @@ def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaM
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)
     d2t = sources.d2t() if inputs.draft else None
-    return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t), plan
+    mask = mask_rows(sources)
+    return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t, mask), plan
 
 
 def lowered_engine(

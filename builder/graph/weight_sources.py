@@ -101,6 +101,16 @@ class WeightSources:
         source = self._draft.tensors["d2t"]
         return Recipe((vocab,), torch.int32, source.sources, lambda: source.load().int())
 
+    def mask_hidden(self) -> Recipe | None:
+        """The states of a draft's mask rows, bf16 [aux_layers·Ht]; None without such rows."""
+        source = None if self._draft is None else self._draft.tensors.get("mask_hidden")
+        if source is None:
+            return None
+        made = source.load
+        return Recipe(
+            source.shape, torch.bfloat16, source.sources, lambda: made().to(torch.bfloat16)
+        )
+
     @cached_property
     def _tensors(self) -> Mapping[str, SourceTensor]:
         drafts = {} if self._draft is None else self._draft.tensors

@@ -45,20 +45,33 @@ def draw_batch(
 
 
 def extend(
-    name: str, kinds: str, counts: list[int], *, capacity: int, width: int = 16, page_size: int = 4
+    name: str,
+    kinds: str,
+    counts: list[int],
+    *,
+    capacity: int,
+    width: int = 16,
+    page_size: int = 4,
+    masks: int = 0,
 ) -> Case:
     """Sequences with ``counts`` pending rows in capacity for ``capacity``; the rest is poisoned."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        batch = draw_batch(rng, kinds, pages=6, page_size=page_size, ahead=capacity)
+        ahead = max(capacity, masks)
+        batch = draw_batch(rng, kinds, pages=6, page_size=page_size, ahead=ahead)
         captured = rng.standard_normal((len(kinds), capacity, width)).astype(np.float32)
         tokens = rng.integers(0, 1000, (len(kinds), capacity)).astype(np.int32)
         for b, count in enumerate(counts):
             captured[b, count:], tokens[b, count:] = np.nan, FAR_TOKEN
         pending = np.array(counts, np.int32)
-        return batch.length, batch.done, pending, tokens, captured, batch.page_table
+        state = batch.length, batch.done, pending, tokens, captured, batch.page_table
+        mask = rng.standard_normal(width).astype(np.float32)
+        return *state, mask if masks else None
 
-    return Case(name, make, {"page_size": page_size}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+    attributes = {"page_size": page_size}
+    if masks:
+        attributes |= {"masks": masks, "mask_token": 77}
+    return Case(name, make, attributes, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
 
 CASES: tuple[Case, ...] = (
@@ -69,10 +82,22 @@ CASES: tuple[Case, ...] = (
     extend("a done sequence in between", "LDL", [2, 3, 1], capacity=3),
     extend("padding at the end", "LLPP", [1, 3, 0, 0], capacity=3, page_size=16),
     extend("nothing lives", "DP", [2, 0], capacity=2),
+    extend("a mask row", "L", [2], capacity=3, masks=1),
+    extend("mask rows of ragged sequences", "LDLLP", [3, 2, 1, 4, 0], capacity=4, masks=6),
     extend("many sequences", "LDLL" * 10, [1, 2, 2, 1] * 10, capacity=2, width=8),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     extend("more sequences than threads", "LLDP" * 33, [1, 2, 2, 0] * 33, capacity=2, width=8),
+    extend("more mask rows than threads", "LDL" * 30, [1, 2, 2] * 30, capacity=2, width=8, masks=3),
+    extend(
+        "gpu: mask rows",
+        "LLLD" * 4,
+        [1, 8, 3, 2] * 4,
+        capacity=8,
+        width=8640,
+        masks=6,
+        page_size=16,
+    ),
     extend("gpu: batch 64", "LLLD" * 16, [1, 5, 3, 2] * 16, capacity=5, width=8640, page_size=16),
 )

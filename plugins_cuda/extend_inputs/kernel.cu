@@ -15,7 +15,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                   const int* pending_tokens,      // [B, DM1]
                   const uint4* pending_captured,  // [B, DM1, C] bf16, C = 8 · vectors
                   const int* page_table,          // [B, P]
-                  int* token_ids,                 // out [T], T = B·DM1
+                  const uint4* mask_captured,     // [C] bf16, or none
+                  int* token_ids,                 // out [T], T = B·(DM1 + masks)
                   uint4* captured_rows,           // out [T, C] bf16
                   int* positions,                 // out [T]
                   int* row_start,                 // out [B + 1]
@@ -23,14 +24,15 @@ extern "C" __global__ void __launch_bounds__(256, 1)
                   int* write_slot,                // out [T]
                   int* tree_start,                // out [B]
                   int* ancestor_bits,             // out [T, 1]
-                  int* logit_rows,                // out [B]
-                  float* score,                   // out [B, 1]
-                  int batch, int room, int vectors, int pages, int page_size) {
+                  int* logit_rows,                // out [B, 1 + masks]
+                  float* score,                   // out [B, 1 + masks]
+                  int batch, int room, int vectors, int pages, int page_size, int masks,
+                  int mask_token) {
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x, lane = threadIdx.x % 32;
-  // This row's sequence, or -1, its place there, and where it stands.
-  int b = -1, place = 0, position = 0;
+  // This row's sequence, or -1, its place there, how many in front wait, and where it stands.
+  int b = -1, place = 0, waiting = 0, position = 0;
   int rows = 0;  // of the sequences before
 #pragma unroll 1
   for (int first = 0; first < batch; first += 32 * kAtOnce) {
@@ -45,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const bool lives = first + 32 * n + lane < batch && are_done[n] == 0;
-      lengths[n] = lives ? lengths[n] : 0;
-      counts[n] = lives ? min(counts[n], room) : 0;
+      lengths[n] = lives ? lengths[n] + masks : 0;
+      counts[n] = lives ? min(counts[n], room) + masks : 0;
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
@@ -56,8 +58,11 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         if (other == 0) row_start[0] = 0;
         row_start[other + 1] = end;
         tree_start[other] = lengths[n];
-        logit_rows[other] = max(end - 1, 0);
-        score[other] = 0.0f;
+#pragma unroll 1
+        for (int level = 0; level <= masks; ++level) {
+          logit_rows[other * (masks + 1) + level] = max(end - 1 - masks + level, 0);
+          score[other * (masks + 1) + level] = 0.0f;
+        }
       }
       const unsigned holds = __ballot_sync(kAllLanes, begin <= row && row < end);
       if (holds) {
@@ -65,17 +70,18 @@ extern "C" __global__ void __launch_bounds__(256, 1)
         b = first + 32 * n + holder;
         place = row - __shfl_sync(kAllLanes, begin, holder);
         position = __shfl_sync(kAllLanes, lengths[n] - counts[n], holder) + place;
+        waiting = __shfl_sync(kAllLanes, counts[n], holder) - masks;
       }
       rows = __shfl_sync(kAllLanes, end, 31);
     }
   }
-  const bool live = b >= 0;
-  const int64_t source = live ? static_cast<int64_t>(b) * room + place : 0;
+  const bool live = b >= 0, masked = live && place >= waiting;
+  const int64_t source = live && !masked ? static_cast<int64_t>(b) * room + place : 0;
   // By all threads, so that no warp waits for them before it copies.
-  const int token = live ? pending_tokens[source] : 0;
+  const int token = masked ? mask_token : live ? pending_tokens[source] : 0;
+  const uint4* captured = masked ? mask_captured : pending_captured + source * vectors;
   const PoolSlot slot(page_table, pages, page_size, b, position, row, live);
-  copy_row(captured_rows + static_cast<int64_t>(row) * vectors,
-           live ? pending_captured + source * vectors : nullptr, vectors);
+  copy_row(captured_rows + static_cast<int64_t>(row) * vectors, live ? captured : nullptr, vectors);
   if (threadIdx.x == 0) {
     token_ids[row] = token;
     positions[row] = position;

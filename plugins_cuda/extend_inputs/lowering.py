@@ -19,6 +19,7 @@ _POINTERS = (
     "pending_tokens",
     "pending_captured",
     "page_table",
+    "mask_captured",
     "token_ids",
     "captured_rows",
     "positions",
@@ -51,12 +52,13 @@ def lower(request: LoweringRequest) -> Lowering:
     """One CTA per row of the bucket; sizes are arguments, so that all buckets share a kernel."""
     batch, capacity, _ = request.tensors["pending_captured"].shape
     pages = request.tensors["page_table"].shape[1]
+    masks, token = (int(request.attributes.get(name, 0)) for name in ("masks", "mask_token"))
     sizes = (batch, capacity, row_vectors(request, "pending_captured"), pages)
     launch = OpLaunch(
         kernel=Kernel("extend_inputs", "extend_inputs"),
-        grid=(batch * capacity, 1, 1),
+        grid=(batch * (capacity + masks), 1, 1),
         block=256,
         shared_bytes=0,
-        arguments=(*_POINTERS, *sizes, int(request.attributes["page_size"])),
+        arguments=(*_POINTERS, *sizes, int(request.attributes["page_size"]), masks, token),
     )
     return Lowering((launch,))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.extend_inputs.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
-from specbuild.plugins_cuda.traffic import STATE_ONLY
+from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
     import torch
@@ -31,39 +31,49 @@ def reference(
     pending_tokens: torch.Tensor,
     pending_captured: torch.Tensor,
     page_table: torch.Tensor,
+    mask_captured: torch.Tensor | None = None,
     *,
     page_size: int,
+    masks: int = 0,
+    mask_token: int = 0,
 ) -> tuple[torch.Tensor, ...]:
     """One row of aux hidden states per row that the draft's cache does not hold yet.
 
     ``length`` [B] tokens are committed in the target; of the sequence's last ``pending_count``
     [B] rows t the draft wants aux hidden state h_t, ``pending_captured`` [B, DM1, C], and x_{t+1},
     ``pending_tokens`` [B, DM1]; both are oldest first. ``page_table`` [B, P] is that of the draft.
-    A sequence that is ``done`` [B] (padding included) has no rows.
+    A sequence that is ``done`` [B] (padding included) has no rows. Behind a sequence's rows stand
+    ``masks`` more, M, of ``mask_token`` and ``mask_captured`` [C], at the next positions (P-EAGLE).
 
-    Returns, for T = B·DM1 rows of which the first row_start[B] are live, sequence by sequence:
-    token_ids [T], captured_rows [T, C], positions [T] (row t stands at position t), row_start
-    [B+1], row_slot [T], write_slot [T], tree_start [B] = length, ancestor_bits [T, 1] (zeros),
-    logit_rows [B] (each sequence's last row; some row where it has none) and score [B, 1] (zeros:
-    the root's). Rows that are not live have zeros and a write_slot in page 0.
+    Returns, for T = B·(DM1 + M) rows of which the first row_start[B] are live, sequence by
+    sequence: token_ids [T], captured_rows [T, C], positions [T] (row t stands at position t),
+    row_start [B+1], row_slot [T], write_slot [T], tree_start [B] = length + M, ancestor_bits
+    [T, 1] (zeros), logit_rows [B·(1 + M)] (each sequence's last pending row, and its mask rows;
+    some rows where it has none) and score [B, 1 + M] (zeros: the root's). Rows that are not live
+    have zeros and a write_slot in page 0.
     """
     import torch
 
     batch, capacity = pending_tokens.shape
-    rows = batch * capacity
+    rows = batch * (capacity + masks)
     token_ids, positions, row_slot = torch.zeros(3, rows, dtype=torch.int32).unbind()
     write_slot = torch.arange(rows, dtype=torch.int32) % page_size
     captured_rows = pending_captured.new_zeros(rows, pending_captured.shape[2])
     row_start = torch.zeros(batch + 1, dtype=torch.int32)
     for b in range(batch):
         first, count = int(row_start[b]), 0 if done[b] else int(pending_count[b])
-        row_start[b + 1] = first + count
-        for i in range(count):
+        total = 0 if done[b] else count + masks
+        row_start[b + 1] = first + total
+        for i in range(total):
             row, position = first + i, int(length[b]) - count + i
-            token_ids[row] = pending_tokens[b, i]
-            captured_rows[row] = pending_captured[b, i]
+            if i < count:
+                token_ids[row], captured_rows[row] = pending_tokens[b, i], pending_captured[b, i]
+            else:
+                assert mask_captured is not None
+                token_ids[row], captured_rows[row] = mask_token, mask_captured
             positions[row] = row_slot[row] = position
             write_slot[row] = pool_slot(page_table[b], position, page_size, row=row, live=True)
+    last = row_start[1:, None] - torch.arange(masks, -1, -1) - 1
     return (
         token_ids.clone(),
         captured_rows,
@@ -71,10 +81,10 @@ def reference(
         row_start,
         row_slot.clone(),
         write_slot,
-        torch.where(done != 0, 0, length).int(),
+        torch.where(done != 0, 0, length + masks).int(),
         torch.zeros(rows, 1, dtype=torch.int32),
-        (row_start[1:] - 1).clamp(min=0),
-        torch.zeros(batch, 1),
+        last.clamp(min=0).int().flatten(),
+        torch.zeros(batch, 1 + masks),
     )
 
 
@@ -88,6 +98,7 @@ OP = OpSpec(
         TensorSpec("pending_tokens", "int32", ("B", "DM1")),
         TensorSpec("pending_captured", "T", ("B", "DM1", "C")),
         TensorSpec("page_table", "int32", ("B", "P")),
+        TensorSpec("mask_captured", "T", ("C",), optional=True),
     ),
     outputs=(
         TensorSpec("token_ids", "int32", ("T",)),
@@ -98,11 +109,15 @@ OP = OpSpec(
         TensorSpec("write_slot", "int32", ("T",)),
         TensorSpec("tree_start", "int32", ("B",)),
         TensorSpec("ancestor_bits", "int32", ("T", "1")),
-        TensorSpec("logit_rows", "int32", ("B",)),
-        TensorSpec("score", "float32", ("B", "1")),
+        TensorSpec("logit_rows", "int32", ("R",)),
+        TensorSpec("score", "float32", ("B", "F")),
     ),
-    attributes=(AttributeSpec("page_size", int),),
+    attributes=(
+        AttributeSpec("page_size", int),
+        AttributeSpec("masks", int, 0),
+        AttributeSpec("mask_token", int, 0),
+    ),
     reference=reference,
     lower=lower,
-    traffic=STATE_ONLY,
+    traffic=Weights(),
 )

@@ -203,6 +203,7 @@ def test_lowering_refuses_what_does_not_fit(
     op = op_named(name)
     axes = {"B": 2, "T": 6, "BK": 6, "T0": 6, "FK": 9, "K": 3, "M": 12, "H": 16, "C": 16, "W": 1}
     axes |= {"P": 4, "D1": 3, "DM1": 3, "S": 4, "BM": 2, "R1": 3, "B1": 3, "words": 1}
+    axes |= {"R": 2, "F": 1}
     shapes = {
         s.name: tuple(int(a) if a.isdigit() else axes[a] for a in s.axes)
         for s in (*op.inputs, *op.outputs)

@@ -15,6 +15,7 @@ from specbuild.builder.backends.backend import (
 )
 from specbuild.builder.backends.cuda.check import (
     batch_warnings,
+    require_chains,
     require_cuda_support,
     require_readable_keys,
 )
@@ -29,6 +30,7 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
 from specbuild.builder.backends.cuda.sizes import SIZES
+from specbuild.builder.backends.cuda.step.engine_parts import mask_rows
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
@@ -53,12 +55,13 @@ class CudaBackend:
 
     def check(
         self,
-        asked: BuildOptions,  # noqa: ARG002
+        asked: BuildOptions,
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
+        require_chains(asked, draft)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""
@@ -82,7 +85,7 @@ class CudaBackend:
         passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
         d2t = None if draft is None else sources.d2t()
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
-        model = CudaModel(models, sources.target_geometry, draft, d2t)
+        model = CudaModel(models, sources.target_geometry, draft, d2t, mask_rows(sources))
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)

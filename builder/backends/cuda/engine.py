@@ -26,7 +26,7 @@ from specbuild.builder.backends.cuda.step.adjusted import (
     adjusted_program,
     first_token_program,
 )
-from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts, MaskRows
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
@@ -64,12 +64,16 @@ NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 
 @dataclass(frozen=True)
 class CudaModel:
-    """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft."""
+    """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft.
+
+    ``mask`` is there for a draft that drafts in one pass.
+    """
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
     draft: DraftGeometry | None
     d2t: Recipe | None
+    mask: MaskRows | None = None
 
 
 @dataclass(frozen=True)
@@ -243,7 +247,14 @@ def _parts(
         adjusts=plan.adjusted_steps,
     )
     return EngineParts(
-        graphs, WeightTensors(), StatePorts(sizes), groups, model.d2t, plan.views, plan.dsa
+        graphs,
+        WeightTensors(),
+        StatePorts(sizes),
+        groups,
+        model.d2t,
+        plan.views,
+        plan.dsa,
+        model.mask,
     )
 
 
@@ -274,7 +285,7 @@ def _steps(
     steps = []
     for batch in batch_buckets(plan.limits.max_batch_size):
         for shape in (NO_DRAFT, *shapes):
-            if not fits(batch, shape, depth):
+            if not fits(batch, shape, depth, one_pass=model.mask is not None):
                 continue
             # With SpecPV a step must be able to set one sequence's buffer right.
             if parts.views is not None and not refresh_capacities(parts.views, batch, shape):

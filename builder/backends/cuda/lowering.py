@@ -26,6 +26,7 @@ from specbuild.builder.backends.cuda.fusions.indexer import (
 from specbuild.builder.backends.cuda.fusions.known_ops import only_known_ops
 from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
 from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
+from specbuild.builder.backends.cuda.fusions.mask_state import drop_mask_state
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
 from specbuild.builder.backends.cuda.fusions.qkv import fuse_qkv
@@ -49,6 +50,7 @@ def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model
 
 
 CUDA_PASSES = (
+    GraphPass("drop-mask-state", drop_mask_state),
     GraphPass("unstack-page-tables", unstack_page_tables),
     GraphPass("unstack-violations", unstack_violations),
     GraphPass("fuse-indexer", _everywhere(fuse_indexer)),

@@ -55,22 +55,30 @@ def read_p_eagle(
     leading = (1,) * max(len(mask.shape) - 1, 0)
     wanted = ExpectedTensor((*leading[:2], width), FLOAT_DTYPES)
     audit(str(path), {MASK_HIDDEN: wanted}, masks)
-    made = fused_mask(mask, draft.tensors, geometry)
+    made = mask_tensors(mask, draft.tensors, geometry)
     return replace(
         draft,
         geometry=geometry,
-        tensors=draft.tensors | {MASK_STATE: made},
+        tensors=draft.tensors | made,
         record=PEagleDrafter,
     )
 
 
-def fused_mask(
+def mask_tensors(
     mask: SourceTensor, tensors: dict[str, SourceTensor], g: PEagleGeometry
-) -> SourceTensor:
-    """``mask_hidden`` after the norms in front of ``fc``, and ``fc``: [1, H].
+) -> dict[str, SourceTensor]:
+    """``mask_hidden`` as one row [C], and after the norms in front of ``fc``, and ``fc``: [1, H].
 
-    It is the same in every pass, so the engine holds what comes of it.
+    That is the same in every pass, so an engine with graphs holds what comes of it.
     """
+    width = mask.shape[-1]
+    row = replace(
+        mask, shape=(width,), load=lambda: mask.load().reshape(width), file=None, offset=None
+    )
+    return {MASK_HIDDEN: row, MASK_STATE: _fused(mask, tensors, g)}
+
+
+def _fused(mask: SourceTensor, tensors: dict[str, SourceTensor], g: PEagleGeometry) -> SourceTensor:
     states = range(len(g.aux_layers))
     norms = ["input_norm.weight"] if g.norm_before_fc else []
     norms += [f"fc_norm.{state}.weight" for state in states] if g.fc_norm else []

@@ -28,7 +28,7 @@ from specbuild.builder.families.eagle3.synth import draft_geometry as eagle3_geo
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.eagle3.tensors import LAYER, draft_tensors
 from specbuild.builder.families.family import DraftSizes, SynthDraft
-from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, MASK_STATE, fused_mask
+from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, mask_tensors
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES
 from specbuild.builder.families.parts.rope import inverse_frequencies
 from specbuild.builder.synth.self_attention import self_amplitudes
@@ -72,7 +72,7 @@ def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> Dra
     """What the reader would give of these tensors."""
     assert isinstance(d, PEagleGeometry)
     held = {n: t for n, t in tensors.items() if n not in ("t2d", MASK_HIDDEN)}
-    held[MASK_STATE] = fused_mask(tensors[MASK_HIDDEN], tensors, d)
+    held |= mask_tensors(tensors[MASK_HIDDEN], tensors, d)
     return DraftCheckpoint(d, held, (), PEagleDrafter)
 
 

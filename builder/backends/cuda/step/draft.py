@@ -29,6 +29,8 @@ class Drafting:
 
     def tree(self) -> dict[str, Tensor]:
         """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
+        if self.parts.mask is not None:
+            return self._one_pass()
         depth = self.shape.draft_depth
         pool = self._candidates()
         rows, hidden, expanded = self._extend()
@@ -39,6 +41,21 @@ class Drafting:
             parents = {"parent_bits": rows["ancestor_bits"]}
         self._level(depth, hidden, expanded, {**parents, **pool})
         return self._select(pool)
+
+    def _one_pass(self) -> dict[str, Tensor]:
+        """A chain whose positions are drafted at mask rows behind what is taken up."""
+        depth = self.shape.draft_depth
+        assert self.shape.draft_top_k == 1
+        rows, hidden = self._committed(0, self.batch, masks=depth - 1)
+        _, expanded = self._run(rows, hidden, frontier=depth)
+        self.program.section = SELECT
+        return self._select(
+            {
+                "pool_tokens": expanded["tokens"],
+                "pool_scores": expanded["scores"],
+                "pool_parents": self.parts.chain_parents(self.batch, depth),
+            }
+        )
 
     def _level(
         self,
@@ -84,19 +101,22 @@ class Drafting:
         for first in range(0, self.batch, together):
             count = min(together, self.batch)
             rows, hidden = self._committed(first, count)
-            ports = {name: rows[name] for name in ("token_ids", "positions")}
-            ports |= {"hidden": hidden, f"{DRAFT_GROUP}.write_slot": rows["write_slot"]}
-            keep_rows(self.parts, self.program, count, ports)
+            ports = {name: rows[name] for name in _LAUNCH}
+            ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
+            table = self.parts.page_table(DRAFT_GROUP, first + count).rows(first, count)
+            keep_rows(self.parts, self.program, {**ports, "hidden": hidden}, table)
 
     def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """The rows that were committed since the draft last ran, and the first level's children."""
         rows, hidden = self._committed(0, self.batch)
         return (rows, *self._run(rows, hidden, frontier=1))
 
-    def _committed(self, first: int, count: int) -> tuple[dict[str, Tensor], Tensor]:
+    def _committed(
+        self, first: int, count: int, *, masks: int = 0
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """The rows that wait for the draft, and what it takes for hidden in them, [T, H].
 
-        Those of ``count`` sequences from ``first`` on.
+        Those of ``count`` sequences from ``first`` on, with ``masks`` mask rows behind each.
         """
         capacity = self.parts.ports.sizes.depth + 1
         state = self.parts.state("ExtendInputs", self.batch)
@@ -104,9 +124,21 @@ class Drafting:
         self.program.section = level_section(1)
         rows = self.program.call(
             "ExtendInputs",
-            {name: tensor.rows(first, count) for name, tensor in state.items()},
-            {"page_size": self.parts.page_size},
-            sizes={"T": count * capacity, "B1": count + 1},
+            {
+                **{name: tensor.rows(first, count) for name, tensor in state.items()},
+                "mask_captured": self.parts.mask_states() if masks else None,
+            },
+            {
+                "page_size": self.parts.page_size,
+                "masks": masks,
+                "mask_token": self.parts.mask.token if self.parts.mask and masks else 0,
+            },
+            sizes={
+                "T": count * (capacity + masks),
+                "B1": count + 1,
+                "R": count * (1 + masks),
+                "F": 1 + masks,
+            },
         )
         return rows, fuse(self.parts, self.program, rows["captured_rows"])
 
@@ -194,13 +226,14 @@ def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
 
 
 def keep_rows(
-    parts: EngineParts, program: ProgramIr, batch: int, ports: Mapping[str, Tensor]
+    parts: EngineParts, program: ProgramIr, ports: Mapping[str, Tensor], table: Tensor
 ) -> None:
     """The draft's keys and values of rows go into its cache; nothing else of it is computed.
 
-    ``ports``: token_ids [T], hidden [T, H], positions [T] and the cache's write_slot [T].
+    ``ports``: token_ids [T], hidden [T, H], positions [T] and the cache's write_slot [T]; what a
+    layer behind the first attends by beside them. ``table`` [B, P] is the sequences' page table.
     """
-    table = parts.page_table(DRAFT_GROUP, batch)
+    batch = table.shape[0]
     placement = parts.placement(
         "draft",
         program,

@@ -16,6 +16,7 @@ from specbuild.builder.backends.cuda.step.fused_graph import (
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.step.state import StatePorts
 from specbuild.builder.graph.passes.weights import Recipe
+from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
@@ -26,6 +27,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     LATENT_GROUP,
     choosing_group,
 )
+from specbuild.runtime.engine_dir.geometry import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -37,8 +39,28 @@ LISTS_ASKED = f"{INDEXER_GROUP}.top_k"
 
 
 @dataclass(frozen=True)
+class MaskRows:
+    """Rows of a draft that drafts in one pass: their token, and their states bf16 [C]."""
+
+    token: int
+    states: Recipe
+
+
+def mask_rows(sources: WeightSources) -> MaskRows | None:
+    """The mask rows of a draft that drafts in one pass, None for any other."""
+    states, draft = sources.mask_hidden(), sources.draft_geometry
+    if states is None:
+        return None
+    assert isinstance(draft, PEagleGeometry)
+    return MaskRows(draft.mask_token, states)
+
+
+@dataclass(frozen=True)
 class EngineParts:
-    """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft."""
+    """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft.
+
+    ``mask`` is there for a draft that drafts in one pass.
+    """
 
     graphs: Mapping[str, FusedGraph]
     weights: WeightTensors
@@ -47,6 +69,7 @@ class EngineParts:
     d2t: Recipe | None
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
+    mask: MaskRows | None = None
 
     @property
     def target_groups(self) -> tuple[str, ...]:
@@ -148,6 +171,17 @@ class EngineParts:
         """A scalar that kernels read: an int32 weight."""
         recipe = Recipe((), torch.int32, (), lambda: torch.tensor(value, dtype=torch.int32))
         return self.weights.tensor(f"constant.{value}", recipe)
+
+    def chain_parents(self, batch: int, depth: int) -> Tensor:
+        """The parents of a pool that is a chain: −1, 0, 1, …, an int32 weight [batch, depth]."""
+        chain = torch.arange(-1, depth - 1, dtype=torch.int32).repeat(batch, 1)
+        recipe = Recipe((batch, depth), torch.int32, (), lambda: chain)
+        return self.weights.tensor(f"constant.chain-{batch}-{depth}", recipe)
+
+    def mask_states(self) -> Tensor:
+        """What mask rows have in the place of the target's states, bf16 [C]."""
+        assert self.mask is not None
+        return self.weights.tensor("draft.mask_hidden", self.mask.states)
 
     def offsets(self) -> Tensor:
         """The draft vocabulary's offsets, int32 [Vd]."""

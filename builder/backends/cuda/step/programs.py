@@ -55,11 +55,15 @@ def deepest(shapes: tuple[DraftShape, ...]) -> int:
     return max((shape.draft_depth for shape in shapes), default=0)
 
 
-def fits(batch: int, shape: DraftShape, depth: int) -> bool:
-    """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's."""
+def fits(batch: int, shape: DraftShape, depth: int, *, one_pass: bool = False) -> bool:
+    """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's.
+
+    ``one_pass``: the draft's rows of all levels are of one launch.
+    """
     rows = [shape.draft_tokens + 1]
     if shape.draft_depth:
-        rows += [depth + 1, shape.draft_top_k]
+        masks = shape.draft_depth - 1 if one_pass else 0
+        rows += [depth + 1 + masks, shape.draft_top_k]
     return batch * max(rows) <= MAX_DECODE_ROWS
 
 
@@ -278,16 +282,18 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         {"token_ids": parts.ports["prefill.logit_rows"], "table": target.aux_hidden},
         outputs={"x": parts.ports["prefill.last_captured"]},
     )
+    given = _given_rows(parts, rows, "prefill.logit_rows").inputs
     keep_rows(
         parts,
         program,
-        batch,
         {
             "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
             "hidden": fuse(parts, program, target.aux_hidden),
-            "positions": parts.ports.first("prefill.positions", rows),
+            **{name: given[name] for name in ("positions", "row_start", "ancestor_bits")},
             f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
+            **{f"{DRAFT_GROUP}.{name}": given[name] for name in ("row_slot", "tree_start")},
         },
+        parts.page_table(DRAFT_GROUP, batch),
     )
     return program
 

@@ -31,7 +31,8 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
 
 
 class PluginBackend:
@@ -57,6 +58,11 @@ class PluginBackend:
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
+        if isinstance(draft, PEagleGeometry):
+            raise SpecbuildError(
+                "the draft is P-EAGLE's, whose pass no TensorRT engine has; build with --backend "
+                "cpu or cuda"
+            )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""

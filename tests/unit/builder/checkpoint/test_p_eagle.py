@@ -24,7 +24,8 @@ def test_what_is_read(
     assert isinstance(draft.geometry, PEagleGeometry) and draft.warnings == ()
     assert (draft.geometry.mask_token, draft.geometry.layers) == (MASK_TOKEN, 4)
     held = {name for name in written if name not in ("t2d", "mask_hidden")}
-    assert set(draft.tensors) == held | {"mask_state"}
+    assert set(draft.tensors) == held | {"mask_state", "mask_hidden"}
+    assert draft.tensors["mask_hidden"].load().shape == (192,)
     plain = PlainPEagle(written, torch.zeros(1, 64))
     state = plain.fused(written["mask_hidden"].float().reshape(1, -1))
     torch.testing.assert_close(draft.tensors["mask_state"].load(), state)
