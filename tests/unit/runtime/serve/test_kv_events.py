@@ -10,8 +10,10 @@ import pytest
 import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from toy_device import toy_cuda
 from toy_engine import run, toy_engine
 from toy_model import VOCAB
+from toy_plan import SHAPES
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
@@ -131,6 +133,7 @@ prompts = st.builds(
 )
 
 
+@pytest.mark.parametrize("kind", ["host", "device"])
 @settings(max_examples=5, deadline=None)
 @example(
     asked=[
@@ -151,17 +154,22 @@ prompts = st.builds(
     st.sampled_from([1, 4, 1000]),
 )
 def test_a_subscriber_rebuilds_the_cache(
-    asked: list[tuple[list[int], str | None]], pages: int, generated: bool, waiting: int
+    kind: str,
+    asked: list[tuple[list[int], str | None]],
+    pages: int,
+    generated: bool,
+    waiting: int,
 ) -> None:
     """At every idle point, also where the queue overflows and where pages are few."""
-    engine = toy_engine(kv_pages=pages)
+    engine = toy_engine(kv_pages=pages) if kind == "host" else toy_cuda(kv_pages=pages).engine
     engine.keep_prefixes(publish_generated=generated)
     assert engine.prefixes is not None
     with KvEvents(engine.prefixes, ANYWHERE, most_waiting=waiting) as events:
         subscriber = Subscriber(events)
         try:
             for ids, salt in asked:
-                run(engine, [ids], GenerateParams(max_new_tokens=6, cache_salt=salt))
+                params = GenerateParams(max_new_tokens=6, cache_salt=salt)
+                run(engine, [ids], params, speculation=SHAPES[1])
                 while events.waiting:
                     pass
                 subscriber.catch_up()

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-from serve.served import served, worded
+import pytest
+from serve.served import served, toy_codec, worded
+from toy_device import toy_cuda
+from toy_engine import toy_engine
+from toy_plan import SHAPES
+
+from specbuild.runtime.engine_dir.manifest import DraftShape
 
 PROMPT = "abcdefghijklmnopqrst"
 
@@ -23,8 +29,12 @@ def cached(answer: Any) -> int:
     return found
 
 
-def test_answers_say_how_much_of_a_prompt_was_cached() -> None:
-    engine = worded("{% for m in messages %}{{ m.content }}{% endfor %}")
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_answers_say_how_much_of_a_prompt_was_cached(kind: str) -> None:
+    # The toy's own draft is none of the device's usual ones.
+    shapes = (*SHAPES, DraftShape(1, 2, 2))
+    engine = toy_engine() if kind == "host" else toy_cuda(shapes=shapes).engine
+    engine.text = toy_codec("{% for m in messages %}{{ m.content }}{% endfor %}")
     engine.keep_prefixes()
     chat = [{"role": "user", "content": PROMPT}]
     with served(engine) as (at, _):
