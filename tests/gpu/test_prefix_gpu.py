@@ -24,11 +24,12 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 TOKENS, LENGTH = 40, 700
+# Views of all blocks: when a sequence takes its full steps changes no bit.
 VIEWS: dict[str, Any] = {
     "page_size": 16,
     "specpv": True,
     "specpv_n_sink_blocks": 1,
-    "specpv_n_retrieval_blocks": 40,
+    "specpv_n_retrieval_blocks": 64,
     "specpv_n_window_blocks": 2,
     "specpv_n_spec_tokens_buf": 32,
     "specpv_partial_threshold": 64,

@@ -80,6 +80,7 @@ visits = st.builds(
     st.lists(st.sampled_from([None, *SHAPES]), min_size=3, max_size=3),
     st.sampled_from([20, 26, None]),
     st.booleans(),
+    st.sampled_from([0, 0, 5]),
 )
 def test_each_gets_what_it_gets_alone(
     kind: str,
@@ -87,9 +88,10 @@ def test_each_gets_what_it_gets_alone(
     shapes: list[DraftShape | None],
     pages: int | None,
     generated: bool,
+    draft_window: int,
 ) -> None:
-    """With drafts and without, few pages and many."""
-    engine = keeping(kind, kv_pages=pages, publish_generated=generated)
+    """With drafts and without, few pages and many; the draft sees all, or a window."""
+    engine = keeping(kind, kv_pages=pages, publish_generated=generated, draft_window=draft_window)
     prefixes = engine.prefixes
     assert prefixes is not None
     if pages is not None:
@@ -147,10 +149,13 @@ def test_what_is_found_is_the_longest_beginning(
 
 
 @on_both
+@pytest.mark.parametrize("draft_window", [0, 5])
 @pytest.mark.parametrize("shape", [None, *SHAPES])
-def test_a_hit_accepts_the_drafts_of_a_cold_run(kind: str, shape: DraftShape | None) -> None:
+def test_a_hit_accepts_the_drafts_of_a_cold_run(
+    kind: str, shape: DraftShape | None, draft_window: int
+) -> None:
     params = GenerateParams(max_new_tokens=14, ignore_eos=True)
-    engine, ids = keeping(kind), LONG[0]
+    engine, ids = keeping(kind, draft_window=draft_window), LONG[0]
     cold = run(engine, [ids], params, speculation=shape).records[0]
     warm = run(engine, [ids], params, speculation=shape).records[0]
     assert warm.stats.cached_tokens == 36 and cold.stats.cached_tokens == 0

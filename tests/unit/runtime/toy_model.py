@@ -99,6 +99,7 @@ def toy_manifest(
     drafted: bool = True,
     kv_pages: int | None = None,
     suffix: SuffixDrafter | None = None,
+    draft_window: int = 0,
 ) -> Manifest:
     """A manifest for the toy; only what the runtime reads is meaningful.
 
@@ -141,7 +142,7 @@ def toy_manifest(
         drafters=(*((drafter,) if drafted else ()), *((suffix,) if suffix else ())),
         limits=bounds,
         draft_default=DraftShape(1, 2, 2),
-        cache_groups=(group("full", 0), group("sliding", WINDOW), group("draft", 0)),
+        cache_groups=(group("full", 0), group("sliding", WINDOW), group("draft", draft_window)),
         roles={
             "target": role("full", "sliding"),
             "draft": role("draft"),
