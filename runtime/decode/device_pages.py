@@ -32,10 +32,11 @@ class DevicePages:
 
     def before_prompt(self, sequence: SequenceState, end: int) -> None:
         """The next launch reads the prompt up to position ``end``."""
-        most = len(sequence.request.prompt_ids) + sequence.request.token_budget
         for name in self._shared:
-            whole = self._all_at_once and not sequence.pages[name].window
-            self._reach(sequence, name, most + self._tree[name] if whole else end)
+            pages = sequence.pages[name]
+            whole = self._all_at_once and not pages.window
+            promised = (pages.reserved + pages.shared) * pages.page_size
+            self._reach(sequence, name, promised if whole else end)
 
     def behind_prompt(self, sequence: SequenceState) -> None:
         """That launch is queued; the sequence is that much longer."""

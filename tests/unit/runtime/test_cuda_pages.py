@@ -1,6 +1,10 @@
-"""Pages that are all taken at admission: rings keep the window, and every page has one owner."""
+"""Pages that stay, and pages that launches take as they come; every page has one owner."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -12,9 +16,13 @@ from toy_model import toy_manifest
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.sequence_pages import KeptPages, RingPages
+from specbuild.runtime.decode.device_pages import DevicePages
+from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.decode.scoring import scored_sequence
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
-from specbuild.runtime.engine_dir.manifest import Limits
+from specbuild.runtime.engine_dir.manifest import Limits, SpecPv
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.request import SequenceState
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,3 +104,40 @@ def test_a_ledger_knows_every_owner() -> None:
         ledger.released("full", [4])
     with pytest.raises(SpecbuildError, match="page 0"):
         ledger.installed("full", [0])
+
+
+class Written:
+    """Rows of a device that note whose tables are written, and of which groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[str] = []
+
+    def write_tables(self, sequence: SequenceState, groups: Sequence[str]) -> None:
+        assert sequence.request.id == "score"
+        self.groups += groups
+
+
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("tokens", [31, 35, 39, 40])
+def test_pages_come_before_the_launch_that_writes_them(views: bool, tokens: int) -> None:
+    """With views all of them: a view names pages that are written long after it is made."""
+    manifest = toy_manifest()
+    if views:
+        manifest = replace(manifest, specpv=SpecPv(4, 1, 2, 1, 4, 8, 2))
+    kv = KvPools(manifest.cache_groups, manifest.limits, ahead=True)
+    rows = Written()
+    pages = DevicePages(cast(DeviceRows, rows), manifest)
+    with scored_sequence(range(tokens), kv) as sequence:
+        for end in [*range(8, tokens, 8), tokens]:
+            pages.before_prompt(sequence, end)
+            for holder in sequence.pages.values():
+                seen = max(0, sequence.length - holder.window + 1) if holder.window else 0
+                assert holder.table[seen // 4 : -(-end // 4)].all()
+            full = sequence.pages["full"]
+            assert (full.end_page == full.reserved) or not views
+            sequence.length = end
+            pages.behind_prompt(sequence)
+        assert sequence.pages["sliding"].first_page == (tokens - 5) // 4
+    # One write for each time that a table has grown.
+    assert rows.groups.count("full") == 1 if views else 1 < rows.groups.count("full") < 5
+    assert all(pool.free_pages == pool.pages for pool in kv.pools.values())
