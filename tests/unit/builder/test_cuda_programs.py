@@ -96,7 +96,8 @@ def test_a_call_that_does_not_fit_its_declaration_is_refused(
 def test_a_size_that_nothing_says_is_refused() -> None:
     program = ProgramIr("p", "decode")
     ids, table = tensor("ids", "state", (3,), "int32"), tensor("t", "weights", (5, 8))
-    assert program.call("Embed", {"token_ids": ids, "table": table})["x"].shape == (3, 8)
+    read = program.call("Embed", {"token_ids": ids, "table": table}, sizes={"H": 8})
+    assert read["x"].shape == (3, 8)
     with pytest.raises(ValueError, match=r"Linear.y: nothing says the size of \['rows'\]"):
         program.call("Linear", {"x": tensor("x", "state", (3, 64)),
                                 "weight": tensor("w", "weights", (2, 2, 512))})  # fmt: skip
