@@ -18,7 +18,7 @@ from specbuild.cli.bench.options import (
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
-from specbuild.cli.options.shared import Debug, DrafterName, Json, NoSpec, Threads
+from specbuild.cli.options.shared import Debug, DrafterName, DraftTree, Json, NoSpec, Threads
 from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
@@ -94,6 +94,7 @@ def bench(
         ),
     ] = None,
     drafter: DrafterName = None,
+    draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
     tree: TreeOptions,
     sweep: SweepOptions,
@@ -150,11 +151,13 @@ def bench(
     if engine is None or server.given():
         raise SpecbuildError("name an engine directory, or a server with --server URL")
     if suite.given():
-        beside = bool(sweep.given() or tree.given() or against or plot or no_spec or drafter)
+        beside = bool(
+            sweep.given() or tree.given() or against or plot or no_spec or drafter or draft_tree
+        )
         _suite(engine, suite, prompts or (), beside=beside, threads=threads, as_json=as_json)
         return
     if sweep.sweep is not None:
-        others = (threads, against, tree.given() or None, no_spec or None, drafter)
+        others = (threads, against, tree.given() or None, no_spec or None, drafter, draft_tree)
         _refuse_beside_sweep(any(other is not None for other in others))
         given = dict(prompts=prompts or (), max_new_tokens=max_new_tokens, rounds=rounds, raw=raw)
         _sweep(engine, sweep, given, plot=plot, as_json=as_json)
@@ -165,7 +168,6 @@ def bench(
         )
     from specbuild.cli.bench import against as bench_against
     from specbuild.cli.bench import pairs as bench_measure
-    from specbuild.cli.terminal import console
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.runtime.decode.scheduler import Turns
 
@@ -174,7 +176,9 @@ def bench(
     loaded = load_engine(engine, threads=threads)
     # What is timed is decoding of whole batches: all prompts are read before.
     loaded.decoder.turns = Turns(steps=0)
-    setting = draft_setting_of(loaded.manifest, tree, no_spec=no_spec, drafter=drafter)
+    setting = draft_setting_of(
+        loaded.manifest, tree, no_spec=no_spec, drafter=drafter, tree_file=draft_tree
+    )
     if other is not None and setting.speculation == "default":
         raise SpecbuildError(
             "--against compares one draft, and the default changes with what it meets: give "
@@ -184,6 +188,12 @@ def bench(
     report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
     if other is not None:
         report = bench_against.against(report, other)
+    _tell(report, plot, as_json=as_json)
+
+
+def _tell(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:
+    from specbuild.cli.terminal import console
+
     if as_json:
         print(console.json_line(report))
     else:

@@ -14,6 +14,7 @@ from specbuild.cli.options.lossy import DsaRequest, SpecPvRequest
 from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
+    DraftTree,
     EngineDirectory,
     Exact,
     Json,
@@ -44,6 +45,7 @@ def run(
     wanted: OutputOptions,
     sampling: SamplingOptions,
     drafter: DrafterName = None,
+    draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -85,7 +87,7 @@ def run(
     from specbuild.runtime.request import GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, SamplingParams
 
-    if exact and (tree.given() or specpv.retrieval_blocks or dsa.top_k):
+    if exact and (tree.given() or draft_tree or specpv.retrieval_blocks or dsa.top_k):
         raise SpecbuildError(
             "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
             "and --dsa options out"
@@ -123,7 +125,9 @@ def run(
     speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
-    setting = draft_setting_of(loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter)
+    setting = draft_setting_of(
+        loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
+    )
     requests = checked_requests(loaded, placed, params)
     events = loaded.decode(requests, speculation=setting.speculation, drafter=setting.drafter)
     with traced(loaded, trace):

@@ -17,6 +17,7 @@ from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
+    DraftTree,
     EngineDirectory,
     Exact,
     KvPages,
@@ -166,6 +167,7 @@ def serve(
     prefix: PrefixOptions,
     events: EventOptions,
     drafter: DrafterName = None,
+    draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
     exact: Exact = False,
     tree: TreeOptions,
@@ -210,11 +212,13 @@ def serve(
                 f"warning: anyone who reaches {place} is served; set --api-key, or keep to "
                 "127.0.0.1"
             )
-        if exact and tree.given():
+        if exact and (tree.given() or draft_tree):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
         manifest = _checked(engine, Origin(verify_key, pin), model, device)
         speculation_in(config).check(manifest)
-        setting = draft_setting_of(manifest, tree, no_spec=no_spec or exact, drafter=drafter)
+        setting = draft_setting_of(
+            manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
+        )
         _show_footprint(manifest)
         loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
         loaded.decoder.turns = Turns(prefill_rows_per_turn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from specbuild.builder.options import TreeOptions
@@ -10,6 +11,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     from specbuild.runtime.decode.decoder import DraftSetting
+    from specbuild.runtime.draft.static_tree import StaticTree
 
 Speculation = DraftShape | Literal["default"] | None
 
@@ -20,9 +22,16 @@ def shape_text(shape: DraftShape) -> str:
 
 
 def draft_setting_of(
-    manifest: Manifest, options: TreeOptions, *, no_spec: bool, drafter: str | None = None
+    manifest: Manifest,
+    options: TreeOptions,
+    *,
+    no_spec: bool,
+    drafter: str | None = None,
+    tree_file: Path | None = None,
 ) -> DraftSetting:
     """What a run drafts with. ``no_spec`` is ``drafter`` none, whatever a file says of that.
+
+    ``tree_file`` has a static tree, which stands for the tree's options.
 
     Raises SpecbuildError if the options contradict each other or exceed the engine.
     """
@@ -30,17 +39,46 @@ def draft_setting_of(
     from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 
     asked = NONE if no_spec else drafter or AUTO
-    if asked == NONE and options.given():
+    if tree_file is not None and options.given():
+        flag = options.flag(next(iter(options.given())))
+        raise SpecbuildError(f"--draft-tree says the whole tree: leave {flag} out")
+    if asked == NONE and (options.given() or tree_file is not None):
         said = "--no-spec" if no_spec else "--drafter none"
         raise SpecbuildError(f"{said} contradicts the --draft options: give one or the other")
-    if not manifest.drafters and options.given():
+    if not manifest.drafters and (options.given() or tree_file is not None):
         raise SpecbuildError("the engine has no draft: leave the --draft options out")
     record = None if asked == NONE else drafter_named(manifest, asked)
     if record is None:
         return DraftSetting(None)
+    if tree_file is not None:
+        return DraftSetting(read_tree(tree_file), asked)
     if not options.given():
         return DraftSetting(drafter=asked)
     return DraftSetting(_shape(manifest.limits, manifest.draft_default, options), asked)
+
+
+def read_tree(file: Path) -> StaticTree:
+    """A static tree from a list of parents, alone or under ``parents``; SpecbuildError names the
+    file where it holds none."""
+    from specbuild.runtime.draft.static_tree import StaticTree
+    from specbuild.runtime.engine_dir.strict_json import parsed
+
+    try:
+        data = parsed(file.read_bytes())
+    except OSError as error:
+        raise SpecbuildError(f"--draft-tree {file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SpecbuildError(f"--draft-tree {file} is no JSON: {error}") from error
+    parents = data.get("parents") if isinstance(data, dict) and len(data) == 1 else data
+    if not isinstance(parents, list) or not all(type(p) is int for p in parents):
+        raise SpecbuildError(
+            f"--draft-tree {file}: give a list of parents, as [-1, -1, 0, 0, 1], or "
+            '{"parents": [...]}'
+        )
+    try:
+        return StaticTree.of(parents)
+    except SpecbuildError as error:
+        raise SpecbuildError(f"--draft-tree {file}: {error}") from error
 
 
 def _shape(limits: Limits, default: DraftShape | None, options: TreeOptions) -> DraftShape:

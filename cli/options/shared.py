@@ -53,6 +53,15 @@ DrafterName = Annotated[
         rich_help_panel="Draft",
     ),
 ]
+DraftTree = Annotated[
+    Path | None,
+    typer.Option(
+        "--draft-tree",
+        metavar="FILE.json",
+        help="Draft this tree in every step: the parent of each node, -1 for the root.",
+        rich_help_panel="Draft",
+    ),
+]
 NoSpec = Annotated[
     bool,
     typer.Option(

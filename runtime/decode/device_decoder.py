@@ -20,6 +20,7 @@ from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.policy import DraftPolicy, default_policy
 from specbuild.runtime.draft.registry import AUTO, drafter_named
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -67,6 +68,11 @@ class DeviceDecoder(Decoder):
                 "with its own draft only"
             )
         shape = self._only_shape(setting.speculation)
+        if isinstance(shape, StaticTree):
+            raise RequestError(
+                "this engine's steps draft on the device, in shapes that it was built with: leave "
+                "the draft tree out, or use an engine for cpu"
+            )
         if shape is not None:
             self._check(shape)
         full_logits = self._full_logits(requests)

@@ -20,6 +20,7 @@ from specbuild.runtime.draft.policy import (
     undrafted,
 )
 from specbuild.runtime.draft.registry import kind_of, sources
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.suffix import SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -104,6 +105,14 @@ class HostDrafting:
                 f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes chains "
                 "alone; ask for 1"
             )
+        if isinstance(shape, StaticTree) and model is not None:
+            limits = self._manifest.limits
+            inner, capacity = len(shape.inner), limits.draft_top_k * max(limits.draft_depth - 1, 0)
+            if kind_of(model).capabilities.passes == "levels" and inner > capacity:
+                raise RequestError(
+                    f"the draft tree has {inner} nodes with children, the engine's draft takes "
+                    f"{capacity}; give fewer, or build with a larger draft"
+                )
         if model is not None and shape.draft_depth > most:
             raise RequestError(
                 f"draft_depth is {shape.draft_depth}, but drafter {model.kind} has {most} levels; "

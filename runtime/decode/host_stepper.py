@@ -19,6 +19,7 @@ from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -206,6 +207,8 @@ class HostStepper:
         deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
+        if isinstance(shape, StaticTree):
+            shape = shape.shallower(max(deepest))
         trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
         trees = with_forced_tokens(sequences, trees)
         # No slot is verified whose token could not be emitted any more.

@@ -11,6 +11,7 @@ from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_fe
 from specbuild.runtime.draft.drafter import DrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
 from specbuild.runtime.draft.one_pass import candidate_pool
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -46,6 +47,8 @@ class DFlashDrafter(Eagle3Drafter):
         batch, k = len(sequences), shape.draft_top_k
         best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
         tokens = best["tokens"].reshape(batch, depth, k)
+        if isinstance(shape, StaticTree):
+            return shape.of_positions([s.root for s in sequences], tokens)
         if k == 1:
             return chain_trees([s.root for s in sequences], tokens[:, :, 0])
         pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))

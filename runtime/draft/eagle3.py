@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
+from specbuild.runtime.draft.static_levels import grow
+from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -106,10 +108,35 @@ class Eagle3Drafter:
                 self._take_up(sequence, count - 1)
             counts = [1] * len(sequences)
         logits, hidden = self._extend(sequences, counts)
+        if isinstance(shape, StaticTree):
+            trees = grow(_Rows(self, sequences), [s.root for s in sequences], shape, logits, hidden)
+            self._forget_tree(sequences)
+            return trees
         if shape.draft_top_k == 1:
             depth = min(shape.draft_depth, shape.draft_tokens)
             return self._chain(sequences, logits, hidden, depth)
         return self._tree(sequences, logits, hidden, shape)
+
+    def start_of(self, sequences: Sequence[SequenceState]) -> list[int]:
+        """Rows of each sequence that its draft cache holds: where its trees begin."""
+        return [self._draft_length(s) for s in sequences]
+
+    def run_rows(
+        self,
+        sequences: Sequence[SequenceState],
+        plan: RowPlan,
+        tree_rows: int,
+        feeds: Mapping[str, np.ndarray],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The draft over some rows of trees that have ``tree_rows`` so far: logits and features."""
+        for sequence in sequences:
+            self._append(sequence, tree_rows)
+        rows = self._counter.range(0, plan.rows)
+        return self._draft(sequences, plan, **feeds, logit_rows=rows)
+
+    def best_tokens(self, logits: np.ndarray, top_k: int) -> np.ndarray:
+        """The likeliest tokens of each row of logits, in the target's vocabulary: [rows, K]."""
+        return self._expand(logits, _root_scores(len(logits)), top_k)["tokens"]
 
     def _take_up(self, sequence: SequenceState, count: int) -> None:
         """Enters ``count`` pending rows, in launches of the allowed size."""
@@ -290,6 +317,24 @@ class Eagle3Drafter:
 
 
 EAGLE3 = DrafterKind(_CAPABILITIES, lambda parts: Eagle3Drafter.of(parts, _CAPABILITIES))
+
+
+class _Rows:
+    """A drafter over the trees of some sequences, as static trees grow by it."""
+
+    def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
+        self._drafter, self._sequences = drafter, sequences
+
+    def start_of(self) -> list[int]:
+        return self._drafter.start_of(self._sequences)
+
+    def run(
+        self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return self._drafter.run_rows(self._sequences, plan, tree_rows, feeds)
+
+    def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
+        return self._drafter.best_tokens(logits, top_k)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,0 +1,73 @@
+"""Grows a static tree by levels: a draft runs over the nodes of a level that have children."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.draft.tree import DraftTrees, pack_bits
+
+
+class DraftsRows(Protocol):
+    """What growing asks of a draft that recurs."""
+
+    def start_of(self) -> list[int]:
+        """Committed rows of each sequence's draft cache: where its tree begins."""
+        ...
+
+    def run(
+        self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logits and features of all rows, with ``tree_rows`` of each tree in the cache."""
+        ...
+
+    def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
+        """The likeliest tokens of each row, int32 [rows, K], the best first."""
+        ...
+
+
+def grow(
+    draft: DraftsRows,
+    roots: Sequence[int],
+    tree: StaticTree,
+    logits: np.ndarray,
+    hidden: np.ndarray,
+) -> DraftTrees:
+    """The tree of every sequence, from logits [B, Vd] and features [B, H] of its last row.
+
+    Inner node i of the tree, in order of slots, has row i of the draft's tree.
+    """
+    batch = len(roots)
+    tokens = np.zeros((batch, tree.draft_tokens + 1), np.int32)
+    features = np.zeros((batch, tree.draft_tokens + 1, hidden.shape[1]), np.float32)
+    features[:, 0] = hidden
+    starts = draft.start_of()
+    row_of = {0: -1} | {int(slot): row for row, slot in enumerate(tree.inner)}
+    parents = np.array(tree.parents, np.int32)
+    frontier = np.zeros(1, np.int32)
+    for level in range(1, tree.draft_depth + 1):
+        nodes = np.flatnonzero(tree.depths == level)
+        best = draft.best(logits, tree.draft_top_k).reshape(batch, len(frontier), -1)
+        place = np.searchsorted(frontier, parents[nodes - 1])
+        tokens[:, nodes] = best[:, place, tree.ranks[nodes - 1]]
+        inner = np.intersect1d(nodes, tree.inner)
+        if not len(inner):
+            break
+        first = row_of[int(inner[0])]
+        rows = len(inner)
+        seen = tree.ancestors[np.ix_(inner, tree.inner)]
+        logits, out = draft.run(
+            RowPlan([s + first for s in starts], [rows] * batch, starts),
+            first + rows,
+            token_ids=tokens[:, inner].reshape(-1),
+            hidden=features[:, parents[inner - 1]].reshape(batch * rows, -1),
+            positions=np.repeat(np.array(starts, np.int32) + (level - 1), rows),
+            ancestor_bits=np.tile(pack_bits(seen), (batch, 1)),
+        )
+        features[:, inner] = out.reshape(batch, rows, -1)
+        frontier = inner
+    return tree.trees(roots, tokens[:, 1:])
