@@ -233,8 +233,8 @@ class Engine:
         if not ids:
             raise RequestError(f"{where} is empty; give at least one token")
         vocab = self.manifest.target.vocab
-        outside = next((i for i in ids if not 0 <= i < vocab), None)
-        if outside is not None:
+        if min(ids) < 0 or max(ids) >= vocab:
+            outside = next(i for i in ids if not 0 <= i < vocab)
             raise RequestError(f"{where}: token id {outside} is outside the vocabulary of {vocab}")
         if len(ids) >= limit:
             raise RequestError(

@@ -54,7 +54,9 @@ class Prompt:
         if self.prompt_ids is not None:
             if isinstance(self.prompt_ids, str) or not isinstance(self.prompt_ids, Iterable):
                 raise RequestError(f"{where}: prompt_ids is {self.prompt_ids!r}, must be token ids")
-            ids = tuple(whole_number(f"{where}: a token id", i) for i in self.prompt_ids)
+            ids = tuple(self.prompt_ids)
+            if {*map(type, ids)} != {int}:
+                ids = tuple(whole_number(f"{where}: a token id", i) for i in ids)
             object.__setattr__(self, "prompt_ids", ids)
         if self.messages is not None:
             object.__setattr__(self, "messages", _messages(self.messages, where))
