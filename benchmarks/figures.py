@@ -28,6 +28,8 @@ LARGE = "h200-2026-11-23/120b-router-of-8.json"
 LARGE_PREFILL = "h200-2026-11-24/120b-prefill.json"
 TRANSFORMERS = "h200-2026-11-23/transformers.json"
 ON_CPU = "cpu-2026-11-21.json"
+WIDE_STEPS = "h200-2026-11-23/20b-steps.json"
+STREAM = "serve-stream-2026-11-26.json"
 QUALITY = "specpv-quality-2026-11-21.json"
 SUFFIX = "suffix-2026-11-26.json"
 
@@ -246,6 +248,31 @@ def heads() -> str:
     return _markdown(("", "factorised", "trained"), rows())
 
 
+def growth() -> str:
+    """Requests of 512 + 128 tokens a second, on paper: what each rate takes.
+
+    A GPU decodes 64 sequences without a draft, and reads prompts four to a launch in between; the
+    streams open at once are those of all GPUs (Little's law: a GPU's 64 over its rate).
+    """
+    prompt, output, batch = 512, 128, 64
+    launch = _phase(PREFILL, "2048 tokens", 1)
+    step_s = _phase(WIDE_STEPS, "no draft", batch)["time_s"]
+    request_s = launch["time_s"] * prompt / launch["rows"] + output * step_s / batch
+    stream = record(STREAM)
+    header = ("requests/s", "GPUs", "open streams", "tokens/s", "of streams, Gbit/s")
+
+    def rows() -> Iterator[Sequence[str]]:
+        for rate in (1, 100, 1000, 10_000, 100_000):
+            gpus = rate * request_s
+            tokens = rate * output
+            gbit = tokens * stream["body_bytes"] / stream["tokens"] * 8 / 1e9
+            streams = gpus * batch
+            texts = (f"{gpus:.{0 if gpus > 10 else 3}f}", f"{streams:.0f}", f"{tokens}")
+            yield (f"{rate}", *texts, f"{gbit:.{1 if gbit > 0.1 else 4}f}")
+
+    return _markdown(header, rows())
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "cpu": cpu,
@@ -255,6 +282,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "specpv-quality": specpv_quality,
     "caches": caches,
     "heads": heads,
+    "growth": growth,
 }
 
 

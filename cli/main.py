@@ -36,6 +36,7 @@ _COMMANDS = {
     "verify": "specbuild.cli.commands.verify",
     "bench": "specbuild.cli.bench.command",
     "compare": "specbuild.cli.commands.compare",
+    "plan": "specbuild.cli.commands.plan",
     "report": "specbuild.cli.commands.report",
     "tune": "specbuild.cli.commands.tune",
     "synth": "specbuild.cli.commands.synth",

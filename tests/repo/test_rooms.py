@@ -31,7 +31,7 @@ RUNTIME = {
     "draft lossy",
     "engine": "errors engine_dir cache guides text request executors draft decode",
     "serve": "errors engine_dir cache guides records sampling text request draft decode engine",
-    "measure": "errors engine_dir executors request draft decode engine",
+    "measure": "errors engine_dir cache executors request draft decode engine",
 }
 BUILDER = {
     "durable": "",

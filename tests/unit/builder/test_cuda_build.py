@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,21 @@ from safetensors import safe_open
 from shared_graphs import exported_anew
 
 from specbuild.builder.build import build
+from specbuild.builder.engine.rewrite import rewrite_engine
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.main import main
 from specbuild.cli.report.engine_sections import costs_figures
 from specbuild.cli.tables.step_cost_table import StepCostFacts, StepCostRow
 from specbuild.runtime.cache.layout import layouts
+from specbuild.runtime.draft.device_costs import (
+    METHOD,
+    STEP_COSTS_FILE,
+    ShapeCosts,
+    StepCosts,
+    programs_digest,
+    to_bytes,
+)
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
 from specbuild.runtime.engine_dir.plan import POINTER, Plan, Program
 from specbuild.runtime.engine_dir.strict_json import from_json
@@ -30,6 +40,7 @@ from specbuild.runtime.executors.cuda.check import read_plan
 from specbuild.runtime.executors.cuda.cubin import kernel_parameters
 from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets
 
+PREFILL = Path(__file__).parents[3] / "benchmarks/results/h200-2026-11-23/20b-prefill.json"
 LAUNCH_LIMIT_BYTES = 227 * 1024
 
 
@@ -227,6 +238,31 @@ def test_step_costs_are_curves_of_batches() -> None:
     batches = {round(y - 0.0001 * x, 6) for x, y in page.figures[0].marks if y is not None}
     assert len(batches) == 6 and {1.0, 128.0} <= batches
     assert page.figures[1].cells.count("none") == len(rows)
+
+
+def test_a_plan_needs_no_gpu(
+    engine: Path, plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tuned, prefill = tmp_path / "tuned", tmp_path / "prefill.json"
+    shutil.copytree(engine, tuned)
+    prefill.write_text(PREFILL.read_text())
+    words = ["plan", str(tuned), "--costs", str(prefill), "--gpu", "h200", "--json",
+             "--prompt-tokens", "8", "--output-tokens", "5", "--requests", "1"]  # fmt: skip
+    assert main(words) == 2 and "holds no step costs" in capsys.readouterr().err
+    manifest = read_manifest(tuned)
+    steps = tuple(ShapeCosts(b, 0, 0, 0, (0,), (0.25,), (0.0,)) for b in (1, 2))
+    costs = StepCosts("NVIDIA H200", programs_digest(manifest), METHOD, steps)
+    rewrite_engine(tuned, {STEP_COSTS_FILE: to_bytes(costs)})
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    shortest_s = min(phase["time_s"] for phase in json.loads(PREFILL.read_text())["phases"])
+    assert found["machine"] == "NVIDIA H200"
+    assert found["ttft_s"]["mean"] == pytest.approx(shortest_s)
+    assert found["tpot_s"]["mean"] == pytest.approx(0.25)
+    other = [word if word != "h200" else "h100" for word in words]
+    assert main(other) == 2 and "measured on NVIDIA H200" in capsys.readouterr().err
+    bare = [word for word in words if word not in ("--costs", str(prefill))]
+    assert main(bare) == 2 and "runs on a GPU" in capsys.readouterr().err
 
 
 def test_equal_builds_are_equal_byte_for_byte(

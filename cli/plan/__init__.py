@@ -1,0 +1,1 @@
+"""What a server of an engine will do, by its costs."""

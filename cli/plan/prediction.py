@@ -1,0 +1,93 @@
+"""Simulates one engine under the traffic, and as many as the targets want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from specbuild.cli.plan.options import TargetOptions
+from specbuild.cli.plan.report import PlanReport, Replicas, spreads
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.measure.serving.costs import ServingCosts
+from specbuild.runtime.measure.serving.simulation import Simulated, Traffic, simulate
+
+_MOST_REPLICAS = 1 << 20
+
+
+def predict(
+    name: str,
+    manifest: Manifest,
+    costs: ServingCosts,
+    traffic: Traffic,
+    *,
+    targets: TargetOptions,
+    acceptance: float,
+) -> PlanReport:
+    """The report. Raises SpecbuildError where targets hold for no number of replicas."""
+    chances = (acceptance,) if acceptance else ()
+
+    def served(asked: Traffic) -> Simulated:
+        return simulate(manifest, costs, asked, acceptance=chances)
+
+    found = served(traffic)
+    ttft, tpot, whole = spreads(found)
+    tokens = sum(each.tokens for each in found.served)
+    replicas = None
+    if targets.given():
+        if traffic.rate is None:
+            raise SpecbuildError("targets are for a --rate: give one in place of --clients")
+        replicas = _replicas(served, traffic, targets)
+    return PlanReport(
+        engine=name,
+        machine=costs.machine,
+        rate=traffic.rate,
+        clients=traffic.clients if traffic.rate is None else None,
+        prompt_tokens=traffic.prompt_tokens,
+        output_tokens=traffic.output_tokens,
+        requests=traffic.requests,
+        acceptance=acceptance,
+        ttft_s=ttft,
+        tpot_s=tpot,
+        e2e_s=whole,
+        requests_per_s=len(found.served) / found.duration_s,
+        output_tokens_per_s=tokens / found.duration_s,
+        busy_share=found.busy_share,
+        replicas=replicas,
+    )
+
+
+def _replicas(
+    served: Callable[[Traffic], Simulated], traffic: Traffic, targets: TargetOptions
+) -> Replicas:
+    """The fewest: doubled until the targets hold, then halved between."""
+    assert traffic.rate is not None
+    rate = traffic.rate
+    tried: dict[int, tuple[Replicas, bool]] = {}
+
+    def holds(count: int) -> bool:
+        share = rate / count
+        ttft, tpot, _ = spreads(served(replace(traffic, rate=share)))
+        p90 = None if tpot is None else tpot.p90
+        fits = _within(ttft.p90, targets.target_ttft_ms) and _within(p90, targets.target_tpot_ms)
+        tried[count] = (Replicas(count, share, ttft.p90, p90), fits)
+        return fits
+
+    most = 1
+    while not holds(most):
+        most *= 2
+        if most > _MOST_REPLICAS:
+            alone = tried[_MOST_REPLICAS][0]
+            raise SpecbuildError(
+                f"no number of replicas holds the targets: a request alone takes "
+                f"{1e3 * alone.ttft_p90_s:.1f} ms to its first token"
+            )
+    least = most // 2
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if holds(middle) else (middle, most)
+    return tried[most][0]
+
+
+def _within(value_s: float | None, most_ms: float | None) -> bool:
+    return most_ms is None or value_s is None or 1e3 * value_s <= most_ms

@@ -1,0 +1,1 @@
+"""What a server will do: its scheduler over measured costs, without a machine."""

@@ -1,0 +1,163 @@
+"""Requests that arrive at an engine's scheduler, whose launches take what a table says.
+
+Scheduler, loop, pages and draft policy are those that serve; only the launches are not run. So
+chunks of prompts, turns, batches and waiting for pages follow the rules of the engine itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.emission import Emission
+from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
+from specbuild.runtime.draft.policy import DraftPolicy, FixedPolicy, MeasuredPolicy
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.measure.serving.costs import ServingCosts, ServingDraftCosts
+from specbuild.runtime.measure.serving.simulated_stepper import Clock, SimulatedStepper
+from specbuild.runtime.request import GenerateParams, Request, TokenEvent
+
+# Launches that a device has queued while its oldest runs, as DeviceStepper keeps them.
+_DEVICE_LAUNCHES = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """``requests`` of so many tokens. ``rate`` a second, at random times; None: ``clients`` at
+    once, each of whom asks again when it is served.
+
+    ``request_s`` is what a request takes before the engine has it. The same ``seed`` gives the
+    arrivals of ``bench --server --rate``.
+    """
+
+    requests: int
+    prompt_tokens: int
+    output_tokens: int
+    rate: float | None = None
+    clients: int = 1
+    request_s: float = 0.0
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Served:
+    """Of one request: when it came, when its first and its last token did, in seconds."""
+
+    came_s: float
+    first_s: float
+    last_s: float
+    tokens: int
+
+    @property
+    def ttft_s(self) -> float:
+        """To the first token."""
+        return self.first_s - self.came_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """A token behind the first."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """``busy_share`` is the share of the time in which launches ran, until the last token."""
+
+    served: tuple[Served, ...]
+    duration_s: float
+    busy_share: float
+
+
+def simulate(
+    manifest: Manifest,
+    costs: ServingCosts,
+    traffic: Traffic,
+    *,
+    acceptance: Sequence[float] = (),
+    turns: Turns = DEFAULT_TURNS,
+) -> Simulated:
+    """What clients of one engine see. Without ``acceptance`` steps have no draft.
+
+    Raises SpecbuildError where a request is longer than the engine takes.
+    """
+    require_fitting(manifest, traffic)
+    budget = traffic.output_tokens
+    clock = Clock()
+    stepper = SimulatedStepper(
+        costs,
+        clock,
+        most_in_flight=_DEVICE_LAUNCHES if facts_of(manifest.backend).has_plan else 1,
+        acceptance=acceptance,
+        seed=traffic.seed,
+    )
+    limits = replace(manifest.limits, max_rows=min(manifest.limits.max_rows, costs.chunk_rows))
+    cut = replace(manifest, limits=limits)
+    loop = _loop(cut, stepper, _policy(costs, acceptance), turns)
+    params = GenerateParams(max_new_tokens=budget, ignore_eos=True)
+    request = Request("simulated", (0,) * traffic.prompt_tokens, params, budget)
+    arrivals, held = _arrivals(traffic)
+    came: list[float] = []
+    times: list[list[float]] = []
+    while arrivals or not loop.idle:
+        while arrivals and arrivals[0] <= clock.now_s:
+            came.append(arrivals.popleft())
+            times.append([])
+            loop.add(request)
+        if loop.idle:
+            clock.now_s = arrivals[0]
+            continue
+        for event in loop.turn():
+            if isinstance(event, TokenEvent):
+                times[event.request].append(clock.now_s)
+                if len(times[event.request]) == budget and held:
+                    held -= 1
+                    arrivals.append(clock.now_s + traffic.request_s)
+    served = [
+        Served(at - traffic.request_s, each[0], each[-1], len(each))
+        for at, each in zip(came, times, strict=True)
+    ]
+    return Simulated(tuple(served), clock.now_s, clock.busy_s / max(clock.now_s, 1e-12))
+
+
+def require_fitting(manifest: Manifest, traffic: Traffic) -> None:
+    """SpecbuildError where a request is longer than the engine takes."""
+    tokens, most = traffic.prompt_tokens + traffic.output_tokens, manifest.limits.max_seq_len
+    if tokens > most:
+        raise SpecbuildError(
+            f"{traffic.prompt_tokens} prompt tokens and {traffic.output_tokens} more are {tokens}, "
+            f"the engine takes {most}: ask for less, or build it with a larger --max-seq-len"
+        )
+
+
+def _policy(costs: ServingCosts, acceptance: Sequence[float]) -> DraftPolicy:
+    if not acceptance or not costs.shapes:
+        return FixedPolicy(None, max_depth=0, reason="no draft")
+    return MeasuredPolicy(ServingDraftCosts(costs))
+
+
+def _loop(manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy, turns: Turns) -> Loop:
+    fixed = facts_of(manifest.backend).has_plan
+    kv = KvPools(manifest.cache_groups, manifest.limits, fixed=fixed)
+    emission = Emission((), max_depth=policy.max_depth, text_stream=lambda _: None)
+    loop = Loop(stepper, Scheduler(manifest.limits, kv, turns=turns), emission, policy)
+    loop.open()
+    return loop
+
+
+def _arrivals(traffic: Traffic) -> tuple[deque[float], int]:
+    """When requests reach the engine, and how many more come when others are served."""
+    if traffic.rate is None:
+        first = min(traffic.clients, traffic.requests)
+        return deque([traffic.request_s] * first), traffic.requests - first
+    drawn, at_s = random.Random(traffic.seed), traffic.request_s
+    times = []
+    for _ in range(traffic.requests):
+        times.append(at_s)
+        at_s += drawn.expovariate(traffic.rate)
+    return deque(times), 0

@@ -1,0 +1,99 @@
+"""``specbuild plan``: predictions of a CPU engine, from costs measured here and kept ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from command_line import Command
+
+from specbuild.runtime.draft.device_costs import ShapeCosts
+from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.measure.serving.costs import ServingCosts
+
+SIZES = ("--prompt-tokens", 20, "--output-tokens", 11, "--requests", 200)
+
+
+def kept(file: Path, *, step_ms: float = 5.0) -> Path:
+    """Costs of a machine on which a step takes so long, and a prompt twice that."""
+    steps = [ShapeCosts(b, 0, 0, 0, (0,), (step_ms / 1e3,), (0.0,)) for b in (1, 2)]
+    costs = ServingCosts("NVIDIA H200", 96, (32,), (2 * step_ms / 1e3,), tuple(steps))
+    file.write_text(json.dumps(to_json(costs)))
+    return file
+
+
+def test_costs_are_measured_once_and_give_the_same_plan_again(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "costs.json"
+    first = command("plan", tiny_engine, "--rate", 5, *SIZES, "--save-costs", file, "--json")
+    assert first.code == 0, first.err
+    again = command("plan", tiny_engine, "--rate", 5, *SIZES, "--costs", file, "--json")
+    assert again.records == first.records
+    (found,) = first.records
+    assert (found["requests"], found["machine"], found["replicas"]) == (200, "cpu", None)
+    prompt_s = json.loads(file.read_text())["prompt_s"]
+    assert found["ttft_s"]["mean"] >= 0.9 * min(prompt_s)
+    tokens_per_s = found["output_tokens_per_s"]
+    assert tokens_per_s == 11 * found["requests_per_s"]
+
+
+def test_replicas_are_the_fewest_that_hold_the_targets(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    costs = kept(tmp_path / "costs.json")
+
+    def plan(*more: object) -> dict[str, Any]:
+        result = command("plan", tiny_engine, "--costs", costs, *SIZES, *more, "--json")
+        assert result.code == 0, result.err
+        found: dict[str, Any] = result.records[0]
+        return found
+
+    found = plan("--rate", 200, "--target-ttft-ms", 40)
+    replicas = found["replicas"]
+    assert replicas["count"] > 1 and replicas["ttft_p90_s"] <= 0.040
+    assert found["busy_share"] > 0.98
+    fewer = plan("--rate", replicas["requests_per_s"] * replicas["count"] / (replicas["count"] - 1))
+    assert fewer["ttft_s"]["p90"] > 0.040
+    alone = plan("--clients", 1)
+    assert abs(alone["ttft_s"]["worst"] - 0.010) < 1e-9
+    assert abs(alone["tpot_s"]["mean"] - 0.005) < 1e-9
+
+
+def test_plans_are_shown(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+    costs = kept(tmp_path / "costs.json")
+    result = command(
+        "plan", tiny_engine, "--costs", costs, "--gpu", "h200", "--rate", 300,
+        "--target-tpot-ms", 8, *SIZES,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    for part in (
+        "on NVIDIA H200, 300 requests/s",
+        "requests come faster",
+        "replicas",
+        "first token",
+    ):
+        assert part in result.out
+
+
+def test_what_cannot_be_planned_is_one_sentence(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    costs = kept(tmp_path / "costs.json")
+    wrong = tmp_path / "wrong.json"
+    wrong.write_text(json.dumps(json.loads(costs.read_text()) | {"prompt_s": [0.0]}))
+    other = tmp_path / "other.json"
+    other.write_text("[]")
+    for words, said in (
+        (("--costs", costs, "--gpu", "h100"), "measured on NVIDIA H200"),
+        (("--costs", costs, "--rate", 1, "--prompt-tokens", 90, "--output-tokens", 9), "takes 96"),
+        (("--costs", wrong, *SIZES), "malformed"),
+        (("--costs", other, *SIZES), "other.json"),
+        (("--costs", tmp_path / "none.json", *SIZES), "cannot be read"),
+        (("--costs", costs, "--target-ttft-ms", 5, *SIZES), "targets are for a --rate"),
+        (("--costs", costs, "--rate", 1, "--target-ttft-ms", 5, *SIZES), "no number of replicas"),
+    ):
+        result = command("plan", tiny_engine, "--prompt-tokens", 20, "--output-tokens", 4, *words)
+        assert result.code == 2 and said in result.err, result.err
+        assert "internal" not in result.err and "\n" not in result.err.strip()
