@@ -142,7 +142,9 @@ def _policy(costs: ServingCosts, acceptance: Sequence[float]) -> DraftPolicy:
 
 
 def _loop(manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy, turns: Turns) -> Loop:
-    fixed = facts_of(manifest.backend).has_plan
+    # As executors of the kernels' own plugins hold pages.
+    facts = facts_of(manifest.backend)
+    fixed = facts.has_engines and facts.launches_kernels
     kv = KvPools(manifest.cache_groups, manifest.limits, fixed=fixed)
     emission = Emission((), max_depth=policy.max_depth, text_stream=lambda _: None)
     loop = Loop(stepper, Scheduler(manifest.limits, kv, turns=turns), emission, policy)
