@@ -14,6 +14,7 @@ from specbuild.builder.inputs import read_checkpoints
 from specbuild.builder.options import BuildOptions, DsaOptions, SpecPvOptions
 from specbuild.builder.progress import Progress
 from specbuild.builder.speculative_config import EngineConfig
+from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
 from specbuild.runtime.errors import SpecbuildError
 
@@ -124,7 +125,7 @@ def _require_latents(modes: Sequence[Mode], asked: BuildOptions, progress: Progr
 
 
 def _key(options: BuildOptions) -> bytes:
-    """What an engine is built of: options, and name, size and time of every checkpoint file."""
+    """What an engine is built of: the format, options, and each file's name, size and time."""
     places = [path for path in (options.model, options.draft) if path is not None]
     files = [
         (str(file.relative_to(place)), file.stat().st_size, file.stat().st_mtime_ns)
@@ -132,5 +133,5 @@ def _key(options: BuildOptions) -> bytes:
         for file in sorted(place.rglob("*") if place.is_dir() else ())
         if file.is_file()
     ]
-    said = json.dumps([str(options), files])
+    said = json.dumps([FORMAT_VERSION, str(options), files])
     return hashlib.sha256(said.encode()).hexdigest().encode()
