@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.policy import StepOutcome
+from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.serving.costs import ServingCosts
 from specbuild.runtime.request import SequenceState
@@ -90,7 +91,7 @@ class SimulatedStepper:
     def settle(self) -> None:
         """Nothing waits for it."""
 
-    def prepare_step(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> None:
+    def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """What is made ready takes no time."""
 
     def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
@@ -110,9 +111,10 @@ class SimulatedStepper:
         self._launches.append(_Launch(self._after(took_s), chunks=chunks))
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: DraftShape | None, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
     ) -> None:
         """A whole step."""
+        assert not isinstance(shape, OfferedDepths), "nothing is offered to simulated steps"
         took_s = self._costs.step_s(shape, batch=outlook.batch, context=outlook.context)
         assert took_s is not None, "the policy asks for drafts of the table"
         for sequence in sequences:
