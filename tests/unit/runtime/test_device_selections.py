@@ -87,7 +87,7 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     sequence = SimpleNamespace(index=0)
     stepper._rows = SimpleNamespace(sequences=[sequence])
     flights = [StepAhead({0: sequence}, shape, 0) for shape in (DraftShape(1, 3, 3), None)]  # type: ignore[dict-item]
-    stepper._flights = [_Step(i, ahead, None, True, ()) for i, ahead in enumerate(flights)]  # type: ignore[arg-type]
+    stepper._flights = [_Step(i, ahead, None, True, (), 0) for i, ahead in enumerate(flights)]  # type: ignore[arg-type]
     ahead = stepper._ahead([sequence], DraftShape(2, 2, 4))
     assert (ahead.most_emitted, ahead.depth) == (5, 2)
 
