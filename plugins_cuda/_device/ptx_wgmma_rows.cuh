@@ -9,8 +9,9 @@
 #include "ptx_wgmma_shared.cuh"
 
 // Where 16-byte unit `unit` of row `row` stands in a tile of so many rows, in units.
-template <int rows>
+template <int width, int rows>
 __device__ __forceinline__ constexpr int panel_unit(int row, int unit) {
+  if (width == 64) return row * 8 + (unit ^ row % 8);
   return unit / 8 * (rows * 8) + row * 8 + (unit % 8 ^ row % 8);
 }
 

@@ -11,6 +11,7 @@ from specbuild.plugins_cuda.dispatch import Rule, first_rule
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     WGMMA_WIDTHS,
+    WIDE,
     Geometry,
     geometry_of,
 )
@@ -85,7 +86,9 @@ def _has_many_rows(facts: Facts) -> bool:
 def _has_several_rows(facts: Facts) -> bool:
     shape = facts.shape
     long = is_long(shape) and shape.batch * shape.capacity >= FEWEST_SLOTS_OF_ALL_VIEWS
-    several = SEVERAL_ROWS <= shape.most_rows < MANY_ROWS
+    # Of wide heads the plain kernel's two warps of a tile are as quick as long as they hold all.
+    fewest = SEVERAL_ROWS if shape.width <= WIDE else max(SEVERAL_ROWS, 2 * shape.mma_rows + 1)
+    several = fewest <= shape.most_rows < MANY_ROWS
     return facts.may_be_many and several and long and not facts.is_partial
 
 
@@ -134,7 +137,7 @@ TABLE: tuple[Rule[Facts], ...] = (
         "reading keys once pays for a second launch only behind long contexts, which partial views "
         "are not",
         _has_several_rows,
-        rows=f"{SEVERAL_ROWS} of a sequence, or more",
+        rows=f"{SEVERAL_ROWS} of a sequence, or more; 9 of heads of 128, up to 4 a KV head",
         context=f"no window; an engine beyond {MEASURED_CAPACITY - 1024} tokens",
         width=WGMMA_TEXT,
         pages=f"all views {FEWEST_SLOTS_OF_ALL_VIEWS} slots, not one sequence's partial ones",
@@ -183,10 +186,17 @@ def rule_of(request: LoweringRequest) -> Rule[Facts]:
 def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitPerWarp | None:
     """How teams with splits of their own do this launch, None where others do."""
     groups = shape.batch * shape.kv_heads
-    crowded = has_few_rows(shape) and groups > request.target.multiprocessors
+    # Half of the teams are for two CTAs of a multiprocessor: of wide heads and a row each they fit.
+    halves = has_few_rows(shape) if shape.width <= WIDE else shape.most_rows == 1
+    crowded = halves and groups > request.target.multiprocessors
     most = most_teams(shape)
     usual = 0 if groups < MANY_GROUPS else most // 2 if crowded else most
     teams = request.tactic.get("slot_teams", usual)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None
-    return split_per_warp(request, shape, teams, request.tactic.get("stages", 2))
+    # Fewer teams have fewer tiles under way: three each, where that fits.
+    depths = (3, 2) if shape.width > WIDE else (2,)
+    if "stages" in request.tactic:
+        depths = (request.tactic["stages"],)
+    cuts = (split_per_warp(request, shape, teams, depth) for depth in depths)
+    return next((cut for cut in cuts if cut is not None), None)

@@ -9,6 +9,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 80, 96, 128)
 WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
+WIDE = 64  # of wider heads registers hold half as many rows, and shared memory half as many tiles
 MOST_GROUP = 16
 # Of the decode kernels: keys of a tile, heads that stand in half an mma, a flag in shared memory.
 TILE_KEYS, HEADS, FLAG_BYTES = 32, 8, 16

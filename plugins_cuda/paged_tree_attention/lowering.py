@@ -29,6 +29,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     FLAG_BYTES,
     HEADS,
+    WIDE,
     Geometry,
     tile_bytes,
 )
@@ -54,8 +55,8 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import (
 USUAL_ROWS = 4  # of sequences beside those with many
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 # Of m16 tiles: of a warp that shares its keys with none, and of two that share theirs. Registers
-# bound both, and lanes the rows of the latter; heads wider than this leave space for one.
-MOST_ALONE, MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP, WIDE = 2, 3, 8, 64
+# bound both, and lanes the rows of the latter; wide heads leave space for one.
+MOST_ALONE, MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP = 2, 3, 8
 # Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
 MOST_CTAS = 1024
 
@@ -225,7 +226,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     # Half of the teams leave space for a second CTA where rows are few.
     most = most_teams(shape)
-    sizes = (most, most // 2) if has_few_rows(shape) or shape.width > 64 else (most,)
+    sizes = (most, most // 2) if has_few_rows(shape) else (most,)
     own: list[Tactic] = [{"slot_teams": n, "stages": stages} for n in sizes for stages in (2, 3)]
     own = [t for t in own if own_splits(replace(request, tactic=t), shape, splits)]
     shared: list[Tactic] = [{"stages": 2}, {"stages": 4}]

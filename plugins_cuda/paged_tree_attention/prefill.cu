@@ -52,7 +52,7 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, i
     int64_t entry = 0;
     if (seen) {
       const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
+      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, blockIdx.y, slot);
     }
     const int to = tile_unit<WIDTH>(key, unit);
     cp_async_16_or_zero(keys + to, pool.keys + entry * kUnits + unit, seen);

@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     WGMMA_WIDTHS,
+    WIDE,
     Geometry,
     geometry_of,
     tile_row_bytes,
@@ -22,7 +23,6 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 
 WARPS, KEYS = 4, 64
-WIDEST_OF_TWO_TILES = 64  # of a head; a warp has two m16 tiles then, else one
 WARPS_OF_FULL_ROWS, COPYING_WARPS, STAGES = 8, 4, 4
 FULL_KEYS_TIMES_WIDTH = 8192  # 32 KB a stage
 
@@ -44,7 +44,7 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
         constants += (("KEYS", keys), ("STAGES", stages))
     else:
         keys, stages, warps = KEYS, 2, WARPS
-        rows = WARPS * (2 if shape.width <= WIDEST_OF_TWO_TILES else 1)
+        rows = WARPS * (2 if shape.width <= WIDE else 1)
     return OpLaunch(
         Kernel(
             "paged_tree_attention",

@@ -61,9 +61,9 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
     int64_t entry = 0;
     if (seen) {
       const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
+      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, blockIdx.y, slot);
     }
-    const int to = panel_unit<kKeys>(key, unit);
+    const int to = panel_unit<WIDTH, kKeys>(key, unit);
     cp_async_16_or_zero(stage + to, pool.keys + entry * kUnits + unit, seen);
     cp_async_16_or_zero(stage + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }

@@ -9,6 +9,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
     FLAG_BYTES,
     HEADS,
+    WIDE,
     Geometry,
     tile_bytes,
 )
@@ -17,7 +18,6 @@ MOST_TEAMS = 8
 WIDTHS = (16, 32, 64, 128)
 MOST_WARPS = 8  # so that a thread may have 255 registers
 MOST_MMAS_OF_A_WARP, MOST_ROW_WARPS = 2, 2
-WIDE = 64  # of wider heads a warp has half as many rows, and a CTA half as many teams
 SHARE_BYTES = 32  # of a Share (device/attention_shares.cuh)
 
 

@@ -69,8 +69,8 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, posi
     tree = node(text, position, (164, 163, 0, 162))
     bystander = node(other, 40, (3, 4, 5, 6))
     launches = {
-        "chain of 5": ([reverified(text, position, 5)], 4, -1),
-        "chain of 13": ([reverified(text, position, 13)], 3, -1),
+        "chain of 5": ([reverified(text, position, 5)], 7, -1),
+        "chain of 13": ([reverified(text, position, 13)], 6, -1),
         "chain of 40": ([reverified(text, position, 40)], 11, -1),
         "few beside many": ([reverified(other, 533, 40), alone(text, position)], 1, -1),
         "tree": ([tree], 5, 5),
@@ -91,10 +91,25 @@ def test_many_rows_share_a_long_context(page_size: int) -> None:
     shape, pages = replace(LLAMA, page_size=page_size), MANY_PAGES * 64 // page_size
     text = Text.drawn(2600, shape, 3)
     wanted = Launch(shape, [alone(text, 2500)], pages=pages).attended()[0][-1]
-    for rows in (6, 20):
+    for rows in (10, 20):
         chain = Launch(shape, [reverified(text, 2500, rows)], pages=pages, seed=rows)
         assert chain.entries() == ["attend_many", "join_slots"]
         np.testing.assert_array_equal(chain.attended()[0][-1], wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "entry"),
+    [
+        (LLAMA, 8, "attend_split"), (LLAMA, 9, "attend_many"),
+        (QWEN, 4, "attend_split"), (QWEN, 5, "attend_many"),
+    ],
+)  # fmt: skip
+def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
+    shape: Geometry, rows: int, entry: str
+) -> None:
+    text = Text.drawn(60, shape, 5)
+    launch = Launch(shape, [reverified(text, 40, rows)], pages=MANY_PAGES)
+    assert launch.entries()[0] == entry
 
 
 @pytest.mark.parametrize(

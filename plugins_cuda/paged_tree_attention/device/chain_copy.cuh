@@ -40,8 +40,8 @@ struct Pool {
   // `table` on.
   __device__ __forceinline__ int64_t unit_of(int table, unsigned slot, int unit) const {
     const int page = page_table[table + slot / PAGE_SIZE];
-    const int row = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y),
-                                                            static_cast<int>(slot % PAGE_SIZE));
+    const int row =
+        pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
     return static_cast<int64_t>(row) * kUnits + unit;
   }
 
@@ -72,7 +72,8 @@ struct Pool {
       wait();
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int to = panel_unit<kTile>(key + i % kOrders * kKeysAtOnce, unit) + i / kOrders * 64;
+        const int to =
+            panel_unit<WIDTH, kTile>(key + i % kOrders * kKeysAtOnce, unit) + i / kOrders * 64;
         const int64_t from = run[i / kOfRun % kRuns] + i % kOfRun * kKeysAtOnce * kUnits;
         cp_async_16(stage + to, keys + from);
         cp_async_16(stage + kTileUnits + to, values + from);
@@ -84,7 +85,7 @@ struct Pool {
     for (int i = 0; i < kCopies; ++i) {
       const int slot = slot_of(at.from + key + i * kKeysAtOnce, rows, at);
       const int64_t from = slot >= 0 ? unit_of(rows.table, slot, unit) : 0;
-      const int to = panel_unit<kTile>(key + i * kKeysAtOnce, unit);
+      const int to = panel_unit<WIDTH, kTile>(key + i * kKeysAtOnce, unit);
       cp_async_16_or_zero(stage + to, keys + from, slot >= 0);
       cp_async_16_or_zero(stage + kTileUnits + to, values + from, slot >= 0);
     }
