@@ -27,8 +27,8 @@ class PoolBudget:
     ) -> tuple[CacheGroup, ...]:
         """The groups with their pages, page 0 included.
 
-        Windows keep rings for every sequence; no group gets more than the worst case. Raises
-        SpecbuildError where one sequence of the longest length has no place.
+        Windows have pages for the largest launch of every sequence; no group gets more than the
+        worst case. Raises SpecbuildError where one sequence of the longest length has no place.
         """
         if self.memory is not None and self.pages is not None:
             raise SpecbuildError("--kv-memory and --kv-pages are two ways to say it; give one")
@@ -43,7 +43,7 @@ class PoolBudget:
     def _within_memory(
         self, worst: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None, memory: int
     ) -> tuple[CacheGroup, ...]:
-        """As many tokens in every group that keeps all as fit beside the windows' rings."""
+        """As many tokens in every group that keeps all as fit beside the windows' pages."""
 
         def holding(tokens: int) -> tuple[CacheGroup, ...]:
             return tuple(_with_pages(g, limits, -(-tokens // g.page_size)) for g in worst)

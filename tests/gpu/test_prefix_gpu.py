@@ -12,7 +12,17 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from example_engine import CHAIN, EXAMPLE, TREE, build_example, on_gpu, outputs, records
+from example_engine import (
+    CHAIN,
+    EXAMPLE,
+    TREE,
+    build_example,
+    linked_target,
+    on_gpu,
+    outputs,
+    records,
+)
+from indexer_files import write_derived_indexers
 
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
@@ -35,6 +45,14 @@ VIEWS: dict[str, Any] = {
     "specpv_partial_threshold": 64,
     "specpv_full_refresh_interval": 6,
 }
+# Rows choose among all tokens: full attention's bits.
+CHOICES: dict[str, Any] = {
+    "dsa": True,
+    "dsa_top_k": 1024,
+    "dsa_threshold": 256,
+    "dsa_recent_tokens": 16,
+    "dsa_check_interval": 0,
+}
 # A sequence of 1024 tokens and its tree takes 17 pages of 64.
 FEW_PAGES = 24
 
@@ -51,7 +69,7 @@ class Pair:
         return self.cold.manifest.cache_groups[0].page_size
 
 
-@pytest.fixture(scope="module", params=["keys and values", "latents", "views"])
+@pytest.fixture(scope="module", params=["keys and values", "latents", "views", "indexers"])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
@@ -61,6 +79,10 @@ def pair(
         changes["model"] = folder / "target"
         copytree(EXAMPLE / "target", folder / "target")
         retrofit_mla(LatentOptions(model=folder / "target", rank=64), SilentProgress())
+    if request.param == "indexers":
+        changes = {"model": linked_target(folder), **CHOICES}
+        weights = EXAMPLE / "target" / "model.safetensors"
+        write_derived_indexers(folder / "target", weights, range(1, 24, 2), width=64)
     with ExitStack() as opened:
         yield opened_pair(opened, build_example(folder / "cuda", **changes))
 
