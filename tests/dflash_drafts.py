@@ -86,10 +86,18 @@ def write_dflash(
 class PlainDFlash:
     """Section 3 of arXiv 2602.06036 without caches, one query at a time.
 
-    ``embedding`` and ``head`` [V, H] are the target's.
+    ``embedding`` and ``head`` [V, H] are the target's. A row sees ``window`` places, itself the
+    last.
     """
 
-    def __init__(self, tensors: Tensors, embedding: torch.Tensor, head: torch.Tensor) -> None:
+    def __init__(
+        self,
+        tensors: Tensors,
+        embedding: torch.Tensor,
+        head: torch.Tensor,
+        window: int = 1 << 30,
+    ) -> None:
+        self.window = window
         self.of = {name: value.float() for name, value in tensors.items()}
         self.embedding, self.head = embedding.float(), head.float()
         found = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
@@ -119,11 +127,12 @@ class PlainDFlash:
         k, v = self.heads(layer, "k", rows, 0), self.heads(layer, "v", rows, 0)
         out = torch.zeros(len(block), HEADS, WIDTH)
         for row in range(len(block)):
-            seen = start + row + 1 if causal else len(rows)
+            first = max(0, start + row + 1 - self.window)
+            seen = slice(first, start + row + 1 if causal else len(rows))
             for head in range(HEADS):
                 source = head * KV_HEADS // HEADS
-                weights = (k[:seen, source] @ q[row, head] / math.sqrt(WIDTH)).softmax(dim=0)
-                out[row, head] = weights @ v[:seen, source]
+                weights = (k[seen, source] @ q[row, head] / math.sqrt(WIDTH)).softmax(dim=0)
+                out[row, head] = weights @ v[seen, source]
         return out.flatten(1) @ self.of[f"{layer}.self_attn.o_proj.weight"].T
 
     def heads(self, layer: str, part: str, x: torch.Tensor, first: int) -> torch.Tensor:

@@ -102,8 +102,8 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
     window = options.drafting.window
     if window is None:
         return draft
-    if isinstance(draft, MtpGeometry) or draft.mla is not None:
-        kind = "an MTP layer" if isinstance(draft, MtpGeometry) else "a draft with MLA"
+    kind = _without_window(draft)
+    if kind is not None:
         raise SpecbuildError(
             f"--draft-window {window}: {kind} attends to every token; leave it out"
         )
@@ -112,7 +112,21 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
             f"--draft-window {window} is wider than the draft's own window of "
             f"{draft.sliding_window}; leave it out or ask for less"
         )
+    assert not isinstance(draft, MtpGeometry)
     return replace(draft, sliding_window=window)
+
+
+def _without_window(draft: DraftGeometry) -> str | None:
+    """The kind of a draft that no window can bound, None for others.
+
+    Rows of a window's launch stand where their ancestors say; in a block that is not causal these
+    lie behind a row too.
+    """
+    if isinstance(draft, MtpGeometry):
+        return "an MTP layer"
+    if isinstance(draft, DFlashGeometry) and not draft.causal:
+        return "a DFlash draft that is not causal"
+    return None if draft.mla is None else "a draft with MLA"
 
 
 def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:

@@ -180,6 +180,25 @@ def test_the_manifest_says_what_drafts(folder: Path, command: Command) -> None:
     assert shown.code == 0 and "DFlash, not causal; blocks of 6, mask 5" in shown.out
 
 
+def test_a_window_is_of_causal_blocks(tmp_path: Path) -> None:
+    """The draft of a long text then sees the end of it alone."""
+    window = DraftOptions(window=16)
+    with pytest.raises(SpecbuildError, match="--draft-window 16: a DFlash draft that is not"):
+        built(tmp_path / "dflash", window)
+    tensors = built(tmp_path, window, causal=True)
+    reference = PlainDFlash(tensors, *shared_of(tmp_path), window=16)
+
+    def expected(
+        states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
+    ) -> set[tuple[int, ...]]:
+        logits = reference.logits(states, int(ids[-1]), causal=True)
+        return likeliest(logits, torch.arange(VOCAB), shape)
+
+    probe = EngineProbe(tmp_path / "engine")
+    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    check_rounds(drafter, probe.manifest, [(2, CHAIN), (1, TREE), (5, CHAIN)], expected)
+
+
 def test_levels_are_bounded_by_the_block(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="--draft-depth 6: the draft's block is of 6 tokens"):
         built(tmp_path, DraftOptions(depth=6))
