@@ -54,15 +54,15 @@ struct SegmentChunks {
 // Prologue and loop: the rows ``logit_rows[first_row …]`` of x are normed into shared memory, then
 // finish(chunk, sums) has each tile's logits: sums[0][n][i] is row g (i < 2) or g + 8 of the tile
 // for token 8n + 2t + i % 2. between() runs after the wait for the launch in front and before a
-// barrier.
+// barrier, normed(fragments) where a warp's own slice of the rows is normed and before another.
 template <class Shape, class Fragments, NormRounding rounding, class Chunks, class Between,
-          class Finish>
+          class Normed, class Finish>
 __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_rows,
                                             const uint16_t* norm,
                                             const typename Shape::Units::Stored* weight,
                                             const Chunks& chunks, unsigned char* shared,
                                             int first_row, int rows, float eps, Between between,
-                                            Finish finish) {
+                                            Normed normed, Finish finish) {
   constexpr int kWidth = Shape::kBlocks * 32;
   const Fragments fragments(shared);
   WeightStream<Shape, Chunks> stream(weight, chunks, nullptr, 0);
@@ -78,6 +78,7 @@ __device__ __forceinline__ void stream_head(const uint16_t* x, const int* logit_
   cp_async_wait<0>();
   __syncwarp();
   fragments.template norm<rounding>(shared + Fragments::kBytes, eps);
+  normed(fragments);
   __syncthreads();
   SharedTokens<Shape> input{fragments.at(0, 0)};
   stream.run(input, finish);

@@ -6,14 +6,14 @@
 // the first block, then in the second. An element is its code times 2^(scale − 127), which a bf16
 // holds exactly: what is stored decides nothing but the weight's values.
 //
-// Instructions for a block of a tile: bf16 none, fp8 28 and two for scales, MXFP4 26 and two. With
-// its mma and loads a block takes an SM's scheduler about 36 issue slots of MXFP4; at 4.5 TB/s one
-// comes every 63, of fp8 every 122.
+// Instructions for a block of a tile: bf16 none, fp8 and int8 28 and two for scales, MXFP4 26 and
+// two. With its mma and loads a block takes an SM's scheduler about 36 issue slots of MXFP4; at 4.5
+// TB/s one comes every 63, of fp8 every 122.
 #pragma once
 
 #include "mxfp4.cuh"
 
-constexpr int kBf16Weights = 0, kFp8Weights = 1, kMxfp4Weights = 2;
+constexpr int kBf16Weights = 0, kFp8Weights = 1, kMxfp4Weights = 2, kInt8Weights = 3;
 constexpr int kLoadBytes = 512;
 
 // What a lane holds of a unit.
@@ -84,8 +84,9 @@ struct Mxfp4Units : ScaledUnits<1> {
   }
 };
 
-// e4m3 with a scale for 32 columns: a piece is one block of rows g and g + 8.
-struct Fp8Units : ScaledUnits<2> {
+// Bytes with a scale for 32 columns: a piece is one block of rows g and g + 8.
+template <class Code>
+struct ByteUnits : ScaledUnits<2> {
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
@@ -101,21 +102,49 @@ struct Fp8Units : ScaledUnits<2> {
   }
 
  private:
-  // 2^(scale − 7) of bytes ``odd`` and ``odd`` + 2, in the low and the high half.
+  // What Code's pairs are multiplied by, of bytes ``odd`` and ``odd`` + 2, in the low and the high
+  // half.
   static __device__ __forceinline__ uint32_t scales_of(uint32_t scales, int odd) {
-    return __byte_perm(scales, 0u, 0x4240u + 0x101u * odd) * 128u + 0x3C003C00u;
+    return __byte_perm(scales, 0u, 0x4240u + 0x101u * odd) * 128u + Code::kScaleBits;
   }
 
-  // Four codes times a scale. An e4m3's sign at bit 15 and its other bits at 10:4 of a half are
-  // e4m3 · 2^-120 in bf16, subnormal or not.
+  // Four codes times a scale.
   template <int half>
   static __device__ __forceinline__ void decode_pairs(uint32_t word, uint32_t scales, uint32_t& low,
                                                       uint32_t& high) {
-    const uint32_t turned = (word >> 4) | (word << 28);
-    low = mul_bf16x2_by_half<half>(word & 0x87F087F0u, scales);
-    high = mul_bf16x2_by_half<half>((turned & 0x87808780u) | ((word << 4) & 0x00700070u), scales);
+    low = mul_bf16x2_by_half<half>(Code::low_pair(word), scales);
+    high = mul_bf16x2_by_half<half>(Code::high_pair(word), scales);
   }
 };
+
+// An e4m3's sign at bit 15 and its other bits at 10:4 of a half are e4m3 · 2^-120 in bf16,
+// subnormal or not. Its multiplier is 2^(scale − 7).
+struct E4m3Code {
+  static constexpr uint32_t kScaleBits = 0x3C003C00u;
+
+  static __device__ __forceinline__ uint32_t low_pair(uint32_t word) {
+    return word & 0x87F087F0u;
+  }
+  static __device__ __forceinline__ uint32_t high_pair(uint32_t word) {
+    const uint32_t turned = (word >> 4) | (word << 28);
+    return (turned & 0x87808780u) | ((word << 4) & 0x00700070u);
+  }
+};
+using Fp8Units = ByteUnits<E4m3Code>;
+
+// A sign at bit 15 and a magnitude at 6:0 of a half are a subnormal bf16, the magnitude times
+// 2^-133. Its multiplier is 2^(scale − 127).
+struct Int8Code {
+  static constexpr uint32_t kScaleBits = 0u;
+
+  static __device__ __forceinline__ uint32_t low_pair(uint32_t word) {
+    return word & 0x807F807Fu;
+  }
+  static __device__ __forceinline__ uint32_t high_pair(uint32_t word) {
+    return ((word >> 8) & 0x007F007Fu) | ((word << 8) & 0x80008000u);
+  }
+};
+using Int8Units = ByteUnits<Int8Code>;
 
 template <int weights>
 struct WeightUnits;
@@ -130,4 +159,8 @@ struct WeightUnits<kFp8Weights> {
 template <>
 struct WeightUnits<kMxfp4Weights> {
   using Units = Mxfp4Units;
+};
+template <>
+struct WeightUnits<kInt8Weights> {
+  using Units = Int8Units;
 };

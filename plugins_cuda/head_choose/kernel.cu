@@ -136,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
         prepare_folds(sampling, folds, WARPS * Shape::kMostTokens, first_row, folding.live,
                       temperature, seed, position);
       },
+      [](const Fragments&) {},
       [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) { folding(chunks, chunk, sums); });
 }
 

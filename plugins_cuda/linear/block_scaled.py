@@ -1,17 +1,23 @@
-"""Dense weights as codes with a power-of-two scale for 32 columns: MXFP4, and fp8 as MXFP8.
+"""Dense weights as codes with a power-of-two scale for 32 columns: MXFP4, fp8 as MXFP8, and int8.
 
-Both are formats of the OCP Microscaling Formats specification, version 1.0: elements e2m1, or e4m3,
-and an e8m0 scale for a block of 32 values of a row. The scale's exponent is that of the block's
-largest magnitude less that of the largest element (section 6.3), or one more where that magnitude
-would else be rounded beyond this element; elements are rounded to nearest even. Scales are bounded
-so that kernels decode every element exactly in bf16.
+The first two are formats of the OCP Microscaling Formats specification, version 1.0: elements e2m1,
+or e4m3, and an e8m0 scale for a block of 32 values of a row. The scale's exponent is that of the
+block's largest magnitude less that of the largest element (section 6.3), or one more where that
+magnitude would else be rounded beyond this element; elements are rounded to nearest even. Scales
+are bounded so that kernels decode every element exactly in bf16.
+
+An int8 element is a sign and a magnitude up to 127, and a scale's code counts from −260 in place of
+−127: a magnitude stands where the bits of the smallest numbers of a bf16 do, which are multiples of
+2^-133. Its scales end at 2^-6. What is larger is stored as the largest element: int8 screens
+products, whose error is measured (``head_screen``).
 
 Of a bf16 weight packed by ``pack_rows``, [N/16, K/32, 512], two blocks make a *unit*; an odd last
 block stands beside a block of zeros. A unit has, for lane 4·g + t and halves h (rows g + 8·h),
 
     mxfp4   [lane][block][h] u32       8 codes: columns 8t … 8t+7, placed as ``E2M1_WORDS``
     fp8     [block][lane][h][2] u32    4 codes: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``_E4M3_WORDS``
-    both    [g][block][h] u8           the scales
+    int8    [block][lane][h][2] u32    4 codes of the same columns, as ``_INT8_WORDS``
+    all     [g][block][h] u8           the scales
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
-from specbuild.plugins_cuda.linear.storage import BF16, FP8, LOAD_BYTES, MXFP4, Storage
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, INT8, LOAD_BYTES, MXFP4, Storage
 from specbuild.plugins_cuda.moe.e2m1 import E2M1, E2M1_CODES, E2M1_WORDS
 from specbuild.plugins_cuda.placed_words import PlacedWords
 from specbuild.runtime.errors import SpecbuildError
@@ -44,12 +50,23 @@ _E4M3_WORDS = PlacedWords(
         (16, 17, 18, 27, 28, 29, 30, 3),
     )
 )
+# Magnitudes at the lower bits of a half, signs at its highest: by a mask, or by two turns of eight.
+_INT8_WORDS = PlacedWords(
+    (
+        (0, 1, 2, 3, 4, 5, 6, 15),
+        (16, 17, 18, 19, 20, 21, 22, 31),
+        (8, 9, 10, 11, 12, 13, 14, 7),
+        (24, 25, 26, 27, 28, 29, 30, 23),
+    )
+)
+_MOST_INT8 = 127
 
 
 @dataclass(frozen=True)
 class _Element:
     """A format of elements: exponent of its largest, and when a block needs one more; bounds of a
-    scale's code; and the codes of values that a scale was taken from.
+    scale's code, and what that counts from; the codes of values that a scale was taken from; and
+    whether what no scale reaches is stored as the largest element.
     """
 
     largest_exponent: int
@@ -57,6 +74,8 @@ class _Element:
     least_scale: int
     largest_scale: int
     codes: Callable[[torch.Tensor], torch.Tensor]
+    bias: int = _SCALE_BIAS
+    saturates: bool = False
 
 
 def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
@@ -79,19 +98,18 @@ def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
     return made
 
 
-def decoded(packed: torch.Tensor, columns: int) -> torch.Tensor:
-    """A packed weight of any form as bf16 values [tiles, columns/32, 512]."""
+def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) -> torch.Tensor:
+    """A packed weight of any form as bf16 values [tiles, columns/32, 512]; int8 has to be named."""
     import torch
 
     if packed.dtype != torch.uint8:
         return packed
-    storage = FP8 if packed.shape[2] == FP8.elements else MXFP4
+    storage = storage or (FP8 if packed.shape[2] == FP8.elements else MXFP4)
     tiles, units, _ = packed.shape
     data, rates = packed.split([storage.loads * LOAD_BYTES, storage.elements % LOAD_BYTES], dim=2)
-    read = _read_fp8 if storage is FP8 else _read_mxfp4
-    values = read(data.contiguous().view(torch.int32))
+    values = _READERS[storage](data.contiguous().view(torch.int32))
     scales = rates.reshape(tiles, units, HALF_ROWS, 2, 2).permute(0, 1, 3, 4, 2)
-    values = torch.ldexp(values, scales.int().unsqueeze(-1) - _SCALE_BIAS)
+    values = torch.ldexp(values, scales.int().unsqueeze(-1) - _ELEMENTS[storage].bias)
     return values.reshape(tiles, 2 * units, TILE_VALUES)[:, : columns // BLOCK].bfloat16()
 
 
@@ -105,7 +123,7 @@ def _quantised_tiles(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
     padded = F.pad(packed.float(), (0, 0, 0, 2 * units - blocks))
     rows = padded.view(tiles, units, 2, 2, HALF_ROWS, BLOCK)  # [tile, unit, block, h, g, column]
     codes, scales = _encoded(rows, _ELEMENTS[storage])
-    words = (_fp8_words if storage is FP8 else _mxfp4_words)(codes)
+    words = _WORDS[storage](codes)
     return torch.cat(
         [
             words.reshape(tiles, units, -1).contiguous().view(torch.uint8),
@@ -122,14 +140,16 @@ def _encoded(values: torch.Tensor, element: _Element) -> tuple[torch.Tensor, tor
     largest = torch.frexp(values.abs().amax(-1, keepdim=True))
     shared = largest.exponent - 1 - element.largest_exponent
     shared = shared + (2 * largest.mantissa > element.most_mantissa)
-    scales = (shared + _SCALE_BIAS).clamp_min(element.least_scale)
+    scales = (shared + element.bias).clamp_min(element.least_scale)
+    if element.saturates:
+        scales = scales.clamp_max(element.largest_scale)
     if int(scales.max()) > element.largest_scale:
         raise SpecbuildError(
             f"a weight of {float(values.abs().max()):g} is larger than the kernels decode "
             f"(scales up to 2^{element.largest_scale - _SCALE_BIAS}); build with --draft-dtype "
             "bf16, or --weights-dtype bf16"
         )
-    codes = element.codes(torch.ldexp(values, _SCALE_BIAS - scales))
+    codes = element.codes(torch.ldexp(values, element.bias - scales))
     return codes, scales.squeeze(-1).to(torch.uint8)
 
 
@@ -156,12 +176,21 @@ def _e4m3_codes(values: torch.Tensor) -> torch.Tensor:
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
+def _int8_codes(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    magnitudes = values.abs().round().clamp_max(_MOST_INT8).to(torch.uint8)
+    return magnitudes | (values < 0).to(torch.uint8) << 7
+
+
 # bf16 holds 2^-133 … 2^127·1.99: 2^(scale − 1) and 2^(scale − 7) are among it, and so is the least
 # element, 2^-1 and 2^-9, times 2^(scale − 127). Half way from the largest element to what would
 # follow it are 7 and 464.
 _ELEMENTS = {
     MXFP4: _Element(2, 7 / 4, 1, 128, _e2m1_codes),
     FP8: _Element(8, 464 / 256, 7, 134, _e4m3_codes),
+    # The largest magnitude that rounds to 127 or less; 2^-133 and 2^-6.
+    INT8: _Element(6, _MOST_INT8 / 64, 127, 254, _int8_codes, bias=260, saturates=True),
 }
 
 
@@ -183,15 +212,36 @@ def _read_mxfp4(words: torch.Tensor) -> torch.Tensor:
 
 
 def _fp8_words(codes: torch.Tensor) -> torch.Tensor:
+    return _byte_words(codes, _E4M3_WORDS)
+
+
+def _int8_words(codes: torch.Tensor) -> torch.Tensor:
+    return _byte_words(codes, _INT8_WORDS)
+
+
+def _byte_words(codes: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
     """Codes [tile, unit, block, h, g, 32] → int32 [tile, unit, block, g, t, h, 2]."""
-    words = _E4M3_WORDS.placed(codes).unflatten(-1, (4, 2))
+    words = placed.placed(codes).unflatten(-1, (4, 2))
     return words.permute(0, 1, 2, 4, 5, 3, 6)
 
 
 def _read_fp8(words: torch.Tensor) -> torch.Tensor:
-    """The inverse, as values: int32 [tile, unit, words] → fp32 [tile, unit, block, h, g, 32]."""
     import torch
 
+    return _read_bytes(words, _E4M3_WORDS).view(torch.float8_e4m3fn).float().flatten(5)
+
+
+def _read_int8(words: torch.Tensor) -> torch.Tensor:
+    codes = _read_bytes(words, _INT8_WORDS)
+    return ((codes & _MOST_INT8).float() * (1 - 2 * (codes >> 7).float())).flatten(5)
+
+
+def _read_bytes(words: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
+    """The inverse of :func:`_byte_words`: u8 [tile, unit, block, h, g, 4, 8]."""
     tiles, units, _ = words.shape
     ordered = words.view(tiles, units, 2, HALF_ROWS, 4, 2, 2).permute(0, 1, 2, 5, 3, 4, 6)
-    return _E4M3_WORDS.natural(ordered.flatten(-2)).view(torch.float8_e4m3fn).float().flatten(5)
+    return placed.natural(ordered.flatten(-2))
+
+
+_WORDS = {MXFP4: _mxfp4_words, FP8: _fp8_words, INT8: _int8_words}
+_READERS = {MXFP4: _read_mxfp4, FP8: _read_fp8, INT8: _read_int8}

@@ -5,8 +5,10 @@ A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which 
     bf16   [N/16, K/32, 512]         bf16   the values (``packing.py``)
     fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
+    int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
 
-The weight's shape and type tell which it is; K is that of the tokens.
+The weight's shape and type tell which of the first three it is, K is that of the tokens; int8 is
+for screening alone (``head_screen``).
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ BF16 = Storage("bf16", 0, "bfloat16", 1, 2, LOAD_BYTES)
 FP8 = Storage("fp8", 1, "uint8", 2, 2, 2 * LOAD_BYTES + 2 * TILE_ROWS)
 MXFP4 = Storage("mxfp4", 2, "uint8", 2, 1, LOAD_BYTES + 2 * TILE_ROWS)
 STORAGES = (BF16, FP8, MXFP4)
+INT8 = Storage("int8", 3, "uint8", 2, 2, FP8.elements)
 
 
 def storage_named(name: str) -> Storage:
@@ -69,12 +72,14 @@ def storage_of(info: TensorInfo) -> Storage:
     )
 
 
-def weight_tiles(weight: TensorInfo, width: int) -> tuple[int, int, Storage]:
+def weight_tiles(
+    weight: TensorInfo, width: int, storage: Storage | None = None
+) -> tuple[int, int, Storage]:
     """Tiles of 16 rows, blocks of 32 columns and the form of a weight of ``width`` columns.
 
     SpecbuildError where the weight is packed for tokens of another width.
     """
-    storage = storage_of(weight)
+    storage = storage or storage_of(weight)
     tiles, units, _ = weight.shape
     if width % BLOCK or units != storage.units(width // BLOCK):
         raise SpecbuildError(

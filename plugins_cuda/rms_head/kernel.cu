@@ -90,6 +90,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   const Store store{logits + static_cast<int64_t>(first_row) * kVocab, live};
   stream_head<Shape, Fragments, kRounding>(
       x, logit_rows, norm, weight, chunks, shared, first_row, live, static_cast<float>(EPS), [] {},
+      [](const Fragments&) {},
       [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) {
         store(chunks.first_tile(chunk), sums[0][0]);
       });

@@ -25,7 +25,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     panel_columns,
     panel_depth,
 )
-from specbuild.plugins_cuda.linear.storage import BF16, weight_tiles
+from specbuild.plugins_cuda.linear.storage import BF16, Storage, weight_tiles
 from specbuild.plugins_cuda.linear.streaming import (
     TOKENS_PER_TILE,
     Dense,
@@ -113,12 +113,16 @@ def segments_of(tiles: int, multiprocessors: int) -> tuple[int, int]:
     return -(-tiles // segment_tiles), segment_tiles
 
 
-def head_streaming(op: str, request: LoweringRequest, *, fold_bytes: int = 0) -> Head:
+def head_streaming(
+    op: str, request: LoweringRequest, *, fold_bytes: int = 0, storage: Storage | None = None
+) -> Head:
     """How a vocabulary projection is cut; SpecbuildError where it does not fit.
 
-    ``fold_bytes``: shared memory that the kernel of panels takes beside the panels.
+    ``fold_bytes``: shared memory that the kernel of panels takes beside the panels. ``storage``:
+    that of the weight, where its shape does not tell.
     """
-    blocks = _weight(request).blocks
+    weight = _weight(request, storage)
+    blocks = weight.blocks
     rows = request.tensors["logit_rows"].shape[0]
     require_decode_rows(op, rows)
     require_tactic(op, request.tactic, ("ctas", "loads", "panels"))
@@ -131,8 +135,7 @@ def head_streaming(op: str, request: LoweringRequest, *, fold_bytes: int = 0) ->
     for token_tiles in token_tiles_for(rows):
         shared = fragment_bytes(blocks, token_tiles) + norm_bytes(blocks, token_tiles)
         if shared <= most:
-            depth = _depth(request, token_tiles)
-            return Head(_cut(request, rows, token_tiles, depth, shared))
+            return Head(_cut(request, weight, token_tiles, shared))
     raise SpecbuildError(
         f"{op}: {blocks * 32} columns of {TOKENS_PER_TILE} rows do not fit {most} bytes of shared "
         "memory; build for the cpu backend"
@@ -153,7 +156,7 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | N
     left = request.target.shared_bytes_per_block - static - fold_bytes
     stages = min(panels, _MOST_PANEL_STAGES, left // (columns * PANEL_ROW_BYTES))
     shared = stages * columns * PANEL_ROW_BYTES + fold_bytes
-    constants, grid = _segments(request, rows, columns)
+    constants, grid = _segments(request, weight, columns)
     cut = Streaming(
         (
             *constants,
@@ -186,30 +189,26 @@ def _normed(request: LoweringRequest, token_tiles: int) -> OpLaunch:
     )
 
 
-def _weight(request: LoweringRequest) -> Dense:
+def _weight(request: LoweringRequest, storage: Storage | None = None) -> Dense:
     tensors = request.tensors
-    tiles, blocks, storage = weight_tiles(tensors["weight"], tensors["x"].shape[1])
+    tiles, blocks, storage = weight_tiles(tensors["weight"], tensors["x"].shape[1], storage)
     return Dense("", tiles, blocks, tensors["logit_rows"].shape[0], normed=True, storage=storage)
 
 
-def _depth(request: LoweringRequest, token_tiles: int) -> int:
-    weight = _weight(request)
+def _depth(request: LoweringRequest, weight: Dense, token_tiles: int) -> int:
     usual = _LOADS_OF_CODES if weight.storage.scaled else _LOADS
     loads = request.tactic.get("loads", usual[token_tiles])
     return deep_enough(weight.storage.units(weight.blocks), loads // weight.storage.loads)
 
 
-def _cut(
-    request: LoweringRequest, rows: int, token_tiles: int, depth: int, shared: int
-) -> Streaming:
-    blocks = _weight(request).blocks
-    constants, grid = _segments(request, rows, TOKENS_PER_TILE * token_tiles)
+def _cut(request: LoweringRequest, weight: Dense, token_tiles: int, shared: int) -> Streaming:
+    constants, grid = _segments(request, weight, TOKENS_PER_TILE * token_tiles)
     constants = (
         *constants,
         ("WARPS", WARPS),
         ("PANELS", 0),
-        ("NORM_SLICES", slices_of(blocks)),
-        ("DEPTH", depth),
+        ("NORM_SLICES", slices_of(weight.blocks)),
+        ("DEPTH", _depth(request, weight, token_tiles)),
         ("CAST_FIRST", int(request.attributes["rounding"] == "llama")),
         ("SHARED_BYTES", shared),
         ("EPS", request.attributes["eps"]),
@@ -218,12 +217,11 @@ def _cut(
 
 
 def _segments(
-    request: LoweringRequest, rows: int, columns: int
+    request: LoweringRequest, weight: Dense, columns: int
 ) -> tuple[Constants, tuple[int, int, int]]:
     """What all forms are compiled with, and the grid: segments by groups of ``columns`` rows."""
-    weight = _weight(request)
     segments, segment_tiles = segments_of(weight.tiles, request.target.multiprocessors)
-    passes = -(-rows // columns)
+    passes = -(-weight.rows // columns)
     ctas = max(1, request.tactic.get("ctas", request.target.multiprocessors) // passes)
     constants = (
         ("K_BLOCKS", weight.blocks),

@@ -2,8 +2,7 @@
 #pragma once
 
 #include "../../_device/infinity.cuh"
-#include "../../_device/philox.cuh"
-#include "../../_device/ptx.cuh"
+#include "../../_device/row_sampling.cuh"
 
 constexpr int kNoToken = 0x7FFFFFFF;
 
@@ -64,33 +63,12 @@ struct Fold {
   }
 };
 
-// How a row chooses.
-struct Sampling {
-  float temperature;
-  int seed, position;
-
-  __device__ __forceinline__ bool is_greedy() const {
-    return temperature == 0.0f;
-  }
-  __device__ __forceinline__ float score(float logit, int token) const {
-    if (is_greedy()) return logit;
-    return noisy(logit, positional_gumbel(seed, position, token));
-  }
-  __device__ __forceinline__ float noisy(float logit, float noise) const {
-    return logit / temperature + noise;
-  }
-};
-
 // Reads how ``live`` rows from first_row on choose, and clears ``count`` folds. Between the wait
 // for the launch in front and a barrier.
 __device__ __forceinline__ void prepare_folds(Sampling* sampling, Fold* folds, int count,
                                               int first_row, int live, const float* temperature,
                                               const int* seed, const int* position) {
-  for (int i = threadIdx.x; i < live; i += blockDim.x) {
-    const int row = first_row + i;
-    sampling[i] = {load_l2_float(temperature + row), load_l2_int(seed + row),
-                   load_l2_int(position + row)};
-  }
+  prepare_sampling(sampling, first_row, live, temperature, seed, position);
   for (int i = threadIdx.x; i < count; i += blockDim.x) folds[i].clear();
 }
 

@@ -1,0 +1,80 @@
+"""HeadScreen on a GPU: every tile's bounds by codes, then the tiles that may hold the token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Tactic,
+    Workspace,
+)
+from specbuild.plugins_cuda.linear.storage import INT8
+from specbuild.plugins_cuda.rms_head.lowering import Head, head_streaming
+from specbuild.runtime.errors import SpecbuildError
+
+# Rows that one reading of the codes serves: of more, HeadChoose reads as much.
+MOST_ROWS = 32
+_UPPERS, _BEST, _KEYS = "workspace_uppers", "workspace_best", "workspace_keys"
+_ARRIVED = "workspace_arrived"
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """The two launches; SpecbuildError for more than ``MOST_ROWS`` rows."""
+    rows = request.tensors["logit_rows"].shape[0]
+    if rows > MOST_ROWS:
+        raise SpecbuildError(
+            f"HeadScreen: {rows} rows, at most {MOST_ROWS} share a reading of the codes; "
+            "HeadChoose takes more"
+        )
+    screen, exact = _screen(request), _exact(request)
+    tiles = request.tensors["weight"].shape[0]
+    ctas = exact.cut.grid[0]
+    rest = ("temperature", "seed", "position", _UPPERS, _BEST)
+    bounds = OpLaunch(
+        Kernel("head_screen", "screen_tiles", screen.cut.constants, file="screen.cu"),
+        grid=screen.cut.grid,
+        block=screen.cut.block,
+        shared_bytes=screen.cut.shared_bytes,
+        arguments=("x", "logit_rows", "norm", "codes", "errors", *rest, rows),
+    )
+    choice = OpLaunch(
+        Kernel(
+            "head_screen",
+            "choose_of_screened",
+            (*exact.cut.constants, ("CTA_TILES", -(-tiles // ctas))),
+        ),
+        grid=exact.cut.grid,
+        block=exact.cut.block,
+        shared_bytes=exact.cut.shared_bytes,
+        arguments=(
+            "x", "logit_rows", "norm", "weight", *rest, _KEYS, _ARRIVED, "choice", "logprob", rows,
+        ),
+    )  # fmt: skip
+    return Lowering(
+        (bounds, choice),
+        (
+            Workspace(_UPPERS, 4 * rows * tiles),
+            Workspace(_BEST, 4 * rows, zeroed=True),
+            Workspace(_KEYS, 8 * rows, zeroed=True),
+            Workspace(_ARRIVED, 4 * exact.cut.grid[1], zeroed=True),
+        ),
+    )
+
+
+def tactics(_request: LoweringRequest) -> tuple[Tactic, ...]:
+    """Loads of codes in flight."""
+    return ({}, {"loads": 6})
+
+
+def _screen(request: LoweringRequest) -> Head:
+    codes = {**request.tensors, "weight": request.tensors["codes"]}
+    return head_streaming("HeadScreen", replace(request, tensors=codes), storage=INT8)
+
+
+def _exact(request: LoweringRequest) -> Head:
+    """As HeadChoose reads the weight, so that a row's logits have its bits."""
+    return head_streaming("HeadScreen", replace(request, tactic={"panels": 0}))

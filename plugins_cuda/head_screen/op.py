@@ -1,0 +1,76 @@
+"""HeadScreen: HeadChoose's token, read from half the bytes and settled in bf16."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.head_choose.op import reference as head_choose
+from specbuild.plugins_cuda.head_screen.lowering import lower, tactics
+from specbuild.plugins_cuda.linear.op import PACKED_AXES
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.traffic import TrafficRequest, product_terms, stored_terms
+from specbuild.runtime.engine_dir.traffic import Traffic
+
+if TYPE_CHECKING:
+    import torch
+
+
+def reference(
+    x: torch.Tensor,
+    logit_rows: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    codes: torch.Tensor,  # noqa: ARG001
+    errors: torch.Tensor,  # noqa: ARG001
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+    *,
+    eps: float,
+    rounding: str,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``HeadChoose``'s choice [R]; its logprob is NaN, since it takes every logit.
+
+    ``codes`` and ``errors`` [V] are ``screened(weight)`` and ``screen_errors(weight)``: they decide
+    what is read, not what is chosen.
+    """
+    import torch
+
+    choice, logprob = head_choose(
+        x, logit_rows, norm, weight, temperature, seed, position, eps=eps, rounding=rounding
+    )
+    return choice, torch.full_like(logprob, float("nan"))
+
+
+def _traffic(request: TrafficRequest) -> Traffic:
+    """All codes are read, and of the weight a few tiles, which are left out."""
+    return Traffic(
+        read=stored_terms(request, besides=("weight",), part="head"),
+        operations=product_terms(request, ("codes",), part="head"),
+    )
+
+
+OP = OpSpec(
+    name="HeadScreen",
+    doc="HeadChoose without log-probabilities: int8 logits within bounds, then bf16 where needed.",
+    inputs=(
+        TensorSpec("x", "T", ("T", "K")),
+        TensorSpec("logit_rows", "int32", ("R",)),
+        TensorSpec("norm", "W", ("K",)),
+        TensorSpec("weight", "W", PACKED_AXES),
+        TensorSpec("codes", "W", ("tiles", "code_units", "code_elements")),
+        TensorSpec("errors", "float32", ("V",)),
+        TensorSpec("temperature", "float32", ("R",)),
+        TensorSpec("seed", "int32", ("R",)),
+        TensorSpec("position", "int32", ("R",)),
+    ),
+    outputs=(
+        TensorSpec("choice", "int32", ("R",)),
+        TensorSpec("logprob", "float32", ("R",)),
+    ),
+    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str)),
+    reference=reference,
+    lower=lower,
+    tactics=tactics,
+    traffic=_traffic,
+)

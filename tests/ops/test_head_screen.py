@@ -1,0 +1,136 @@
+"""Screened heads choose HeadChoose's tokens, bit for bit, whatever the weight and the rows hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, run_lowering
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.backends.cuda.tuning.kernel_case import bits
+from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
+from specbuild.plugins_cuda.launches import LoweringRequest, Target, TensorInfo
+from specbuild.plugins_cuda.linear.block_scaled import decoded
+from specbuild.plugins_cuda.linear.packing import pack_rows, unpack_rows
+from specbuild.plugins_cuda.linear.storage import INT8
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.errors import SpecbuildError
+
+K, VOCAB = 96, 336
+TARGET = Target(multiprocessors=3)
+NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int32",
+         torch.uint8: "uint8"}  # fmt: skip
+
+
+def run(name: str, inputs: dict[str, torch.Tensor], rows: int) -> dict[str, np.ndarray]:
+    op = op_named(name)
+    named = {spec.name: inputs[spec.name] for spec in op.inputs}
+    blank = {"choice": torch.zeros(rows, dtype=torch.int32), "logprob": torch.zeros(rows)}
+    tensors = {n: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for n, t in (named | blank).items()}
+    attributes: dict[str, Any] = {"eps": 1e-5, "rounding": "llama"}
+    assert op.lower is not None
+    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", TARGET))
+    given, outputs = ({n: bits(t) for n, t in some.items()} for some in (named, blank))
+    return run_lowering(op, lowering, given, outputs)
+
+
+def both(weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor) -> list[np.ndarray]:
+    """What HeadChoose and HeadScreen choose of a weight [V, K] for rows [R, K]."""
+    rows, packed = len(x), pack_rows(weight)
+    ids = torch.arange(rows, dtype=torch.int32)
+    inputs = {
+        "x": x, "logit_rows": ids.flip(0).contiguous(), "norm": torch.ones(x.shape[1]).bfloat16(),
+        "weight": packed, "codes": screened(packed), "errors": screen_errors(packed),
+        "temperature": temperature, "seed": ids + 7, "position": ids + 100,
+    }  # fmt: skip
+    return [run(name, inputs, rows)["choice"] for name in ("HeadChoose", "HeadScreen")]
+
+
+def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Every row as its neighbour, but for a bit of a few values: logits that nearly tie."""
+    near = weight[torch.arange(len(weight)) % 8].clone()
+    column = torch.randint(0, near.shape[1], (len(near), 2), generator=generator)
+    raw = near.view(torch.int16)
+    raw.scatter_(1, column, raw.gather(1, column) ^ 1)
+    return near
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
+    rows = data.draw(st.sampled_from([1, 3, 8]))
+    scale = data.draw(st.sampled_from([1e-30, 0.02, 1.0, 40.0, 1e4]))
+    weight = (torch.randn(VOCAB, K, generator=generator) * scale).bfloat16()
+    form = data.draw(st.sampled_from(["any", "near ties", "zero rows", "a huge row", "all equal"]))
+    if form == "near ties":
+        weight = neighbours(weight, generator)
+    if form == "zero rows":
+        weight[torch.rand(VOCAB, generator=generator) < 0.5] = 0.0
+    if form == "a huge row":
+        weight[data.draw(st.integers(0, VOCAB - 1))] *= 1000.0
+    if form == "all equal":
+        weight = weight[:1].repeat(VOCAB, 1)
+    x = torch.randn(rows, K, generator=generator).bfloat16()
+    if data.draw(st.booleans()):
+        x[0] = 0.0
+    temperature = torch.rand(rows, generator=generator) * 2
+    temperature[:: data.draw(st.integers(1, 2))] = 0.0
+    exact, chosen = both(weight.contiguous(), x, temperature)
+    np.testing.assert_array_equal(chosen, exact)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+def test_a_padding_row_of_nan_reads_no_weight_and_spoils_no_other() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(VOCAB, K, generator=generator).bfloat16()
+    x = torch.randn(3, K, generator=generator).bfloat16()
+    whole = both(weight, x, torch.zeros(3))[1]
+    x[1] = float("nan")
+    exact, chosen = both(weight, x, torch.zeros(3))
+    assert chosen[[0, 2]].tolist() == exact[[0, 2]].tolist() == whole[[0, 2]].tolist()
+    assert chosen[1] == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**31), st.sampled_from([1e-38, 1e-3, 0.05, 1.9, 2.1, 300.0]))
+def test_logits_of_codes_are_within_their_bounds(seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = (torch.randn(32, 160, generator=generator) * scale).bfloat16()
+    packed = pack_rows(weight)
+    codes = unpack_rows(decoded(screened(packed), 160, INT8))
+    rows = torch.randn(4, 160, generator=generator).bfloat16()
+    # The rows that a code is worst for: along what it loses.
+    worst = (weight.double() - codes.double()).bfloat16()
+    rows = torch.cat([rows, worst[worst.abs().amax(1) > 0][:4]])
+    exact, read = rows.float() @ weight.float().T, rows.float() @ codes.float().T
+    bound = rows.double().norm(dim=1, keepdim=True) * screen_errors(packed).double()
+    assert bool(((exact.double() - read.double()).abs() <= bound).all())
+
+
+def test_codes_lose_half_a_step_of_127() -> None:
+    """Against the definition, block by block; what is 2 or larger is stored as the largest code."""
+    generator = torch.Generator().manual_seed(1)
+    weight = (torch.randn(16, 128, generator=generator) * 0.3).bfloat16()
+    weight[3, 5], weight[4] = 7.0, 0.0
+    codes = unpack_rows(decoded(screened(pack_rows(weight)), 128, INT8)).float()
+    blocks, read = weight.float().view(16, 4, 32), codes.view(16, 4, 32)
+    for row in range(16):
+        for block in range(4):
+            values, found = blocks[row, block], read[row, block]
+            most = float(values.abs().max())
+            exponent = -133 if most == 0 else max(-133, int(np.ceil(np.log2(most / 127))))
+            step = 2.0 ** min(-6, exponent)
+            wanted = (values / step).round().clamp(-127, 127) * step
+            assert torch.equal(found, wanted), (row, block)
+
+
+def test_more_rows_than_share_a_reading_are_refused() -> None:
+    weight, x = torch.zeros(16, 32).bfloat16(), torch.zeros(33, 32).bfloat16()
+    with pytest.raises(SpecbuildError, match="HeadScreen: 33 rows, at most 32"):
+        both(weight, x, torch.zeros(33))
