@@ -145,6 +145,9 @@ class KernelOptions(OptionGroup):
             shown="bf16",
         ),
     ] = None
+    screen_head: Annotated[
+        bool, Described("Store the head in 8 bits too, read first: the same tokens sooner.")
+    ] = False
     tuned_only: Annotated[
         bool, Described("Refuse a shape for which no kernel variant was measured.", recorded=False)
     ] = False

@@ -103,5 +103,5 @@ class RunRecord:
     text: str | None
     finish_reason: FinishReason
     stats: RunStats
-    logprobs: tuple[float, ...] | None = None
+    logprobs: tuple[float | None, ...] | None = None
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] | None = None

@@ -113,7 +113,8 @@ class GenerateParams:
     ``raw`` skips the chat template. Without ``detokenize`` events and records have no text, and no
     time goes into it; stop strings need it. Before output token ``min_tokens`` + 1 neither an end
     of sequence nor a stop token is chosen; a stop string ends the output at any time.
-    ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token.
+    ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token. With ``logprobs`` every
+    token has its log-probability; without, where the engine's steps compute it anyway.
 
     ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
     SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
@@ -137,6 +138,7 @@ class GenerateParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     top_logprobs: int = 0
+    logprobs: bool = False
     raw: bool = False
     detokenize: bool = True
     specpv_retrieval_blocks: int | Literal["auto"] | None = None
@@ -144,6 +146,11 @@ class GenerateParams:
     exact: bool = False
     cache_salt: str | None = None
     guide: Guide | None = None
+
+    @property
+    def needs_full_logits(self) -> bool:
+        """Whether steps must keep logits: for log-probabilities, top-k, top-p or min-p."""
+        return self.logprobs or self.sampling.cuts
 
     def __post_init__(self) -> None:
         if whole_number("max_new_tokens", self.max_new_tokens) < 1:
@@ -228,6 +235,7 @@ def params_list(
 class TokenEvent:
     """One emitted token; ``text`` is what became complete with it (possibly nothing).
 
+    ``logprob`` is None where a screened head chose it and nobody asked (``GenerateParams``).
     ``top_logprobs`` are as many of the likeliest tokens as were asked for.
     With the first one, ``cached_tokens`` of the prompt were in the prefix cache.
     """
@@ -236,7 +244,7 @@ class TokenEvent:
     token_id: int
     text: str
     from_draft: bool
-    logprob: float
+    logprob: float | None
     top_logprobs: TopLogprobs = ()
     cached_tokens: int = 0
 
@@ -319,7 +327,7 @@ class SequenceState:
     recorded: int = 0
     prefix: SequencePrefix | None = None
     guide: GuideState | None = None
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 

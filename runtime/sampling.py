@@ -150,11 +150,6 @@ def samples(params: Iterable[SamplingParams]) -> bool:
     return any(p.temperature > 0 for p in params)
 
 
-def needs_full_logits(params: Iterable[SamplingParams]) -> bool:
-    """Whether the logits must be there as a whole: only top-k, top-p and min-p ask for that."""
-    return any(p.cuts for p in params)
-
-
 @lru_cache(maxsize=256)
 def sampling_feeds(
     params: tuple[SamplingParams, ...], rows: tuple[int, ...]

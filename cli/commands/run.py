@@ -112,6 +112,7 @@ def run(
                 ignore_eos=wanted.ignore_eos,
                 min_tokens=wanted.min_tokens,
                 top_logprobs=wanted.top_logprobs,
+                logprobs=wanted.logprobs,
                 guide=guide,
                 raw=text.raw,
                 specpv_retrieval_blocks=specpv.retrieval_blocks,

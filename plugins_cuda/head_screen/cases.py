@@ -10,6 +10,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.head_choose.cases import choose_rows
+from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 
 # Tiles of one large weight that are quantised; the rest of it repeats them.
 _DISTINCT_TILES = 2048
@@ -23,8 +24,6 @@ def screened_rows(
 
     def make(rng: np.random.Generator) -> Arrays:
         import torch
-
-        from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
 
         x, rows, norm, weight, *sampling = exact.make(rng)
         assert weight is not None

@@ -25,7 +25,6 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Request
-from specbuild.runtime.sampling import needs_full_logits
 
 
 class DeviceDecoder(Decoder):
@@ -125,8 +124,7 @@ class DeviceDecoder(Decoder):
     @staticmethod
     def _full_logits(requests: Sequence[Request]) -> bool:
         """Whether steps that these requests share need logits; those apart have their own."""
-        shared = (r.params.sampling for r in requests if not decodes_apart(r))
-        return needs_full_logits(shared)
+        return any(r.params.needs_full_logits for r in requests if not decodes_apart(r))
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

@@ -27,7 +27,7 @@ from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 from specbuild.runtime.request import SequenceState, TopLogprobs
-from specbuild.runtime.sampling import needs_full_logits, samples
+from specbuild.runtime.sampling import samples
 
 # A result that was there before this long was waited for: the host came late, and the time between
 # two results is not the step's.
@@ -342,4 +342,4 @@ def _likeliest(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequ
 
 
 def _full_logits(sequences: Iterable[SequenceState]) -> bool:
-    return needs_full_logits(s.request.params.sampling for s in sequences)
+    return any(s.request.params.needs_full_logits for s in sequences)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import isnan
+from math import isinf, isnan
 
 import numpy as np
 
@@ -72,6 +72,8 @@ class Emission:
     def take(self, new: NewTokens) -> list[Event]:
         """Appends tokens until one ends the request; their events in order.
 
+        An infinite log-probability is none: a screened head chose the token.
+
         What was emitted before comes again and gives no events. Where its guide failed, a request
         ends without more. SpecbuildError where a token comes again as another one, and where a
         log-probability is no number: then the target's logits were none.
@@ -95,7 +97,8 @@ class Emission:
                 )
             sequence.ids[sequence.known] = token
             sequence.known += 1
-            sequence.logprobs.append(logprob)
+            known = None if isinf(logprob) else logprob
+            sequence.logprobs.append(known)
             reason, text = self._end_of(sequence, token)
             if reason is not None and sequence.text is not None:
                 text += sequence.text.finish()
@@ -105,7 +108,7 @@ class Emission:
                 sequence.top_logprobs.append(best)
             cached = 0 if decoding or i else sequence.counters.cached_tokens
             events.append(
-                TokenEvent(sequence.index, token, text, i < accepted, logprob, best, cached)
+                TokenEvent(sequence.index, token, text, i < accepted, known, best, cached)
             )
             if reason is not None:
                 sequence.finish_reason = reason

@@ -86,7 +86,9 @@ class Chat:
         with_usage, by_source = body.includes_usage, body.by_source
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
-        likeliest = top_logprobs("top_logprobs", body.top_logprobs)
+        likeliest = None
+        if body.logprobs:
+            likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
         guide = await serving.guide(asked)
         each = body.params(

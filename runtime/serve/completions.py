@@ -79,7 +79,7 @@ class Completions:
         each = body.params(
             max_tokens=body.max_tokens,
             text=serving.has_text,
-            likeliest=top_logprobs("logprobs", body.logprobs),
+            likeliest=None if body.logprobs is None else top_logprobs("logprobs", body.logprobs),
             guide=guide,
         )
         requests = await serving.requests(prompts, each, raw=True)

@@ -108,12 +108,13 @@ class GenerationFields(StructuredFields):
         *,
         max_tokens: int | None,
         text: bool,
-        likeliest: int = 0,
+        likeliest: int | None = None,
         guide: Guide | None = None,
     ) -> list[GenerateParams]:
         """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
 
-        ``likeliest`` tokens come with each token; ``guide`` is the form of the whole output.
+        ``likeliest`` tokens come with each token and its log-probability; None: neither does.
+        ``guide`` is the form of the whole output.
 
         Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
         stands for it. ``text`` False leaves the text, and with it stop strings, to whoever
@@ -134,7 +135,8 @@ class GenerationFields(StructuredFields):
                     ignore_eos=self.ignore_eos,
                     detokenize=text,
                     min_tokens=self.min_tokens or 0,
-                    top_logprobs=likeliest,
+                    top_logprobs=likeliest or 0,
+                    logprobs=likeliest is not None,
                     cache_salt=self.cache_salt,
                     guide=guide,
                 )

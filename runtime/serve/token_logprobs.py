@@ -21,7 +21,13 @@ def top_logprobs(name: str, asked: int | None) -> int:
 def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
     """A token of a chat or of a response."""
     likeliest = [_entry(serving, *pair) for pair in token.top_logprobs]
-    return _entry(serving, token.token_id, token.logprob) | {"top_logprobs": likeliest}
+    return _entry(serving, token.token_id, _known(token)) | {"top_logprobs": likeliest}
+
+
+def _known(token: TokenEvent) -> float:
+    """That of a token whose request asked for it."""
+    assert token.logprob is not None
+    return token.logprob
 
 
 def _entry(serving: Serving, token_id: int, logprob: float) -> dict[str, Any]:
@@ -41,7 +47,7 @@ def completion_logprobs(
     best = [_by_text(serving, text, token) for text, token in zip(texts, tokens, strict=True)]
     return {
         "tokens": texts,
-        "token_logprobs": [token.logprob for token in tokens],
+        "token_logprobs": [_known(token) for token in tokens],
         "text_offset": offsets,
         "top_logprobs": best if likeliest else None,
     }
@@ -52,5 +58,5 @@ def _by_text(serving: Serving, text: str, token: TokenEvent) -> dict[str, float]
     best: dict[str, float] = {}
     for token_id, logprob in token.top_logprobs:
         best.setdefault(serving.text_of([token_id]), logprob)
-    best.setdefault(text, token.logprob)
+    best.setdefault(text, _known(token))
     return best

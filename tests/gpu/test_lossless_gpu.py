@@ -56,8 +56,8 @@ def kept_states(executor: CudaExecutor) -> Iterator[States]:
     start = executor.start
     names = ("seed", "length", "pending_count", "pending_captured")
 
-    def start_and_keep(entry: ProgramEntry) -> None:
-        start(entry)
+    def start_and_keep(entry: ProgramEntry, *rest: int) -> None:
+        start(entry, *rest)
         if entry.kind != "step":
             return
         ports = [executor.read(name, rows=entry.batch) for name in names]

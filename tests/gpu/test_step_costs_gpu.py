@@ -67,7 +67,7 @@ def test_changing_drafts_change_no_token_and_no_bit_of_a_logprob(
     policy = Scripted(script + [None] * 11)
     decoder = switching.decoder
     assert isinstance(decoder, DeviceDecoder)
-    decoder._default_policy = lambda **_: policy  # type: ignore[method-assign]
+    decoder._default_policy = lambda *_, **__: policy  # type: ignore[method-assign]
     for few in (prompts[:1], prompts[:7]):
         plain = records(engine, few, params, None)
         for a, b in zip(plain, by_default(switching, few, params), strict=True):
@@ -86,7 +86,7 @@ def test_a_draft_after_a_pause_accepts_as_one_that_never_paused(
     for pause in (0, 9):
         policy = Scripted([*[None] * pause, CHAIN])
         paused = with_costs(engine, costs)
-        paused.decoder._default_policy = lambda p=policy, **_: p  # type: ignore[attr-defined]
+        paused.decoder._default_policy = lambda *_, p=policy, **__: p  # type: ignore[attr-defined]
         by_default(paused, prompts[:8], params)
         means.append(sum(policy.accepted[CHAIN]) / len(policy.accepted[CHAIN]))
     print(f"accepted of a chain of 3: {means[0]:.2f} at every step, {means[1]:.2f} after pauses")

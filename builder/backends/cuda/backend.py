@@ -85,7 +85,8 @@ class CudaBackend:
         passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
         d2t = None if draft is None else sources.d2t()
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
-        model = CudaModel(models, sources.target_geometry, draft, d2t, mask_rows(sources))
+        screens, mask = taken.asked.kernels.screen_head, mask_rows(sources)
+        model = CudaModel(models, sources.target_geometry, draft, d2t, mask, screens)
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)

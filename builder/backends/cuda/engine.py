@@ -67,6 +67,7 @@ class CudaModel:
     """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft.
 
     ``mask`` is there for a draft that drafts in one pass.
+    ``screens``: the target's head is stored in its screened form too.
     """
 
     models: Mapping[str, ir.Model]
@@ -74,6 +75,7 @@ class CudaModel:
     draft: DraftGeometry | None
     d2t: Recipe | None
     mask: MaskRows | None = None
+    screens: bool = False
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,7 @@ def _parts(
         plan.views,
         plan.dsa,
         model.mask,
+        screens=model.screens,
     )
 
 

@@ -13,6 +13,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import (
 )
 from specbuild.builder.backends.foreign_options import refuse_tensorrt_options
 from specbuild.builder.options import BuildOptions
+from specbuild.runtime.errors import SpecbuildError
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ def taken_options(asked: BuildOptions) -> TakenKernelOptions:
     """SpecbuildError names an option of TensorRT, a GPU without kernels, or a wrong tactic file."""
     refuse_tensorrt_options(asked)
     gpu = supported_gpu(asked.gpu)
+    dtype = asked.kernels.weights_dtype
+    if asked.kernels.screen_head and dtype not in (None, "bf16"):
+        raise SpecbuildError(
+            f"--screen-head screens a head of bf16, --weights-dtype {dtype} stores fewer bytes; "
+            "leave one of them out"
+        )
     return TakenKernelOptions(asked, gpu, gpu, tactics_of(asked, gpu), asked.kernels.tuned_only)
 
 

@@ -37,6 +37,8 @@ def require_tensorrt_options(options: BuildOptions) -> None:
         raise SpecbuildError(
             f"--weights-dtype {kernels.weights_dtype} needs --backend cuda; leave it out"
         )
+    if kernels.screen_head:
+        raise SpecbuildError("--screen-head needs --backend cuda; leave it out")
     if not offers.plugins and kernels.given():
         raise SpecbuildError(
             f"{title} takes no kernels of ours: --tactics and --tuned-only need another backend"

@@ -106,7 +106,13 @@ def derive(
     """
     if name in graph.initializers:
         return graph.initializers[name]
-    recipes = [recipe_of(parent) for parent in parents]
+    value = weight_value(name, derived([recipe_of(parent) for parent in parents], make))
+    graph.register_initializer(value)
+    return value
+
+
+def derived(recipes: Sequence[Recipe | None], make: Callable[..., torch.Tensor]) -> Recipe:
+    """The recipe of ``make`` of what other recipes give, as :func:`derive` says."""
 
     def meta(recipe: Recipe | None) -> torch.Tensor | None:
         if recipe is None:
@@ -114,15 +120,12 @@ def derive(
         return torch.empty(recipe.shape, dtype=recipe.dtype, device="meta")
 
     shape = make(*map(meta, recipes))
-    derived = Recipe(
+    return Recipe(
         shape=tuple(shape.shape),
         dtype=shape.dtype,
         sources=tuple(dict.fromkeys(s for r in recipes if r is not None for s in r.sources)),
         load=lambda: make(*(None if r is None else r.load() for r in recipes)).contiguous(),
     )
-    value = weight_value(name, derived)
-    graph.register_initializer(value)
-    return value
 
 
 def _lazy(name: str, recipe: Recipe) -> ir.LazyTensor:

@@ -89,7 +89,9 @@ class Responses:
         told = [] if body.instructions is None else [_system(body.instructions)]
         tools = offered_tools(serving, body.tools, body.tool_choice)
         variables = {} if body.effort is None else {"reasoning_effort": body.effort}
-        likeliest = top_logprobs("top_logprobs", body.top_logprobs)
+        likeliest = None
+        if body.logprobs:
+            likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
         each = body.params(
             max_tokens=body.max_output_tokens,

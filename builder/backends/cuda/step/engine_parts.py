@@ -60,6 +60,7 @@ class EngineParts:
     """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft.
 
     ``mask`` is there for a draft that drafts in one pass.
+    ``screens``: the target's head has a screened form.
     """
 
     graphs: Mapping[str, FusedGraph]
@@ -70,6 +71,7 @@ class EngineParts:
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
     mask: MaskRows | None = None
+    screens: bool = False
 
     @property
     def target_groups(self) -> tuple[str, ...]:
@@ -205,7 +207,13 @@ class EngineParts:
             sizes |= {"B": budget.shape[0], "S": self._list_length(words)}
         everything = {**self.pools, **self.summary_pools, **ports}
         return Placement(
-            self.graphs[role], program, self.weights, everything, sizes, budget is not None
+            self.graphs[role],
+            program,
+            self.weights,
+            everything,
+            sizes,
+            sparse=budget is not None,
+            screens=self.screens and role == "target",
         )
 
     def _list_length(self, words: int) -> int:

@@ -117,7 +117,8 @@ class FusedGraph:
 class Placement:
     """A fused graph on its way into a program: values so far, by identity.
 
-    ``sparse``: attention reads lists of slots where the graph has them (DSA).
+    ``sparse``: attention reads lists of slots where the graph has them (DSA). ``screens``: the head
+    has a screened form.
     """
 
     graph: FusedGraph
@@ -126,6 +127,7 @@ class Placement:
     ports: Mapping[str, Tensor]
     sizes: Mapping[str, int]
     sparse: bool = False
+    screens: bool = False
 
     def __post_init__(self) -> None:
         self._values: dict[int, Tensor] = {}

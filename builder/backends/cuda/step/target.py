@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, EngineParts
 from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
 from specbuild.builder.backends.cuda.step.state import PARTIAL_TABLE
+from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
 # How a row chooses: Choose's inputs beside the logits.
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "floor", "position")
+# Where the packed vocabulary stands among a head's inputs.
+_WEIGHT = 3
 # What a head that keeps no logits leaves out.
 _CUTS = ("top_k", "top_p", "floor")
 
@@ -173,7 +177,8 @@ def choose(
     """The target's ``choice`` [R] and ``logprob`` [R].
 
     ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits`` what
-    cuts is left out and no logits are written; else they may lie where ``outputs`` says.
+    cuts is left out and no logits are written; else they may lie where ``outputs`` says. A screened
+    head gives no log-probability: it is infinite there.
     """
     head = placement.graph.head
     assert head is not None
@@ -186,4 +191,9 @@ def choose(
     inputs = placement.arguments(head) | {
         name: sampling[name] for name in SAMPLING if name not in _CUTS
     }
-    return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
+    if not placement.screens or sampling["seed"].shape[0] > MOST_SCREENED_ROWS:
+        return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
+    weight = head.inputs[_WEIGHT]
+    assert weight is not None
+    inputs |= screen_tensors(placement.weights, weight)
+    return program.call("HeadScreen", inputs, attributes_of(head), outputs=outputs)

@@ -1,0 +1,53 @@
+"""A screened head changes no token, with a draft and without, alone and in a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from example_engine import CHAIN, TREE, build_example, on_gpu, records
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+TOKENS = 96
+
+
+@pytest.fixture(scope="module")
+def screened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The example engine with a head of 8 bits before its own."""
+    output = tmp_path_factory.mktemp("screened") / "cuda"
+    with on_gpu(build_example(output, screen_head=True)) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+def test_tokens_are_those_of_the_whole_head(
+    engine: Engine,
+    screened: Engine,
+    prompts: list[Prompt],
+    temperature: float,
+    shape: DraftShape | None,
+) -> None:
+    params = [
+        GenerateParams(
+            max_new_tokens=TOKENS,
+            ignore_eos=True,
+            sampling=SamplingParams(temperature=temperature, seed=seed),
+        )
+        for seed in range(len(prompts[:8]))
+    ]
+    for some in (slice(0, 1), slice(0, 8)):
+        asked = params[some]
+        whole = records(engine, prompts[some], asked, shape)
+        found = records(screened, prompts[some], asked, shape)
+        assert [r.output_ids for r in found] == [r.output_ids for r in whole]
+        assert all(r.logprobs is not None and set(r.logprobs[1:]) == {None} for r in found)
+        told = records(screened, prompts[some], [replace(p, logprobs=True) for p in asked], shape)
+        assert [(r.output_ids, r.logprobs) for r in told] == [
+            (r.output_ids, r.logprobs) for r in whole
+        ]
