@@ -10,6 +10,7 @@ import pytest
 import torch
 from checkpoints import write_draft, write_target
 from fake_gpu import FakeGpu
+from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
 from toy_engine import run
 from toy_model import toy_manifest
@@ -135,6 +136,14 @@ def test_the_loop_emits_what_the_plan_emits_by_itself(
 
 def test_an_engine_runs_the_long_chain_that_it_was_built_for(folder: Path) -> None:
     assert_loop_and_plan_agree(lower(folder, LONG), LONG)
+
+
+def test_a_draft_of_one_pass_runs_its_chain(folder: Path, tmp_path: Path) -> None:
+    """P-EAGLE of three layers, whose prompts and plain steps attend in all but the last."""
+    (tmp_path / "target").symlink_to(folder / "target")
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
+    write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
+    assert_loop_and_plan_agree(lower(tmp_path, LONG), LONG)
 
 
 def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
