@@ -30,6 +30,7 @@ _COMMANDS = {
     "build": "specbuild.cli.commands.build",
     "run": "specbuild.cli.commands.run",
     "serve": "specbuild.cli.commands.serve",
+    "dynamo": "specbuild.cli.commands.dynamo",
     "inspect": "specbuild.cli.commands.inspect",
     "check": "specbuild.cli.commands.check",
     "doctor": "specbuild.cli.commands.doctor",

@@ -24,7 +24,8 @@ class Left:
 
 LEFT = (
     Left(r"^make setup", "installs from PyPI", 2),
-    Left(r"^pip install", "installs from PyPI", 4),
+    Left(r"^pip install", "installs from PyPI", 6),
+    Left(r"dynamo", "needs Dynamo, and tests/e2e/test_dynamo.py runs it", 4),
     Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
     Left(r"^make clean", "there is nothing to clean", 1),
     Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 5),

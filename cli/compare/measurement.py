@@ -114,9 +114,11 @@ def logits_behind(
 ) -> Generator[tuple[int, np.ndarray], None, None]:
     """The first position of each part, and its logits.
 
-    Behind the context an engine whose steps see less than a prompt's rows do takes steps.
+    Behind the context an engine whose steps see less than a prompt's rows do takes steps, but for
+    those of a device, which read all as a prompt.
     """
-    stepped = engine.manifest.specpv is not None or engine.manifest.dsa is not None
+    lossy = engine.manifest.specpv is not None or engine.manifest.dsa is not None
+    stepped = lossy and not engine.executor.capabilities.device_step
     for rows in engine.decoder.score(text, prompt_tokens=max(1, context) if stepped else None):
         yield rows.first, rows.logits
 

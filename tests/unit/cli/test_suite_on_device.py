@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
@@ -12,6 +15,7 @@ from toy_device import toy_cuda
 
 from specbuild.cli.bench.suite.measurement import ByteFloor, SuiteRun
 from specbuild.cli.bench.suite.scenarios import Scenario, Suite, Thresholds
+from specbuild.cli.compare.measurement import logits_behind
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.traffic import Term
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -50,3 +54,23 @@ def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
     assert not drafts & set(of_plain.programs)
     assert drafts & set(of_drafted.programs)
     assert sum(run.launched().values()) == len(toy.device.started)
+
+
+@pytest.mark.parametrize(("on_device", "prompt_tokens"), [(True, None), (False, 5)])
+def test_lossy_engines_read_text_as_their_backend_can(
+    on_device: bool, prompt_tokens: int | None
+) -> None:
+    """Steps of a device score nothing: there a text is a prompt."""
+    asked: list[int | None] = []
+
+    def score(ids: tuple[int, ...], *, prompt_tokens: int | None) -> list[Any]:
+        asked.append(prompt_tokens)
+        return [SimpleNamespace(first=0, logits=np.zeros((len(ids), 3)))]
+
+    engine: Any = SimpleNamespace(
+        manifest=SimpleNamespace(specpv=None, dsa=object()),
+        executor=SimpleNamespace(capabilities=SimpleNamespace(device_step=on_device)),
+        decoder=SimpleNamespace(score=score),
+    )
+    ((first, logits),) = logits_behind(engine, (1, 2, 3, 4, 5, 6, 7), 5)
+    assert (first, len(logits), asked) == (0, 7, [prompt_tokens])

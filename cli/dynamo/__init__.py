@@ -1,0 +1,1 @@
+"""An engine as a worker of NVIDIA Dynamo."""

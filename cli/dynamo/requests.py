@@ -1,0 +1,107 @@
+"""Requests of NVIDIA Dynamo's front end, and what answers them: ids in, ids out.
+
+The front end has tokenised the prompt, and makes text of what comes back; it looks for stop strings
+there, and leaves the request once it has found one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.records import FinishReason
+from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
+from specbuild.runtime.sampling import SamplingParams
+
+_MOST_SEED = 2**31 - 1
+# How the front end calls what ended a request.
+_REASONS: Mapping[FinishReason, str] = {
+    "length": "length",
+    "eos": "stop",
+    "stop": "stop",
+    "abort": "cancelled",
+    "deadline": "cancelled",
+    "guide_failed": "error",
+}
+# Sampling that is passed on as it is; None leaves the default.
+_SAMPLING = (
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+def params_of(request: Mapping[str, Any], *, longest: int) -> GenerateParams:
+    """What a request asks of a sequence that may have ``longest`` tokens behind its prompt.
+
+    Raises RequestError where it asks for what an engine does not do, or a value is none.
+    """
+    sampling = _given(request, "sampling_options")
+    stopping = _given(request, "stop_conditions")
+    logprobs = _given(request, "output_options").get("logprobs")
+    if sampling.get("guided_decoding"):
+        raise RequestError("guided decoding is not offered behind Dynamo: use specbuild serve")
+    if (sampling.get("n") or 1) != 1:
+        raise RequestError("n must be 1 behind Dynamo: ask again for another choice")
+    seed, top_k = sampling.get("seed"), sampling.get("top_k") or 0
+    temperature = sampling.get("temperature")
+    most = stopping.get("max_tokens")
+    return GenerateParams(
+        max_new_tokens=max(1, longest) if most is None else most,
+        sampling=SamplingParams(
+            temperature=1.0 if temperature is None else temperature,
+            top_k=max(0, top_k),
+            seed=secrets.randbelow(_MOST_SEED + 1) if seed is None else seed % (_MOST_SEED + 1),
+            **{name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None},
+        ),
+        stop_token_ids=tuple(
+            token
+            for name in ("stop_token_ids", "stop_token_ids_hidden")
+            for token in stopping.get(name) or ()
+        ),
+        ignore_eos=bool(stopping.get("ignore_eos")),
+        min_tokens=stopping.get("min_tokens") or 0,
+        top_logprobs=logprobs or 0,
+        raw=True,
+        detokenize=False,
+    )
+
+
+def chunk_of(events: Sequence[Event], *, prompt_tokens: int, logprobs: bool) -> dict[str, Any]:
+    """What a turn gave a request: ids, and with the last ones why it ended and how many."""
+    tokens = [event for event in events if isinstance(event, TokenEvent)]
+    chunk: dict[str, Any] = {"token_ids": [event.token_id for event in tokens], "index": 0}
+    if logprobs and tokens:
+        chunk["log_probs"] = [event.logprob for event in tokens]
+        chunk["top_logprobs"] = [_likeliest(event) for event in tokens]
+    ended = next((event for event in events if isinstance(event, FinishEvent)), None)
+    if ended is not None:
+        made = ended.record.stats.output_tokens
+        chunk["finish_reason"] = _REASONS[ended.record.finish_reason]
+        chunk["completion_usage"] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": prompt_tokens + made,
+        }
+    return chunk
+
+
+def _given(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A group of fields, which may be absent or null."""
+    found = request.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise RequestError(f"{name} is {found!r}, must be an object")
+    return found
+
+
+def _likeliest(event: TokenEvent) -> list[dict[str, Any]]:
+    """The alternatives at a token, the likeliest first; the token itself where none were asked."""
+    known = event.top_logprobs or ((event.token_id, event.logprob),)
+    return [
+        {"rank": rank, "token_id": token, "token": None, "logprob": logprob}
+        for rank, (token, logprob) in enumerate(known, start=1)
+    ]
