@@ -98,7 +98,8 @@ def _chats_with_and_without(engine: Engine, asked: argparse.Namespace) -> dict[s
     cached: list[int] = []
     for round_ in range(asked.chat_rounds + 1):
         for name, cache in caches.items():
-            engine.decoder.prefixes = cache
+            with engine.decoder.machine:  # behind the last loop, which has what it began with
+                engine.decoder.prefixes = cache
             turns = asked.turns if round_ else min(asked.turns, 3)
             started_s = clock()
             tokens = _chats(engine, asked, turns=turns, seed=round_)
