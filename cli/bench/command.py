@@ -15,18 +15,16 @@ from specbuild.cli.bench.options import (
     SuiteOptions,
     SweepOptions,
 )
+from specbuild.cli.bench.pair_table import bench_table
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.shared import Debug, DrafterName, DraftTree, Json, NoSpec, Threads
-from specbuild.cli.tables.dsa_text import dsa_text
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from specbuild.cli.bench.pairs import BenchReport, Pair, PromptSet, SetReport
+    from specbuild.cli.bench.pairs import BenchReport, PromptSet
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -93,6 +91,14 @@ def bench(
             rich_help_panel="Report",
         ),
     ] = None,
+    drafters: Annotated[
+        bool,
+        typer.Option(
+            "--drafters",
+            help="Compare the engine's drafters, by --batch and --context.",
+            rich_help_panel="Measurement",
+        ),
+    ] = False,
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
@@ -126,6 +132,9 @@ def bench(
     [b]--modes[/b] builds engines of one checkpoint without a draft, with one, with
     SpecPV, latents and DSA, and measures speed, caches and fidelity by context.
 
+    [b]--drafters[/b] decodes with no draft, each of the engine's drafters and what pays,
+    in turn; [b]--prompts[/b] are read one behind the other as one text.
+
     [b]--server[/b] loads a server with OpenAI's API, without an engine: times to the
     first token and between tokens, as clients see them.
 
@@ -150,6 +159,12 @@ def bench(
         return
     if engine is None or server.given():
         raise SpecbuildError("name an engine directory, or a server with --server URL")
+    if drafters:
+        beside = bool(tree.given() or suite.given() or against or no_spec or drafter or draft_tree)
+        _refuse_beside_drafters(beside or sweep.sweep is not None or raw)
+        told = dict(threads=threads, plot=plot, as_json=as_json)
+        _drafters(engine, prompts or (), sweep, (max_new_tokens, rounds), told)
+        return
     if suite.given():
         beside = bool(
             sweep.given() or tree.given() or against or plot or no_spec or drafter or draft_tree
@@ -270,6 +285,30 @@ def _modes(
     bench_modes(modes, plan, threads=threads, plot=plot, as_json=as_json)
 
 
+def _refuse_beside_drafters(given: bool) -> None:
+    if given:
+        raise SpecbuildError(
+            "--drafters measures all of them, chains as they pay: leave --sweep, --suite, --draft, "
+            "--drafter, --no-spec, --raw and --against out"
+        )
+
+
+def _drafters(
+    engine: Path,
+    prompts: Sequence[Path],
+    sweep: SweepOptions,
+    lengths: tuple[int, int],
+    told: dict[str, Any],
+) -> None:
+    if set(sweep.given()) - {"batches", "contexts"}:
+        raise SpecbuildError("of --sweep's options --drafters takes --batch and --context alone")
+    from specbuild.cli.bench.drafters.command import bench_drafters
+    from specbuild.cli.bench.drafters.measurement import DraftersPlan
+
+    plan = DraftersPlan(sweep.batches, sweep.contexts, *lengths)
+    bench_drafters(engine, prompts, plan, **told)
+
+
 def _refuse_beside_sweep(given: bool) -> None:
     if given:
         raise SpecbuildError(
@@ -320,70 +359,3 @@ def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) 
         PromptSet(file.stem, tuple(tokenised(engine, read_prompt_file(file), params)))
         for file in files
     ]
-
-
-def bench_table(report: BenchReport) -> Table:
-    """One column a prompt set."""
-    from rich.table import Table
-
-    from specbuild.cli.tables.run_table import histogram_text, milliseconds
-
-    table = Table()
-    table.add_column("prompts", style="bold")
-    for entry in report.sets:
-        table.add_column(entry.name, justify="right", overflow="fold")
-    sets = report.sets
-    without = [_decimals(entry.without_draft_tokens_per_s, 1) for entry in sets]
-    table.add_row("without draft, tokens/s", *without)
-    table.add_row(
-        "with draft, tokens/s", *(_decimals(entry.with_draft_tokens_per_s, 1) for entry in sets)
-    )
-    table.add_row("ratio", *(_decimals(entry.ratio, 2) for entry in sets))
-    table.add_row("tokens a step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
-    if report.against_dtype is not None:
-        table.add_row(
-            f"with a draft in {report.against_dtype}",
-            *(_decimals(entry.acceptance_length_against, 2) for entry in sets),
-        )
-        table.add_row("tokens a step lost", *map(_acceptance_lost, sets))
-    table.add_row(
-        "drafts accepted:steps", *(histogram_text(entry.acceptance_histogram) for entry in sets)
-    )
-    table.add_row(
-        "first token without draft", *(milliseconds(entry.ttft_without_draft_s) for entry in sets)
-    )
-    table.add_row(
-        "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
-    )
-    table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
-    if any(pair.specpv for entry in sets for pair in entry.pairs):
-        table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
-    if any(pair.dsa for entry in sets for pair in entry.pairs):
-        rows = (dsa_text([pair.dsa for pair in entry.pairs]) for entry in sets)
-        table.add_row("DSA (lossy)", *rows)
-    return table
-
-
-def _acceptance_lost(entry: SetReport) -> str:
-    own, other = entry.mean_acceptance_length, entry.acceptance_length_against
-    if own is None or other is None:
-        return "–"
-    return f"{other - own:.2f} ({100 * (1 - own / other):.1f} %)"
-
-
-def specpv_total(pairs: Sequence[Pair]) -> str:
-    """Steps and agreement over all pairs, and the worst refresh interval."""
-    stats = [pair.specpv for pair in pairs if pair.specpv is not None]
-    partial, full = sum(s.partial_steps for s in stats), sum(s.full_steps for s in stats)
-    text = f"{partial} partial, {full} full steps"
-    tokens = sum(s.rechecked_tokens for s in stats)
-    if tokens:
-        agreed = sum(s.agreed_tokens for s in stats)
-        worst = min(share for s in stats for share in s.agreement_per_interval)
-        text += f"; {100 * agreed / tokens:.1f} % agree, {100 * worst:.1f} % in the worst interval"
-    failures = sum(s.invariant_failures for s in stats)
-    return text + (f"; {failures} invariants failed" if failures else "")
-
-
-def _decimals(value: float | None, places: int) -> str:
-    return "–" if value is None else f"{value:.{places}f}"

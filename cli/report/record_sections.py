@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from specbuild.cli.bench.command import bench_table
 from specbuild.cli.bench.modes.report import ModesReport
 from specbuild.cli.bench.modes.show import modes_tables
+from specbuild.cli.bench.pair_table import bench_table
 from specbuild.cli.bench.pairs import BenchReport
 from specbuild.cli.bench.report import LayerLaunch, Phase, SweepReport
 from specbuild.cli.bench.server.report import LoadReport

@@ -15,6 +15,7 @@ from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
+from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.drafter import Drafter
@@ -99,6 +100,11 @@ class Decoder(ABC):
     def kv_policy(self, policy: KvPolicy) -> None:
         self._on_demand = gives_on_demand(self._manifest, policy)
         self._kv_policy = policy
+
+    @property
+    def clock(self) -> StepClock | None:
+        """How the time of steps is shared; None where they do not run on the host."""
+        return None
 
     @property
     def suffix_statistics(self) -> SuffixStatistics | None:

@@ -16,6 +16,7 @@ from specbuild.runtime.decode.host_stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
+from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import (
@@ -45,6 +46,7 @@ class HostDecoder(Decoder):
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
         self._drafting = HostDrafting(executor, manifest, kv, self._counter, cost_file=cost_file)
         self._last: DraftPolicy | None = None
+        self._clock = StepClock()
 
     @property
     def default_draft(self) -> DraftPolicy:
@@ -53,6 +55,11 @@ class HostDecoder(Decoder):
             return self._last
         with self.machine:
             return self._default_policy(AUTO, sampled=False, full_logits=False)
+
+    @property
+    def clock(self) -> StepClock:
+        """How the time of all steps so far is shared."""
+        return self._clock
 
     @property
     def suffix_statistics(self) -> SuffixStatistics | None:
@@ -94,6 +101,7 @@ class HostDecoder(Decoder):
             max_depth=policy.max_depth,
             offers=offers,
         )
+        stepper.clock = self._clock
         scheduler = Scheduler(
             self._manifest.limits,
             self._kv,

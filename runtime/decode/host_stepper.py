@@ -13,6 +13,7 @@ from specbuild.runtime.decode.logit_rows import likeliest
 from specbuild.runtime.decode.repetition import as_recorded
 from specbuild.runtime.decode.row_samples import SampledRows
 from specbuild.runtime.decode.scheduler import Chunk
+from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
@@ -54,6 +55,8 @@ class HostStepper:
         self._counter = counter
         self._drafter = drafter
         self._offers = offers
+        # Whoever wants to know the times of steps gives one of its own.
+        self.clock = StepClock()
         self._offer = Offer((), ())
         # Whether what is decoded again gives the same bits.
         self._repeats = executor.capabilities.batch_invariant
@@ -104,7 +107,9 @@ class HostStepper:
         behind = [s.length - s.pages[g].length for g in self._draft_groups for s in sequences]
         if self._offers is not None:
             most = [min(s.wanted - 1, self._max_depth) for s in sequences]
+            started_s = perf_counter()
             self._offer = self._offers.offer(sequences, most)
+            self.clock.draft_s += perf_counter() - started_s
         return Outlook(
             batch=len(sequences),
             tokens_left=max(s.wanted for s in sequences),
@@ -154,6 +159,7 @@ class HostStepper:
         started_s = perf_counter()
         forced = self._forced(sequences, shape)
         trees = self._draft(sequences, shape) if forced is None else forced
+        drafted_s = perf_counter()
         verified = self._target.verify(sequences, trees)
         if not self._repeats and any(sequence.to_repeat for sequence in sequences):
             verified = as_recorded(sequences, verified)
@@ -162,9 +168,13 @@ class HostStepper:
             self._move(sequences, verified.path)
         for sequence, accepted in zip(sequences, verified.accepted, strict=True):
             self._target.advance(sequence, accepted + 1)
+        ended_s = perf_counter()
+        self.clock.steps += 1
+        self.clock.draft_s += drafted_s - started_s
+        self.clock.verify_s += ended_s - drafted_s
         # A check takes two passes, whose time is not what a step costs; nor does a first step.
         untypical = self._after_prompts or verified.checked
-        step_s = None if untypical else perf_counter() - started_s
+        step_s = None if untypical else ended_s - started_s
         self._after_prompts = False
         # Of what needed no draft, nothing is learned of the draft.
         outcome = None
@@ -183,6 +193,7 @@ class HostStepper:
     def settle(self) -> None:
         """Tells the drafter of the tokens just committed, and of those emitted behind them."""
         drafter, aux_hidden = self._drafter, self._aux_hidden
+        started_s = perf_counter()
         if drafter is not None:
             if not drafter.capabilities.reads_aux_hidden:
                 aux_hidden = None
@@ -190,6 +201,7 @@ class HostStepper:
                 # Who is done leaves its draft's pages too, where somebody keeps them.
                 if sequence.finish_reason is None or sequence.prefix is not None:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
+            self.clock.draft_s += perf_counter() - started_s
         self._committed, self._aux_hidden = [], None
 
     def _forced(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees | None:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.cli.bench.against import against, read_report
-from specbuild.cli.bench.command import bench_table
+from specbuild.cli.bench.pair_table import bench_table
 from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench.plot import plot
 from specbuild.cli.commands.verify import verify_tables

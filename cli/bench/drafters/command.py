@@ -1,0 +1,85 @@
+"""``bench --drafters``: loads the engine, reads a text, and measures every drafter in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from specbuild.cli.bench.drafters.measurement import DraftersPlan, Ids, measure
+from specbuild.cli.bench.drafters.report import DraftersReport
+from specbuild.cli.bench.drafters.show import drafters_table, plot_drafters
+from specbuild.cli.terminal import console
+from specbuild.cli.terminal.engine_loading import load_engine
+from specbuild.cli.terminal.plot_file import require_plot_place
+from specbuild.cli.terminal.progress_bar import ProgressBar
+from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
+from specbuild.runtime.decode.scheduler import Turns
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.request import GenerateParams
+
+_SEED = 1
+_SHORT = 128
+
+
+def bench_drafters(
+    engine: Path,
+    prompts: Sequence[Path],
+    plan: DraftersPlan,
+    *,
+    threads: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Prints the table, or JSON; SpecbuildError where the engine takes no such sequences."""
+    require_plot_place(plot)
+    loaded = load_engine(engine, threads=threads)
+    plan = _filled(plan, loaded)
+    plan.check(loaded)
+    # What is timed is decoding of whole batches: all prompts are read before.
+    loaded.decoder.turns = Turns(steps=0)
+    name, text = _text(loaded, prompts, max(plan.contexts))
+    with ProgressBar() as progress:
+        rows = measure(loaded, text, plan, progress)
+    manifest = loaded.manifest
+    report = DraftersReport(
+        manifest.backend, manifest.device, name, plan.new_tokens, plan.rounds, rows
+    )
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(drafters_table(report))
+    if plot is not None:
+        plot_drafters(report, plot)
+
+
+def _filled(plan: DraftersPlan, engine: Engine) -> DraftersPlan:
+    """With the engine's own batches and contexts where none are asked for."""
+    limits = engine.manifest.limits
+    longest = max(1, limits.max_seq_len - plan.new_tokens)
+    batches = plan.batches or tuple(dict.fromkeys((1, limits.max_batch_size)))
+    contexts = plan.contexts or tuple(
+        dict.fromkeys((min(_SHORT, longest), min(limits.max_seq_len // 2, longest)))
+    )
+    return DraftersPlan(batches, contexts, plan.new_tokens, plan.rounds)
+
+
+def _text(engine: Engine, files: Sequence[Path], longest: int) -> tuple[str, Ids]:
+    """What sequences begin with: the prompts of a file one behind the other, or random tokens."""
+    if not files:
+        vocab = engine.manifest.target.vocab
+        ids = np.random.default_rng(_SEED).integers(0, vocab, 2 * longest)
+        return "random tokens", tuple(ids.tolist())
+    params = GenerateParams(raw=True)
+    found: list[int] = []
+    for file in files:
+        for prompt in tokenised(engine, read_prompt_file(file), params):
+            found += prompt.prompt_ids or ()
+    if len(found) < longest:
+        raise SpecbuildError(
+            f"--prompts {files[0]}: {len(found)} tokens, a context has {longest}: give more, or "
+            "ask for a smaller --context"
+        )
+    return ", ".join(file.stem for file in files), tuple(found)
