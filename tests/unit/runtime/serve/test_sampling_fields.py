@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from serve.served import LETTERS, NAME, TEMPLATE, served, worded
+from serve.served import LETTERS, NAME, TEMPLATE, served, toy_codec, worded
 from test_logit_changes import decode_by_definition
 from toy_device import toy_cuda
 from toy_model import EOS, VOCAB, target_logits
+from toy_plan import SHAPES
 
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 
@@ -47,6 +50,19 @@ FIELDS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: next(iter(fields)))
 def test_fields_mean_what_the_engine_means(url: str, fields: dict[str, Any]) -> None:
+    assert_means(url, fields)
+
+
+def test_fields_mean_the_same_on_a_device() -> None:
+    """All of them at once, and between them one that asks for nothing."""
+    engine = toy_cuda().engine
+    engine.text = toy_codec()
+    drafts = DraftSetting(SHAPES[1])
+    with served(engine, setting=drafts) as (url, _), ThreadPoolExecutor() as clients:
+        list(clients.map(lambda fields: assert_means(url, fields), [*FIELDS, {}]))
+
+
+def assert_means(url: str, fields: dict[str, Any]) -> None:
     asked = {"temperature": 0.9, "seed": 5} | fields
     answer = post(url, COMPLETIONS, prompt="bcd", max_tokens=8, return_token_ids=True, **asked)
     least = asked.pop("min_tokens", 0)
@@ -180,10 +196,10 @@ def test_what_cannot_be_is_named(url: str, path: str, fields: dict[str, Any], na
         (COMPLETIONS, {"logprobs": 1}, "top_logprobs"),
     ],
 )
-def test_an_engine_for_a_gpu_says_which_field_it_lacks(
+def test_an_older_engine_for_a_gpu_says_which_field_it_lacks(
     path: str, fields: dict[str, Any], named: str
 ) -> None:
-    with served(toy_cuda().engine) as (url, _):
+    with served(toy_cuda(adjusted_steps=False).engine) as (url, _):
         answer = post(url, path, prompt=[1], **fields)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == named
