@@ -16,7 +16,8 @@ def report(
     records: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[RECORD]...", help="What bench, compare, verify or run printed with --json."
+            metavar="[RECORD]...",
+            help="What bench, compare, plan, verify or run printed with --json.",
         ),
     ] = None,
     *,

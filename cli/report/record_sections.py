@@ -18,6 +18,8 @@ from specbuild.cli.bench.suite.table import suite_table
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.commands.verify import verify_tables
 from specbuild.cli.compare.report import Comparison
+from specbuild.cli.plan.report import PlanReport
+from specbuild.cli.plan.show import plan_tables, plan_text
 from specbuild.cli.report.axis import axis_of
 from specbuild.cli.report.charts import Bar, Line, bars, lines, row
 from specbuild.cli.report.markup import Section, converted, figure, paragraph
@@ -76,6 +78,8 @@ def speed_section(records: Sequence[Record]) -> Section:
     for record, modes in of_kind(records, ModesReport):
         caption = f"Modes of {modes.model} on {modes.device}."
         body += figure(converted(modes_tables(modes)), caption, source=record.file)
+    for record, plan in of_kind(records, PlanReport):
+        body += figure(converted(plan_tables(plan)), f"{plan_text(plan)}.", source=record.file)
     runs = of_kind(records, RunRecord)
     for file in dict.fromkeys(record.file for record, _ in runs):
         shown = run_table([run for record, run in runs if record.file == file])

@@ -16,7 +16,9 @@ from report_page import ReportPage
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.device_costs import ShapeCosts
 from specbuild.runtime.engine_dir.strict_json import to_json
+from specbuild.runtime.measure.serving.costs import ServingCosts
 
 SWEEP = Path(__file__).parents[2] / "benchmarks/results/h200-2026-11-23/20b-steps.json"
 HOSTILE = '"><script>alert(1)</script>\u202e\x07'
@@ -132,6 +134,27 @@ def test_a_kept_table_of_costs_is_two_curves(report: Report, tmp_path: Path) -> 
     assert drawn.marks[:3] == [(1.0, 1.0), (2.0, 1.5), (4.0, 2.5)]
     expected = [1e3 * (costs.step_s(d + 1) + costs.chain_s(d)) for d in (1, 2, 3)]
     assert drawn.marks[3:] == list(zip((2.0, 3.0, 4.0), expected, strict=True))
+
+
+def test_a_plan_is_its_predictions(
+    report: Report, command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    steps = (ShapeCosts(1, 0, 0, 0, (0,), (0.005,), (0.0,)),)
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps(to_json(ServingCosts("NVIDIA H200", 64, (32,), (0.01,), steps))))
+    words = ("--rate", 30, "--prompt-tokens", 20, "--output-tokens", 9, "--target-ttft-ms", 40)
+    planned = command("plan", tiny_engine, "--costs", costs, *words, "--json")
+    assert planned.code == 0, planned.err
+    file = tmp_path / "plan.json"
+    file.write_text(planned.out)
+    (shown,) = report(file).by("plan.json")
+    (found,) = planned.records
+    cells = [
+        f"{1e3 * found['ttft_s'][name]:.1f}" for name in ("mean", "p50", "p90", "p99", "worst")
+    ]
+    place = shown.cells.index("first token")
+    assert shown.cells[place + 1 : place + 6] == cells
+    assert str(found["replicas"]["count"]) in shown.cells and "on NVIDIA H200" in shown.text
 
 
 def test_a_verification_is_its_stages_and_checks(report: Report, tmp_path: Path) -> None:
