@@ -67,9 +67,10 @@ def lower_role(
 def _call(role: str, node: ir.Node, axes: Mapping[str, int], weights: WeightTensors) -> Call:
     program = ProgramIr(role, "decode")
     op = op_named(node.op_type)
+    # A graph may leave the last optional inputs out.
     inputs = {
         spec.name: _tensor(value, axes, weights)
-        for spec, value in zip(op.inputs, node.inputs, strict=True)
+        for spec, value in zip(op.inputs, node.inputs, strict=False)
         if value is not None
     }
     program.call(node.op_type, inputs, attributes_of(node), sizes=axes)
