@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ _LIMITS = (
 )
 _EXAMPLES = """examples:
   python benchmarks/dense_speed.py out --geometry llama-3.1-8b
-  python benchmarks/dense_speed.py out --weights-dtype fp8 --sweep decode
+  python benchmarks/dense_speed.py out --sweep decode --build="--weights-dtype fp8"
 """
 
 
@@ -39,39 +40,51 @@ def main() -> int:
     parser.add_argument("--sweep", default="decode,spec,prefill", help="phases (%(default)s)")
     parser.add_argument("--batch", type=int, action="append", help="sequences (1 and 16)")
     parser.add_argument("--limit-s", type=int, default=30, help="seconds for a part (30)")
+    parser.add_argument("--tune-s", type=int, help="seconds of tune, then all sweeps again (none)")
     parser.add_argument("--keep", action="store_true", help="leave the engines there")
-    parser.add_argument("build", nargs="*", help="further options of synth, behind --")
+    parser.add_argument("--build", default="", metavar="OPTIONS", help="further ones of synth")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
     failed = False
     for name in asked.geometry or GEOMETRIES:
         try:
-            report, build_s = measured(name, asked)
+            reports, build_s = measured(name, asked)
         except subprocess.CalledProcessError as error:
-            print(f"{name}: {' '.join(error.cmd[3:6])} failed: {error.stderr[-800:]}", flush=True)
+            print(f"{name}: {' '.join(error.cmd[3:5])} failed: {error.stderr[-800:]}", flush=True)
             failed = True
             continue
-        (asked.folder / f"{name}.json").write_text(json.dumps(report))
-        print(f"{name}: {report['gpu']}, built in {build_s:.0f} s", *lines(report), sep="\n")
-        sys.stdout.flush()
+        for when, report in reports.items():
+            (asked.folder / f"{name}{when}.json").write_text(json.dumps(report))
+            title = f"{name}{when}: {report['gpu']}, built in {build_s:.0f} s"
+            print(f"{title} {asked.build}", *lines(report), sep="\n", flush=True)
     return int(failed)
 
 
-def measured(name: str, asked: argparse.Namespace) -> tuple[dict[str, Any], float]:
-    """What the sweeps of one geometry say, and how long its engine took to build."""
+def measured(name: str, asked: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], float]:
+    """What the sweeps of one geometry say, also once it is tuned, and how long its build took."""
     engine, started = asked.folder / f"{name}-engine", time.monotonic()
     options = f"--geometry {name} --draft --unique-layers 1 --backend cuda --gpu sm_90a {_LIMITS}"
-    _specbuild(["synth", *options.split(), *asked.build, "--engine", str(engine), "--force"])
+    _specbuild(
+        ["synth", *options.split(), *shlex.split(asked.build), "--engine", str(engine), "--force"]
+    )
     build_s = time.monotonic() - started
+    reports = {"": swept(engine, asked)}
+    if asked.tune_s is not None:
+        file = ["--output", str(asked.folder / f"{name}.tactics.json"), "--skip-costs"]
+        _specbuild(["tune", str(engine), "--seconds", str(asked.tune_s), *file])
+        reports["-tuned"] = swept(engine, asked)
+    if not asked.keep:
+        shutil.rmtree(engine)
+    return reports, build_s
+
+
+def swept(engine: Path, asked: argparse.Namespace) -> dict[str, Any]:
+    """What ``bench --sweep --json`` prints of an engine."""
     batches = [f"--batch={batch}" for batch in asked.batch or (1, 16)]
     sweep = ["--sweep", asked.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
     limit = ["--time-limit-s", str(asked.limit_s), "--json"]
-    report: dict[str, Any] = json.loads(
-        _specbuild(["bench", str(engine), *sweep, *batches, *limit])
-    )
-    if not asked.keep:
-        shutil.rmtree(engine)
-    return report, build_s
+    found: dict[str, Any] = json.loads(_specbuild(["bench", str(engine), *sweep, *batches, *limit]))
+    return found
 
 
 def lines(report: dict[str, Any]) -> list[str]:
