@@ -98,6 +98,21 @@ def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
     return made
 
 
+def mxfp4_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A weight [..., K] as MXFP4: blocks u8 [..., K/32, 16], even elements low, and scales u8.
+
+    SpecbuildError for values that are larger than kernels decode.
+    """
+    import torch
+
+    shape = (*weight.shape[:-1], weight.shape[-1] // BLOCK)
+    if weight.is_meta:
+        made = torch.empty(*shape, BLOCK // 2, dtype=torch.uint8, device=weight.device)
+        return made, made[..., 0]
+    codes, scales = _encoded(weight.float().unflatten(-1, (-1, BLOCK)), _ELEMENTS[MXFP4])
+    return codes[..., 0::2] | codes[..., 1::2] << 4, scales
+
+
 def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) -> torch.Tensor:
     """A packed weight of any form as bf16 values [tiles, columns/32, 512]; int8 has to be named."""
     import torch

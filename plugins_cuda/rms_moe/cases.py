@@ -31,6 +31,8 @@ class Layer:
     alpha: float = 1.702
     limit: float = 7.0
     gating: str = "softmax_selected"
+    rounding: str = "gpt_oss"
+    activation: str = "swiglu_clamped"
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -40,6 +42,8 @@ class Layer:
             "alpha": self.alpha,
             "limit": self.limit,
             "gating": self.gating,
+            "rounding": self.rounding,
+            "activation": self.activation,
         }
 
     def _mxfp4(
@@ -102,6 +106,7 @@ class Layer:
 
 
 _EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
+_QWEN3 = Layer(hidden=2048, inner=768, experts=128, top_k=8, rounding="llama", activation="swiglu")
 _GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
 
 CASES: tuple[Case, ...] = (
@@ -125,6 +130,7 @@ CASES: tuple[Case, ...] = (
     Layer(rows=5, hidden=512, inner=64).case("K of 16 and of 2 blocks"),
     Layer(rows=5, hidden=544, inner=1056, experts=3).case("K of 17 and of 33 blocks"),
     Layer(rows=1, hidden=704, inner=704).case("K of 22 blocks, one row"),
+    replace(_QWEN3, rows=5, hidden=192, inner=96, experts=24).case("LLaMA's norm, plain SwiGLU"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -132,6 +138,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     Layer(rows=100, hidden=1056, top_k=3).case("activations that do not fit, gate/up"),
     Layer(rows=41, live=38, inner=1056, top_k=4).case("activations that do not fit, down"),
     Layer(rows=70, live=67, hidden=96, inner=64, top_k=4).case("many rows"),
+    replace(_QWEN3, rows=40, hidden=192, inner=96, experts=24).case("the same, many rows"),
+    *(replace(_QWEN3, rows=t).case(f"gpu: qwen3-30b-a3b, {t} rows") for t in (1, 8, 64)),
     replace(_GPT_OSS, rows=1).case("gpu: gpt-oss-20b, 1 row"),
     replace(_GPT_OSS, rows=4).case("gpu: gpt-oss-20b, 4 rows"),
     replace(_GPT_OSS, rows=16, live=15).case("gpu: gpt-oss-20b, 16 rows"),

@@ -1,4 +1,4 @@
-// RmsMoe, second launch: gate and up of all chosen experts, and the clamped SwiGLU.
+// RmsMoe, second launch: gate and up of all chosen experts, and their SwiGLU.
 //
 //   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py
 //   gate_up_bias      [EXPERTS, 2 · INNER] bf16, in, constant: per tile 8 gates, then their 8 ups
@@ -47,8 +47,10 @@ __device__ __forceinline__ const unsigned char* TileOf::operator()(int unit) con
   return gate_up + static_cast<int64_t>(tile) * Stream::Cut::kTileBytes;
 }
 
-__device__ __forceinline__ float clamped_swiglu(float gate, float up) {
+// With kClamped GPT-OSS's, of limits and a factor of its own; else silu(gate) · up.
+__device__ __forceinline__ float activated(float gate, float up) {
   constexpr float kLimit = Config::kLimit, kAlphaLog2 = Config::kAlpha * 1.4426950408889634;
+  if (!Config::kClamped) return __fdividef(gate, 1.0f + exp2_fast(-1.44269504f * gate)) * up;
   gate = fminf(gate, kLimit);
   up = fminf(fmaxf(up, -kLimit), kLimit);
   return __fdividef(gate, 1.0f + exp2_fast(-kAlphaLog2 * gate)) * (up + 1.0f);
@@ -101,7 +103,7 @@ __device__ __forceinline__ void run_unit(Stream& stream, RoutedItem item, const 
         const float (&sum)[2][4] = sums[i][n];
         const float gate = sum[0][c] + sum[1][c] + bf16_to_float(biases[i][0]);
         const float up = sum[0][c + 2] + sum[1][c + 2] + bf16_to_float(biases[i][1]);
-        to[8 * i] = float_to_bf16(clamped_swiglu(gate, up));
+        to[8 * i] = float_to_bf16(activated(gate, up));
       }
     }
   }

@@ -29,9 +29,11 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     tile_bytes,
 )
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill, prefill_tactics
+from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rms_moe"
+ACTIVATIONS, GATINGS = ("swiglu_clamped", "swiglu"), ("softmax_selected",)
 MOST_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 # Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
@@ -133,10 +135,15 @@ def _checked(request: LoweringRequest) -> Sizes:
             f"RmsMoe's decoding kernels got {sizes.rows} rows, expected at most "
             f"{MOST_DECODE_ROWS}: use a smaller bucket, or the prefill phase."
         )
-    if attributes["gating"] != "softmax_selected":
+    if attributes["gating"] not in GATINGS:
         raise SpecbuildError(
             f"RmsMoe got gating {attributes['gating']!r}, its CUDA kernels know only "
             "'softmax_selected': build this model for the CPU."
+        )
+    if attributes["activation"] not in ACTIVATIONS:
+        raise SpecbuildError(
+            f"RmsMoe got activation {attributes['activation']!r}, its CUDA kernels know "
+            f"{' and '.join(ACTIVATIONS)}: build this model for the CPU."
         )
     if sizes.hidden % BLOCK or sizes.inner % BLOCK or not 1 <= sizes.top_k <= min(8, sizes.experts):
         raise SpecbuildError(
@@ -221,6 +228,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
         ("EXPERTS", sizes.experts),
         ("ROUTER_EXPERTS", experts),
         ("ROUTER_WARPS", warps),
+        ("CAST_FIRST", int(rounding_of("RmsMoe", request.attributes) == "llama")),
         ("EPS", float(request.attributes["eps"])),
     )
     return OpLaunch(
@@ -245,6 +253,7 @@ def _gate_up(
 ) -> OpLaunch:
     constants = (
         *_expert_constants(request, sizes, tactic, plan),
+        ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
         ("ALPHA", float(request.attributes["alpha"])),
         ("LIMIT", float(request.attributes["limit"])),
     )

@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_gate_up,
     unpack_gate_up_bias,
 )
+from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.traffic import (
     Routing,
     TrafficRequest,
@@ -25,16 +26,21 @@ if TYPE_CHECKING:
 
 
 def router_input(
-    x: torch.Tensor, norm: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    x: torch.Tensor,
+    norm: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    eps: float,
+    rounding: str = "gpt_oss",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normed rows [T, H] in x's type and their router logits fp32 [T, E].
 
-    The norm is GPT-OSS's: fp32 inside, times its weight in fp32, then rounded. The logits are
+    The norm is that of ``rounding`` (``rms_norms.py``). The logits are
     summed in fp32, rounded to x's type as a linear layer's output is, and widened.
     """
     from torch.nn import functional as F
 
-    normed = F.rms_norm(x.float(), norm.shape, norm.float(), eps).to(x.dtype)
+    normed = rms_norm(x, norm, eps, rounding)
     logits = F.linear(normed.float(), weight.float(), bias.float()).to(x.dtype).float()
     return normed, logits
 
@@ -55,12 +61,14 @@ def reference(
     alpha: float,
     limit: float,
     gating: str,
+    rounding: str,
+    activation: str,
 ) -> torch.Tensor:
     """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``).
     """
-    normed, logits = router_input(x, norm, router_weight, router_bias, eps)
+    normed, logits = router_input(x, norm, router_weight, router_bias, eps, rounding)
     inner = gate_up_bias.shape[1] // 2
     gate_up_blocks, gate_up_scales = unpack_gate_up(gate_up)
     down_blocks, down_scales = unpack_down(down, inner)
@@ -75,7 +83,7 @@ def reference(
         down_bias,
         top_k=top_k,
         gating=gating,
-        activation="swiglu_clamped",
+        activation=activation,
         alpha=alpha,
         limit=limit,
     )
@@ -125,6 +133,8 @@ OP = OpSpec(
         AttributeSpec("alpha", float, 1.702),
         AttributeSpec("limit", float, 7.0),
         AttributeSpec("gating", str, "softmax_selected"),
+        AttributeSpec("rounding", str, "gpt_oss"),
+        AttributeSpec("activation", str, "swiglu_clamped"),
     ),
     reference=reference,
     lower=lower,

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
 #pragma unroll
   for (int k = 0; k < TOP_K; ++k) places[k] = load_l2_int(workspace_position + row * TOP_K + k);
   for (int c = threadIdx.x % 32; c < 8 * kRowPanels; c += 32) {
-    const uint4 chunk = row_chunk<Norm::kGptOss>(values, norm, scale, c / 8, c % 8);
+    const uint4 chunk = row_chunk<kNorm>(values, norm, scale, c / 8, c % 8);
 #pragma unroll
     for (int k = 0; k < TOP_K; ++k)
       *reinterpret_cast<uint4*>(workspace_rows + panel_chunk(c / 8, c % 8, places[k], panel_rows)) =
@@ -161,11 +161,16 @@ struct GateUpGemm : ExpertGemm<GateUpWeights> {
                                         const float (&sums)[columns / 2], uint16_t* staging) const {
     const float2 b = ahead.widened();
     const auto act = [b](float gate, float up) {
+#if !CLAMPED
+      const float plain = gate + b.x;
+      return __fdividef(plain, 1.0f + exp2_fast(-1.44269504f * plain)) * (up + b.y);
+#else
       const float limit = static_cast<float>(LIMIT);
       const float g = fminf(gate + b.x, limit);
       const float u = fminf(fmaxf(up + b.y, -limit), limit);
       const float power = exp2_fast(-1.44269504f * static_cast<float>(ALPHA) * g);
       return __fdividef(g, 1.0f + power) * (u + 1.0f);
+#endif
     };
     stage_pairs<columns>(sums, act, staging);
     const int panel = tile.row_tile / kConsumerWarps, group = warpgroup();

@@ -30,6 +30,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     stages_for,
 )
 from specbuild.plugins_cuda.rms_moe.packing import BLOCK, TILE_OUTPUTS, down_steps, gate_up_steps
+from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 _SORT_THREADS = 1024
@@ -170,6 +171,7 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
         0,
         K_BLOCKS=layer.hidden // BLOCK,
         SEQUENCES=layer.sequences,
+        CAST_FIRST=int(rounding_of("RmsMoe", request.attributes) == "llama"),
         EPS=float(request.attributes["eps"]),
     )
 
@@ -241,6 +243,7 @@ def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
         STAGES=stages,
         MOST_TILES=layer.most_tiles,
         WGMMA=layer.wgmma,
+        CLAMPED=int(request.attributes["activation"] == "swiglu_clamped"),
         ALPHA=float(request.attributes["alpha"]),
         LIMIT=float(request.attributes["limit"]),
     )

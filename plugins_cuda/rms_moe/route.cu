@@ -45,6 +45,7 @@ __device__ __forceinline__ float sum_of_squares(uint4 v) {
 
 __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float rate) {
   const float2 value = unpack_bf16x2(x), weight = unpack_bf16x2(norm);
+  if (Config::kCastFirst) return mul_bf16x2(pack_bf16x2(value.x * rate, value.y * rate), norm);
   return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
 }
 

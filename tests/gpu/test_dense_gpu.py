@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint_files import edit_tensors
 from checkpoints import write_draft
 from example_engine import CHAIN, TREE, on_gpu, outputs, records
 from llama_checkpoints import write_llama
@@ -23,6 +24,8 @@ from test_transformers_gpu import Forward, check_choices, check_errors, near_tie
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -50,6 +53,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, heads of 128": ("qwen3", {"head_dim": 128, "num_attention_heads": 4}),
     "qwen3, tied, heads of 32": ("qwen3", {
         "head_dim": 32, "num_attention_heads": 16, "tie_word_embeddings": True}),
+    "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
 }  # fmt: skip
 # What the drafts have beside a plain one, in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (
@@ -72,6 +76,9 @@ def model(
     kind, changes = GEOMETRIES[request.param]
     folder = tmp_path_factory.mktemp("dense")
     write_llama(folder / "model", kind, **SIZES | changes)
+    coded = "mxfp4" if request.param.endswith("mxfp4") else None
+    if coded is not None:
+        edit_tensors(folder / "model", round_to_mxfp4)
     variant = DRAFTS[list(GEOMETRIES).index(request.param) % len(DRAFTS)]
     write_draft(
         folder / "draft", target_layers=LAYERS, target_hidden=256, target_vocab=VOCAB, hidden=256,
@@ -79,11 +86,18 @@ def model(
     )  # fmt: skip
     options = BuildOptions.from_flat(
         model=folder / "model", draft=folder / "draft", output=folder / "engine", backend="cuda",
-        max_seq_len=512, max_batch_size=4, page_size=64, **asdict(TREE),
+        max_seq_len=512, max_batch_size=4, page_size=64, weights_dtype=coded, **asdict(TREE),
     )  # fmt: skip
     build(options, SilentProgress())
     with on_gpu(folder / "engine") as engine:
         yield Model(folder / "model", engine)
+
+
+def round_to_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
+    """All that is stored in MXFP4 becomes what that holds, for transformers too."""
+    for name in [n for n in tensors if n.endswith("_proj.weight") or n.startswith("lm_head")]:
+        blocks, scales = mxfp4_blocks(tensors[name][None])
+        tensors[name] = expert_weight(blocks, scales)[0].T.contiguous().to(tensors[name].dtype)
 
 
 def prompts() -> list[Prompt]:

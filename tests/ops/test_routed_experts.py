@@ -29,7 +29,7 @@ def test_the_experts_of_every_row_are_read_from_its_logits() -> None:
     kinds = {torch.bfloat16: "bfloat16", torch.int32: "int32", torch.uint8: "uint8"}
     infos = {n: TensorInfo(tuple(t.shape), kinds[t.dtype]) for n, t in tensors.items()}
     infos["y"] = infos["x"]
-    lowering = OP.lower(LoweringRequest(infos, ATTRIBUTES, "decode", SMALL_TARGET))
+    lowering = OP.lower(LoweringRequest(infos, OP.complete(ATTRIBUTES), "decode", SMALL_TARGET))
     assert OP.routing is not None
     left = OP.routing.logits
     launch = next(each for each in lowering.launches if left in each.arguments)

@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
 from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
+from specbuild.plugins_cuda.rms_moe.lowering import GATINGS
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     DenseFeedForward,
@@ -84,10 +85,21 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
 def _require_feed_forwards(target: TargetGeometry) -> int:
     """The inner width of every layer's; SpecbuildError naming what no kernel computes of them."""
     moe = target.moe
-    if moe is not None and moe.storage != "mxfp4":
+    if moe is not None and "mxfp4" not in (moe.storage, target.dtype):
         raise SpecbuildError(
             f"the model's experts are {moe.storage}, CUDA kernels take mxfp4 experts only; build "
-            "with --backend cpu, or from an mxfp4 checkpoint"
+            "with --weights-dtype mxfp4, which is lossy, with --backend cpu, or from an mxfp4 "
+            "checkpoint"
+        )
+    if moe is not None and moe.gating not in GATINGS:
+        raise SpecbuildError(
+            f"the model's router weighs experts by {moe.gating}, CUDA kernels know "
+            f"{', '.join(GATINGS)}; build with --backend cpu"
+        )
+    if len(target.feed_forwards) > 1:
+        raise SpecbuildError(
+            "the model has dense layers beside routed ones, which is built for the CPU only; build "
+            "with --backend cpu"
         )
     (feed_forward,) = target.feed_forwards
     if isinstance(feed_forward, DenseFeedForward):

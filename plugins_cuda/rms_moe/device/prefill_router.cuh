@@ -3,11 +3,12 @@
 // Numbers, 2048 rows of GPT-OSS-20B: 128 CTAs, each 92 KB of rows and 184 KB of router weights from
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
-// Compile-time constants: K_BLOCKS (hidden/32), EXPERTS.
+// Compile-time constants: K_BLOCKS (hidden/32), EXPERTS, TOP_K, CAST_FIRST (LLaMA's norm).
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
 
+constexpr Norm kNorm = CAST_FIRST ? Norm::kLlama : Norm::kGptOss;
 constexpr int kRouterRows = 16;
 constexpr int kRouterWarps = kRowsThreads / 32;
 constexpr int kHidden = 32 * K_BLOCKS;
@@ -16,7 +17,8 @@ constexpr int kRouterStride = kHidden + 8;
 constexpr int kExpertTiles = ceil_div(EXPERTS, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
 constexpr int kSliceBlocks = ceil_div(K_BLOCKS, kSlices);
-constexpr int kBlocksAhead = 6;  // of router weights: asked for at once
+// Of router weights: asked for at once. The choice of many experts takes registers too.
+constexpr int kBlocksAhead = TOP_K > 4 ? 4 : 6;
 
 struct RouterSums {
   float of[kSlices][kRouterRows][16 * kExpertTiles];
@@ -34,10 +36,8 @@ __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16
       if (there) {
         const uint4 v = reinterpret_cast<const uint4*>(row)[c];
         const uint4 w = reinterpret_cast<const uint4*>(norm)[c];
-        out = make_uint4(normed_pair<Norm::kGptOss>(v.x, w.x, scale),
-                         normed_pair<Norm::kGptOss>(v.y, w.y, scale),
-                         normed_pair<Norm::kGptOss>(v.z, w.z, scale),
-                         normed_pair<Norm::kGptOss>(v.w, w.w, scale));
+        out = make_uint4(normed_pair<kNorm>(v.x, w.x, scale), normed_pair<kNorm>(v.y, w.y, scale),
+                         normed_pair<kNorm>(v.z, w.z, scale), normed_pair<kNorm>(v.w, w.w, scale));
       }
       *reinterpret_cast<uint4*>(rows + r * kRouterStride + 8 * c) = out;
     }

@@ -9,6 +9,7 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 import torch
+from checkpoint_files import edit_tensors
 from checkpoints import write_draft
 from fused_graphs import (
     PAGE,
@@ -20,6 +21,7 @@ from fused_graphs import (
     run_graph,
 )
 from llama_checkpoints import LAYERS, write_llama
+from transformers import AutoModelForCausalLM
 
 from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.check import require_cuda_support
@@ -28,10 +30,12 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
 from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.plugins_cuda.linear.block_scaled import decoded, quantised
+from specbuild.plugins_cuda.linear.block_scaled import decoded, mxfp4_blocks, quantised
 from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.runtime.engine_dir.features import used_features
 from specbuild.runtime.engine_dir.files import read_manifest, verify_files
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.check import read_plan
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16"}
@@ -53,8 +57,6 @@ TOLERANCE = 0.03  # relative: what bf16 costs a row of logits of transformers, i
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
-    from transformers import AutoModelForCausalLM
-
     kind, changes = GEOMETRIES[name]
     write_llama(tmp_path, kind, **changes)
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
@@ -117,6 +119,44 @@ def round_weights(model: ir.Model, storage: Storage) -> None:
         set_recipe(value, replace(recipe, load=rounded))
 
 
+def test_experts_become_mxfp4(tmp_path: Path) -> None:
+    """What is left is transformers' own, of weights that MXFP4 holds."""
+    sizes = {"head_dim": 16, "num_hidden_layers": 2, "moe_intermediate_size": 32}
+    write_llama(tmp_path, "qwen3_moe", **sizes)
+
+    def rounded(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            blocks, scales = mxfp4_blocks(tensors[name][None])
+            tensors[name] = expert_weight(blocks, scales)[0].T.contiguous()
+
+    fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE)
+    model = fused.models["target"]
+    edit_tensors(tmp_path, rounded)
+    again = fused_model(tmp_path, max_seq_len=64, page_size=PAGE).models["target"]
+    layer = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsMoe"]
+    assert [node.op_type for node in model.graph] == ["Embed", *layer * 2, "RmsHead"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.arange(3, 23)
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
+    feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
+    feeds["token_ids"] = ids.int()
+    logits = run_graph(model, feeds)["logits"]
+    assert torch.equal(run_graph(again, feeds)["logits"], logits)
+    # A row whose router is nearly undecided may take another expert.
+    assert relative_error(logits, expected).median() < 2 * TOLERANCE
+    with pytest.raises(SpecbuildError, match="--weights-dtype mxfp4, which is lossy"):
+        require_cuda_support(fused.target.geometry, None)
+    require_cuda_support(replace(fused.target.geometry, dtype="mxfp4"), None)
+    moe = fused.target.geometry.moe
+    assert moe is not None
+    other = (replace(moe, gating="softmax_topk"),)
+    with pytest.raises(SpecbuildError, match="weighs experts by softmax_topk"):
+        require_cuda_support(
+            replace(fused.target.geometry, dtype="mxfp4", feed_forwards=other), None
+        )
+
+
 def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:
     write_llama(tmp_path / "model", "llama", num_hidden_layers=1, dtype="bfloat16")
     options = BuildOptions.from_flat(
@@ -145,11 +185,12 @@ DRAFTS: dict[str, dict[str, Any]] = {
     [("biased qwen3", True), *[
         pytest.param(name, drafted, marks=pytest.mark.slow)
         for name, drafted in (("llama", True), ("tied llama", True), ("tied llama", False),
-                              ("biased llama", False), ("qwen3", False))
+                              ("biased llama", False), ("qwen3", False), ("qwen3_moe", False))
     ]],
 )  # fmt: skip
 def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
-    kind, changes = GEOMETRIES[name]
+    kind, changes = GEOMETRIES.get(name, ("qwen3_moe", {"moe_intermediate_size": 32}))
+    coded = "mxfp4" if kind == "qwen3_moe" else None
     sizes = SIZES | {"num_hidden_layers": 2} | changes
     write_llama(tmp_path / "model", kind, **sizes)
     draft = tmp_path / "draft"
@@ -161,6 +202,7 @@ def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
     options = BuildOptions.from_flat(
         model=tmp_path / "model", draft=draft if drafted else None, output=tmp_path / "engine",
         backend="cuda", gpu="sm_90a", max_seq_len=64, max_batch_size=1, page_size=16,
+        weights_dtype=coded,
     )  # fmt: skip
     report = build(options, SilentProgress())
     assert report.cuda is not None
@@ -168,7 +210,7 @@ def test_it_compiles(tmp_path: Path, name: str, drafted: bool) -> None:
     assert (manifest.draft is not None) == drafted
     plan = read_plan(options.output, manifest)
     entries = {kernel.entry for kernel in plan.kernels}
-    assert ("rms_qkv_rope_heads" in entries) == (kind == "qwen3")
+    assert ("rms_qkv_rope_heads" in entries) == (kind != "llama")
     # No norm is a launch of its own, but the draft's in front of fc and what it hands on.
     assert ("draft_input" in entries) == drafted
     verify_files(options.output, manifest)

@@ -25,6 +25,7 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     origin,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
+from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
@@ -49,60 +50,98 @@ def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     norm, router = norm_of(node.inputs[0]), linear_of(node.inputs[1])
     add = only_user(node.outputs[0], "Add")
-    if norm is None or norm.rounding != "gpt_oss" or router is None or add is None:
+    if norm is None or router is None or add is None:
         return False
     if norm.x not in map(origin, add.inputs) or norm_of(router.inputs[0]) != norm:
         return False
     op = op_named("Moe")
     attributes = op.complete({name: value.value for name, value in node.attributes.items()})
-    activation = attributes.pop("activation")
-    if activation != "swiglu_clamped":
-        raise AssertionError(f"RmsMoe computes swiglu_clamped, the graph has {activation}")
     for name, neutral in _UNGROUPED.items():
         if attributes.pop(name) != neutral:
             raise AssertionError(f"RmsMoe has no {name}")
-    inputs = {**_router(norm, router), **_experts(graph, node), "row_start": _row_start(graph)}
+    inputs = {**_router(graph, norm, router), **_experts(graph, node)}
+    inputs["row_start"] = _row_start(graph)
     sizes = [(ROWS, static(norm.weight, 0))]
-    (y,) = place(add, "RmsMoe", inputs, sizes, eps=norm.eps, **attributes)
+    (y,) = place(add, "RmsMoe", inputs, sizes, eps=norm.eps, rounding=norm.rounding, **attributes)
     take_place(add.outputs[0], y, graph)
     return True
 
 
-def _router(norm: Norm, router: ir.Node) -> dict[str, ir.Value | None]:
+def _router(graph: ir.Graph, norm: Norm, router: ir.Node) -> dict[str, ir.Value | None]:
+    weight, bias = router.inputs[1], as_bf16(bias_of(router))
+    if bias is None:
+        bias = _zeros(graph, f"{stem(weight)}.no_bias", weight, (static(weight, 0),))
     return {
         "x": norm.x,
         "norm": as_bf16(norm.weight),
-        "router_weight": as_bf16(router.inputs[1]),
-        "router_bias": as_bf16(bias_of(router)),
+        "router_weight": as_bf16(weight),
+        "router_bias": bias,
     }
 
 
 def _experts(graph: ir.Graph, moe: ir.Node) -> dict[str, ir.Value | None]:
-    """The experts' weights: blocks and scales together, permuted only."""
-    blocks, scales, bias, down, down_scales, down_bias = map(stored, moe.inputs[2:8])
-    assert blocks is not None and blocks.name is not None
+    """The experts' weights: blocks and scales together, permuted only.
+
+    Others become MXFP4: a build that did not ask for that was refused (``check.py``).
+    """
+    given = [*moe.inputs, *[None] * len(op_named("Moe").inputs)][2:8]
+    gate_up, scales, bias, down, down_scales, down_bias = map(stored, given)
+    assert gate_up is not None and down is not None and gate_up.name is not None
+    name = gate_up.name.removesuffix("_blocks").removesuffix("gate_up_proj")
+    parents: list[ir.Value | None] = [gate_up, scales]
+    of_down: list[ir.Value | None] = [down, down_scales]
+    packs: tuple[Callable[..., torch.Tensor], ...] = (pack_gate_up, pack_down)
     if scales is None:
-        raise AssertionError(f"{stem(blocks)}: RmsMoe takes MXFP4 experts")
-    name = blocks.name.removesuffix("gate_up_proj_blocks")
-    experts, hidden, inner = static(down, 0), static(down, 1), BLOCK * static(down, 2)
+        experts, inner, hidden = (static(down, axis) for axis in range(3))
+        parents, of_down = [gate_up], [down]
+        packs = tuple(map(_coded, packs))
+    else:
+        experts, hidden, inner = static(down, 0), static(down, 1), BLOCK * static(down, 2)
     gate_up_shape = (experts, inner // TILE_OUTPUTS, tile_bytes(gate_up_steps(hidden)))
     down_shape = (experts, hidden // TILE_OUTPUTS, tile_bytes(down_steps(inner)))
-    make_gate_up, make_down = _shaped(pack_gate_up, gate_up_shape), _shaped(pack_down, down_shape)
     return {
-        "gate_up": packed(graph, f"{name}gate_up_proj.packed", [blocks, scales], make_gate_up),
-        "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias),
-        "down": packed(graph, f"{name}down_proj.packed", [down, down_scales], make_down),
-        "down_bias": as_bf16(down_bias),
+        "gate_up": packed(
+            graph, f"{name}gate_up_proj.packed", parents, _shaped(packs[0], gate_up_shape)
+        ),
+        "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias)
+        if bias is not None
+        else _zeros(graph, f"{name}gate_up_proj.no_bias", gate_up, (experts, 2 * inner)),
+        "down": packed(graph, f"{name}down_proj.packed", of_down, _shaped(packs[1], down_shape)),
+        "down_bias": as_bf16(down_bias)
+        if down_bias is not None
+        else _zeros(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
     }
 
 
-def _shaped(pack: Pack, shape: tuple[int, ...]) -> Pack:
-    """``pack``, which looks at the scales, as a function that also works on the meta device."""
+def _zeros(graph: ir.Graph, name: str, beside: ir.Value | None, shape: tuple[int, ...]) -> ir.Value:
+    """A bias of nothing, for kernels that add one; ``beside`` is the weight that has none."""
 
-    def make(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        if blocks.is_meta:
-            return torch.empty(shape, dtype=torch.uint8, device=blocks.device)
+    def make(weight: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.bfloat16, device=weight.device)
+
+    return packed(graph, name, [beside], make)
+
+
+def _coded(pack: Pack) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``pack`` of a weight [E, in, out], which becomes MXFP4 expert by expert."""
+
+    def make(weight: torch.Tensor) -> torch.Tensor:
+        pairs = [mxfp4_blocks(one.T.contiguous()) for one in weight]
+        blocks, scales = (torch.stack(parts) for parts in zip(*pairs, strict=True))
         return pack(blocks, scales)
+
+    return make
+
+
+def _shaped(
+    pack: Callable[..., torch.Tensor], shape: tuple[int, ...]
+) -> Callable[..., torch.Tensor]:
+    """``pack``, which looks at values, as a function that also works on the meta device."""
+
+    def make(*weights: torch.Tensor) -> torch.Tensor:
+        if weights[0].is_meta:
+            return torch.empty(shape, dtype=torch.uint8, device=weights[0].device)
+        return pack(*weights)
 
     return make
 

@@ -288,6 +288,8 @@ _DRAWN: Mapping[str, Draw] = {
     "key_pool": _indexer_keys,
     "sinks": _activations,
     "norm": _norm,
+    "q_norm": _norm,
+    "k_norm": _norm,
     "weight": _packed,
     "router_weight": _router,
     "gate_up": _gate_up,
