@@ -73,6 +73,10 @@ RUN = {
     ("cpu", "p_eagle"): "tests/e2e/test_p_eagle.py",
     ("cpu", "dflash"): "tests/e2e/test_dflash.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
+    ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
+    ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
+    ("cuda", "norms"): "benchmarks/results/h200-2026-11-26/dense.txt",
+    ("cuda", "fc_norm"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
 }
 DRAFTS = {
