@@ -31,7 +31,7 @@ ON_CPU = "cpu-2026-11-21.json"
 WIDE_STEPS = "h200-2026-11-23/20b-steps.json"
 STREAM = "serve-stream-2026-11-26.json"
 QUALITY = "specpv-quality-2026-11-21.json"
-SUFFIX = "suffix-2026-11-26.json"
+BESIDE = ("suffix-beside-eagle3-2026-11-26.json", "suffix-all-prompts-2026-11-26.json")
 
 
 def record(path: str) -> Any:
@@ -160,14 +160,17 @@ LONG = (
 )
 
 
-def suffix() -> str:
-    """Suffix decoding beside none, on text that repeats itself."""
-    found = record(SUFFIX)
-    header = ("drafter", "tokens a step", "speed over none", "prompts", "output that repeats")
-    share = f"{100 * found['repeated_share']['median']:.0f} %"
-    entry = found["suffix"]
-    row = ("suffix", f"{entry['tokens_a_step']:.1f}", f"{entry['ratio']:.1f}")
-    return _markdown(header, iter([(*row, str(found["prompts"]), share)]))
+def drafters() -> str:
+    """EAGLE3, suffix decoding and what pays, on prompts that repeat and on any."""
+    header = ("drafter", "text that repeats", "tokens a step", "any text", "tokens a step")
+    found = [record(path) for path in BESIDE]
+    rows = {name: [entry[name] for entry in found] for name in ("eagle3", "suffix", "auto")}
+    return _markdown(header, (_of_drafter(name, entries) for name, entries in rows.items()))
+
+
+def _of_drafter(name: str, entries: Sequence[dict[str, float]]) -> Sequence[str]:
+    keys = ("ratio", "tokens_a_step")
+    return f"`{name}`", *(f"{entry[key]:.2f}" for entry in entries for key in keys)
 
 
 def specpv() -> str:
@@ -277,7 +280,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "cpu": cpu,
     "chains": chains,
-    "suffix": suffix,
+    "drafters": drafters,
     "specpv": specpv,
     "specpv-quality": specpv_quality,
     "caches": caches,

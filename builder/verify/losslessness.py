@@ -135,11 +135,11 @@ def _row(
 
 
 def _shapes(engine: Engine) -> dict[str, DraftShape]:
-    """Chains and a tree within the engine's limits; nothing where it has no draft."""
+    """Chains and a tree within the engine's limits; nothing where it has no drafter."""
     limits = engine.manifest.limits
-    if engine.manifest.draft is None:
+    if not engine.manifest.drafters:
         return {}
-    depth = min(CHAIN_DEPTH, limits.draft_depth, limits.draft_tokens)
+    depth = min(CHAIN_DEPTH, limits.model_depth)
     shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
     default = engine.manifest.draft_default
     if default is not None and default.draft_top_k == 1 and default.draft_depth > depth:
@@ -152,7 +152,7 @@ def _shapes(engine: Engine) -> dict[str, DraftShape]:
 
 def _within(shape: DraftShape, limits: Limits) -> DraftShape:
     top_k = min(shape.draft_top_k, limits.draft_top_k)
-    depth = min(shape.draft_depth, limits.draft_depth)
+    depth = min(shape.draft_depth, limits.model_depth)
     most = DraftShape(top_k, depth, 1).candidates
     return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
 

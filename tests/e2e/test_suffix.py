@@ -11,6 +11,7 @@ from command_line import Command
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import verify_engine
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -60,6 +61,15 @@ def test_the_tokens_are_those_without(engines: dict[str, Path], name: str) -> No
             assert decoded(engine, temperature, **options) == plain
     statistics = engine.decoder.suffix_statistics
     assert statistics is not None and statistics.kept_tokens > 0
+
+
+def test_verify_decodes_with_what_is_proposed(engines: dict[str, Path], text_target: Path) -> None:
+    report = verify_engine(engines["alone"], text_target, None, SilentProgress())
+    assert report.passed
+    assert [row.name for row in report.losslessness] == [
+        "greedy: without draft = transformers",
+        *(f"{how}: chain of {n} = without draft" for how in ("greedy", "sampled") for n in (4, 10)),
+    ]
 
 
 def test_the_manifest_lists_what_drafts(engines: dict[str, Path], command: Command) -> None:
