@@ -5,7 +5,7 @@
 //   workspace_keys     [rows] u64, zero before: ranked key of the best score so far
 //   workspace_arrived  [groups of rows] int32, zero before
 //   choice             [rows] int32, out
-//   logprob            [rows] fp32, out: NaN
+//   logprob            [rows] fp32, out: infinite; NaN where all scores are
 //
 // Grid (CTAs, groups of 8·TOKEN_TILES rows): tiles are dealt out, as the likely ones are
 // neighbours. Logits have head_choose/kernel.cu's bits: a warp has all of a tile, in the same
@@ -130,6 +130,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
     workspace_best[row] = 0;
     // A padding row may hold NaN, and any token will do for it.
     choice[row] = key == 0 ? 0 : static_cast<int>(ranked_index(key));
-    logprob[row] = __uint_as_float(0x7FC00000u);
+    logprob[row] = key == 0 ? __uint_as_float(0x7FC00000u) : -minus_infinity();
   }
 }

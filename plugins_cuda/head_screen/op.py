@@ -29,7 +29,7 @@ def reference(
     eps: float,
     rounding: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``HeadChoose``'s choice [R]; its logprob is NaN, since it takes every logit.
+    """``HeadChoose``'s choice [R]; its logprob is infinite, since it would take every logit.
 
     ``codes`` and ``errors`` [V] are ``screened(weight)`` and ``screen_errors(weight)``: they decide
     what is read, not what is chosen.
@@ -39,7 +39,7 @@ def reference(
     choice, logprob = head_choose(
         x, logit_rows, norm, weight, temperature, seed, position, eps=eps, rounding=rounding
     )
-    return choice, torch.full_like(logprob, float("nan"))
+    return choice, torch.full_like(logprob, float("inf"))
 
 
 def _traffic(request: TrafficRequest) -> Traffic:

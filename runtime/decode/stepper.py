@@ -21,7 +21,8 @@ from specbuild.runtime.request import SequenceState, TopLogprobs
 class NewTokens:
     """What a launch gave one sequence: (token, natural log-probability) in order.
 
-    The first ``accepted`` tokens were drafts. ``top_logprobs`` has the likeliest tokens for each,
+    An infinite log-probability is unknown. The first ``accepted`` tokens were drafts.
+    ``top_logprobs`` has the likeliest tokens for each,
     where the request asks for some.
     """
 

@@ -47,7 +47,11 @@ def both(weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor) -> li
         "weight": packed, "codes": screened(packed), "errors": screen_errors(packed),
         "temperature": temperature, "seed": ids + 7, "position": ids + 100,
     }  # fmt: skip
-    return [run(name, inputs, rows)["choice"] for name in ("HeadChoose", "HeadScreen")]
+    exact, found = (run(name, inputs, rows) for name in ("HeadChoose", "HeadScreen"))
+    # None is known; a row of no numbers is still told from others.
+    np.testing.assert_array_equal(np.isnan(found["logprob"]), np.isnan(exact["logprob"]))
+    assert not np.isfinite(found["logprob"]).any()
+    return [exact["choice"], found["choice"]]
 
 
 def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
