@@ -21,6 +21,8 @@ def top(
         return (
             logits,
             rng.integers(0, vocab, len(counts)).astype(np.int32),
+            -rng.random(len(counts)).astype(np.float32),
+            rng.integers(0, 3, len(counts)).astype(np.int32),
             np.array(counts, np.int32),
         )
 

@@ -93,6 +93,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
 extern "C" __global__ void __launch_bounds__(kThreads)
     join_parts(const float* logits,             // [R, V]
                const int* choice,               // [R]
+               const float* chosen_logprob,     // [R]
+               const int* changes,              // [R]
                const int* top_count,            // [R]
                const uint64_t* workspace_best,  // in
                const float* workspace_sums,     // in
@@ -125,16 +127,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            exp2_fast((most_of_part - largest) * kLog2E);
   }
   const float log_total = largest + logf(block_sum(sum));
-  if (threadIdx.x == 0) {
-    const float* row = logits + static_cast<int64_t>(r) * vocab;
-    logprob[r] = load_l2_float(row + min(max(load_l2_int(choice + r), 0), vocab - 1)) - log_total;
-  }
+  const float* row = logits + static_cast<int64_t>(r) * vocab;
+  const float chosen = load_l2_float(row + min(max(load_l2_int(choice + r), 0), vocab - 1));
+  const bool is_raw = load_l2_int(changes + r) == 0;
+  const float own = is_raw ? load_l2_float(chosen_logprob + r) : chosen - log_total;
+  if (threadIdx.x == 0) logprob[r] = own;
 #pragma unroll 1
   for (int n = 0; n < most; ++n) {
     const bool is_there = n < wanted && best != 0;
     if (threadIdx.x == 0) {
       top_ids[r * most + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
-      top_logprobs[r * most + n] = is_there ? value_of(best) - log_total : minus_infinity();
+      top_logprobs[r * most + n] = is_there ? value_of(best) - chosen + own : minus_infinity();
     }
     if (is_there) best = largest_below(best);
   }

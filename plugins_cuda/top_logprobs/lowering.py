@@ -33,8 +33,8 @@ def lower(request: LoweringRequest) -> Lowering:
         block=_THREADS,
         shared_bytes=0,
         arguments=(
-            "logits", "choice", "top_count", _BEST, _SUMS, "logprob", "top_ids", "top_logprobs",
-            vocab, parts, most,
+            "logits", "choice", "chosen_logprob", "changes", "top_count", _BEST, _SUMS, "logprob",
+            "top_ids", "top_logprobs", vocab, parts, most,
         ),
     )  # fmt: skip
     # Of every part the largest logit even where none is asked for: sums are relative to it.

@@ -13,18 +13,27 @@ if TYPE_CHECKING:
 
 
 def reference(
-    logits: torch.Tensor, choice: torch.Tensor, top_count: torch.Tensor, *, most: int
+    logits: torch.Tensor,
+    choice: torch.Tensor,
+    chosen_logprob: torch.Tensor,
+    changes: torch.Tensor,
+    top_count: torch.Tensor,
+    *,
+    most: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R].
+    """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
 
-    With it the ``top_count`` int32 [R] likeliest tokens of each row of ``logits`` fp32 [R, V], the
-    likeliest first and of equal ones the lower ids: ``top_ids`` int32 [R, most] and their
-    ``top_logprobs``. Entries past the count, and past the vocabulary, are −1 and −∞.
+    Where ``changes`` int32 [R] is 0 that is ``chosen_logprob`` fp32 [R], bit for bit: the choice
+    was made from these logits. With it the ``top_count`` int32 [R] likeliest tokens of each row of
+    ``logits`` fp32 [R, V], the likeliest first and of equal ones the lower ids: ``top_ids`` int32
+    [R, most] and their ``top_logprobs``, relative to the chosen one's. Entries past the count, and
+    past the vocabulary, are −1 and −∞.
     """
     import torch
 
     logprobs = logits.double().log_softmax(dim=1)
-    logprob = logprobs.gather(1, choice.long().unsqueeze(1)).squeeze(1)
+    raw = logprobs.gather(1, choice.long().unsqueeze(1)).squeeze(1)
+    logprob = torch.where(changes == 0, chosen_logprob, raw.float())
     rows, vocab = logits.shape
     ids = torch.full((rows, most), -1, dtype=torch.int32)
     values = torch.full((rows, most), -torch.inf)
@@ -33,8 +42,8 @@ def reference(
     for r in range(rows):
         best = order[r, : min(int(top_count[r]), most, vocab)]
         ids[r, : len(best)] = best.int()
-        values[r, : len(best)] = logprobs[r, best].float()
-    return logprob.float(), ids, values
+        values[r, : len(best)] = (logprobs[r, best] - raw[r] + logprob[r]).float()
+    return logprob, ids, values
 
 
 OP = OpSpec(
@@ -43,6 +52,8 @@ OP = OpSpec(
     inputs=(
         TensorSpec("logits", "float32", ("R", "vocab")),
         TensorSpec("choice", "int32", ("R",)),
+        TensorSpec("chosen_logprob", "float32", ("R",)),
+        TensorSpec("changes", "int32", ("R",)),
         TensorSpec("top_count", "int32", ("R",)),
     ),
     outputs=(

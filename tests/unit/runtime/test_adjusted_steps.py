@@ -101,6 +101,20 @@ def test_neighbours_keep_tokens_drafts_and_programs() -> None:
     assert len(both) > 12 and all(a != b for a, b in pairwise(both))
 
 
+def test_prompts_that_end_together_keep_their_bits() -> None:
+    """What changes logits behind a launch of prompts leaves the others' rows as they were."""
+    biased = replace(PLAIN, sampling=SamplingParams(logit_bias={5: 9.0}))
+    plain = replace(PLAIN, max_new_tokens=1)
+    toy, alone = toy_cuda(), toy_cuda()
+    for first in range(0, 24, 2):
+        prompts = [[first], [7, 5], [first + 1]]
+        beside = run(toy.engine, prompts, [plain, biased, plain], speculation=None).records
+        assert toy.device.started[:2] == ["prefill@4", "adjust"]
+        lone = run(alone.engine, prompts[::2], plain, speculation=None).records
+        for ours, theirs in zip(beside[::2], lone, strict=True):
+            assert (ours.output_ids, ours.logprobs) == (theirs.output_ids, theirs.logprobs)
+
+
 def test_min_p_alone_keeps_its_draft() -> None:
     toy = toy_cuda()
     params = replace(PLAIN, sampling=SamplingParams(0.8, seed=9, min_p=0.3))

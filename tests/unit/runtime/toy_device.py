@@ -152,9 +152,10 @@ class ToyDevice:
             *(raw, ids, how[4], done), *(self.port(x, n) for x in names), self.port("marks", n)
         )
         self.port("marks", n).copy_(marks)
-        choice, _ = op_named("Choose").reference(logits, *how)
+        choice, chosen = op_named("Choose").reference(logits, *how)
         logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
-            raw, choice, self.port("top_count", n), most=MOST_TOP_LOGPROBS
+            *(raw, choice, chosen, self.port("changes", n), self.port("top_count", n)),
+            most=MOST_TOP_LOGPROBS,
         )
         self.port("top_ids", n).copy_(top_ids)
         self.port("top_logprobs", n).copy_(top_logprobs)

@@ -68,7 +68,8 @@ def _choose(
 ) -> dict[str, Tensor]:
     """``choice`` and ``logprob`` [R] by ``raw`` logits [R, V] as they are changed.
 
-    The log-probability is that of the raw ones, and so are the likeliest tokens.
+    The log-probability is that of the raw ones, and so are the likeliest tokens. What nothing is
+    changed of keeps its bits: rows of a launch of prompts whose requests ask for nothing.
     """
     batch, outputs = raw.shape[0], outputs or {}
     given = {name: tensor for name, tensor in rows.items() if name in ("token_ids", "done")}
@@ -82,18 +83,23 @@ def _choose(
             **given,
         },
     )["adjusted"]
-    choice = program.call(
+    chosen = program.call(
         "Choose",
         {"logits": adjusted, **{name: rows[name] for name in SAMPLING}},
         outputs={name: outputs[name] for name in outputs if name == "choice"},
-    )["choice"]
+    )
     told = program.call(
         "TopLogprobs",
-        {"logits": raw, "choice": choice, **parts.state("TopLogprobs", batch)},
+        {
+            **parts.state("TopLogprobs", batch),
+            "logits": raw,
+            "choice": chosen["choice"],
+            "chosen_logprob": chosen["logprob"],
+        },
         {"most": MOST_TOP_LOGPROBS},
         outputs={
             **{name: parts.ports.first(name, batch) for name in ("top_ids", "top_logprobs")},
             **{name: outputs[name] for name in outputs if name == "logprob"},
         },
     )
-    return {"choice": choice, "logprob": told["logprob"]}
+    return {"choice": chosen["choice"], "logprob": told["logprob"]}
