@@ -72,7 +72,9 @@ def _modes_target(path: Path) -> None:
 
 def _modes(path: Path) -> None:
     model, draft = made_once("page-modes", _modes_target), made_once("page-draft", _draft)
-    path.write_text(f"model: {model}\ndraft: {draft}\nmax-seq-len: 2048\n", encoding="utf-8")
+    thresholds = "specpv-partial-threshold: 512\ndsa-threshold: 512\n"
+    given = f"model: {model}\ndraft: {draft}\nmax-seq-len: 2048\n{thresholds}"
+    path.write_text(given, encoding="utf-8")
 
 
 def _config(path: Path) -> None:
