@@ -77,7 +77,7 @@ def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) ->
             assert rows[mode, context]["agreement"] == 1
     assert rows["mla", 40]["perplexity"] != pytest.approx(rows["base", 40]["perplexity"], rel=1e-5)
     assert "<svg" in picture.read_text()
-    ids = torch.from_numpy(np.load(checkpoint / "ids.npy"))[None, : 160 + 25]
+    ids = torch.from_numpy(np.load(checkpoint / "ids.npy"))[None, : 160 + 24]
     model = AutoModelForCausalLM.from_pretrained(checkpoint / "target", dtype=torch.float32).float()
     with torch.no_grad():
         logits = model(ids).logits[0, 159:-1].double()

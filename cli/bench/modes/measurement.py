@@ -35,7 +35,7 @@ class ModesPlan:
     @property
     def longest(self) -> int:
         """Tokens of the text that are read, and of a sequence."""
-        return max(self.contexts) + max(self.judged + 1, self.new_tokens)
+        return max(self.contexts) + max(self.judged, self.new_tokens)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def measure(
     judged: dict[tuple[Mode, int], Judged] = {}
     for context in plan.contexts:
         for mode, engine in engines.items():
-            judged[mode, context] = _judged(engine, text[: context + plan.judged + 1], context)
+            judged[mode, context] = _judged(engine, text[: context + plan.judged], context)
             progress.advance(1)
     progress.start("decoding", reads * plan.rounds, "prompts")
     for context in plan.contexts:
