@@ -59,6 +59,7 @@ def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.Monkey
         "Model",
         "Limits",
         "Draft",
+        "Suffix decoding",
         "CUDA kernels",
         "TensorRT",
         "SpecPV (lossy)",

@@ -107,6 +107,7 @@ def test_what_version_3_brings_is_named() -> None:
         "mtp",
         "p_eagle",
         "specpv",
+        "suffix",
         "tensorrt",
     }
     more = {"moods", "stored_embedding", "gguf", "packed"}
