@@ -70,13 +70,13 @@ struct TokenFragments {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     const bool works = warp < kSlices;
     float* sums = reinterpret_cast<float*>(norm + kNormWeightBytes);
-    add_squares(sums);
+    if (works) add_slice(sums, warp, lane);
     __syncthreads();
     if (!works) return;
     const unsigned char* weight = norm + warp * kSliceBlocks * 64 + lane % 4 * 16;
 #pragma unroll
     for (int n = 0; n < kTokenTiles; ++n) {
-      const float scale = scale_of(sums, n * kTokensPerTile + g, eps);
+      const float scale = scale_of(sums + (n * kTokensPerTile + g) * kSumStride, eps);
 #pragma unroll
       for (int b = 0; b < kSliceBlocks; ++b) {
         if (!holds(warp, b)) continue;
@@ -86,30 +86,19 @@ struct TokenFragments {
     }
   }
 
-  // Sums of squares of this warp's slice, to be read by sum_of() behind a barrier. ``sums``:
-  // kSumBytes.
+  // Sums of squares of this warp's slice of normed tokens, to be read by sum_of() behind a barrier.
+  // ``sums``: kSumBytes.
   __device__ __forceinline__ void add_squares(float* sums) const {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-    if (warp >= kSlices) return;
-#pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int b = 0; b < kSliceBlocks; ++b) {
-        if (holds(warp, b)) sum += sum_of_squares(*own(b, n));
-      }
-      sum += __shfl_xor_sync(kAllLanes, sum, 1);
-      sum += __shfl_xor_sync(kAllLanes, sum, 2);
-      if (lane % 4 == 0) sums[(n * kTokensPerTile + g) * kSumStride + warp] = sum;
-    }
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp < kSlices) add_slice(sums, warp, lane);
   }
 
   // Of all slices of a token.
-  static __device__ __forceinline__ float sum_of(const float* sums, int token) {
+  static __device__ __forceinline__ float sum_of(const float* sums) {
     float sum = 0.0f;
 #pragma unroll
     for (int first = 0; first < kSlices; first += 4) {
-      const float4 four = *reinterpret_cast<const float4*>(sums + token * kSumStride + first);
+      const float4 four = *reinterpret_cast<const float4*>(sums + first);
       const float slices[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -134,7 +123,20 @@ struct TokenFragments {
   __device__ __forceinline__ uint4* own(int block, int token_tile) const {
     return at(threadIdx.x / 32 * kSliceBlocks + block, token_tile);
   }
-  static __device__ __forceinline__ float scale_of(const float* sums, int token, float eps) {
-    return rsqrtf(sum_of(sums, token) * (1.0f / (kBlocks * 32)) + eps);
+  __device__ __forceinline__ void add_slice(float* sums, int warp, int lane) const {
+#pragma unroll
+    for (int n = 0; n < kTokenTiles; ++n) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int b = 0; b < kSliceBlocks; ++b) {
+        if (holds(warp, b)) sum += sum_of_squares(*own(b, n));
+      }
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
+      if (lane % 4 == 0) sums[(n * kTokensPerTile + lane / 4) * kSumStride + warp] = sum;
+    }
+  }
+  static __device__ __forceinline__ float scale_of(const float* sums, float eps) {
+    return rsqrtf(sum_of(sums) * (1.0f / (kBlocks * 32)) + eps);
   }
 };

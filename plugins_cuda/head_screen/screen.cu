@@ -62,7 +62,8 @@ struct Screening {
         float upper = minus_infinity();
         if (row < live) {
           const Sampling how = sampling[row];
-          const float length = sqrtf(Fragments::sum_of(squares, row)) * kLengthSlack;
+          const float length =
+              sqrtf(Fragments::sum_of(squares + row * Fragments::kSumStride)) * kLengthSlack;
           bound(how, token, sums[0][n][i], low_off * length, upper, lowers[n][i]);
           bound(how, token + 8, sums[0][n][i + 2], high_off * length, upper, lowers[n][i]);
         }
