@@ -25,6 +25,7 @@ class Left:
 LEFT = (
     Left(r"^make setup", "installs from PyPI", 2),
     Left(r"^pip install", "installs from PyPI", 6),
+    Left(r"^(ray|serve) ", "needs Ray, and tests/replicas runs it", 2),
     Left(r"dynamo", "needs Dynamo, and tests/e2e/test_dynamo.py runs it", 4),
     Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
     Left(r"^make clean", "there is nothing to clean", 1),
@@ -51,7 +52,7 @@ ADDED = (
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
     # Indexers choose among what is not kept in any case, the first 4 tokens and the recent 64.
-    (r"^specbuild train .* --top-k ", "--top-k 16 --sequence-length 128"),
+    (r"^specbuild train (dsa|.* --top-k )", "--top-k 16 --sequence-length 128"),
     (r"^specbuild train .* --draft-vocab ", "--draft-vocab 128"),
     (r"^specbuild (train|retrofit) mla .* --rank ", "--rank 16"),
     (r"^specbuild retrofit mla .* --layers ", "--layers 2-3"),

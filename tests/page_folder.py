@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
+from tempfile import TemporaryDirectory
 
 import deepseek_checkpoints as deepseek
 from checkpoints import write_draft, write_target
@@ -23,7 +24,7 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 
-VOCAB = 272
+VOCAB = 1024
 EXAMPLE = ROOT / "examples" / "tiny-gpt-oss"
 SIGNED = """openssl genpkey -algorithm ed25519 -out key.pem
 openssl pkey -in key.pem -pubout -out key.pub.pem
@@ -56,7 +57,9 @@ def _draft(path: Path) -> None:
 
 def _latents(path: Path) -> None:
     folder = made_once("page-target", _target)
-    write_factors(path, folder / "model.safetensors", range(4), 16)
+    with TemporaryDirectory() as made:
+        write_factors(Path(made), folder / "model.safetensors", range(4), 16)
+        copyfile(Path(made) / "mla_kv.safetensors", path)
 
 
 def _engine(path: Path) -> None:
@@ -98,6 +101,7 @@ def _deepseek_draft(path: Path) -> None:
 STAND_INS: dict[str, Callable[[Path], object]] = {
     "target": _target,
     "m": _target,
+    "mla": _modes_target,
     "draft": _draft,
     "gpt-oss-20b": _target,
     "gpt-oss-20b-eagle3": _draft,

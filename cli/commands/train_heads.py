@@ -40,7 +40,7 @@ def dsa(asked: IndexerTraining, *, _debug: Debug = False) -> None:
     \b
     Examples:
     specbuild train dsa --model target --text corpus --output indexers
-    specbuild train dsa --model m --text corpus --output both --joint-steps 300
+    specbuild train dsa --model mla --text corpus --output both --joint-steps 300
     specbuild train dsa --model m --text corpus --output b --loss logits-kl
     """
     from specbuild.builder.training.heads.train_indexers import train_indexers

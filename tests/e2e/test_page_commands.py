@@ -94,7 +94,8 @@ def test_commands_of_a_page_run(page: Path, example_engine: Path, tmp_path: Path
 @pytest.mark.parametrize("block", [text for _, text in blocks(REFERENCE)])
 def test_examples_of_the_command_line_run(block: str, example_engine: Path, tmp_path: Path) -> None:
     lines = [line for line in commands(block) if runs_here(line)]
-    with folder_for(lines, example_engine, tmp_path / "page") as folder:
+    words = [word for line in lines for word in line.split()]
+    with folder_for(words, example_engine, tmp_path / "page") as folder:
         folder.alternatives = True
         for line in lines:
             folder.run(line)
