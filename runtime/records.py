@@ -64,7 +64,8 @@ class RunStats:
 
     ``steps`` counts target passes after prefill; ``mean_acceptance_length`` the tokens those
     passes emitted, per pass (1.0 without a draft); ``acceptance_histogram[a]`` the steps with a
-    accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i.
+    accepted drafts; ``acceptance_per_position[i]`` the share of steps with more than i;
+    ``proposed_tokens`` the drafts that they verified.
     ``preemptions`` times the request lost its pages and was restored; ``paused_steps`` steps of
     others went on while it waited for pages; ``cached_tokens`` of its prompt were in the prefix
     cache when it began. ``specpv`` is None where every step verified over the whole cache, by the
@@ -84,6 +85,7 @@ class RunStats:
     preemptions: int = 0
     paused_steps: int = 0
     cached_tokens: int = 0
+    proposed_tokens: int = 0
     specpv: SpecPvStats | None = None
     dsa: DsaStats | None = None
     masked_tokens: int | None = None

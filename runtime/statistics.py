@@ -25,6 +25,7 @@ class RunCounters:
         self._first_s = self._last_s = self._started_s
         self._tokens = 0
         self._step_tokens = 0
+        self._proposed = 0
         self.preemptions = 0
         self.paused_steps = 0
         self.cached_tokens = 0
@@ -41,9 +42,10 @@ class RunCounters:
         """So many tokens became others because of a guide."""
         self.masked_tokens = (self.masked_tokens or 0) + tokens
 
-    def step(self, *, accepted: int, emitted: int) -> None:
-        """One target pass emitted ``emitted`` tokens, ``accepted`` of them drafts."""
+    def step(self, *, proposed: int, accepted: int, emitted: int) -> None:
+        """One target pass emitted ``emitted`` tokens, ``accepted`` of ``proposed`` drafts."""
         self._histogram[accepted] += 1
+        self._proposed += proposed
         self._step_tokens += emitted
         self._tokens += emitted
         self._last_s = perf_counter()
@@ -67,6 +69,7 @@ class RunCounters:
             preemptions=self.preemptions,
             paused_steps=self.paused_steps,
             cached_tokens=self.cached_tokens,
+            proposed_tokens=self._proposed,
             masked_tokens=self.masked_tokens,
             specpv=None if self.specpv is None else self.specpv.stats(),
             dsa=None if self.dsa is None else self.dsa.stats(),

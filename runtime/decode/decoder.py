@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -77,7 +77,8 @@ class Decoder(ABC):
 
     Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
     may cost ``explored_share`` of the time.
-    ``turns`` and ``prefixes`` may be set: the loops made from then on take them.
+    ``turns``, ``prefixes`` and ``observe_launch`` may be set: the loops made from then on take
+    them. The last is called by the thread that decodes, with the tokens of each launch.
     """
 
     explored_share = EXPLORED_SHARE
@@ -89,6 +90,7 @@ class Decoder(ABC):
         self.machine = threading.Lock()
         self.turns = DEFAULT_TURNS
         self.prefixes: PrefixCache | None = None
+        self.observe_launch: Callable[[int], None] | None = None
         self.kv_policy = DEFAULT_KV_POLICY
 
     @property
@@ -195,4 +197,4 @@ class Decoder(ABC):
     ) -> Loop:
         eos, depth = self._manifest.target.eos_token_ids, policy.max_depth
         emission = Emission(eos, max_depth=depth, text_stream=text_stream)
-        return Loop(stepper, scheduler, emission, policy)
+        return Loop(stepper, scheduler, emission, policy, self.observe_launch)

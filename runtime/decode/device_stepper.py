@@ -36,8 +36,12 @@ _LATE_S = 50e-6
 
 @dataclass(frozen=True)
 class _Prompts:
-    """A launch of prompts in flight: the rows where one ends, and what is sampled in every row."""
+    """A launch of so many prompt tokens in flight.
 
+    ``ending`` are the rows where a prompt ends; ``token`` and ``logprob`` are of every row.
+    """
+
+    tokens: int
     ending: tuple[PromptRows, ...]
     token: Callable[[], np.ndarray]
     logprob: Callable[[], np.ndarray]
@@ -175,7 +179,8 @@ class DeviceStepper:
         for r in ending:
             table.prompt_ends(r.row)
         token, logprob = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
-        self._flights.append(_Prompts(tuple(ending), token, logprob, top))
+        read = sum(chunk.count for chunk in chunks)
+        self._flights.append(_Prompts(read, tuple(ending), token, logprob, top))
 
     def _adjust_first(self, ending: Sequence[PromptRows]) -> TopOfRows | None:
         """Behind a launch of prompts: these choose their first tokens once more."""
@@ -248,7 +253,7 @@ class DeviceStepper:
             likeliest = _likeliest(flight.top, r.sequence, r.row)
             first.append(NewTokens(r.sequence, tokens, top_logprobs=likeliest))
             self._waiting = max(self._waiting, 1)
-        return LaunchDone(first)
+        return LaunchDone(first, prompt_tokens=flight.tokens)
 
     def _receive_step(self, flight: _Step) -> LaunchDone:
         ahead, asked_s = flight.ahead, perf_counter()
@@ -270,7 +275,8 @@ class DeviceStepper:
             depths.append(counted if count <= accepted else min(ahead.depth, sequence.wanted - 1))
             tokens = zip(result.tokens[row][:count], result.logprobs[row][:count], strict=True)
             likeliest = _likeliest(flight.top, sequence, row)
-            self._read.append(NewTokens(sequence, list(tokens), counted, likeliest))
+            proposed = ahead.proposed(sequence.wanted - 1)
+            self._read.append(NewTokens(sequence, list(tokens), counted, likeliest, proposed))
         if not self._read or flight.waiting is None:
             return LaunchDone(self._read)
         accepted_drafts = [new.accepted for new in self._read]

@@ -114,7 +114,11 @@ class Emission:
                 sequence.finish_reason = reason
                 break
         if decoding and tokens:
-            sequence.counters.step(accepted=min(accepted, len(events)), emitted=len(events))
+            sequence.counters.step(
+                proposed=max(0, new.proposed - again),
+                accepted=min(accepted, len(events)),
+                emitted=len(events),
+            )
         return events
 
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:

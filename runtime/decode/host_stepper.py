@@ -142,7 +142,7 @@ class HostStepper:
                 tokens = [(token, float(logprob[row]))]
                 top = _likeliest(sequence, outputs["logits"], [row], tokens)
                 emitted.append(NewTokens(sequence, tokens, top_logprobs=top))
-        self._done = LaunchDone(emitted)
+        self._done = LaunchDone(emitted, prompt_tokens=sum(count))
         self._aux_hidden, self._after_prompts = outputs.get("captured"), True
         self._committed = [
             (sequence, slice(int(row_start[i]), int(row_start[i + 1])))
@@ -182,7 +182,7 @@ class HostStepper:
             outcome = _outcome(outlook, shape, trees, verified.accepted, step_s)
             if self._offers is not None and isinstance(shape, OfferedDepths):
                 self._offers.taken(sequences, shape.depths, verified.accepted)
-        self._done = LaunchDone(self._new_tokens(sequences, verified), outcome)
+        self._done = LaunchDone(self._new_tokens(sequences, verified, trees), outcome)
 
     def receive(self) -> LaunchDone:
         """What the launch gave."""
@@ -243,7 +243,7 @@ class HostStepper:
         self._executor.run("commit", feeds)
 
     def _new_tokens(
-        self, sequences: Sequence[SequenceState], verified: Verified
+        self, sequences: Sequence[SequenceState], verified: Verified, trees: DraftTrees
     ) -> list[NewTokens]:
         """The tokens that the target sampled along the path are the new tokens; all but the last
         were drafts."""
@@ -257,7 +257,8 @@ class HostStepper:
             tokens = list(zip(choices, logprobs, strict=True))
             rows = verified.root_row[b] + slots
             top = _likeliest(sequence, verified.outputs["logits"], rows.tolist(), tokens)
-            emitted.append(NewTokens(sequence, tokens, accepted, top))
+            proposed = int(trees.count[b]) - 1
+            emitted.append(NewTokens(sequence, tokens, accepted, top, proposed))
             self._committed.append((sequence, rows))
         return emitted
 

@@ -16,7 +16,7 @@ speculation changes how many tokens a step gives, never which.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.emission import Emission, never_ran
@@ -26,23 +26,30 @@ from specbuild.runtime.decode.waiting import Waiting
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
-from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState
+from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 
 
 class Loop:
     """Serves requests that join and leave between its turns.
 
     Events name a request by the number that :meth:`add` gave it. Closed with :meth:`close`, also
-    where a turn raised.
+    where a turn raised. ``observe`` is called with the tokens of each launch that was received,
+    those of prompts that it read and those that it gave.
     """
 
     def __init__(
-        self, stepper: Stepper, scheduler: Scheduler, emission: Emission, policy: DraftPolicy
+        self,
+        stepper: Stepper,
+        scheduler: Scheduler,
+        emission: Emission,
+        policy: DraftPolicy,
+        observe: Callable[[int], None] | None = None,
     ) -> None:
         self._stepper = stepper
         self._scheduler = scheduler
         self._emission = emission
         self._policy = policy
+        self._observe = observe
         # A shape that was chosen ahead, and the batch that it was chosen for.
         self._chosen: tuple[int, ChosenDraft] | None = None
 
@@ -98,7 +105,11 @@ class Loop:
         launch = self._stepper.receive()
         if launch.outcome is not None:
             self._policy.observe(launch.outcome)
-        return ends + self._emit(launch.emitted)
+        events = self._emit(launch.emitted)
+        if self._observe is not None:
+            given = sum(isinstance(event, TokenEvent) for event in events)
+            self._observe(launch.prompt_tokens + given)
+        return ends + events
 
     def close(self) -> None:
         """Gives back what unfinished requests hold."""

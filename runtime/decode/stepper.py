@@ -21,8 +21,8 @@ from specbuild.runtime.request import SequenceState, TopLogprobs
 class NewTokens:
     """What a launch gave one sequence: (token, natural log-probability) in order.
 
-    An infinite log-probability is unknown. The first ``accepted`` tokens were drafts.
-    ``top_logprobs`` has the likeliest tokens for each,
+    An infinite log-probability is unknown. The first ``accepted`` tokens were drafts, of
+    ``proposed`` that the launch verified. ``top_logprobs`` has the likeliest tokens for each,
     where the request asks for some.
     """
 
@@ -30,6 +30,7 @@ class NewTokens:
     tokens: Sequence[tuple[int, float]]
     accepted: int = 0
     top_logprobs: Sequence[TopLogprobs] = ()
+    proposed: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,12 @@ class LaunchDone:
 
     Of a launch of prompts that is the first token of each prompt that it ended. Sequences that
     were released while the launch was in flight have no part in ``emitted``. ``outcome`` is None of
-    prompts, and of a step where no sequence is left.
+    prompts, and of a step where no sequence is left. It read ``prompt_tokens``.
     """
 
     emitted: Sequence[NewTokens]
     outcome: StepOutcome | None = None
+    prompt_tokens: int = 0
 
 
 class Stepper(Protocol):

@@ -41,6 +41,17 @@ class StepAhead:
         """Levels of the draft tree."""
         return 0 if self.shape is None else self.shape.draft_depth
 
+    def proposed(self, most: int) -> int:
+        """Drafts of a sequence of which up to ``most`` may be emitted.
+
+        A chain's deeper ones count for none. Which levels a tree's nodes stand on is known on the
+        device alone: all of them count.
+        """
+        if self.shape is None or most < 1:
+            return 0
+        nodes = self.shape.draft_tokens
+        return nodes if self.shape.draft_top_k > 1 else min(nodes, most)
+
 
 @dataclass(frozen=True)
 class ModePlan:

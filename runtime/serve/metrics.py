@@ -39,6 +39,8 @@ _FINE = tuple(
     round(base * power, 7) for power in (1e-4, 1e-3, 1e-2, 1e-1) for base in (2, 3, 4, 5, 7, 10)
 )
 _LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
+# Of an engine's launch, as vLLM counts its iterations.
+_LAUNCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Metrics of the prefix cache, what they count of its statistics, and what they are.
 _OF_PREFIXES = (
     ("vllm:prefix_cache_queries", "query_tokens", "Prompt tokens that were looked up."),
@@ -84,16 +86,7 @@ class Metrics:
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
         self._open_caches()
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
-        self._accepted = self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
-        )
-        self._per_position = Counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were accepted, by their place in the draft.",
-            (*_LABELS, "position"),
-            registry=self.registry,
-        )
+        self._open_drafts()
         self._success = Counter(
             "vllm:request_success",
             "Requests that ended.",
@@ -122,6 +115,9 @@ class Metrics:
         self._output_length = self._histogram(
             "vllm:request_generation_tokens", "Tokens that a request generated.", _LENGTHS
         )
+        self._launch_tokens = self._histogram(
+            "vllm:iteration_tokens_total", "Tokens of a launch: of prompts, and new.", _LAUNCH
+        )
         self._fine_gap = self._histogram(
             "specbuild:inter_token_latency_seconds", "As vllm's, in finer buckets.", _FINE
         )
@@ -129,6 +125,22 @@ class Metrics:
             "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE
         )
         self._show_caches(manifest)
+
+    def _open_drafts(self) -> None:
+        """Counters of what drafts proposed, and of what became of it."""
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
+        self._proposed = self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified."
+        )
+        self._accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+        )
+        self._per_position = Counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that were accepted, by their place in the draft.",
+            (*_LABELS, "position"),
+            registry=self.registry,
+        )
 
     def _open_caches(self) -> None:
         """Counters of what the prefix cache and suffix decoding keep."""
@@ -153,6 +165,10 @@ class Metrics:
         )
         largest = max(manifest.cache_groups, key=lambda group: group.pages)
         info.labels(*self._values, str(largest.page_size), str(largest.pages)).set(1)
+
+    def launched(self, tokens: int) -> None:
+        """A launch read and gave so many tokens together; called by the engine's thread."""
+        self._launch_tokens.observe(tokens)
 
     def events(self, generation: Generation, batch: list[Event]) -> None:
         """A turn gave a call these events."""
@@ -196,6 +212,7 @@ class Metrics:
         histogram = record.stats.acceptance_histogram
         if len(histogram) > 1:
             self._drafts.inc(record.stats.steps)
+            self._proposed.inc(record.stats.proposed_tokens)
             self._accepted.inc(sum(i * n for i, n in enumerate(histogram)))
             for position in range(len(histogram) - 1):
                 accepted = sum(histogram[position + 1 :])

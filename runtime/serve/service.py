@@ -108,6 +108,7 @@ class Service:
         self.engine = engine
         self.options = options
         self.metrics = Metrics(engine.manifest, options.names[0])
+        engine.decoder.observe_launch = self.metrics.launched
         self.started_s = int(time.time())
         self.draining = False
         self._bridge = Bridge()

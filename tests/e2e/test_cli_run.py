@@ -36,6 +36,7 @@ STATS_SCHEMA = {
         "preemptions": COUNT,
         "paused_steps": COUNT,
         "cached_tokens": COUNT,
+        "proposed_tokens": COUNT,
     },
 }
 STATS_SCHEMA["required"] = list(STATS_SCHEMA["properties"])
