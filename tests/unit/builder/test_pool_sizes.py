@@ -49,6 +49,15 @@ def test_pages_bound_what_keeps_every_token() -> None:
     assert pages_of(planned(INDEXED, max_seq_len=128, kv_pages=17))["indexer"] == 17
 
 
+def test_the_sizes_that_the_servers_page_works_out() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
+    plan = planned(max_batch_size=64)
+    full, sliding = (next(g for g in plan.groups if g.name == n) for n in ("full", "sliding"))
+    assert (full.pages, full.page_size * SLOT) == (64 * 65 + 1, 1_572_864)
+    sizes = [f"{group.pages * group.page_size * SLOT / 2**30:.1f} GiB" for group in (full, sliding)]
+    assert f"1 572 864 bytes = {sizes[0]}, and {sizes[1]} for the windows" in page
+
+
 @settings(max_examples=30, deadline=None)
 @given(extra=st.integers(0, 600 << 20))
 def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int) -> None:
