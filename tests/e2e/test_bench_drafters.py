@@ -48,7 +48,8 @@ def test_one_row_a_batch_context_and_drafter(
             assert row["draft_s"] < 0.1 * row["verify_s"]
     assert "<svg" in plot.read_text()
     shown = command(*asked[:-2], "--batch", 1, "--context", 8)
-    assert shown.code == 0 and "tokens a step" in shown.out and "verify" in shown.out
+    # Headings are folded where a table is 80 columns wide.
+    assert shown.code == 0 and {"draft", "verify", "ratio"} <= set(shown.out.split())
 
 
 @pytest.mark.parametrize(

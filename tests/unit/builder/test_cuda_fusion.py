@@ -181,7 +181,8 @@ def test_the_example_becomes_exactly_the_fused_ops(tmp_path: Path) -> None:
     ]
     assert [head.attributes["rounding"].value for head in heads] == ["gpt_oss", "llama"]
     assert_settled(fused)
-    last = onnx.load(tmp_path / "target.17-only-known-ops.onnx", load_external_data=False)
+    (file,) = tmp_path.glob("target.*-only-known-ops.onnx")
+    last = onnx.load(file, load_external_data=False)
     assert len(last.graph.node) == len(wanted) + 1
 
 

@@ -354,7 +354,8 @@ def looked_up_twice() -> tuple[PlanInterpreter, Program]:
         "out": tensor("out", "state", (4, 8), "bfloat16"),
     }
     ir = ProgramIr("twice", "decode")
-    x = ir.call("Embed", {"token_ids": ports["ids"], "table": stored})["x"]
+    given = {"token_ids": ports["ids"], "table": stored}
+    x = ir.call("Embed", given, sizes={"H": 8})["x"]
     ir.call("Embed", {"token_ids": ports["ids"], "table": x}, outputs={"x": ports["out"]})
     lowered = lower_program(ir, lambda *_: Lowering(()))
     writer = PlanWriter([lowered], [stored], [], ports)

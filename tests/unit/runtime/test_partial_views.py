@@ -43,7 +43,7 @@ Draft = tuple[DraftShape | None, tuple[object, list[int]] | None]
 
 def options(draft: Draft) -> dict[str, object]:
     shape, tree = draft
-    drafter = None if tree is None else TreeOfTokens(*tree, reads_aux_hidden=True)
+    drafter = "auto" if tree is None else TreeOfTokens(*tree, reads_aux_hidden=True)
     return {"speculation": shape, "drafter": drafter}
 
 
