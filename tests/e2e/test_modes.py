@@ -48,6 +48,7 @@ def arguments(folder: Path, modes: str, *more: object) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) -> None:
     picture = checkpoint / "modes.svg"
     modes = "base,eagle3,specpv,mla,dsa,mla+dsa"

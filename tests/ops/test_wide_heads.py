@@ -37,7 +37,7 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
     ],
     ids=["4", "8", "16", "11", "window", "80", "96"],
 )  # fmt: skip
-@pytest.mark.parametrize("position", [2, 66, 160])
+@pytest.mark.parametrize("position", [2, pytest.param(66, marks=pytest.mark.slow), 160])
 def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
     """In one warp and in two of a tile, with rows to spare, in trees and among others."""
     text, other = Text.drawn(165, shape, 1), Text.drawn(165, shape, 2)
@@ -60,7 +60,10 @@ def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
 @pytest.mark.parametrize(
     "shape", [LLAMA, QWEN, MOST_HEADS, SMALL_GROUP], ids=["4", "8", "16", "3 of width 64"]
 )
-@pytest.mark.parametrize("position", [2, 64, 300])
+@pytest.mark.parametrize(
+    "position",
+    [pytest.param(2, marks=pytest.mark.slow), 64, pytest.param(300, marks=pytest.mark.slow)],
+)
 def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, position: int) -> None:
     """Rows of one warpgroup and of two, a tree, beside sequences with few rows and with many."""
     text, other = Text.drawn(700, shape, 1), Text.drawn(700, shape, 2)
