@@ -9,10 +9,9 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.draft.drafter import DrafterKind
-from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
-from specbuild.runtime.draft.one_pass import candidate_pool
-from specbuild.runtime.draft.static_tree import StaticTree
-from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.draft.eagle3 import EAGLE3
+from specbuild.runtime.draft.one_pass import OnePassDrafter
+from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -21,7 +20,7 @@ from specbuild.runtime.request import SequenceState
 _CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
 
 
-class DFlashDrafter(Eagle3Drafter):
+class DFlashDrafter(OnePassDrafter):
     """Writes keys and values of accepted tokens once, and runs a block of queries over them.
 
     The block's rows stand at tree slots, so that they see all accepted tokens, and of each other
@@ -44,17 +43,7 @@ class DFlashDrafter(Eagle3Drafter):
             for sequence, count in zip(sequences, counts, strict=True):
                 self._take_up(sequence, count)
         logits = self._block(sequences, depth)
-        batch, k = len(sequences), shape.draft_top_k
-        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
-        tokens = best["tokens"].reshape(batch, depth, k)
-        if isinstance(shape, StaticTree):
-            return shape.of_positions([s.root for s in sequences], tokens)
-        if k == 1:
-            return chain_trees([s.root for s in sequences], tokens[:, :, 0])
-        pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))
-        return self._best_nodes(
-            sequences, **pool, draft_tokens=np.array(shape.draft_tokens, np.int32)
-        )
+        return self._trees(sequences, logits, shape, depth)
 
     def _enter(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
         """Pending rows become keys and values, each at its own token's position."""

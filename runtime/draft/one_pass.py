@@ -2,7 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+
+from specbuild.runtime.draft.eagle3 import Eagle3Drafter
+from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.draft.tree import DraftTrees, chain_trees
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import SequenceState
+
+
+class OnePassDrafter(Eagle3Drafter):
+    """Takes up accepted tokens as EAGLE3 does; one pass gives the logits of every position."""
+
+    def _trees(
+        self, sequences: Sequence[SequenceState], logits: np.ndarray, shape: DraftShape, depth: int
+    ) -> DraftTrees:
+        """A chain of the likeliest tokens, the caller's tree, or the best nodes of one.
+
+        ``logits`` [B · depth, Vd]: those of a sequence's positions adjoin.
+        """
+        batch, k = len(sequences), shape.draft_top_k
+        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
+        tokens = best["tokens"].reshape(batch, depth, k)
+        if isinstance(shape, StaticTree):
+            return shape.of_positions([s.root for s in sequences], tokens)
+        if k == 1:
+            return chain_trees([s.root for s in sequences], tokens[:, :, 0])
+        pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))
+        return self._best_nodes(
+            sequences, **pool, draft_tokens=np.array(shape.draft_tokens, np.int32)
+        )
 
 
 def candidate_pool(tokens: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:

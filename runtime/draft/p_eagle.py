@@ -10,10 +10,9 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
 from specbuild.runtime.draft.drafter import DrafterKind
-from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
-from specbuild.runtime.draft.one_pass import candidate_pool
-from specbuild.runtime.draft.static_tree import StaticTree
-from specbuild.runtime.draft.tree import DraftTrees, chain_trees
+from specbuild.runtime.draft.eagle3 import EAGLE3
+from specbuild.runtime.draft.one_pass import OnePassDrafter
+from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.geometry import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
@@ -22,7 +21,7 @@ from specbuild.runtime.request import SequenceState
 _CAPABILITIES = replace(EAGLE3.capabilities, name="p-eagle", passes="one")
 
 
-class PEagleDrafter(Eagle3Drafter):
+class PEagleDrafter(OnePassDrafter):
     """Takes up accepted tokens as EAGLE3 does, and drafts at mask rows behind them.
 
     The last accepted row drafts the first position. Each further one is a row of the mask token and
@@ -44,17 +43,7 @@ class PEagleDrafter(Eagle3Drafter):
                 self._take_up(sequence, count - 1)
             counts = [1] * len(sequences)
         logits = self._pass(sequences, counts, depth)
-        batch, k = len(sequences), shape.draft_top_k
-        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
-        tokens = best["tokens"].reshape(batch, depth, k)
-        if isinstance(shape, StaticTree):
-            return shape.of_positions([s.root for s in sequences], tokens)
-        if k == 1:
-            return chain_trees([s.root for s in sequences], tokens[:, :, 0])
-        pool = candidate_pool(tokens, best["scores"].reshape(batch, depth, k))
-        return self._best_nodes(
-            sequences, **pool, draft_tokens=np.array(shape.draft_tokens, np.int32)
-        )
+        return self._trees(sequences, logits, shape, depth)
 
     def _pass(
         self, sequences: Sequence[SequenceState], counts: Sequence[int], depth: int
