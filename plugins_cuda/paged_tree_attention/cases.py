@@ -58,6 +58,10 @@ _LAUNCHES = {
     "draft level 3": Launch(
         [Branch(9, 0, (-1, -1, -1, 0, 0, 2, 3, 5, 5), (6, 7, 8))], window=4, group=1
     ),
+    "blocks that see all of themselves": Launch(
+        [Branch(10, 0, chain_of(6), block=True), Branch(3, 0, chain_of(6), block=True)]
+    ),
+    "a block of more than a word": Launch([Branch(5, 0, chain_of(34), block=True)], sinks=False),
     "bits 31 and 32": Launch([Branch(6, 0, chain_of(35)), Branch(2, 0, BUSHY)], window=33),
     "three words, more than needed": Launch([Branch(6, 0, chain_of(33))], words=3),
     "grouped query 8 of width 64": Launch(
@@ -169,6 +173,21 @@ _KERNEL_LAUNCHES = {
         [Branch(140, 0, BUSHY), Branch(200, 1)], group=10, width=64, v_width=64, selected=90,
         whole_rows=1, lists_per_head=True,
     ),
+    "blocks over several chunks": Launch(
+        [Branch(700, 0, chain_of(8), block=True), Branch(126, 0, chain_of(8), block=True)],
+        kv_heads=1, group=8, width=64, v_width=64, page_size=64, sinks=False,
+    ),
+    "blocks, capacity for a long context": Launch(
+        [Branch(270 - 31 * b, 0, chain_of(8), block=True) for b in range(7)], kv_heads=1, group=8,
+        width=64, v_width=64, page_size=64, padding_pages=1020,
+    ),
+    "blocks of many rows": Launch(
+        [Branch(270, 0, chain_of(16), block=True), Branch(90, 0, chain_of(16), block=True)],
+        kv_heads=1, group=8, width=64, v_width=64, page_size=64, padding_pages=130,
+    ),
+    "heads of 128, blocks": _wide(
+        [Branch(170, 0, chain_of(10), block=True), Branch(50, 0, chain_of(10), block=True)]
+    ),
     "heads of 80": _wide([Branch(50, 0, BUSHY), Branch(170, 1)], width=80, v_width=80),
     "heads of 96": _wide(
         [Branch(50, 0, BUSHY), Branch(170, 4)], width=96, v_width=96, group=5, page_size=16
@@ -190,6 +209,15 @@ _GPU_LAUNCHES = {
     "decode at 131k": _real([Branch(131071, 1)], padding_rows=0),
     "decode at 4k, window": _real([Branch(4090, 1)], window=128, padding_rows=0),
     "verify a chain of 4 at 1k": _real([Branch(1000, 0, chain_of(4))], padding_rows=0),
+    "a block of 8 at 1k": _real(
+        [Branch(1000, 0, chain_of(8), block=True)], sinks=False, padding_rows=0
+    ),
+    "16 blocks of 10": _real(
+        [Branch(100 + 211 * b, 0, chain_of(10), block=True) for b in range(16)], sinks=False
+    ),
+    "blocks of 16 at 20k": _real(
+        [Branch(20000 - 900 * b, 0, chain_of(16), block=True) for b in range(3)], padding_rows=0
+    ),
     "verify a tree of 10 at 32k": _real([Branch(32700, 0, BUSHY)], padding_rows=0),
     "verify a tree of 10 at 1k, window": _real(
         [Branch(1000, 0, BUSHY)], window=128, padding_rows=0

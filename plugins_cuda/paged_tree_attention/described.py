@@ -20,13 +20,15 @@ class Branch:
 
     ``context`` slots are filled already, ``chain`` rows follow them causally, and then a tree
     stands: ``parents[j]`` is the parent node of node j, -1 for none. ``tree_rows`` are the
-    nodes that are rows of this launch (None: all); the others are keys only.
+    nodes that are rows of this launch (None: all); the others are keys only. Each node of a
+    ``block`` sees all of them, whatever their parents.
     """
 
     context: int = 0
     chain: int = 0
     parents: Ints = ()
     tree_rows: Ints | None = None
+    block: bool = False
 
     @property
     def tree_start(self) -> int:
@@ -44,7 +46,9 @@ class Branch:
         return tuple(range(len(self.parents))) if self.tree_rows is None else self.tree_rows
 
     def lineage(self, node: int) -> Ints:
-        """A node and its ancestors, rising."""
+        """The nodes that a node sees, rising: itself and its ancestors, or a whole block."""
+        if self.block:
+            return tuple(range(len(self.parents)))
         found = []
         while node >= 0:
             found.append(node)

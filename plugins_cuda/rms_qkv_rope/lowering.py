@@ -28,7 +28,7 @@ def lower(request: LoweringRequest) -> Lowering:
         folder="rms_qkv_rope",
         constants=(
             ("HAS_BIAS", int("bias" in tensors)),
-            ("HEAD_NORMS", int("q_norm" in tensors)),
+            ("HEAD_NORMS", int("k_norm" in tensors)),
             *sizes,
         ),
         arguments=(
@@ -36,7 +36,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ),
         triggers_late=True,
     )
-    if "q_norm" not in tensors:
+    if "k_norm" not in tensors:
         return lowering
     constants = (*sizes, ("THREADS", _HEADS_THREADS), ("EPS", float(attributes["eps"])))
     kernel = Kernel("rms_qkv_rope", "rms_qkv_rope_heads", constants, file="normed_heads.cu")

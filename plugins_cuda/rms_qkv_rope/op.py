@@ -1,6 +1,7 @@
 """RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots.
 
-Queries and keys go through norms of their own before the rotation, where there are some.
+Queries and keys go through norms of their own before the rotation, where there are some. Without
+queries it is what writes keys and values of rows that nobody asks for.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def reference(
     packed by ``pack_qkv`` and ``pack_qkv_bias``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
     ``k_norm`` [D] come together and are LLaMA's, of the same ``eps``; ``cos``, ``sin`` fp32
     [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
+    With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
     """
     head_dim = 2 * cos.shape[1]
     normed = x if norm is None else rms_norm(x, norm, eps, rounding)
@@ -65,8 +67,10 @@ def reference(
         qkv = qkv + unpack_qkv_bias(bias, head_dim).float()
     heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)
     q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
-    if q_norm is not None and k_norm is not None:
-        q, k = rms_norm(q, q_norm, eps, "llama"), rms_norm(k, k_norm, eps, "llama")
+    if q_norm is not None:
+        q = rms_norm(q, q_norm, eps, "llama")
+    if k_norm is not None:
+        k = rms_norm(k, k_norm, eps, "llama")
     return (
         rotate(q, cos, sin, positions),
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),

@@ -35,20 +35,19 @@ def unpair_rows(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return parts.transpose(1, 2).reshape(rows.shape)
 
 
-def pack_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, head_dim: int) -> torch.Tensor:
-    """Projections [Hq·D, K], [Hkv·D, K], [Hkv·D, K] → one packed weight [N/16, K/32, 512]."""
+def pack_qkv(*projections: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Projections [heads·D, K] of queries, keys and values, or of the latter two → one packed
+    weight [N/16, K/32, 512]."""
     import torch
 
-    return pack_rows(pair_rows(torch.cat([q, k, v]), head_dim))
+    return pack_rows(pair_rows(torch.cat(projections), head_dim))
 
 
-def pack_qkv_bias(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, head_dim: int
-) -> torch.Tensor:
-    """Biases [Hq·D], [Hkv·D], [Hkv·D] → [N], in the order of the packed rows."""
+def pack_qkv_bias(*biases: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Their biases [heads·D] → [N], in the order of the packed rows."""
     import torch
 
-    return pair_rows(torch.cat([q, k, v]), head_dim)
+    return pair_rows(torch.cat(biases), head_dim)
 
 
 def unpack_qkv(packed: torch.Tensor, head_dim: int) -> torch.Tensor:

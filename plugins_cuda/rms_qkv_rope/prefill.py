@@ -27,7 +27,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         ("HAS_NORM", int("norm" in tensors)),
         ("HAS_BIAS", int("bias" in tensors)),
         ("CAST_FIRST", int(rounding_of("RmsQkvRope", attributes) == "llama")),
-        ("HEAD_NORMS", int("q_norm" in tensors)),
+        ("HEAD_NORMS", int("k_norm" in tensors)),
         ("EPS", float(attributes["eps"])),
         *head_sizes(request),
     )
@@ -41,7 +41,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
             *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
         ),
     )
-    if "q_norm" not in tensors:
+    if "k_norm" not in tensors:
         return lowering
     kernel = replace(lowering.launches[-1].kernel, entry="rms_qkv_rope_heads")
     heads = heads_launch(request, kernel, ROWS_THREADS)

@@ -16,6 +16,15 @@ KERNEL_CASES: tuple[Case, ...] = (
         rounding="llama",
         head_norms=True,
     ),
+    project(
+        140,
+        96,
+        _Heads(q=0, kv=2, width=80),
+        padding=7,
+        bias=False,
+        rounding="llama",
+        head_norms=True,
+    ),
     *(
         project(
             1000,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.extend_inputs.op import pool_slot
 from specbuild.plugins_cuda.level_inputs.op import live_sequences
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
-from specbuild.plugins_cuda.traffic import STATE_ONLY
+from specbuild.plugins_cuda.traffic import Weights
 from specbuild.plugins_cuda.verify_inputs.lowering import lower
 
 if TYPE_CHECKING:
@@ -163,5 +163,5 @@ OP = OpSpec(
     attributes=(AttributeSpec("page_size", int),),
     reference=reference,
     lower=lower,
-    traffic=STATE_ONLY,
+    traffic=Weights(),
 )

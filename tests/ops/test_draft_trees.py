@@ -18,6 +18,7 @@ from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.tree_accept.cases import accept
 from specbuild.plugins_cuda.tree_select.cases import select
+from specbuild.runtime.draft.one_pass import candidate_pool
 
 EXPAND, SELECT, ACCEPT = op_named("TreeExpand"), op_named("TreeSelect"), op_named("TreeAccept")
 Run = Callable[[OpSpec, Sequence[Any], Mapping[str, Any]], list[np.ndarray]]
@@ -32,6 +33,23 @@ def by_reference(
 
 
 each_form = pytest.mark.parametrize("run", [by_reference, portable])
+
+
+@settings(max_examples=40, deadline=None)
+@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(1, 6), st.booleans())
+def test_the_pool_of_one_pass_is_the_hosts(
+    seed: int, batch: int, top_k: int, depth: int, tied: bool
+) -> None:
+    """The op for CUDA engines against numpy's, which drafts where the loop has an object for it."""
+    rng = np.random.default_rng(seed)
+    scores = -np.sort(rng.exponential(1.0, (batch, depth, top_k)).astype(np.float32), axis=-1)
+    scores = np.round(scores) if tied else scores
+    tokens = rng.integers(0, 50, (batch, depth, top_k)).astype(np.int32)
+    flat = [array.reshape(batch, depth * top_k) for array in (tokens, scores)]
+    made = by_reference(op_named("LevelPool"), flat, {"depth": depth})
+    expected = candidate_pool(tokens, scores)
+    for found, name in zip(made, ("tokens", "scores", "parents"), strict=True):
+        np.testing.assert_array_equal(found, expected[name], err_msg=name)
 
 
 def best_first(values: Sequence[float]) -> list[int]:

@@ -10,7 +10,6 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.builder.options import BuildOptions
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -65,10 +64,6 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         raise SpecbuildError(
             "--draft mtp: no CUDA kernel computes an MTP layer; build with --backend cpu"
         )
-    if isinstance(draft, DFlashGeometry):
-        raise SpecbuildError(
-            "the draft is DFlash's, whose pass no CUDA program has; build with --backend cpu"
-        )
     _require_variant(draft)
     _require_heads("draft", draft)
     _require_tiles(
@@ -117,7 +112,7 @@ def _require_head_norms(model: str, attention: AttentionParts) -> None:
         )
 
 
-def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry) -> None:
+def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry | DFlashGeometry) -> None:
     """SpecbuildError naming heads that no kernel attends with."""
     if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MOST_GROUP:
         raise SpecbuildError(
@@ -164,23 +159,11 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     )
 
 
-def require_chains(asked: BuildOptions, draft: DraftGeometry | None) -> None:
-    """SpecbuildError where trees are asked for of a draft whose programs draft chains."""
-    children = asked.drafting.top_k
-    if isinstance(draft, PEagleGeometry) and children is not None and children > 1:
-        raise SpecbuildError(
-            f"--draft-top-k {children}: on CUDA a P-EAGLE draft drafts chains; ask for 1, or build "
-            "with --backend cpu"
-        )
-
-
-def _require_variant(draft: Eagle3Geometry) -> None:
+def _require_variant(draft: Eagle3Geometry | DFlashGeometry) -> None:
+    of_one_pass = isinstance(draft, PEagleGeometry | DFlashGeometry)
     for kind, found in (
         ("caches latents (MLA)", draft.mla is not None),
-        (
-            f"has {draft.layers} layers",
-            draft.layers > 1 and not isinstance(draft, PEagleGeometry),
-        ),
+        (f"has {draft.layers} layers", draft.layers > 1 and not of_one_pass),
     ):
         if found:
             raise SpecbuildError(

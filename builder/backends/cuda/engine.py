@@ -50,7 +50,7 @@ from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported
 from specbuild.runtime.cache.layout import layouts
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -66,7 +66,7 @@ NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 class CudaModel:
     """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft.
 
-    ``mask`` is there for a draft that drafts in one pass.
+    ``mask`` is there for a draft whose mask rows have states.
     ``screens``: the target's head is stored in its screened form too.
     """
 
@@ -257,6 +257,7 @@ def _parts(
         plan.views,
         plan.dsa,
         model.mask,
+        block=draft if isinstance(draft, DFlashGeometry) else None,
         screens=model.screens,
     )
 
@@ -288,7 +289,7 @@ def _steps(
     steps = []
     for batch in batch_buckets(plan.limits.max_batch_size):
         for shape in (NO_DRAFT, *shapes):
-            if not fits(batch, shape, depth, one_pass=model.mask is not None):
+            if not fits(batch, shape, depth, model.draft):
                 continue
             # With SpecPV a step must be able to set one sequence's buffer right.
             if parts.views is not None and not refresh_capacities(parts.views, batch, shape):

@@ -29,7 +29,7 @@ from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
 from specbuild.builder.backends.cuda.fusions.mask_state import drop_mask_state
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
-from specbuild.builder.backends.cuda.fusions.qkv import fuse_qkv
+from specbuild.builder.backends.cuda.fusions.qkv import fuse_context, fuse_qkv
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
 from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_tables
@@ -55,6 +55,7 @@ CUDA_PASSES = (
     GraphPass("unstack-violations", unstack_violations),
     GraphPass("fuse-indexer", _everywhere(fuse_indexer)),
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
+    GraphPass("fuse-context", _everywhere(fuse_context)),
     GraphPass("fuse-latent", _everywhere(fuse_latent)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),

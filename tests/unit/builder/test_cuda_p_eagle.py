@@ -1,26 +1,28 @@
-"""P-EAGLE in a CUDA engine's programs, by the plan's interpreter: one pass drafts a chain."""
+"""P-EAGLE in a CUDA engine's programs, by the plan's interpreter: one pass, a chain or a tree."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 from checkpoints import write_target
+from draft_rounds import likeliest
+from drafted_programs import watched
 from p_eagle_drafts import write_p_eagle
-from plan_host import PlanHost, lowered_engine, step_name
+from plan_host import PlanHost, lowered_engine, step_name, stored
 from synthetic_models import successors, tiny
 
-from specbuild.builder.backends.cuda.backend import CUDA
+from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.step.programs import fits
 from specbuild.builder.families.checkpoints import read_draft, read_target
-from specbuild.builder.options import BuildOptions, DraftOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import write_checkpoints
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.errors import SpecbuildError
 
 LEVELS, TOKENS = 6, 40
-LONG, SHORT = DraftShape(1, LEVELS, LEVELS), DraftShape(1, 2, 2)
+LONG, SHORT, TREE = DraftShape(1, LEVELS, LEVELS), DraftShape(1, 2, 2), DraftShape(2, LEVELS, 9)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +31,14 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     model = tiny(0.78, draft_kind="p-eagle", layers=2)
     path = tmp_path_factory.mktemp("synth") / "checkpoints"
     write_checkpoints(model, path, SilentProgress(), force=False)
-    lowered = lowered_engine(
+    return model, lower(path, LONG)
+
+
+def lower(path: Path, built_for: DraftShape) -> LoweredEngine:
+    return lowered_engine(
         path / "target", path / "draft", max_seq_len=128, max_batch_size=2, page_size=16,
-        draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS,
+        **dataclasses.asdict(built_for),
     )  # fmt: skip
-    return model, lowered
 
 
 @pytest.mark.parametrize("shape", [LONG, SHORT], ids=str)
@@ -85,20 +90,44 @@ def test_steps_without_a_draft_leave_its_cache_right(made) -> None:
             assert before in target
 
 
-def test_trees_and_large_batches_are_refused(tmp_path: Path) -> None:
+def test_a_pass_makes_trees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best nodes by the logits of its levels, of which what the target says is accepted."""
+    model = tiny(0.5, draft_kind="p-eagle", layers=2)
+    write_checkpoints(model, tmp_path / "made", SilentProgress(), force=False)
+    lowered = lower(tmp_path / "made", TREE)
+    target, _ = successors(model)
+    host, drafted = PlanHost(lowered), watched(monkeypatch)
+    host.port("ignore_eos").fill_(1)
+    prompts = model.prompts()[:2]
+    roots = [host.admit(row, ids, TOKENS)[0] for row, ids in enumerate(prompts)]
+    offsets = stored(lowered.weights["d2t"]).long()
+    ids = torch.arange(len(offsets)) + offsets
+    accepted = 0
+    for shape in (TREE, DraftShape(1, 4, 4), TREE, SHORT, TREE):
+        for row, step in enumerate(host.step(step_name(2, shape))):
+            logits = drafted.logits.view(2, shape.draft_depth, -1)[row]
+            paths = drafted.paths(row)
+            assert paths == likeliest(logits, ids, shape)
+            right: list[int] = []
+            while (*right, following(target, roots[row], right)) in paths:
+                right.append(following(target, roots[row], right))
+            assert step.tokens == [*right, following(target, roots[row], right)]
+            assert step.accepted == len(right)
+            roots[row], accepted = step.tokens[-1], accepted + len(right)
+    assert accepted
+
+
+def following(target: dict[int, int], root: int, path: list[int]) -> int:
+    """The target's token behind a root and a path of its own tokens."""
+    return target[path[-1] if path else root]
+
+
+def test_mask_rows_bound_the_batch(tmp_path: Path) -> None:
+    """Rows that wait and mask rows share a launch."""
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
     write_target(tmp_path / "target", layers=2, **sizes)
-    write_p_eagle(
-        tmp_path / "draft", target_layers=2, target_hidden=96, inner=64, layers=4, **sizes
-    )
+    write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
     target = read_target(tmp_path / "target", strict=True).geometry
     draft = read_draft(tmp_path / "draft", target, strict=True).geometry
-    options = BuildOptions(
-        model=tmp_path / "target", output=tmp_path / "e", backend="cuda",
-        drafting=DraftOptions(top_k=2),
-    )  # fmt: skip
-    with pytest.raises(SpecbuildError, match="--draft-top-k 2: on CUDA a P-EAGLE draft drafts"):
-        CUDA.check(options, target, draft)
-    # Rows that wait and mask rows share a launch.
-    assert fits(16, LONG, LEVELS) and fits(16, LONG, LEVELS, one_pass=True)
-    assert fits(32, LONG, LEVELS) and not fits(32, LONG, LEVELS, one_pass=True)
+    assert fits(16, LONG, LEVELS) and fits(16, LONG, LEVELS, draft)
+    assert fits(32, LONG, LEVELS) and not fits(32, LONG, LEVELS, draft)

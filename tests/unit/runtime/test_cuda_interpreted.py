@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import write_draft, write_target
+from dflash_drafts import write_dflash
 from fake_gpu import FakeGpu
 from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
@@ -144,6 +145,15 @@ def test_a_draft_of_one_pass_runs_its_chain(folder: Path, tmp_path: Path) -> Non
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
     write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
     assert_loop_and_plan_agree(lower(tmp_path, LONG), LONG)
+    assert_loop_and_plan_agree(lower(tmp_path, TREE), TREE)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_draft_of_blocks_runs(tmp_path: Path, shape: DraftShape) -> None:
+    """DFlash, whose keys and values come of the target's states."""
+    write_target(tmp_path / "target", layers=4, head_dim=32)
+    write_dflash(tmp_path / "draft", dtype=torch.bfloat16)
+    assert_loop_and_plan_agree(lower(tmp_path, shape), shape)
 
 
 def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:

@@ -1,12 +1,13 @@
 """Norm, Q, K and V projections, rotation and cache writing of a layer become RmsQkvRope.
 
-The attention then reads the pools that it gives.
+The attention then reads the pools that it gives. Keys and values that a graph writes without
+attending to them are one without queries.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import onnx_ir as ir
 
@@ -27,10 +28,40 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     origin,
     read_norm,
 )
-from specbuild.builder.graph.passes.attention_layers import AttentionLayer, attention_layer
-from specbuild.builder.graph.passes.rewriting import take_place
+from specbuild.builder.graph.passes.attention_layers import (
+    Rotated,
+    attention_layer,
+    rotated_projection,
+)
+from specbuild.builder.graph.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_qkv_rope.packing import pack_qkv, pack_qkv_bias
+
+
+@dataclass(frozen=True)
+class _Projections:
+    """What a layer makes of one input: queries where it has some, and what goes to its pools."""
+
+    q: Rotated | None
+    k: Rotated
+    v_gemm: ir.Node
+    k_write: ir.Node
+    v_write: ir.Node
+
+    @property
+    def rotated(self) -> dict[str, Rotated]:
+        """What turns, by ``q`` and ``k``."""
+        return {"k": self.k} if self.q is None else {"q": self.q, "k": self.k}
+
+    @property
+    def gemms(self) -> tuple[ir.Node, ...]:
+        """The projections, values last."""
+        return *(part.gemm for part in self.rotated.values()), self.v_gemm
+
+    @property
+    def writes(self) -> tuple[ir.Node, ir.Node]:
+        """Those of keys and of values."""
+        return self.k_write, self.v_write
 
 
 def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
@@ -40,10 +71,8 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     layer = attention_layer(node, laid_out, head_norms=True)
     if layer is None:
         return False
-    _require_one_input(layer)
-    q, *pools = _place_projections(graph, layer)
-    for write, pool in zip((layer.k_write, layer.v_write), pools, strict=True):
-        take_place(write.outputs[0], pool, graph)
+    made = _Projections(layer.q, layer.k, layer.v_gemm, layer.k_write, layer.v_write)
+    q = _place_projections(graph, node, made, static(node.inputs[0], 1))
     # What else reads the rotated queries (SpecPV's choice of blocks) stands behind the attention.
     for user, index in [*node.inputs[0].uses()] if node.inputs[0] is not None else []:
         if user is not node:
@@ -52,24 +81,56 @@ def fuse_qkv(graph: ir.Graph, node: ir.Node) -> bool:
     return True
 
 
-def _require_one_input(layer: AttentionLayer) -> None:
-    sources = {origin(gemm.inputs[0]) for gemm in layer.gemms}
-    tables = {tuple(part.rotary.inputs[1:3]) for part in (layer.q, layer.k)}
-    positions = {laid_out(part.rotary.inputs[3]) for part in (layer.q, layer.k)}
-    slots = {write.inputs[2] for write in (layer.k_write, layer.v_write)}
+def fuse_context(graph: ir.Graph, node: ir.Node) -> bool:
+    """Rewrites the writes of a layer's keys and values where no attention stands behind them."""
+    if node.op_type != "KvWrite":
+        return False
+    k = rotated_projection(node.inputs[1], laid_out, head_norms=True)
+    v_write = None if k is None else _values_beside(graph, node)
+    v_gemm = None if v_write is None else producer(laid_out(v_write.inputs[1]), "Gemm")
+    if k is None or v_write is None or v_gemm is None:
+        return False
+    _place_projections(graph, v_write, _Projections(None, k, v_gemm, node, v_write), 0)
+    return True
+
+
+def _values_beside(graph: ir.Graph, k_write: ir.Node) -> ir.Node | None:
+    """The write of the values that belong to these keys: its pool is named after theirs."""
+    pool = k_write.inputs[0]
+    assert pool is not None and pool.name is not None
+    name = f"{pool.name.removesuffix('k_pool')}v_pool"
+    return next(
+        (
+            node
+            for node in graph
+            if node.op_type == "KvWrite" and node.inputs[0] and node.inputs[0].name == name
+        ),
+        None,
+    )
+
+
+def _require_one_input(made: _Projections) -> None:
+    sources = {origin(gemm.inputs[0]) for gemm in made.gemms}
+    rotaries = [part.rotary for part in made.rotated.values()]
+    tables = {tuple(rotary.inputs[1:3]) for rotary in rotaries}
+    positions = {laid_out(rotary.inputs[3]) for rotary in rotaries}
+    slots = {write.inputs[2] for write in made.writes}
     if not len(sources) == len(tables) == len(positions) == len(slots) == 1:
-        raise AssertionError(f"{stem(layer.q.gemm.inputs[1])}: Q, K and V of different inputs")
+        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: Q, K and V of different inputs")
 
 
-def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
-    """RmsQkvRope: rotated q [T, Hq, D] and the two written pools."""
-    attention, rotary = layer.attention, layer.q.rotary
-    q_heads, head_dim = static(attention.inputs[0], 1), static(attention.inputs[0], 2)
-    pools = [layer.k_write.inputs[0], layer.v_write.inputs[0]]
-    weight, bias = _joined_weights(graph, layer, head_dim)
-    norms = _head_norms(layer)
-    norm = _taken_norm(layer.q.gemm.inputs[0], norms)
-    inputs: dict[str, ir.Value | None] = {"x": origin(layer.q.gemm.inputs[0])}
+def _place_projections(
+    graph: ir.Graph, before: ir.Node, made: _Projections, q_heads: int
+) -> ir.Value:
+    """RmsQkvRope in front of a node: rotated q [T, Hq, D]; the written pools take their places."""
+    _require_one_input(made)
+    rotary, width = made.k.rotary, static(made.k_write.inputs[1], 2)
+    pools = [write.inputs[0] for write in made.writes]
+    weight, bias = _joined_weights(graph, made, width)
+    norms = _head_norms(made)
+    x = made.k.gemm.inputs[0]
+    norm = _taken_norm(x, norms)
+    inputs: dict[str, ir.Value | None] = {"x": origin(x)}
     if norm is not None:
         inputs = {"x": norm.x, "norm": as_bf16(norm.weight)}
     inputs |= {f"{name}_norm": as_bf16(of.weight) for name, of in norms.items()}
@@ -80,32 +141,35 @@ def _place_projections(graph: ir.Graph, layer: AttentionLayer) -> Any:
         "cos": as_fp32(rotary.inputs[1]),
         "sin": as_fp32(rotary.inputs[2]),
         "positions": laid_out(rotary.inputs[3]),
-        "write_slot": layer.k_write.inputs[2],
+        "write_slot": made.k_write.inputs[2],
         "k_pool": pools[0],
         "v_pool": pools[1],
     }
-    return place(
-        attention,
+    q, *written = place(
+        before,
         "RmsQkvRope",
         inputs,
-        [(ROWS, q_heads, head_dim), *[pool.shape for pool in pools if pool and pool.shape]],
+        [(ROWS, q_heads, width), *[pool.shape for pool in pools if pool and pool.shape]],
         q_heads=q_heads,
-        kv_heads=static(layer.k_write.inputs[1], 1),
+        kv_heads=static(made.k_write.inputs[1], 1),
         eps=of_all[0].eps if of_all else 0.0,
         rounding=norm.rounding if norm else "gpt_oss",
     )
+    for write, pool in zip(made.writes, written, strict=True):
+        take_place(write.outputs[0], pool, graph)
+    return q
 
 
-def _head_norms(layer: AttentionLayer) -> dict[str, Norm]:
+def _head_norms(made: _Projections) -> dict[str, Norm]:
     """The norms of the heads of queries and keys, by ``q`` and ``k``; empty where there are none.
 
     AssertionError where only one has one, or the two are not LLaMA's of one eps.
     """
-    nodes = {"q": layer.q.norm, "k": layer.k.norm}
+    nodes = {name: part.norm for name, part in made.rotated.items()}
     norms = {name: read_norm(node) for name, node in nodes.items() if node is not None}
-    alike = len({norm.eps for norm in norms.values()}) <= 1
-    if len(norms) == 1 or not alike or not all(norm.casts_first for norm in norms.values()):
-        raise AssertionError(f"{stem(layer.q.gemm.inputs[1])}: heads of Q and K normed differently")
+    alike = len({norm.eps for norm in norms.values()}) <= 1 and len(norms) in (0, len(nodes))
+    if not alike or not all(norm.casts_first for norm in norms.values()):
+        raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: heads of Q and K normed differently")
     return norms
 
 
@@ -129,12 +193,13 @@ def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], floa
 
 
 def _joined_weights(
-    graph: ir.Graph, layer: AttentionLayer, head_dim: int
+    graph: ir.Graph, made: _Projections, head_dim: int
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Packed weight and bias of the three projections."""
-    weights = [gemm.inputs[1] for gemm in layer.gemms]
-    biases = [bias_of(gemm) for gemm in layer.gemms]
-    name = f"{stem(weights[0]).removesuffix('q_proj')}qkv_proj"
+    """Packed weight and bias of the projections."""
+    weights = [gemm.inputs[1] for gemm in made.gemms]
+    biases = [bias_of(gemm) for gemm in made.gemms]
+    joined = "kv_proj" if made.q is None else "qkv_proj"
+    name = f"{stem(made.k.gemm.inputs[1]).removesuffix('k_proj')}{joined}"
     weight = packed(graph, f"{name}.packed", weights, partial(pack_qkv, head_dim=head_dim))
     if all(bias is None for bias in biases):
         return weight, None

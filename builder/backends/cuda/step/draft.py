@@ -1,10 +1,15 @@
-"""The draft in a step's program: it takes up what was committed, then grows a tree by levels."""
+"""The draft in a step's program: it takes up what was committed, then drafts a tree.
+
+It grows by levels, or out of one pass.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specbuild.builder.backends.cuda.step.block_draft import draft_block, keep_context
+from specbuild.builder.backends.cuda.step.draft_trees import expand, select, tree_of_levels
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
@@ -29,33 +34,29 @@ class Drafting:
 
     def tree(self) -> dict[str, Tensor]:
         """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
-        if self.parts.mask is not None:
-            return self._one_pass()
+        if self.parts.block is not None or self.parts.mask is not None:
+            return tree_of_levels(self.parts, self.program, self.shape, self._levels())
         depth = self.shape.draft_depth
         pool = self._candidates()
         rows, hidden, expanded = self._extend()
         parents = {"parent_rows": rows["logit_rows"]}
         for level in range(1, depth):
             rows = self._level(level, hidden, expanded, {**parents, **pool})
-            hidden, expanded = self._run(rows, rows["hidden_rows"], frontier=self.shape.draft_top_k)
+            hidden, expanded = self._run(rows, rows["hidden_rows"])
             parents = {"parent_bits": rows["ancestor_bits"]}
         self._level(depth, hidden, expanded, {**parents, **pool})
-        return self._select(pool)
+        return select(self.parts, self.program, self.shape, pool)
 
-    def _one_pass(self) -> dict[str, Tensor]:
-        """A chain whose positions are drafted at mask rows behind what is taken up."""
-        depth = self.shape.draft_depth
-        assert self.shape.draft_top_k == 1
-        rows, hidden = self._committed(0, self.batch, masks=depth - 1)
-        _, expanded = self._run(rows, hidden, frontier=depth)
-        self.program.section = SELECT
-        return self._select(
-            {
-                "pool_tokens": expanded["tokens"],
-                "pool_scores": expanded["scores"],
-                "pool_parents": self.parts.chain_parents(self.batch, depth),
-            }
-        )
+    def _levels(self) -> dict[str, Tensor]:
+        """The TreeExpand of one pass: of each level, and nothing of what stands in front of it.
+
+        It drafts at mask rows behind what is taken up, or in a block of its own.
+        """
+        if self.parts.block is None:
+            rows = self._waiting(0, self.batch, masks=self.shape.draft_depth - 1)
+            return self._run(rows, fuse(self.parts, self.program, rows["captured_rows"]))[1]
+        self.take_up()
+        return draft_block(self.parts, self.program, self.batch, self.shape)
 
     def _level(
         self,
@@ -100,21 +101,20 @@ class Drafting:
         together = 1 << ((MAX_DECODE_ROWS // capacity).bit_length() - 1)
         for first in range(0, self.batch, together):
             count = min(together, self.batch)
-            rows, hidden = self._committed(first, count)
+            rows = self._waiting(first, count)
             ports = {name: rows[name] for name in _LAUNCH}
             ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
             table = self.parts.page_table(DRAFT_GROUP, first + count).rows(first, count)
-            keep_rows(self.parts, self.program, {**ports, "hidden": hidden}, table)
+            keep_rows(self.parts, self.program, rows["captured_rows"], ports, table)
 
     def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """The rows that were committed since the draft last ran, and the first level's children."""
-        rows, hidden = self._committed(0, self.batch)
-        return (rows, *self._run(rows, hidden, frontier=1))
+        rows = self._waiting(0, self.batch)
+        hidden = fuse(self.parts, self.program, rows["captured_rows"])
+        return (rows, *self._run(rows, hidden))
 
-    def _committed(
-        self, first: int, count: int, *, masks: int = 0
-    ) -> tuple[dict[str, Tensor], Tensor]:
-        """The rows that wait for the draft, and what it takes for hidden in them, [T, H].
+    def _waiting(self, first: int, count: int, *, masks: int = 0) -> dict[str, Tensor]:
+        """The rows that wait for the draft: ExtendInputs' outputs.
 
         Those of ``count`` sequences from ``first`` on, with ``masks`` mask rows behind each.
         """
@@ -122,7 +122,7 @@ class Drafting:
         state = self.parts.state("ExtendInputs", self.batch)
         state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
         self.program.section = level_section(1)
-        rows = self.program.call(
+        return self.program.call(
             "ExtendInputs",
             {
                 **{name: tensor.rows(first, count) for name, tensor in state.items()},
@@ -140,11 +140,8 @@ class Drafting:
                 "F": 1 + masks,
             },
         )
-        return rows, fuse(self.parts, self.program, rows["captured_rows"])
 
-    def _run(
-        self, rows: Mapping[str, Tensor], hidden: Tensor, *, frontier: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _run(self, rows: Mapping[str, Tensor], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits."""
         ports = {name: rows[name] for name in _LAUNCH}
         ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
@@ -165,16 +162,7 @@ class Drafting:
         assert out is not None and graph.head is not None and graph.head.inputs[0] is not None
         placement.place([*graph.pools, graph.head.inputs[0], out])
         k = self.shape.draft_top_k
-        expanded = self.program.call(
-            "TreeExpand",
-            {
-                "logits": logits(placement),
-                "score": rows["score"],
-                "d2t": self.parts.offsets(),
-                "top_k": self.parts.constant(k),
-            },
-            sizes={"K": k, "FK": frontier * k},
-        )
+        expanded = expand(self.parts, self.program, logits(placement), rows["score"], k)
         hidden_out = placement.value(out)
         assert hidden_out is not None
         return hidden_out, expanded
@@ -192,20 +180,6 @@ class Drafting:
             name: self.program.scratch(name, TensorInfo((self.batch, width), dtype))
             for name, (width, dtype) in shapes.items()
         }
-
-    def _select(self, pool: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        nodes = self.shape.draft_tokens + 1
-        return self.program.call(
-            "TreeSelect",
-            {
-                "tokens": pool["pool_tokens"],
-                "scores": pool["pool_scores"],
-                "parents": pool["pool_parents"],
-                "draft_tokens": self.parts.constant(self.shape.draft_tokens),
-            },
-            {"depth": self.shape.draft_depth},
-            sizes={"N1": nodes, "W": -(-nodes // 32)},
-        )
 
 
 def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
@@ -226,19 +200,31 @@ def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
 
 
 def keep_rows(
-    parts: EngineParts, program: ProgramIr, ports: Mapping[str, Tensor], table: Tensor
+    parts: EngineParts,
+    program: ProgramIr,
+    states: Tensor,
+    ports: Mapping[str, Tensor],
+    table: Tensor,
 ) -> None:
     """The draft's keys and values of rows go into its cache; nothing else of it is computed.
 
-    ``ports``: token_ids [T], hidden [T, H], positions [T] and the cache's write_slot [T]; what a
-    layer behind the first attends by beside them. ``table`` [B, P] is the sequences' page table.
+    ``states`` [T, C] are the target's. ``ports``: token_ids [T], positions [T] and the cache's
+    write_slot [T]; what a layer behind the first attends by beside them. ``table`` [B, P] is the
+    sequences' page table.
     """
+    if parts.block is not None:
+        keep_context(parts, program, states, ports)
+        return
     batch = table.shape[0]
     placement = parts.placement(
         "draft",
         program,
-        {**ports, f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1])},
-        rows=ports["hidden"].shape[0],
+        {
+            **ports,
+            "hidden": fuse(parts, program, states),
+            f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1]),
+        },
+        rows=states.shape[0],
         logit_rows=batch,
     )
     placement.place(placement.graph.pools)

@@ -27,7 +27,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     LATENT_GROUP,
     choosing_group,
 )
-from specbuild.runtime.engine_dir.geometry import PEagleGeometry
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -40,14 +40,14 @@ LISTS_ASKED = f"{INDEXER_GROUP}.top_k"
 
 @dataclass(frozen=True)
 class MaskRows:
-    """Rows of a draft that drafts in one pass: their token, and their states bf16 [C]."""
+    """Mask rows of a draft: their token, and their states bf16 [C]."""
 
     token: int
     states: Recipe
 
 
 def mask_rows(sources: WeightSources) -> MaskRows | None:
-    """The mask rows of a draft that drafts in one pass, None for any other."""
+    """The mask rows of a draft that has states for them, None for any other."""
     states, draft = sources.mask_hidden(), sources.draft_geometry
     if states is None:
         return None
@@ -59,7 +59,8 @@ def mask_rows(sources: WeightSources) -> MaskRows | None:
 class EngineParts:
     """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft.
 
-    ``mask`` is there for a draft that drafts in one pass.
+    ``mask`` is there for a draft whose mask rows have states (P-EAGLE), ``block`` for one whose
+    queries are a block (DFlash).
     ``screens``: the target's head has a screened form.
     """
 
@@ -71,6 +72,7 @@ class EngineParts:
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
     mask: MaskRows | None = None
+    block: DFlashGeometry | None = None
     screens: bool = False
 
     @property
@@ -169,16 +171,19 @@ class EngineParts:
                 found[spec.name] = self.ports.first(spec.name, batch)
         return found
 
+    def fixed(self, name: str, values: torch.Tensor) -> Tensor:
+        """A tensor that kernels read and none changes, of these values: a weight of this name."""
+        recipe = Recipe(tuple(values.shape), values.dtype, (), lambda: values)
+        return self.weights.tensor(f"constant.{name}", recipe)
+
     def constant(self, value: int) -> Tensor:
         """A scalar that kernels read: an int32 weight."""
-        recipe = Recipe((), torch.int32, (), lambda: torch.tensor(value, dtype=torch.int32))
-        return self.weights.tensor(f"constant.{value}", recipe)
+        return self.fixed(str(value), torch.tensor(value, dtype=torch.int32))
 
     def chain_parents(self, batch: int, depth: int) -> Tensor:
         """The parents of a pool that is a chain: −1, 0, 1, …, an int32 weight [batch, depth]."""
         chain = torch.arange(-1, depth - 1, dtype=torch.int32).repeat(batch, 1)
-        recipe = Recipe((batch, depth), torch.int32, (), lambda: chain)
-        return self.weights.tensor(f"constant.chain-{batch}-{depth}", recipe)
+        return self.fixed(f"chain-{batch}-{depth}", chain)
 
     def mask_states(self) -> Tensor:
         """What mask rows have in the place of the target's states, bf16 [C]."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specbuild.builder.backends.cuda.step.draft import Drafting, fuse, keep_rows
+from specbuild.builder.backends.cuda.step.block_draft import block_rows
+from specbuild.builder.backends.cuda.step.draft import Drafting, keep_rows
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
@@ -25,6 +26,7 @@ from specbuild.builder.backends.cuda.step.views import (
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.engine_dir.plan import ACCEPT, CHECK_BUDGET, LIST_BUDGET, TARGET
 
@@ -55,15 +57,16 @@ def deepest(shapes: tuple[DraftShape, ...]) -> int:
     return max((shape.draft_depth for shape in shapes), default=0)
 
 
-def fits(batch: int, shape: DraftShape, depth: int, *, one_pass: bool = False) -> bool:
+def fits(batch: int, shape: DraftShape, depth: int, draft: DraftGeometry | None = None) -> bool:
     """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's.
 
-    ``one_pass``: the draft's rows of all levels are of one launch.
+    The draft's mask rows stand behind those that it takes up, a block's in a launch of its own.
     """
     rows = [shape.draft_tokens + 1]
     if shape.draft_depth:
-        masks = shape.draft_depth - 1 if one_pass else 0
-        rows += [depth + 1 + masks, shape.draft_top_k]
+        masks = shape.draft_depth - 1 if isinstance(draft, PEagleGeometry) else 0
+        block = block_rows(draft, shape.draft_depth) if isinstance(draft, DFlashGeometry) else 0
+        rows += [depth + 1 + masks, shape.draft_top_k, block]
     return batch * max(rows) <= MAX_DECODE_ROWS
 
 
@@ -286,9 +289,9 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
     keep_rows(
         parts,
         program,
+        target.aux_hidden,
         {
             "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
-            "hidden": fuse(parts, program, target.aux_hidden),
             **{name: given[name] for name in ("positions", "row_start", "ancestor_bits")},
             f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
             **{f"{DRAFT_GROUP}.{name}": given[name] for name in ("row_slot", "tree_start")},

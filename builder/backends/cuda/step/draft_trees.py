@@ -1,0 +1,67 @@
+"""Logits of a draft become candidates, and these a tree, as calls of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import SELECT
+
+
+def expand(
+    parts: EngineParts, program: ProgramIr, logits: Tensor, score: Tensor, children: int
+) -> dict[str, Tensor]:
+    """TreeExpand of ``logits`` [B·F, Vd] of nodes with ``score`` [B, F]: ``children`` of each."""
+    nodes = score.shape[1]
+    return program.call(
+        "TreeExpand",
+        {
+            "logits": logits,
+            "score": score,
+            "d2t": parts.offsets(),
+            "top_k": parts.constant(children),
+        },
+        sizes={"K": children, "FK": nodes * children},
+    )
+
+
+def tree_of_levels(
+    parts: EngineParts, program: ProgramIr, shape: DraftShape, expanded: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """TreeSelect's outputs where one pass gave all levels, which ``expanded`` has for nodes.
+
+    A chain is the likeliest token of each, and kept as a whole.
+    """
+    tokens, scores, depth = expanded["tokens"], expanded["scores"], shape.draft_depth
+    program.section = SELECT
+    if shape.draft_top_k == 1:
+        parents = parts.chain_parents(tokens.shape[0], depth)
+        pool = {"pool_tokens": tokens, "pool_scores": scores, "pool_parents": parents}
+    else:
+        pool = program.call(
+            "LevelPool",
+            {"tokens": tokens, "scores": scores},
+            {"depth": depth},
+            sizes={"M": shape.candidates},
+        )
+    return select(parts, program, shape, pool)
+
+
+def select(
+    parts: EngineParts, program: ProgramIr, shape: DraftShape, pool: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """TreeSelect over a pool: pool_tokens, pool_scores and pool_parents [B, M]."""
+    nodes = shape.draft_tokens + 1
+    return program.call(
+        "TreeSelect",
+        {
+            "tokens": pool["pool_tokens"],
+            "scores": pool["pool_scores"],
+            "parents": pool["pool_parents"],
+            "draft_tokens": parts.constant(shape.draft_tokens),
+        },
+        {"depth": shape.draft_depth},
+        sizes={"N1": nodes, "W": -(-nodes // 32)},
+    )
