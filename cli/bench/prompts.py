@@ -11,6 +11,7 @@ import numpy as np
 
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Phase, phase_of
+from specbuild.runtime.decode.launch_rows import prompt_launches
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.benchmark_batch import cuda_executor
@@ -41,10 +42,9 @@ def time_prefill(
         if not budget.allows(f"prefill of {tokens} tokens"):
             continue
         times = [_first_token_s(engine, tokens, seed) for seed in range(1 + _REPEATS)]
-        chunks = [min(most, tokens - start) for start in range(0, tokens, most)]
-        floor, operations = BytesByPart(), 0.0
+        chunks, floor, operations = prompt_launches(tokens, most), BytesByPart(), 0.0
         for i, rows in enumerate(chunks):
-            work = Work(rows, 1, i * most, logit_rows=1)
+            work = Work(rows, 1, sum(chunks[:i]), logit_rows=1)
             floor = floor.plus(_prompt_bytes(traffic, work))
             operations += _prompt_operations(traffic, work)
         row = phase_of(

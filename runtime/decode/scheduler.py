@@ -11,6 +11,7 @@ from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.on_demand import PageChanges, provide
+from specbuild.runtime.decode.launch_rows import launch_rows
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
@@ -30,10 +31,10 @@ MostSequences = Callable[[Sequence[Request]], int]
 class Turns:
     """How prompts and decoding take turns: the tokens are the same with any.
 
-    A launch of prompts has ``prefill_rows`` rows at most, None: as many as one may have. While
-    sequences decode, ``steps`` steps come between two of them; 0 reads all prompts first. A launch
-    of 2048 rows lasts as long as five steps: with two, prompts keep most of their speed, no token
-    waits for more than one launch of prompts, and two launches can be in flight.
+    A launch of prompts has ``prefill_rows`` rows at most, None: as many as pay, and no more than
+    2048 while sequences decode. Then ``steps`` steps come between two of them; 0 reads all prompts
+    first. A launch of 2048 rows lasts as long as five steps: with two, prompts keep most of their
+    speed, no token waits for more than one launch of prompts, and two launches can be in flight.
     """
 
     prefill_rows: int | None = None
@@ -232,7 +233,7 @@ class Scheduler:
         turn = self._steps >= self._turns.steps or not (steps or len(read) > len(decoding))
         if self._prompts and turn:
             self._steps = 0
-            return Batch(chunks=self._chunks())
+            return Batch(chunks=self._chunks(self._rows(decoding=bool(decoding))))
         self._steps += steps
         for sequence in self._running if steps and self._most_emitted else ():
             sequence.counters.paused_steps += sequence.paused
@@ -315,9 +316,16 @@ class Scheduler:
         together = [*(sequence.request for sequence in self._running), request]
         return len(together) <= self._most_sequences(together)
 
-    def _chunks(self) -> tuple[Chunk, ...]:
-        """Prompt chunks of one launch: as many rows as it may have, the queue's head first."""
-        most, invariant = self._most_rows, self._invariant_rows
+    def _rows(self, *, decoding: bool) -> int:
+        """Rows that the next launch of prompts may have: the same for all where bits hang on it."""
+        if self._invariant_rows is not None:
+            return self._most_rows
+        wanted = sum(len(s.request.prompt_ids) - s.length for s in self._prompts)
+        return launch_rows(wanted, self._most_rows, decoding=decoding)
+
+    def _chunks(self, most: int) -> tuple[Chunk, ...]:
+        """Prompt chunks of one launch of ``most`` rows at most, the queue's head first."""
+        invariant = self._invariant_rows
         capacity = most if invariant is None else min(most, invariant)
         chunks: list[Chunk] = []
         for sequence in self._prompts:

@@ -127,7 +127,8 @@ def check_tokens(cpu: Engine, wanted: GenerateParams, record: RunRecord) -> floa
         assert record.logprobs is not None
         wide = raw.astype(np.float64)
         expected = wide[token] - wide.max() - np.log(np.exp(wide - wide.max()).sum())
-        assert abs(record.logprobs[i] - expected) < NEAR_TIE
+        # The logit and what all of them sum up to are as uncertain, each.
+        assert abs(record.logprobs[i] - expected) < 2 * NEAR_TIE
     return best / len(output)
 
 

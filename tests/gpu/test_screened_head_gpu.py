@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from example_engine import CHAIN, TREE, build_example, on_gpu, records
 
@@ -48,6 +49,7 @@ def test_tokens_are_those_of_the_whole_head(
         assert [r.output_ids for r in found] == [r.output_ids for r in whole]
         assert all(r.logprobs is not None and set(r.logprobs[1:]) == {None} for r in found)
         told = records(screened, prompts[some], [replace(p, logprobs=True) for p in asked], shape)
-        assert [(r.output_ids, r.logprobs) for r in told] == [
-            (r.output_ids, r.logprobs) for r in whole
-        ]
+        assert [r.output_ids for r in told] == [r.output_ids for r in whole]
+        # Told are those of the logits, which another kernel sums up.
+        for mine, theirs in zip(told, whole, strict=True):
+            np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-3)

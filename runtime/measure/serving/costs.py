@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import inf, isfinite
 
+from specbuild.runtime.decode.launch_rows import prompt_launches
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -83,7 +84,7 @@ class ServingCosts:
         alone = [
             pair
             for pair in zip(self.prompt_tokens, self.prompt_s, strict=True)
-            if pair[0] <= self.chunk_rows
+            if len(prompt_launches(pair[0], self.chunk_rows)) == 1
         ]
         tokens, times = zip(*alone or [(self.prompt_tokens[0], self.prompt_s[0])], strict=True)
         return tokens, times
@@ -95,9 +96,9 @@ class ServingCosts:
     def _seen_s(self) -> float:
         """Seconds that each token seen adds to a row, by the longest prompt of several launches."""
         tokens, time_s = self.prompt_tokens[-1], self.prompt_s[-1]
-        starts = range(0, tokens, self.chunk_rows)
-        counts = [min(self.chunk_rows, tokens - start) for start in starts]
-        seen = sum(start * count for start, count in zip(starts, counts, strict=True))
+        counts = prompt_launches(tokens, self.chunk_rows)
+        starts = accumulate(counts, initial=0)
+        seen = sum(start * count for start, count in zip(starts, counts, strict=False))
         if not seen:
             return 0.0
         return max(0.0, time_s - sum(map(self._launch_s, counts))) / seen

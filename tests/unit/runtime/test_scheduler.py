@@ -55,8 +55,8 @@ def launched() -> Iterator[list[tuple[Chunk, ...]]]:
     found: list[tuple[Chunk, ...]] = []
     chunks = Scheduler._chunks
 
-    def kept(scheduler: Scheduler) -> tuple[Chunk, ...]:
-        found.append(chunks(scheduler))
+    def kept(scheduler: Scheduler, most: int) -> tuple[Chunk, ...]:
+        found.append(chunks(scheduler, most))
         return found[-1]
 
     with pytest.MonkeyPatch.context() as patch:
