@@ -1,14 +1,13 @@
-"""Decodes one sequence with transformers' GPT-OSS and with an engine, in one process on one GPU.
+"""Decodes one sequence with transformers and with an engine, in one process on one GPU.
 
     specbuild synth --geometry gpt-oss-20b --unique-layers 2 --engine engine \
         --backend cuda --gpu sm_90a --max-seq-len 2048 --max-batch-size 1
     python benchmarks/transformers_decode.py engine [--seconds 170] [--json FILE]
 
-transformers gets random weights of the engine's geometry in bf16 (42 GB for 20B: it has no MXFP4
-without kernels from its hub), a static cache, and two ways of running the experts, first eagerly,
-then the faster one through torch.compile as ``generate`` does it. A token's time is the median
-between two that arrive at the host. What has not come through when the time is over is left out,
-and named.
+transformers gets random weights of the engine's geometry in bf16 (42 GB for GPT-OSS 20B: it has no
+MXFP4 without kernels from its hub) and a static cache. It runs first eagerly, experts in two ways,
+then through torch.compile as ``generate`` does it. A token's time is the median between two that
+arrive at the host. What has not come through when the time is over is left out, and named.
 """
 
 from __future__ import annotations
@@ -26,18 +25,19 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from specbuild.builder.families.gpt_oss.geometry import experts_of
-from specbuild.builder.families.gpt_oss.synth import target_config
+from specbuild.builder.families.registry import target_family
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 CONTEXT, TOKENS = 1000, 64
 # ``generate`` turns grouped products into batched ones for the tokens after the prompt.
 EXPERTS = ("grouped_mm", "eager")
+# Of their configs; the rest says how weights of this geometry are stored.
+LEFT_OUT = ("quantization_config", "architectures", "torch_dtype")
 INIT_STD = 0.02
 MILLISECONDS = 1e3
 
@@ -84,15 +84,18 @@ def engine_figures(engine: Engine, prompt: list[int]) -> dict[str, float]:
     return {"token_ms": round(each_ms, 4), "tokens_per_s": round(MILLISECONDS / each_ms, 1)}
 
 
-def random_model(geometry: TargetGeometry, device: str) -> GptOssForCausalLM:
+def random_model(geometry: TargetGeometry, device: str) -> PreTrainedModel:
     """transformers' model of this geometry, bf16 and random, made on the device."""
-    fields = target_config(geometry, pad_token_id=geometry.eos_token_ids[0])
-    for name in ("quantization_config", "architectures", "model_type", "torch_dtype"):
-        fields.pop(name)
-    config = GptOssConfig(**fields)
+    synth = target_family(geometry.model_type).synth
+    assert synth is not None
+    fields = synth.config(geometry, geometry.eos_token_ids[0])
+    kept = {name: value for name, value in fields.items() if name not in LEFT_OUT}
+    config = AutoConfig.for_model(kept.pop("model_type"), **kept)
+    # Its fused attention has no sinks.
+    attention = "eager" if geometry.attention.sinks else "sdpa"
     with torch.device(device):
-        model = GptOssForCausalLM._from_config(
-            config, dtype=torch.bfloat16, attn_implementation="eager"
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, attn_implementation=attention
         )
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -117,10 +120,14 @@ class Arrivals(BaseStreamer):
 
 
 def transformers_figures(
-    model: GptOssForCausalLM, prompt: list[int], experts: str, *, compiled: bool
+    model: PreTrainedModel, prompt: list[int], experts: str | None, *, compiled: bool
 ) -> dict[str, Any]:
-    """A token's time in ``generate``; the second run counts, the first compiles."""
-    model.set_experts_implementation(experts)
+    """A token's time in ``generate``; the second run counts, the first compiles.
+
+    ``experts``: how they are run, None where the model has none.
+    """
+    if experts is not None:
+        model.set_experts_implementation(experts)
     torch._dynamo.reset()
     model.__dict__.pop("_compiled_call", None)
     ids = torch.tensor([prompt], device=model.device)
@@ -159,16 +166,20 @@ def measure(record: Record, engine: Engine, device: str) -> None:
     record.values["specbuild"] = engine_figures(engine, prompt)
     print(f"specbuild: {record.values['specbuild']}", flush=True)
     record.running = "transformers: making the model"
-    moe = experts_of(target)
-    model = random_model(replace(target, feed_forwards=(replace(moe, storage="bf16"),)), device)
+    experts = [f for f in target.feed_forwards if isinstance(f, MoeFeedForward)]
+    if experts:
+        in_bf16 = (replace(experts[0], storage="bf16"),)
+        target = replace(target, feed_forwards=in_bf16)
+    model = random_model(target, device)
     parameters = sum(p.nbytes for p in model.parameters())
     record.values["transformers_weight_bytes"] = parameters
     print(f"transformers: {parameters / 1e9:.1f} GB of weights", flush=True)
+    ways = EXPERTS if experts else (None,)
     for compiled in (False, True):
-        for experts in EXPERTS[: 1 if compiled else None]:
-            record.running = f"transformers: experts {experts}, compiled {compiled}"
+        for way in ways[: 1 if compiled else None]:
+            record.running = f"transformers: experts {way}, compiled {compiled}"
             try:
-                figures = transformers_figures(model, prompt, experts, compiled=compiled)
+                figures = transformers_figures(model, prompt, way, compiled=compiled)
             # Whatever a release of torch or transformers cannot do is a result, not an end.
             except Exception as error:
                 first = (str(error).splitlines() or [""])[0]

@@ -7,25 +7,21 @@ draft, neighbours and the cuts of a prompt change no bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import edit_tensors
-from checkpoints import write_draft
+from dense_models import GEOMETRIES, VOCAB, build_dense
 from example_engine import CHAIN, TREE, on_gpu, outputs, records
-from llama_checkpoints import write_llama
 from prompt_cuts import cut_at_random
 from test_transformers_gpu import Forward, check_choices, check_errors, near_tie, scores
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
-from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -34,31 +30,9 @@ from specbuild.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(600)
 
-# So few tokens that a random draft is right now and then.
-VOCAB, LAYERS, TOKENS = 32, 3, 64
+TOKENS = 64
 # Prompts of a batch; the longest is cut, and stands in pages of its own.
 LENGTHS = (5, 230, 40, 17)
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 544, "num_hidden_layers": LAYERS,
-    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 1024, "dtype": "bfloat16",
-}  # fmt: skip
-GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama, heads of 64": ("llama", {}),
-    "llama, tied, heads of 128": ("llama", {
-        "head_dim": 128, "num_key_value_heads": 1, "tie_word_embeddings": True}),
-    "llama, biases, as many KV heads": ("llama", {
-        "num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
-    "qwen3, heads of 128": ("qwen3", {"head_dim": 128, "num_attention_heads": 4}),
-    "qwen3, tied, heads of 32": ("qwen3", {
-        "head_dim": 32, "num_attention_heads": 16, "tie_word_embeddings": True}),
-    "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
-}  # fmt: skip
-# What the drafts have beside a plain one, in turn.
-DRAFTS: tuple[dict[str, Any], ...] = (
-    {}, {"norm_before_fc": True, "norm_output": True}, {"fc_norm": True, "norm_output": True},
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,31 +47,9 @@ class Model:
 def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Model]:
-    kind, changes = GEOMETRIES[request.param]
-    folder = tmp_path_factory.mktemp("dense")
-    write_llama(folder / "model", kind, **SIZES | changes)
-    coded = "mxfp4" if request.param.endswith("mxfp4") else None
-    if coded is not None:
-        edit_tensors(folder / "model", round_to_mxfp4)
-    variant = DRAFTS[list(GEOMETRIES).index(request.param) % len(DRAFTS)]
-    write_draft(
-        folder / "draft", target_layers=LAYERS, target_hidden=256, target_vocab=VOCAB, hidden=256,
-        inner=320, head_dim=64, draft_vocab=32, aux_layers=(0, 1, 2), max_positions=1024, **variant,
-    )  # fmt: skip
-    options = BuildOptions.from_flat(
-        model=folder / "model", draft=folder / "draft", output=folder / "engine", backend="cuda",
-        max_seq_len=512, max_batch_size=4, page_size=64, weights_dtype=coded, **asdict(TREE),
-    )  # fmt: skip
-    build(options, SilentProgress())
-    with on_gpu(folder / "engine") as engine:
-        yield Model(folder / "model", engine)
-
-
-def round_to_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
-    """All that is stored in MXFP4 becomes what that holds, for transformers too."""
-    for name in [n for n in tensors if n.endswith("_proj.weight") or n.startswith("lm_head")]:
-        blocks, scales = mxfp4_blocks(tensors[name][None])
-        tensors[name] = expert_weight(blocks, scales)[0].T.contiguous().to(tensors[name].dtype)
+    path, output = build_dense(tmp_path_factory.mktemp("dense"), request.param)
+    with on_gpu(output) as engine:
+        yield Model(path, engine)
 
 
 def prompts() -> list[Prompt]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from example_engine import CHAIN, TREE, records
+from dense_models import VOCAB, build_dense
+from example_engine import CHAIN, TREE, on_gpu, records
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -19,6 +20,8 @@ from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 PROMPTS, TOKENS = 100, 256
+# Of the small dense models, one with plain norms and one with norms of queries and keys.
+DENSE = ("llama, heads of 64", "qwen3, heads of 128")
 # By the sequence's seed and the position: the target's tapped hidden states, as bytes.
 States = dict[tuple[int, int], bytes]
 
@@ -75,8 +78,29 @@ def kept_states(executor: CudaExecutor) -> Iterator[States]:
         executor.start = start  # type: ignore[method-assign]
 
 
-@pytest.fixture(scope="module")
-def many(prompts: list[Prompt]) -> list[Prompt]:
+@dataclass(frozen=True)
+class Long:
+    """An engine, and the prompts that it decodes at length."""
+
+    engine: Engine
+    prompts: list[Prompt]
+
+
+@pytest.fixture(scope="module", params=["the example", *DENSE])
+def long(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Long]:
+    """The example model, or a small dense one, each with its draft."""
+    if request.param in DENSE:
+        _, output = build_dense(tmp_path_factory.mktemp("dense"), request.param)
+        with on_gpu(output) as engine:
+            yield Long(engine, random_prompts())
+    else:
+        engine = request.getfixturevalue("engine")
+        yield Long(engine, beginnings(request.getfixturevalue("prompts")))
+
+
+def beginnings(prompts: list[Prompt]) -> list[Prompt]:
     """The example's prompts, then beginnings of them."""
     random, found = np.random.default_rng(3), list(prompts)
     while len(found) < PROMPTS:
@@ -87,20 +111,27 @@ def many(prompts: list[Prompt]) -> list[Prompt]:
     return found
 
 
+def random_prompts() -> list[Prompt]:
+    """Random tokens of a small dense model, from a few to more than a chunk."""
+    random = np.random.default_rng(4)
+    lengths = random.integers(3, 200, PROMPTS)
+    return [
+        Prompt(str(i), tuple(random.integers(3, VOCAB, n).tolist())) for i, n in enumerate(lengths)
+    ]
+
+
 @pytest.fixture(scope="module", params=[0.0, 1.0], ids=["greedy", "sampled"])
-def plain(
-    request: pytest.FixtureRequest, engine: Engine, many: list[Prompt]
-) -> tuple[float, Decoded]:
+def plain(request: pytest.FixtureRequest, long: Long) -> tuple[float, Decoded]:
     """A temperature, and what comes of it without a draft."""
-    return request.param, decode(engine, many, request.param, None)
+    return request.param, decode(long.engine, long.prompts, request.param, None)
 
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_draft_changes_no_bit_of_a_long_run(
-    engine: Engine, many: list[Prompt], plain: tuple[float, Decoded], shape: DraftShape
+    long: Long, plain: tuple[float, Decoded], shape: DraftShape
 ) -> None:
     temperature, wanted = plain
-    got = decode(engine, many, temperature, shape)
+    got = decode(long.engine, long.prompts, temperature, shape)
     for a, b in zip(wanted.records, got.records, strict=True):
         assert len(b.output_ids) == TOKENS
         assert a.output_ids == b.output_ids

@@ -1,0 +1,70 @@
+"""Small random Llamas and Qwen3 with random EAGLE3 drafts, built for CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoint_files import edit_tensors
+from checkpoints import write_draft
+from example_engine import TREE
+from llama_checkpoints import write_llama
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
+from specbuild.plugins_cuda.moe.expert_weight import expert_weight
+
+# So few tokens that a random draft is right now and then.
+VOCAB, LAYERS = 32, 3
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 544, "num_hidden_layers": LAYERS,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 1024, "dtype": "bfloat16",
+}  # fmt: skip
+GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, heads of 64": ("llama", {}),
+    "llama, tied, heads of 128": ("llama", {
+        "head_dim": 128, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "llama, biases, as many KV heads": ("llama", {
+        "num_key_value_heads": 8, "attention_bias": True, "mlp_bias": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "qwen3, heads of 128": ("qwen3", {"head_dim": 128, "num_attention_heads": 4}),
+    "qwen3, tied, heads of 32": ("qwen3", {
+        "head_dim": 32, "num_attention_heads": 16, "tie_word_embeddings": True}),
+    "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
+}  # fmt: skip
+# What the drafts have beside a plain one, in turn.
+DRAFTS: tuple[dict[str, Any], ...] = (
+    {}, {"norm_before_fc": True, "norm_output": True}, {"fc_norm": True, "norm_output": True},
+)  # fmt: skip
+
+
+def build_dense(folder: Path, geometry: str) -> tuple[Path, Path]:
+    """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft."""
+    kind, changes = GEOMETRIES[geometry]
+    write_llama(folder / "model", kind, **SIZES | changes)
+    coded = "mxfp4" if geometry.endswith("mxfp4") else None
+    if coded is not None:
+        edit_tensors(folder / "model", round_to_mxfp4)
+    variant = DRAFTS[list(GEOMETRIES).index(geometry) % len(DRAFTS)]
+    write_draft(
+        folder / "draft", target_layers=LAYERS, target_hidden=256, target_vocab=VOCAB, hidden=256,
+        inner=320, head_dim=64, draft_vocab=32, aux_layers=(0, 1, 2), max_positions=1024, **variant,
+    )  # fmt: skip
+    options = BuildOptions.from_flat(
+        model=folder / "model", draft=folder / "draft", output=folder / "engine", backend="cuda",
+        max_seq_len=512, max_batch_size=4, page_size=64, weights_dtype=coded, **asdict(TREE),
+    )  # fmt: skip
+    build(options, SilentProgress())
+    return folder / "model", folder / "engine"
+
+
+def round_to_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
+    """All that is stored in MXFP4 becomes what that holds, for transformers too."""
+    for name in [n for n in tensors if n.endswith("_proj.weight") or n.startswith("lm_head")]:
+        blocks, scales = mxfp4_blocks(tensors[name][None])
+        tensors[name] = expert_weight(blocks, scales)[0].T.contiguous().to(tensors[name].dtype)
