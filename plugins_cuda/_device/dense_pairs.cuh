@@ -45,7 +45,7 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
 
 #else
 
-using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
+using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0, TOKEN_ROWS>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 
 template <class Pair, class Tensors>

@@ -5,17 +5,19 @@
 
 // What a CTA keeps in shared memory. Partial sums stand behind the rest or, where each warp is done
 // with its fragments when it has them, in their place (kOverlay).
-template <class Shape_, bool kFragments, bool kNormed, bool kOverlay>
+// kRows: of how many tokens a group of 8 stands there. kHeld: chunks whose sums do.
+template <class Shape_, bool kFragments, bool kNormed, bool kOverlay, int kRows = kTokensPerTile,
+          int kHeld = 1>
 struct DensePlaces {
   using Shape = Shape_;
   using Fragments =
-      TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles, Shape::kUnitBlocks>;
+      TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles, Shape::kUnitBlocks, kRows>;
   static constexpr int kNorm = kFragments ? Fragments::kBytes : 0;
   static constexpr int kTokenBytes = kNorm + (kNormed ? Fragments::kNormBytes : 0);
   static constexpr int kPartials = kOverlay ? 0 : kTokenBytes;
   static constexpr int kPartialStride =
       kOverlay ? Fragments::kSliceBytes : Shape::kWarpPartialBytes;
-  static constexpr int kRing = kTokenBytes + (kOverlay ? 0 : Shape::kPartialBytes);
+  static constexpr int kRing = kTokenBytes + (kOverlay ? 0 : kHeld * Shape::kPartialBytes);
   static constexpr int kBytes = kRing + Shape::kRingBytes;
   static_assert(kFragments || !kNormed, "norming takes fragments");
   static_assert(!kOverlay || Shape::kWarpPartialBytes <= Fragments::kSliceBytes, "they fit");
@@ -43,7 +45,8 @@ __device__ __forceinline__ void stream_tokens(Stream& stream, unsigned char* sha
     if constexpr (kNormed) {
       fragments.template norm<rounding>(shared + Places::kNorm, eps);
     }
-    SharedTokens<Shape> input{fragments.at(slice_of_warp<Shape>() * Shape::kSliceBlocks, 0)};
+    SharedTokens<Shape, Places::Fragments::kBlockBytes> input{
+        fragments.at(slice_of_warp<Shape>() * Shape::kSliceBlocks, 0)};
     stream.run(input, finish);
   } else {
     GlobalTokens<Shape> input(tokens, kWidth, live);

@@ -25,28 +25,30 @@ struct Elements {
   }
 };
 
-// Adds up what the warps of a CTA have of a chunk, in warp order, and gives each pair of outputs to
-// emit(index, element, row g, row g + 8). A warp's partial sums stand kStrideBytes behind those of
-// the one before. kGuarded: they replace those of another chunk.
-template <class Shape, int kStrideBytes, bool kGuarded, class Emit>
-__device__ __forceinline__ void add_slices(
-    float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],
-    const Elements& elements, Emit emit) {
-  constexpr int kTileFloats = kHalfTileBytes / 4, kStride = kStrideBytes / 4;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if constexpr (kGuarded) __syncthreads();
+// Stores what this lane has of a chunk among the partial sums of its warp, from ``place`` on.
+template <class Shape>
+__device__ __forceinline__ void store_partials(
+    float* place, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4]) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int t = 0; t < Shape::kTiles; ++t) {
 #pragma unroll
     for (int n = 0; n < Shape::kTokenTiles; ++n) {
-      float* tile = partials + warp * kStride + (t * Shape::kTokenTiles + n) * kTileFloats;
+      float* tile = place + (t * Shape::kTokenTiles + n) * (kHalfTileBytes / 4);
       const float* own = sums[t][n];
       reinterpret_cast<float2*>(tile)[lane] = make_float2(own[0], own[1]);
       reinterpret_cast<float2*>(tile)[32 + lane] = make_float2(own[2], own[3]);
     }
   }
-  __syncthreads();
-  for (int index = threadIdx.x; index < elements.count(Shape::kTiles); index += Shape::kThreads) {
+}
+
+// Adds up what all slices have of elements from threadIdx.x on, in warp order, and gives each pair
+// of outputs to emit(index, element, row g, row g + 8).
+template <class Shape, int kStrideBytes, class Emit>
+__device__ __forceinline__ void add_partials(const float* partials, const Elements& elements,
+                                             int count, Emit emit) {
+  constexpr int kTileFloats = kHalfTileBytes / 4, kStride = kStrideBytes / 4;
+  for (int index = threadIdx.x; index < count; index += Shape::kThreads) {
     const Element e = elements.at(index);
     if (!elements.holds(e)) continue;
     const float* from = partials +
@@ -67,4 +69,33 @@ __device__ __forceinline__ void add_slices(
     }
     emit(index, e, low, high);
   }
+}
+
+// Adds up what the warps of a CTA have of a chunk. A warp's partial sums stand kStrideBytes behind
+// those of the one before. kGuarded: they replace those of another chunk.
+template <class Shape, int kStrideBytes, bool kGuarded, class Emit>
+__device__ __forceinline__ void add_slices(
+    float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],
+    const Elements& elements, Emit emit) {
+  if constexpr (kGuarded) __syncthreads();
+  store_partials<Shape>(partials + threadIdx.x / 32 * (kStrideBytes / 4), sums);
+  __syncthreads();
+  add_partials<Shape, kStrideBytes>(partials, elements, elements.count(Shape::kTiles), emit);
+}
+
+// The same of all kHeld chunks at once, so that warps wait for each other once: ``sums`` are those
+// of ``chunk``, and at the last one of this CTA all are added up. A warp's partial sums are those
+// of kHeld chunks, and emit() gets tiles from the first one's on.
+template <class Shape, int kHeld, class Emit>
+__device__ __forceinline__ void add_held_slices(
+    float* partials, const float (&sums)[Shape::kTiles][Shape::kTokenTiles][4],
+    const Elements& elements, int chunk, bool last, Emit emit) {
+  constexpr int kStrideBytes = kHeld * Shape::kWarpPartialBytes;
+  store_partials<Shape>(
+      partials + threadIdx.x / 32 * (kStrideBytes / 4) + chunk * (Shape::kWarpPartialBytes / 4),
+      sums);
+  if (!last) return;
+  __syncthreads();
+  add_partials<Shape, kStrideBytes>(partials, elements, elements.count(Shape::kTiles * (chunk + 1)),
+                                    emit);
 }

@@ -103,13 +103,13 @@ struct CtaChunks {
 };
 
 // Tokens whose fragments stand in shared memory; ``place``: this lane's of its slice's first block.
-template <class Shape>
+template <class Shape, int kBlockBytes = Shape::kTokenTiles * kFragmentBytes>
 struct SharedTokens {
   const uint4* place;
 
   __device__ __forceinline__ void fetch(int, int) {}
   __device__ __forceinline__ uint4 get(int, int block, int token_tile) const {
-    return place[(block * Shape::kTokenTiles + token_tile) * (kFragmentBytes / 16)];
+    return place[block * (kBlockBytes / 16) + token_tile * (kFragmentBytes / 16)];
   }
 };
 

@@ -4,6 +4,9 @@
 // is the one that multiplies them, reads the blocks of slice w: each lane then touches only bytes
 // that it wrote itself. Norming takes one barrier and a time that does not grow up to 8 tokens.
 //
+// Of few wide tokens only their own bytes stand there (kRows): [block][token][64 bytes]. Lanes of
+// the others read those again; what comes of them is nobody's.
+//
 // The sum of squares of a token is taken over a lane's blocks in order, over lanes t by halving,
 // then over slices in order. That order belongs to the width alone.
 #pragma once
@@ -14,10 +17,13 @@ constexpr int kTokensPerTile = 8, kFragmentBytes = 512;
 
 // kSlices warps share kBlocks blocks of columns, kUnitBlocks of which stay together; the last may
 // have fewer.
-template <int kBlocks, int kSlices, int kTokenTiles, int kUnitBlocks = 1>
+template <int kBlocks, int kSlices, int kTokenTiles, int kUnitBlocks = 1,
+          int kRows = kTokensPerTile>
 struct TokenFragments {
+  static constexpr bool kWhole = kRows == kTokensPerTile;
+  static constexpr int kBlockBytes = kWhole ? kTokenTiles * kFragmentBytes : kRows * 64;
   static constexpr int kSliceBlocks = round_up(ceil_div(kBlocks, kSlices), kUnitBlocks);
-  static constexpr int kSliceBytes = kSliceBlocks * kTokenTiles * kFragmentBytes;
+  static constexpr int kSliceBytes = kSliceBlocks * kBlockBytes;
   static constexpr int kBytes = kSlices * kSliceBytes;
   static constexpr int kNormWeightBytes = round_up(kBlocks * 64, 128);
   // 20 floats a token: float4 reads of eight tokens then lie in different banks.
@@ -25,6 +31,7 @@ struct TokenFragments {
   static constexpr int kSumBytes = kTokenTiles * kTokensPerTile * kSumStride * 4;
   static constexpr int kNormBytes = kNormWeightBytes + kSumBytes;
   static_assert(kSlices <= kMostSlices, "sums of squares have places for 16 slices");
+  static_assert(kWhole || kTokenTiles == 1, "few tokens");
 
   unsigned char* fragments;  // kBytes
 
@@ -69,6 +76,7 @@ struct TokenFragments {
   __device__ __forceinline__ void norm(unsigned char* norm, float eps) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
     const bool works = warp < kSlices;
+    static_assert(kWhole, "each lane norms what is its own");
     float* sums = reinterpret_cast<float*>(norm + kNormWeightBytes);
     if (works) add_slice(sums, warp, lane);
     __syncthreads();
@@ -110,6 +118,11 @@ struct TokenFragments {
 
   // This lane's 16 bytes of a block of all columns.
   __device__ __forceinline__ uint4* at(int block, int token_tile) const {
+    if (!kWhole) {
+      const int lane = threadIdx.x % 32;
+      return reinterpret_cast<uint4*>(fragments + block * kBlockBytes + lane / 4 % kRows * 64 +
+                                      lane % 4 * 16);
+    }
     return reinterpret_cast<uint4*>(
         fragments + (block * kTokenTiles + token_tile) * kFragmentBytes + threadIdx.x % 32 * 16);
   }

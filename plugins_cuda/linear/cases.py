@@ -80,8 +80,10 @@ CASES: tuple[Case, ...] = (
 _CODED = (MXFP4, FP8)
 
 KERNEL_CASES: tuple[Case, ...] = (
-    # Tokens that come straight from L2, two blocks a step.
+    # Wide tokens: rows in shared memory, and straight from L2, two blocks a step.
     linear(2, 16, 9216, residual=True, storage=MXFP4),
+    linear(8, 16, 9216, residual=True, storage=MXFP4),
+    linear(3, 64, 9248, bias=True, storage=FP8),
     # An odd number of blocks: the last unit is half empty.
     *(linear(3, 80, 224, bias=True, residual=True, storage=form) for form in _CODED),
     linear(11, 112, 544, bias=True, residual=True),

@@ -4,8 +4,9 @@
 slices of K and of groups of them changes a result's bits; both follow from K alone, so that a row's
 result is the same in every bucket. The rest is a matter of speed (tactics: ``ctas``; ``unit``,
 pairs that stay together; ``loads`` in flight in registers; ``ring``, whether as many more wait in
-shared memory as fit; ``many``, whether the kernels of ``many_tokens.py`` take over, and ``panels``,
-whether with panels).
+shared memory as fit; ``rows``, whether few tokens too wide to stand there as fragments do so as
+rows; ``held``, whether the sums of a CTA's chunks wait for each other where all fit; ``many``,
+whether the kernels of ``many_tokens.py`` take over, and ``panels``, whether with panels).
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
 MOST_ROWS = 256
-STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "many", "panels")
+STREAMING_KEYS = ("ctas", "unit", "loads", "ring", "rows", "held", "many", "panels")
 TOKENS_PER_TILE = 8
 PAIRS_PER_TILE = 8
 _MOST_WARPS = 16
 _HALF_TILE_BYTES, _LOAD_BYTES, _FRAGMENT_BYTES = 512, 512, 512
+_ROW_BYTES = 64
 # Tokens that need no norm are held as fragments up to here; beyond, each warp streams its slice.
 _MOST_FRAGMENT_BYTES = 140 << 10
 _MOST_TOKEN_TILES = 4
@@ -56,6 +58,8 @@ _MOST_RING = 5
 # tactic has all.
 _ONE_SPARE_OF = 16
 _BESIDE_SMALL_LAUNCHES = ("Linear", "RmsQkvRope")
+# Where a CTA has so many chunks that to add up each by itself costs time.
+_HOLDING = ("RmsSwiglu",)
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,10 @@ class Dense:
         """Bytes of the tokens, in bf16."""
         return self.rows * self.blocks * 64
 
-    def fragment_bytes(self, token_tiles: int) -> int:
-        """Shared memory of the tokens as fragments."""
-        return self.slices * self.slice_blocks * token_tiles * _FRAGMENT_BYTES
+    def fragment_bytes(self, token_tiles: int, rows: int = TOKENS_PER_TILE) -> int:
+        """Shared memory of the tokens as fragments, of which a group of 8 has so many rows."""
+        block = rows * _ROW_BYTES if rows < TOKENS_PER_TILE else token_tiles * _FRAGMENT_BYTES
+        return self.slices * self.slice_blocks * block
 
 
 def normed_bytes(columns: int, tokens: int) -> int:
@@ -207,6 +212,12 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
         candidates.append({"loads": _FEW_LOADS_REFILLED})
     if cut["FRAGMENTS"] and cut["ONE_CHUNK"] and not dense.storage.scaled:
         candidates.append({"ring": int(cut["RING"] == 0)})
+    if dense.op in _HOLDING and not cut["ONE_CHUNK"]:
+        candidates.append({"held": int(cut["HELD"] == 1)})
+    if cut["TOKEN_ROWS"] < TOKENS_PER_TILE:
+        candidates.append({"rows": 0})
+    elif not cut["FRAGMENTS"] and _rows_held(dense, 1) < TOKENS_PER_TILE:
+        candidates.append({"rows": 1})
     # Single pairs, where whole units leave many CTAs idle at the end.
     pairs, ctas = dense.tiles * PAIRS_PER_TILE, int(cut["CTAS"])
     if -(-pairs // dense.unit // ctas) * dense.unit > 1.05 * pairs / ctas:
@@ -227,13 +238,17 @@ def token_tiles_for(rows: int) -> Iterator[int]:
 def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Streaming | None:
     storage, warps, steps = dense.storage, dense.slices, dense.slice_units
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
-    unit = tactic.get("unit", dense.unit)
+    unit = tactic.get("unit", _usual_unit(dense, target))
     units = dense.tiles * PAIRS_PER_TILE // unit
     usual_ctas = _usual_ctas(dense, target, units, unit)
     ctas = min(units, max(1, tactic.get("ctas", usual_ctas) // passes))
     span = _most_tiles_touched(units, ctas, unit)
     fragments = dense.normed or dense.fragment_bytes(token_tiles) <= _MOST_FRAGMENT_BYTES
-    token_bytes = dense.fragment_bytes(token_tiles) if fragments else 0
+    held_rows = TOKENS_PER_TILE
+    if not fragments and tactic.get("rows", int(storage.scaled)):
+        held_rows = _rows_held(dense, token_tiles)
+        fragments = held_rows < TOKENS_PER_TILE
+    token_bytes = dense.fragment_bytes(token_tiles, held_rows) if fragments else 0
     if dense.normed:
         token_bytes += norm_bytes(dense.blocks, token_tiles)
     usual = _LOADS_OF_WEIGHTS if fragments else _LOADS_OF_BOTH
@@ -247,7 +262,9 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)
         tiles = -(-span // chunks)
-        overlay = int(fragments and chunks == 1 and tiles <= dense.slice_blocks)
+        slice_bytes = dense.fragment_bytes(token_tiles, held_rows) // dense.slices
+        warp_bytes = tiles * token_tiles * _HALF_TILE_BYTES
+        overlay = int(fragments and chunks == 1 and warp_bytes <= slice_bytes)
         partials = 0 if overlay else warps * tiles * token_tiles * _HALF_TILE_BYTES
         left = target.shared_bytes_per_block - token_bytes - partials
         if left < 0:
@@ -264,9 +281,11 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ring = min(_MOST_RING, left // ring_step)
             if in_registers + ring < steps:
                 in_registers = max(1, min(loads, _MOST_LOADS_REFILLED) // a_step)
+        holds = dense.op in _HOLDING and tactic.get("held", int(storage.scaled))
+        held = chunks if holds and (chunks - 1) * partials <= left else 1
         depth = deep_enough(steps, in_registers + ring)
         ring = max(0, depth - in_registers)
-        shared = token_bytes + partials + ring * ring_step
+        shared = token_bytes + held * partials + ring * ring_step
         constants = (
             ("K_BLOCKS", dense.blocks),
             ("TILE_COUNT", dense.tiles),
@@ -283,11 +302,29 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ("UNIT_PAIRS", unit),
             ("ONE_CHUNK", int(chunks == 1)),
             ("FRAGMENTS", int(fragments)),
+            ("TOKEN_ROWS", held_rows),
             ("OVERLAY", overlay),
+            ("HELD", held),
             ("SHARED_BYTES", shared),
         )
         return Streaming(constants, (ctas, passes, 1), warps * 32, shared)
     return None
+
+
+def _rows_held(dense: Dense, token_tiles: int) -> int:
+    """Rows that stand in shared memory where fragments do not fit; 8 where they do not either."""
+    rows = dense.rows
+    few = token_tiles == 1 and rows < TOKENS_PER_TILE
+    return (
+        rows if few and dense.fragment_bytes(1, rows) <= _MOST_FRAGMENT_BYTES else TOKENS_PER_TILE
+    )
+
+
+def _usual_unit(dense: Dense, target: Target) -> int:
+    """Whole tiles of codes, where no CTA gets more to do: what it decodes of others is lost."""
+    most = -(-dense.tiles * PAIRS_PER_TILE // dense.unit // target.multiprocessors) * dense.unit
+    whole = -(-dense.tiles // target.multiprocessors) * PAIRS_PER_TILE
+    return PAIRS_PER_TILE if dense.storage.scaled and whole <= most else dense.unit
 
 
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:

@@ -14,7 +14,7 @@
 #include "../_device/dense_kernel.cuh"
 
 #if !MANY_TOKENS
-using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0>;
+using Places = DensePlaces<Shape, FRAGMENTS != 0, HAS_NORM != 0, OVERLAY != 0, TOKEN_ROWS>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 

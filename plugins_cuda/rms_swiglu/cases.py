@@ -45,6 +45,8 @@ CASES: tuple[Case, ...] = (
 
 KERNEL_CASES: tuple[Case, ...] = (
     swiglu(3, 96, 40, storage=FP8),
+    # Sums of several chunks that are added up at once, the last of them a short one.
+    swiglu(2, 544, 88, bias=True, storage=MXFP4),
     swiglu(3, 544, 104),
     swiglu(9, 1056, 72, bias=True),
     swiglu(40, 1280, 40, bias=True),

@@ -18,7 +18,7 @@
 #include "../_device/dense_kernel.cuh"
 
 #if !MANY_TOKENS
-using Places = DensePlaces<Shape, true, true, OVERLAY != 0>;
+using Places = DensePlaces<Shape, true, true, OVERLAY != 0, kTokensPerTile, HELD>;
 static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
 #endif
 
@@ -92,19 +92,28 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   const int tokens = min(Shape::kMostTokens, rows - first_token);
   const Elements elements(tokens);
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
+  const auto emit = [&](int first_tile, const Element& e, float gate, float up) {
+    const int tile = first_tile + e.tile, pair = tile * kPairsPerTile + e.g;
+    if (!chunks.holds(pair)) return;
+    h[static_cast<int64_t>(first_token + e.token) * kInner + pair] =
+        activated(gate, up, bias + tile * 16 + e.g);
+  };
   pdl_wait();
   stream_tokens<Places, true, true, NormRounding::kCastFirst>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,
       static_cast<float>(EPS), [] {},
       [&](int chunk, const Stream::Sums& sums) {
+#if HELD > 1
+        add_held_slices<Shape, HELD>(partials, sums, elements, chunk, chunk == chunks.count() - 1,
+                                     [&](int, const Element& e, float gate, float up) {
+                                       emit(chunks.first_tile(0), e, gate, up);
+                                     });
+#else
         add_slices<Shape, Places::kPartialStride, ONE_CHUNK == 0>(
             partials, sums, elements, [&](int, const Element& e, float gate, float up) {
-              const int pair = (chunks.first_tile(chunk) + e.tile) * kPairsPerTile + e.g;
-              if (!chunks.holds(pair)) return;
-              const uint16_t* bias_row = bias + (chunks.first_tile(chunk) + e.tile) * 16 + e.g;
-              h[static_cast<int64_t>(first_token + e.token) * kInner + pair] =
-                  activated(gate, up, bias_row);
+              emit(chunks.first_tile(chunk), e, gate, up);
             });
+#endif
       });
 }
 

@@ -17,7 +17,7 @@ from emulation import has_compiler, run_lowering
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
@@ -242,6 +242,50 @@ def test_many_rows_of_whole_slices_are_panels_by_default() -> None:
     odd = 11 * 3 * 32
     assert slices_of(odd // 32) == 11
     assert not is_panels(40, odd, {})
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", [BF16, MXFP4, FP8], ids=lambda storage: storage.name)
+def test_sums_of_chunks_may_wait_for_each_other(storage: Storage) -> None:
+    """A CTA has two or three chunks."""
+    values = normal(18, K // 32, 512, scale=K**-0.5)
+    shared = {"norm": cancelling(), "gate_up": quantised(values, storage)}
+    x, blank = cancelling(5), {"h": normal(5, 144)}
+    alone, together = (
+        run("RmsSwiglu", shared | {"x": x}, blank, {"held": held}, eps=1e-5)["h"] for held in (0, 1)
+    )
+    np.testing.assert_array_equal(together, alone)
+
+
+@needs_compiler
+@pytest.mark.parametrize("storage", [BF16, MXFP4, FP8], ids=lambda storage: storage.name)
+def test_few_wide_tokens_stand_as_rows(storage: Storage) -> None:
+    """Or come straight from L2, as those of a whole group of 8 do."""
+    columns = 9248
+    values = quantised(normal(4, columns // 32, 512, scale=columns**-0.5), storage)
+    x = normal(8, columns)
+    whole = run("Linear", {"weight": values, "x": x}, {"y": normal(8, 64)})["y"]
+    for rows in (1, 3):
+        for held in (0, 1):
+            given, blank = {"weight": values, "x": x[:rows]}, {"y": normal(rows, 64)}
+            got = run("Linear", given, blank, {"rows": held})["y"]
+            np.testing.assert_array_equal(got, whole[:rows])
+
+
+def test_codes_are_cut_into_whole_tiles_where_that_balances() -> None:
+    """Of a part of a tile a CTA decodes all."""
+
+    def units(tiles: int, dtype: str, last: int) -> object:
+        weight, x = TensorInfo((tiles, 4, last), dtype), TensorInfo((1, 256), "bfloat16")
+        if dtype == "bfloat16":
+            weight = TensorInfo((tiles, 8, last), dtype)
+        lower = op_named("Linear").lower
+        assert lower is not None
+        request = LoweringRequest({"x": x, "weight": weight}, {}, "decode", Target(), {})
+        return dict(lower(request).launches[0].kernel.constants)["UNIT_PAIRS"]
+
+    assert [units(tiles, "uint8", 544) for tiles in (256, 384, 180, 320)] == [8, 8, 4, 4]
+    assert units(256, "bfloat16", 512) == 4
 
 
 def test_slices_follow_from_the_width_alone() -> None:
