@@ -214,7 +214,7 @@ def streaming_tactics(request: LoweringRequest, dense: Dense) -> tuple[Tactic, .
         candidates.append({"ring": int(cut["RING"] == 0)})
     if dense.op in _HOLDING and not cut["ONE_CHUNK"]:
         candidates.append({"held": int(cut["HELD"] == 1)})
-    if cut["TOKEN_ROWS"] < TOKENS_PER_TILE:
+    if cut["TOKEN_ROWS"] != TOKENS_PER_TILE:
         candidates.append({"rows": 0})
     elif not cut["FRAGMENTS"] and _rows_held(dense, 1) < TOKENS_PER_TILE:
         candidates.append({"rows": 1})

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
-from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up, pack_gate_up_bias
+from specbuild.plugins_cuda.rms_moe.packing import (
+    pack_down,
+    pack_down_values,
+    pack_gate_up,
+    pack_gate_up_bias,
+    pack_gate_up_values,
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +22,7 @@ class Layer:
     """Rows and geometry of a case; rows from ``live`` on are padding.
 
     ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
-    experts 2i and 2i + 1 have one router row, so their logits tie.
+    experts 2i and 2i + 1 have one router row, so their logits tie. ``bf16``: experts are stored so.
     """
 
     rows: int = 4
@@ -33,6 +39,7 @@ class Layer:
     gating: str = "softmax_selected"
     rounding: str = "gpt_oss"
     activation: str = "swiglu_clamped"
+    bf16: bool = False
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -56,6 +63,23 @@ class Layer:
         scales = rng.integers(middle - 1, middle + 3, shape, dtype=np.uint8)
         return blocks, scales
 
+    def _packed(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Gate/up and down."""
+        import torch
+
+        if self.bf16:
+            widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
+            first, second = (
+                rng.standard_normal((self.experts, *shape), np.float32) * shape[0] ** -0.5
+                for shape in widths
+            )
+            gate_up = pack_gate_up_values(torch.from_numpy(first))
+            return gate_up.numpy(), pack_down_values(torch.from_numpy(second)).numpy()
+        codes = self._mxfp4(rng, self.hidden, 2 * self.inner, self.gate_up_scale)
+        gate_up = pack_gate_up(*map(torch.from_numpy, codes))
+        codes = self._mxfp4(rng, self.inner, self.hidden)
+        return gate_up.numpy(), pack_down(*map(torch.from_numpy, codes)).numpy()
+
     def _router(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         weight = rng.standard_normal((self.experts, self.hidden)) * self.hidden**-0.5
         bias = rng.standard_normal(self.experts) * 0.3
@@ -74,8 +98,7 @@ class Layer:
         x[live:] = np.nan
         norm = (1 + 0.2 * rng.standard_normal(self.hidden)).astype(np.float32)
         router_weight, router_bias = self._router(rng)
-        first = self._mxfp4(rng, self.hidden, 2 * self.inner, self.gate_up_scale)
-        second = self._mxfp4(rng, self.inner, self.hidden)
+        gate_up, down = self._packed(rng)
         b1 = rng.standard_normal((self.experts, 2 * self.inner)).astype(np.float32)
         b2 = rng.standard_normal((self.experts, self.hidden)).astype(np.float32)
         row_start = np.array([0, live // 2, live], np.int32)
@@ -84,9 +107,9 @@ class Layer:
             norm,
             router_weight,
             router_bias,
-            pack_gate_up(*map(torch.from_numpy, first)).numpy(),
+            gate_up,
             pack_gate_up_bias(torch.from_numpy(b1)).numpy(),
-            pack_down(*map(torch.from_numpy, second)).numpy(),
+            down,
             b2,
             row_start,
         )
@@ -107,6 +130,7 @@ class Layer:
 
 _EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
 _QWEN3 = Layer(hidden=2048, inner=768, experts=128, top_k=8, rounding="llama", activation="swiglu")
+QWEN3_BF16 = replace(_QWEN3, bf16=True)
 _GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
 
 CASES: tuple[Case, ...] = (
@@ -131,6 +155,8 @@ CASES: tuple[Case, ...] = (
     Layer(rows=5, hidden=544, inner=1056, experts=3).case("K of 17 and of 33 blocks"),
     Layer(rows=1, hidden=704, inner=704).case("K of 22 blocks, one row"),
     replace(_QWEN3, rows=5, hidden=192, inner=96, experts=24).case("LLaMA's norm, plain SwiGLU"),
+    replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24).case("bf16"),
+    Layer(rows=13, bf16=True, hidden=544, inner=32, popular=True).case("bf16, K of 17 blocks"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -139,7 +165,12 @@ KERNEL_CASES: tuple[Case, ...] = (
     Layer(rows=41, live=38, inner=1056, top_k=4).case("activations that do not fit, down"),
     Layer(rows=70, live=67, hidden=96, inner=64, top_k=4).case("many rows"),
     replace(_QWEN3, rows=40, hidden=192, inner=96, experts=24).case("the same, many rows"),
+    replace(QWEN3_BF16, rows=40, hidden=192, inner=96, experts=24).case("bf16, many rows"),
     *(replace(_QWEN3, rows=t).case(f"gpu: qwen3-30b-a3b, {t} rows") for t in (1, 8, 64)),
+    *(
+        replace(QWEN3_BF16, rows=t).case(f"gpu: qwen3-30b-a3b, bf16, {t} rows")
+        for t in (1, 4, 8, 32, 64)
+    ),
     replace(_GPT_OSS, rows=1).case("gpu: gpt-oss-20b, 1 row"),
     replace(_GPT_OSS, rows=4).case("gpu: gpt-oss-20b, 4 rows"),
     replace(_GPT_OSS, rows=16, live=15).case("gpu: gpt-oss-20b, 16 rows"),

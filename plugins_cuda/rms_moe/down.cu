@@ -1,7 +1,8 @@
 // RmsMoe, third launch: down of all chosen experts, weighted, summed, and the residual.
 //
 //   x                 [ROWS, HIDDEN] bf16, in
-//   down              [EXPERTS, HIDDEN / 8, tile bytes] u8, in, constant: see packing.py
+//   down              [EXPERTS, HIDDEN / 8, tile bytes] u8, in, constant: see packing.py; or with
+//                     BF16 bf16, 512 values for every two blocks of INNER
 //   down_bias         [EXPERTS, HIDDEN] bf16, in, constant
 //   row_start         [SEQUENCES + 1] i32, in
 //   y                 [ROWS, HIDDEN] bf16, out, for the live rows

@@ -1,6 +1,7 @@
 // RmsMoe, second launch: gate and up of all chosen experts, and their SwiGLU.
 //
-//   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py
+//   gate_up           [EXPERTS, INNER / 8, tile bytes] u8, in, constant: see packing.py; or with
+//                     BF16 [EXPERTS, INNER / 8, 16 · HIDDEN] bf16
 //   gate_up_bias      [EXPERTS, 2 · INNER] bf16, in, constant: per tile 8 gates, then their 8 ups
 //   row_start         [SEQUENCES + 1] i32, in
 //   workspace_normed  [ROWS, HIDDEN] bf16, in

@@ -25,8 +25,9 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
     TILE_OUTPUTS,
     down_steps,
+    expert_tile,
     gate_up_steps,
-    tile_bytes,
+    in_bf16,
 )
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill, prefill_tactics
 from specbuild.plugins_cuda.rms_norms import rounding_of
@@ -78,12 +79,41 @@ _CANDIDATES = {
 }
 
 
+# The same of bf16, whose tiles are four times as large. Few rows have few tiles: what a warp keeps
+# under way counts, so rings are as long as the memory allows.
+_CANDIDATES_OF_BF16 = {
+    4: (
+        (8, 5, 1, 8, 1, 16, 3, 1, 8, 1),
+        (12, 3, 1, 8, 1, 16, 3, 1, 8, 1),
+        (8, 4, 1, 8, 1, 12, 3, 1, 8, 1),
+        (16, 2, 1, 8, 1, 16, 2, 1, 8, 1),
+    ),
+    8: (
+        (12, 3, 1, 8, 1, 12, 3, 1, 8, 1),
+        (8, 4, 1, 8, 1, 16, 2, 1, 8, 1),
+        (16, 2, 1, 8, 1, 16, 2, 1, 8, 1),
+    ),
+    32: (
+        (16, 2, 1, 8, 1, 12, 2, 1, 16, 2),
+        (12, 2, 1, 8, 1, 8, 2, 1, 16, 2),
+        (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
+    ),
+    MOST_DECODE_ROWS: (
+        (12, 2, 1, 16, 1, 8, 2, 1, 16, 2),
+        (16, 2, 1, 16, 1, 12, 1, 2, 16, 2),
+        (12, 1, 2, 16, 1, 8, 1, 2, 16, 2),
+    ),
+}
+
+
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """When decoding: what an ``ExpertTactic`` says of gate/up and of down."""
     if request.phase == "prefill":
         return prefill_tactics(request)
     rows = request.tensors["x"].shape[0]
-    of_rows = next((some for most, some in _CANDIDATES.items() if rows <= most), ())
+    bf16 = in_bf16(request.tensors["gate_up"].dtype)
+    by_rows = _CANDIDATES_OF_BF16 if bf16 else _CANDIDATES
+    of_rows = next((some for most, some in by_rows.items() if rows <= most), ())
     candidates = [dict(zip(_NAMES, each, strict=True)) for each in of_rows]
     return tuple(tactic for tactic in candidates if _plans(request, tactic))
 
@@ -125,6 +155,7 @@ def _sizes(request: LoweringRequest) -> Sizes:
         inner=two_inner // 2,
         experts=experts,
         top_k=int(request.attributes["top_k"]),
+        bf16=in_bf16(tensors["gate_up"].dtype),
     )
 
 
@@ -160,21 +191,13 @@ def _checked(request: LoweringRequest) -> Sizes:
 
 
 def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
-    packed = {
-        "gate_up": (
-            sizes.experts,
-            sizes.inner // TILE_OUTPUTS,
-            tile_bytes(gate_up_steps(sizes.hidden)),
-        ),
-        "down": (
-            sizes.experts,
-            sizes.hidden // TILE_OUTPUTS,
-            tile_bytes(down_steps(sizes.inner)),
-        ),
-    }
+    steps = {"gate_up": gate_up_steps(sizes.hidden), "down": down_steps(sizes.inner)}
+    tiles = {"gate_up": sizes.inner // TILE_OUTPUTS, "down": sizes.hidden // TILE_OUTPUTS}
     for name, tensor in request.tensors.items():
-        wanted = "uint8" if name in packed else "int32" if name == "row_start" else "bfloat16"
-        shape = packed.get(name, tensor.shape)
+        wanted, shape = "int32" if name == "row_start" else "bfloat16", tensor.shape
+        if name in steps:
+            wanted, values = expert_tile(steps[name], bf16=sizes.bf16)
+            shape = (sizes.experts, tiles[name], values)
         if tensor.dtype != wanted or tensor.shape != shape:
             raise SpecbuildError(
                 f"RmsMoe's {name} is {tensor.dtype} {tensor.shape}, expected {wanted} {shape}: "
@@ -201,6 +224,7 @@ def _expert_constants(
         ("INNER", sizes.inner),
         ("EXPERTS", sizes.experts),
         ("TOP_K", sizes.top_k),
+        ("BF16", int(sizes.bf16)),
         ("CTAS", request.target.multiprocessors),
         ("WARPS", tactic.warps),
         ("RING_STAGES", tactic.stages),

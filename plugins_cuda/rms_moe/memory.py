@@ -20,7 +20,10 @@ MOST_RESIDENT_H = 48 * 1024
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one request: rows T of the bucket, sequences B, and the layer's geometry."""
+    """Sizes of one request: rows T of the bucket, sequences B, and the layer's geometry.
+
+    ``bf16``: whether experts are stored so, in place of MXFP4.
+    """
 
     rows: int
     sequences: int
@@ -28,6 +31,7 @@ class Sizes:
     inner: int
     experts: int
     top_k: int
+    bf16: bool = False
 
     @property
     def entries(self) -> int:

@@ -1,4 +1,4 @@
-"""RmsMoe: norm, router, the chosen MXFP4 experts and the residual, as one op of a CUDA engine."""
+"""RmsMoe: norm, router, the chosen experts and the residual, as one op of a CUDA engine."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_moe.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_down,
+    unpack_down_values,
     unpack_gate_up,
     unpack_gate_up_bias,
+    unpack_gate_up_values,
 )
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.traffic import (
@@ -66,20 +68,17 @@ def reference(
 ) -> torch.Tensor:
     """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
 
-    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``).
+    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4.
     """
     normed, logits = router_input(x, norm, router_weight, router_bias, eps, rounding)
     inner = gate_up_bias.shape[1] // 2
-    gate_up_blocks, gate_up_scales = unpack_gate_up(gate_up)
-    down_blocks, down_scales = unpack_down(down, inner)
+    first, second = _unpacked(gate_up, down, inner)
     experts = moe_reference(
         normed,
         logits,
-        gate_up_blocks,
-        gate_up_scales,
+        *first,
         unpack_gate_up_bias(gate_up_bias),
-        down_blocks,
-        down_scales,
+        *second,
         down_bias,
         top_k=top_k,
         gating=gating,
@@ -88,6 +87,17 @@ def reference(
         limit=limit,
     )
     return x + experts
+
+
+def _unpacked(
+    gate_up: torch.Tensor, down: torch.Tensor, inner: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor | None]]:
+    """Both weights as Moe takes them, each with its scales where it has some."""
+    import torch
+
+    if gate_up.dtype == torch.uint8:
+        return unpack_gate_up(gate_up), unpack_down(down, inner)
+    return (unpack_gate_up_values(gate_up), None), (unpack_down_values(down, inner), None)
 
 
 def traffic(request: TrafficRequest) -> Traffic:
@@ -114,7 +124,8 @@ def traffic(request: TrafficRequest) -> Traffic:
 
 OP = OpSpec(
     name="RmsMoe",
-    doc="x + moe(rms(x)) with packed MXFP4 experts; rows past row_start's last are unspecified.",
+    doc="x + moe(rms(x)), experts packed in MXFP4 or bf16; rows past row_start's last are "
+    "unspecified.",
     inputs=(
         TensorSpec("x", "T", ("T", "hidden")),
         TensorSpec("norm", "W", ("hidden",)),

@@ -1,4 +1,4 @@
-"""How MXFP4 expert weights lie in memory for the tensor cores: nibbles and scales, only permuted.
+"""How expert weights lie in memory for the tensor cores: MXFP4's nibbles and scales, or bf16.
 
 A *tile* is 16 rows of an ``mma.m16n8k16`` by the whole of K, stored as *stages* of up to 15 *steps*
 of 16 rows × 32 columns; a warp streams a tile stage by stage. A stage of n steps is
@@ -17,12 +17,16 @@ so that one copy brings a stage, or its first steps with the scales that they ne
   2880 rows evenly over 132 multiprocessors; tiles of 16 would not.
 
 All sizes are multiples of 256 bytes, which bulk copies want.
+
+In bf16 the same rows stand at the same steps, without scales, and a step is a tile of
+``linear/packing.py``, 512 values: [half h][lane 4·g + t][8]. A stage is four of them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.linear.packing import TILE_VALUES, pack_rows, unpack_rows
 from specbuild.plugins_cuda.moe.e2m1 import E2M1_WORDS
 from specbuild.runtime.errors import SpecbuildError
 
@@ -45,6 +49,16 @@ def stage_count(steps: int) -> int:
 def tile_bytes(steps: int) -> int:
     """Bytes of a tile of this many steps."""
     return STEP_BYTES * (steps + stage_count(steps))
+
+
+def in_bf16(dtype: str) -> bool:
+    """Whether a packed weight of this type is bf16, else MXFP4."""
+    return dtype == "bfloat16"
+
+
+def expert_tile(steps: int, *, bf16: bool) -> tuple[str, int]:
+    """The type of a packed weight, and the length of its last axis: a tile of so many steps."""
+    return ("bfloat16", TILE_VALUES * steps) if bf16 else ("uint8", tile_bytes(steps))
 
 
 def gate_up_steps(hidden: int) -> int:
@@ -82,6 +96,31 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows = 2 * TILE_OUTPUTS * tiles
     codes = E2M1_WORDS.natural(words.permute(0, 1, 3, 5, 2, 4)).view(experts, rows, width, 16)
     return codes, rates.permute(0, 1, 3, 2, 4).reshape(experts, rows, width)
+
+
+def pack_gate_up_values(weight: torch.Tensor) -> torch.Tensor:
+    """Values [E, H, 2·I], gate and up alternating → [E, I/8, 16·H].
+
+    SpecbuildError where a size does not fit.
+    """
+    import torch
+
+    experts, width, rows = weight.shape
+    _check_rows("gate/up", rows, 2 * TILE_OUTPUTS)
+    shape = (experts, rows // (2 * TILE_OUTPUTS), gate_up_steps(width) * TILE_VALUES)
+    packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+    for to, expert in zip(packed, weight, strict=True):
+        halves = expert.T.reshape(-1, TILE_OUTPUTS, 2, width).transpose(1, 2)
+        to.copy_(pack_rows(halves.reshape(rows, width)).flatten(1))
+    return packed
+
+
+def unpack_gate_up_values(packed: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`pack_gate_up_values`."""
+    experts, tiles, values = packed.shape
+    rows = unpack_rows(packed.reshape(experts * tiles, -1, TILE_VALUES))
+    halves = rows.view(experts, tiles, 2, TILE_OUTPUTS, values // (2 * TILE_OUTPUTS))
+    return halves.transpose(2, 3).flatten(1, 3).transpose(1, 2)
 
 
 def pack_gate_up_bias(bias: torch.Tensor) -> torch.Tensor:
@@ -124,6 +163,40 @@ def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.T
     return codes[:, :, :width].contiguous(), natural[:, :, :width].contiguous()
 
 
+def pack_down_values(weight: torch.Tensor) -> torch.Tensor:
+    """Values [E, I, H] → [E, H/8, 512 for every two blocks of I]; SpecbuildError as above."""
+    import torch
+    from torch.nn import functional as F
+
+    experts, width, rows = weight.shape
+    _check_rows("down", rows, TILE_OUTPUTS)
+    steps, tiles = down_steps(width), rows // TILE_OUTPUTS
+    shape = (experts, tiles, steps * TILE_VALUES)
+    packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+    for to, expert in zip(packed, weight, strict=True):
+        padded = F.pad(expert.T, (0, 2 * BLOCK * steps - width))
+        blocks = padded.reshape(tiles, TILE_OUTPUTS, steps, 2, BLOCK).permute(0, 3, 1, 2, 4)
+        to.copy_(pack_rows(blocks.reshape(2 * rows, steps * BLOCK)).flatten(1))
+    return packed
+
+
+def unpack_down_values(packed: torch.Tensor, inner: int) -> torch.Tensor:
+    """The inverse of :func:`pack_down_values`."""
+    experts, tiles, values = packed.shape
+    steps = values // TILE_VALUES
+    rows = unpack_rows(packed.reshape(experts * tiles, steps, TILE_VALUES))
+    blocks = rows.view(experts, tiles, 2, TILE_OUTPUTS, steps, BLOCK).permute(0, 1, 3, 4, 2, 5)
+    return blocks.reshape(experts, tiles * TILE_OUTPUTS, -1)[..., :inner].transpose(1, 2)
+
+
+def _check_rows(name: str, rows: int, multiple: int) -> None:
+    if rows % multiple:
+        raise SpecbuildError(
+            f"The {name} weight has {rows} rows, expected a multiple of {multiple}: "
+            "the CUDA kernels cannot run this model, build for the CPU."
+        )
+
+
 def _check(
     name: str, blocks: torch.Tensor, scales: torch.Tensor, *, row_multiple: int
 ) -> tuple[int, int, int]:
@@ -134,11 +207,7 @@ def _check(
             f"{tuple(scales.shape)}, expected [experts, rows, columns/32, 16] and the same without "
             "the last axis: check the checkpoint's tensors."
         )
-    if rows % row_multiple:
-        raise SpecbuildError(
-            f"The MXFP4 {name} weight has {rows} rows, expected a multiple of {row_multiple}: "
-            "the CUDA kernels cannot run this model, build for the CPU."
-        )
+    _check_rows(name, rows, row_multiple)
     largest = int(scales.max())
     if largest > LARGEST_SCALE:
         raise SpecbuildError(

@@ -4,9 +4,11 @@
 //   norm           bf16 [H]                       in
 //   router_weight  bf16 [EXPERTS, H]              in
 //   router_bias    bf16 [EXPERTS]                 in
-//   gate_up        u8 [EXPERTS, I/8, tile bytes]  in    packed (packing.py): MXFP4
+//   gate_up        u8 [EXPERTS, I/8, tile bytes]  in    packed (packing.py): MXFP4, or with BF16
+//                                                       bf16 [EXPERTS, I/8, 16·H]
 //   gate_up_bias   bf16 [EXPERTS, 2·I]            in    packed: 8 gates, then their 8 ups
-//   down           u8 [EXPERTS, H/8, tile bytes]  in    packed: MXFP4
+//   down           u8 [EXPERTS, H/8, tile bytes]  in    packed: MXFP4, or with BF16 bf16, 512
+//                                                       values for every two blocks of I
 //   down_bias      bf16 [EXPERTS, H]              in
 //   row_start      int32 [SEQUENCES + 1]          in
 //   y              bf16 [rows, H]                 out   live rows

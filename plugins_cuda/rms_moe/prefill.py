@@ -29,7 +29,13 @@ from specbuild.plugins_cuda.prefill_gemm import (
     ring_bytes,
     stages_for,
 )
-from specbuild.plugins_cuda.rms_moe.packing import BLOCK, TILE_OUTPUTS, down_steps, gate_up_steps
+from specbuild.plugins_cuda.rms_moe.packing import (
+    BLOCK,
+    TILE_OUTPUTS,
+    down_steps,
+    gate_up_steps,
+    in_bf16,
+)
 from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
@@ -55,6 +61,7 @@ class Layer:
     top_k: int
     columns: int
     wgmma: int
+    bf16: bool
 
     @property
     def entries(self) -> int:
@@ -80,6 +87,7 @@ class Layer:
             ("EXPERTS", self.experts),
             ("TOP_K", self.top_k),
             ("COLUMNS", self.columns),
+            ("BF16", int(self.bf16)),
             *more.items(),
         )
 
@@ -136,6 +144,7 @@ def _layer(request: LoweringRequest) -> Layer:
         top_k=int(attributes["top_k"]),
         columns=request.tactic.get("columns", _widest_columns(rows)),
         wgmma=request.tactic.get("wgmma", 1),
+        bf16=in_bf16(tensors["gate_up"].dtype),
     )
     if attributes["gating"] != "softmax_selected":
         raise SpecbuildError(

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbuild.plugins_cuda.cases import Case
-from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
 
 KERNEL_CASES: tuple[Case, ...] = (
     Layer(rows=300, live=289, hidden=96, inner=96, top_k=2, popular=True).case(
         "several tiles of one expert"
     ),
+    Layer(rows=150, live=141, hidden=96, inner=96, popular=True, bf16=True).case(
+        "several tiles of one expert, bf16"
+    ),
+    replace(QWEN3_BF16, rows=512, live=500).case("gpu: qwen3-30b-a3b, bf16, 512 rows"),
     Layer(rows=2048, hidden=2880, inner=2880, experts=32, top_k=4).case(
         "gpu: gpt-oss-20b, 2048 rows"
     ),

@@ -36,6 +36,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, tied, heads of 32": ("qwen3", {
         "head_dim": 32, "num_attention_heads": 16, "tie_word_embeddings": True}),
     "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
+    "qwen3_moe, bf16": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 96}),
 }  # fmt: skip
 # What the drafts have beside a plain one, in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (

@@ -80,11 +80,10 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
 def _require_feed_forwards(target: TargetGeometry) -> int:
     """The inner width of every layer's; SpecbuildError naming what no kernel computes of them."""
     moe = target.moe
-    if moe is not None and "mxfp4" not in (moe.storage, target.dtype):
+    if moe is not None and (moe.storage, target.dtype) == ("bf16", "fp8"):
         raise SpecbuildError(
-            f"the model's experts are {moe.storage}, CUDA kernels take mxfp4 experts only; build "
-            "with --weights-dtype mxfp4, which is lossy, with --backend cpu, or from an mxfp4 "
-            "checkpoint"
+            "--weights-dtype fp8: the model has experts, which CUDA kernels take in bf16 or mxfp4; "
+            "leave it out, or build with --weights-dtype mxfp4"
         )
     if moe is not None and moe.gating not in GATINGS:
         raise SpecbuildError(

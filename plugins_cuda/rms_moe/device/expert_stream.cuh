@@ -1,5 +1,5 @@
-// A warp's stream of packed MXFP4 tiles (plugins_cuda/rms_moe/packing.py), through a private ring
-// in shared memory into A operands of mma.m16n8k16.
+// A warp's stream of packed tiles (plugins_cuda/rms_moe/packing.py), in MXFP4 or bf16, through a
+// private ring in shared memory into A operands of mma.m16n8k16.
 #pragma once
 
 #include "../../_device/mxfp4.cuh"
@@ -9,16 +9,23 @@ struct StepOperands {
   uint32_t low[4], high[4];
 };
 
-// How a tile of ``steps`` steps is cut.
-template <int steps>
+// Of a step of bf16: 512 bytes of mma rows 0 … 7, 16 for each lane, then those of rows 8 … 15.
+constexpr int kHalfStepBytes = 512;
+
+// How a tile of ``steps`` steps is cut. A stage is as large in both forms; one of codes has scales
+// in front.
+template <int steps, bool bf16>
 struct TileCut {
-  static constexpr int kFullStages = steps / kStageSteps;
-  static constexpr int kTailSteps = steps % kStageSteps;
+  static constexpr int kOfStage = bf16 ? kStageBytes / (2 * kHalfStepBytes) : kStageSteps;
+  static constexpr int kOfStep = bf16 ? 2 * kHalfStepBytes : kStepBytes;
+  static constexpr int kScaleBytes = bf16 ? 0 : kStepBytes;
+  static constexpr int kFullStages = steps / kOfStage;
+  static constexpr int kTailSteps = steps % kOfStage;
   static constexpr int kStages = kFullStages + (kTailSteps > 0);
-  static constexpr int kTileBytes = kStepBytes * (steps + kStages);
+  static constexpr int kTileBytes = kOfStep * steps + kScaleBytes * kStages;
 
   static __device__ __forceinline__ int stage_steps(int stage) {
-    return kTailSteps > 0 && stage == kFullStages ? kTailSteps : kStageSteps;
+    return kTailSteps > 0 && stage == kFullStages ? kTailSteps : kOfStage;
   }
 };
 
@@ -34,18 +41,18 @@ struct TileCut {
 // Shared memory of the warp: ``ring`` of kRingBytes aligned to 128, and the barriers. init() first,
 // then a __syncthreads(), then start().
 //
-// C: kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows, no
-// weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather than
-// weights.
+// C: kBf16, kRingStages, kPieces, kTiles, and kRows and kPassRows. Where one pass takes all rows,
+// no weight is read twice: L2 keeps what stands in it (caches, activations, sums of slots) rather
+// than weights.
 template <class C, int steps, class TileOf>
 class TileStream {
  public:
-  using Cut = TileCut<steps>;
+  using Cut = TileCut<steps, C::kBf16 != 0>;
   static constexpr int kSlotBytes = C::kTiles * kStageBytes;
   static constexpr int kRingBytes = C::kRingStages * kSlotBytes;
-  static constexpr int kPieceSteps = kStageSteps / C::kPieces;
+  static constexpr int kPieceSteps = Cut::kOfStage / C::kPieces;
   static constexpr bool kReadOnce = C::kRows <= C::kPassRows;
-  static_assert(kStageSteps % C::kPieces == 0 && C::kRingStages * C::kPieces <= 32,
+  static_assert(Cut::kOfStage % C::kPieces == 0 && C::kRingStages * C::kPieces <= 32,
                 "parities are one word");
 
   struct Barriers {
@@ -80,10 +87,10 @@ class TileStream {
   __device__ __forceinline__ void group(Step&& step) {
 #pragma unroll 1
     for (int stage = 0; stage < Cut::kFullStages; ++stage) {
-      consume<kStageSteps>(stage * kStageSteps, step);
+      consume<Cut::kOfStage>(stage * Cut::kOfStage, step);
     }
     if constexpr (Cut::kTailSteps > 0) {
-      consume<Cut::kTailSteps>(Cut::kFullStages * kStageSteps, step);
+      consume<Cut::kTailSteps>(Cut::kFullStages * Cut::kOfStage, step);
     }
   }
 
@@ -94,8 +101,9 @@ class TileStream {
     if (source_ == nullptr) return;
     const int steps_left = Cut::stage_steps(stage_) - piece * kPieceSteps;
     if (steps_left <= 0 || lane_ != 0) return;
-    const int begin = piece == 0 ? 0 : kStepBytes * (1 + piece * kPieceSteps);
-    const int end = kStepBytes * (1 + piece * kPieceSteps + min(steps_left, kPieceSteps));
+    const int begin = piece == 0 ? 0 : Cut::kScaleBytes + Cut::kOfStep * (piece * kPieceSteps);
+    const int end =
+        Cut::kScaleBytes + Cut::kOfStep * (piece * kPieceSteps + min(steps_left, kPieceSteps));
     const uint32_t bytes = end - begin;
     Mbarrier* const full = &barriers_.full[slot][piece];
     mbarrier_expect_bytes(full, C::kTiles * bytes);
@@ -117,7 +125,7 @@ class TileStream {
   // To the stage behind the one at ``source_``.
   __device__ __forceinline__ void advance() {
     if (source_ == nullptr) return;
-    source_ += kStepBytes * (Cut::stage_steps(stage_) + 1);
+    source_ += Cut::kOfStep * Cut::stage_steps(stage_) + Cut::kScaleBytes;
     if (++stage_ < Cut::kStages) return;
     stage_ = 0;
     next_ += stride_;
@@ -140,7 +148,7 @@ class TileStream {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       if (i % kPieceSteps == 0) wait(i / kPieceSteps);
-      if (i == 0) {
+      if (i == 0 && !C::kBf16) {
 #pragma unroll
         for (int tile = 0; tile < C::kTiles; ++tile) {
           const unsigned char* scales = slot + tile * kStageBytes + lane_ / 4 * 16;
@@ -151,6 +159,13 @@ class TileStream {
       StepOperands operands[C::kTiles];
 #pragma unroll
       for (int tile = 0; tile < C::kTiles; ++tile) {
+        if constexpr (C::kBf16 != 0) {
+          const unsigned char* const at = slot + tile * kStageBytes + i * Cut::kOfStep + lane_ * 16;
+          const uint4 a = *reinterpret_cast<const uint4*>(at);
+          const uint4 b = *reinterpret_cast<const uint4*>(at + kHalfStepBytes);
+          operands[tile] = {{a.x, b.x, a.y, b.y}, {a.z, b.z, a.w, b.w}};
+          continue;
+        }
         uint32_t& upper = upper_pairs[tile][i % 2];
         uint32_t& lower = lower_pairs[tile][i % 2];
         if (i % 4 < 2) {

@@ -1,4 +1,5 @@
-// Grouped operands of the prefill GEMM: MXFP4 experts, and tiles of rows sorted by expert.
+// Grouped operands of the prefill GEMM: experts in MXFP4 or bf16, and tiles of rows sorted by
+// expert.
 //
 // Numbers for 2048 rows of GPT-OSS-20B, top 4 of 32: 8192 sorted rows in about 50 tiles of up to
 // 256. gate/up 272 GFLOP, 283 MB of weights, 47 MB in and 47 MB out; down 136 GFLOP, 141 MB, 47
@@ -7,13 +8,107 @@
 // TFLOP/s: 450 and 225 µs.
 //
 // Compile-time constants: those of prefill_gemm.cuh, STEPS (of a packed tile, 16 mma rows × 32
-// columns each), MOST_TILES (of tokens, whatever the routing).
+// columns each), MOST_TILES (of tokens, whatever the routing), BF16 (how experts are stored).
 #pragma once
 
 #include "../../_device/mxfp4.cuh"
 #include "../../_device/prefill_gemm.cuh"
 #include "prefill_tiles.cuh"
 #include "../../_device/ptx_load.cuh"
+
+#if BF16
+
+constexpr int kHalfStepBytes = 512, kBf16StepBytes = 2 * kHalfStepBytes;
+constexpr int kPackedTileBytes = kBf16StepBytes * STEPS;
+constexpr int kWeightsAhead = COLUMNS > 128 ? 2 : 4;
+
+// What a lane needs of a panel: of both blocks and both halves of the A rows, 8 values.
+struct ExpertRaw {
+  uint4 values[2][2];  // [block][half]
+};
+
+__device__ __forceinline__ void decode_panel(const ExpertRaw& raw, uint32_t (&a)[4][4]) {
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint4& values = raw.values[block][half];
+      a[2 * block][half] = values.x;
+      a[2 * block][2 + half] = values.y;
+      a[2 * block + 1][half] = values.z;
+      a[2 * block + 1][2 + half] = values.w;
+    }
+  }
+}
+
+// This lane's place in the packed tile ``tile``.
+__device__ __forceinline__ const unsigned char* lane_of_tile(const unsigned char* packed,
+                                                             size_t tile) {
+  return packed + tile * kPackedTileBytes + threadIdx.x % 32 * 16;
+}
+
+// gate/up: a packed tile is 16 rows, 8 gates and their 8 ups; a step is a block.
+struct GateUpWeights {
+  static constexpr int kAhead = kWeightsAhead;
+  using Raw = ExpertRaw;
+  const unsigned char* at;
+
+  GateUpWeights() = default;
+  __device__ __forceinline__ GateUpWeights(const unsigned char* packed, int expert, int row_tile)
+      : at(lane_of_tile(packed,
+                        static_cast<size_t>(expert) * ROW_TILES + min(row_tile, ROW_TILES - 1))) {}
+
+  __device__ __forceinline__ void load_next(Raw& raw, int panel) {
+    if (panel >= kPanels) return;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const bool there = K_BLOCKS % 2 == 0 || 2 * panel + block < K_BLOCKS;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        raw.values[block][half] =
+            there ? load_constant16(at + block * kBf16StepBytes + half * kHalfStepBytes)
+                  : make_uint4(0, 0, 0, 0);
+      }
+    }
+    at += 2 * kBf16StepBytes;
+  }
+
+  static __device__ __forceinline__ void decode(const Raw& raw, uint32_t (&a)[4][4]) {
+    decode_panel(raw, a);
+  }
+};
+
+// down: two packed tiles of 8 rows each; a step is two blocks, the second in its upper mma rows.
+struct DownWeights {
+  static constexpr int kAhead = kWeightsAhead;
+  using Raw = ExpertRaw;
+  const unsigned char* at;
+
+  DownWeights() = default;
+  __device__ __forceinline__ DownWeights(const unsigned char* packed, int expert, int row_tile)
+      : at(lane_of_tile(
+            packed, 2 * (static_cast<size_t>(expert) * ROW_TILES + min(row_tile, ROW_TILES - 1)))) {
+  }
+
+  __device__ __forceinline__ void load_next(Raw& raw, int panel) {
+    if (panel >= kPanels) return;
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        raw.values[block][half] =
+            load_constant16(at + half * kPackedTileBytes + block * kHalfStepBytes);
+      }
+    }
+    at += kBf16StepBytes;
+  }
+
+  static __device__ __forceinline__ void decode(const Raw& raw, uint32_t (&a)[4][4]) {
+    decode_panel(raw, a);
+  }
+};
+
+#else
 
 // What a lane needs of a panel: of both blocks and both halves of the A rows, 8 codes and a scale.
 struct ExpertRaw {
@@ -132,6 +227,8 @@ struct DownWeights {
     decode_panel(raw, a);
   }
 };
+
+#endif
 
 // What grouped GEMMs share: CTAs take the next tile when they are free, weight rows fastest, so
 // that those under way at a time read few rows and few experts.

@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM
 from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.build import build
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
 from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
@@ -119,42 +120,49 @@ def round_weights(model: ir.Model, storage: Storage) -> None:
         set_recipe(value, replace(recipe, load=rounded))
 
 
-def test_experts_become_mxfp4(tmp_path: Path) -> None:
-    """What is left is transformers' own, of weights that MXFP4 holds."""
+@pytest.mark.parametrize("coded", [False, True], ids=["bf16", "mxfp4"])
+def test_experts_are_transformers_own(tmp_path: Path, coded: bool) -> None:
+    """As they are, or in MXFP4, of weights that MXFP4 holds."""
     sizes = {"head_dim": 16, "num_hidden_layers": 2, "moe_intermediate_size": 32}
-    write_llama(tmp_path, "qwen3_moe", **sizes)
+    write_llama(tmp_path, "qwen3_moe", dtype="bfloat16", **sizes)
 
     def rounded(tensors: dict[str, torch.Tensor]) -> None:
-        for name in [name for name in tensors if ".experts." in name]:
+        for name in [n for n in tensors if n.endswith("_proj.weight") or n == "lm_head.weight"]:
             blocks, scales = mxfp4_blocks(tensors[name][None])
-            tensors[name] = expert_weight(blocks, scales)[0].T.contiguous()
+            tensors[name] = expert_weight(blocks, scales)[0].T.contiguous().bfloat16()
 
-    fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE)
+    options: dict[str, Any] = {"max_seq_len": 64, "page_size": PAGE}
+    options |= {"weights_dtype": "mxfp4"} if coded else {}
+    fused = fused_model(tmp_path, **options)
+    require_cuda_support(fused.target.geometry, None)
     model = fused.models["target"]
-    edit_tensors(tmp_path, rounded)
-    again = fused_model(tmp_path, max_seq_len=64, page_size=PAGE).models["target"]
     layer = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsMoe"]
     assert [node.op_type for node in model.graph] == ["Embed", *layer * 2, "RmsHead"]
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    ids = torch.arange(3, 23)
-    with torch.no_grad():
-        expected = theirs(ids[None]).logits[0]
     feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
-    feeds["token_ids"] = ids.int()
+    feeds["token_ids"] = torch.arange(3, 23, dtype=torch.int32)
     logits = run_graph(model, feeds)["logits"]
-    assert torch.equal(run_graph(again, feeds)["logits"], logits)
+    if coded:
+        edit_tensors(tmp_path, rounded)
+        again = fused_model(tmp_path, **options).models["target"]
+        assert torch.equal(run_graph(again, feeds)["logits"], logits)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = theirs(torch.arange(3, 23)[None]).logits[0]
     # A row whose router is nearly undecided may take another expert.
     assert relative_error(logits, expected).median() < 2 * TOLERANCE
-    with pytest.raises(SpecbuildError, match="--weights-dtype mxfp4, which is lossy"):
-        require_cuda_support(fused.target.geometry, None)
-    require_cuda_support(replace(fused.target.geometry, dtype="mxfp4"), None)
-    moe = fused.target.geometry.moe
+
+
+def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
+    write_llama(tmp_path, "qwen3_moe", head_dim=16, moe_intermediate_size=32)
+    geometry = read_target(tmp_path, strict=True).geometry
+    moe = geometry.moe
     assert moe is not None
+    require_cuda_support(replace(geometry, dtype="mxfp4"), None)
+    with pytest.raises(SpecbuildError, match="--weights-dtype fp8: the model has experts"):
+        require_cuda_support(replace(geometry, dtype="fp8"), None)
     other = (replace(moe, gating="softmax_topk"),)
     with pytest.raises(SpecbuildError, match="weighs experts by softmax_topk"):
-        require_cuda_support(
-            replace(fused.target.geometry, dtype="mxfp4", feed_forwards=other), None
-        )
+        require_cuda_support(replace(geometry, feed_forwards=other), None)
 
 
 def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:

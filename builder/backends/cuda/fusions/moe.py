@@ -25,7 +25,6 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     origin,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
-from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
@@ -33,15 +32,15 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     down_steps,
     gate_up_steps,
     pack_down,
+    pack_down_values,
     pack_gate_up,
     pack_gate_up_bias,
+    pack_gate_up_values,
     tile_bytes,
 )
 
 # What RmsMoe's routing has none of.
 _UNGROUPED = {"groups": 1, "groups_chosen": 1, "group_score": "sum_of_two", "scaling": 1.0}
-
-Pack = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fuse_moe(graph: ir.Graph, node: ir.Node) -> bool:
@@ -80,33 +79,28 @@ def _router(graph: ir.Graph, norm: Norm, router: ir.Node) -> dict[str, ir.Value 
 
 
 def _experts(graph: ir.Graph, moe: ir.Node) -> dict[str, ir.Value | None]:
-    """The experts' weights: blocks and scales together, permuted only.
-
-    Others become MXFP4: a build that did not ask for that was refused (``check.py``).
-    """
+    """The experts' weights: MXFP4's blocks and scales together, permuted only; or bf16."""
     given = [*moe.inputs, *[None] * len(op_named("Moe").inputs)][2:8]
     gate_up, scales, bias, down, down_scales, down_bias = map(stored, given)
     assert gate_up is not None and down is not None and gate_up.name is not None
     name = gate_up.name.removesuffix("_blocks").removesuffix("gate_up_proj")
-    parents: list[ir.Value | None] = [gate_up, scales]
-    of_down: list[ir.Value | None] = [down, down_scales]
-    packs: tuple[Callable[..., torch.Tensor], ...] = (pack_gate_up, pack_down)
+    parents: list[ir.Value | None] = [gate_up]
+    of_down: list[ir.Value | None] = [down]
+    packs: tuple[Callable[..., torch.Tensor], ...] = (pack_gate_up_values, pack_down_values)
     if scales is None:
         experts, inner, hidden = (static(down, axis) for axis in range(3))
-        parents, of_down = [gate_up], [down]
-        packs = tuple(map(_coded, packs))
     else:
         experts, hidden, inner = static(down, 0), static(down, 1), BLOCK * static(down, 2)
-    gate_up_shape = (experts, inner // TILE_OUTPUTS, tile_bytes(gate_up_steps(hidden)))
-    down_shape = (experts, hidden // TILE_OUTPUTS, tile_bytes(down_steps(inner)))
+        parents, of_down = [gate_up, scales], [down, down_scales]
+        gate_up_shape = (experts, inner // TILE_OUTPUTS, tile_bytes(gate_up_steps(hidden)))
+        down_shape = (experts, hidden // TILE_OUTPUTS, tile_bytes(down_steps(inner)))
+        packs = (_shaped(pack_gate_up, gate_up_shape), _shaped(pack_down, down_shape))
     return {
-        "gate_up": packed(
-            graph, f"{name}gate_up_proj.packed", parents, _shaped(packs[0], gate_up_shape)
-        ),
+        "gate_up": packed(graph, f"{name}gate_up_proj.packed", parents, packs[0]),
         "gate_up_bias": packed(graph, f"{name}gate_up_proj.packed_bias", [bias], pack_gate_up_bias)
         if bias is not None
         else _zeros(graph, f"{name}gate_up_proj.no_bias", gate_up, (experts, 2 * inner)),
-        "down": packed(graph, f"{name}down_proj.packed", of_down, _shaped(packs[1], down_shape)),
+        "down": packed(graph, f"{name}down_proj.packed", of_down, packs[1]),
         "down_bias": as_bf16(down_bias)
         if down_bias is not None
         else _zeros(graph, f"{name}down_proj.no_bias", down, (experts, hidden)),
@@ -120,17 +114,6 @@ def _zeros(graph: ir.Graph, name: str, beside: ir.Value | None, shape: tuple[int
         return torch.zeros(shape, dtype=torch.bfloat16, device=weight.device)
 
     return packed(graph, name, [beside], make)
-
-
-def _coded(pack: Pack) -> Callable[[torch.Tensor], torch.Tensor]:
-    """``pack`` of a weight [E, in, out], which becomes MXFP4 expert by expert."""
-
-    def make(weight: torch.Tensor) -> torch.Tensor:
-        pairs = [mxfp4_blocks(one.T.contiguous()) for one in weight]
-        blocks, scales = (torch.stack(parts) for parts in zip(*pairs, strict=True))
-        return pack(blocks, scales)
-
-    return make
 
 
 def _shaped(

@@ -1,4 +1,4 @@
-"""Dense weights of a graph become codes with scales.
+"""Weights of a graph become codes with scales: of dense layers, and of experts in bf16.
 
 A draft then proposes other tokens, and the output stays; a target gives other outputs. Norms,
 biases and the embedding stay as they are.
@@ -6,37 +6,88 @@ biases and the embedding stay as they are.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import onnx_ir as ir
+import torch
 
+from specbuild.builder.backends.cuda.fusions.fused_node import static
 from specbuild.builder.graph.passes.weights import derive
-from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.storage import Storage
+from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks, quantised
+from specbuild.plugins_cuda.linear.storage import MXFP4, Storage
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.packing import (
+    down_steps,
+    gate_up_steps,
+    pack_down,
+    pack_gate_up,
+    tile_bytes,
+    unpack_down_values,
+    unpack_gate_up_values,
+)
 
-# The packed weight of every op that multiplies by one.
+# The packed weights of every op that multiplies by some.
 _WEIGHTS = {
-    "Linear": "weight",
-    "RmsHead": "weight",
-    "RmsQkvRope": "weight",
-    "RmsSwiglu": "gate_up",
+    "Linear": ("weight",),
+    "RmsHead": ("weight",),
+    "RmsQkvRope": ("weight",),
+    "RmsSwiglu": ("gate_up",),
+    "RmsMoe": ("gate_up", "down"),
 }
 
 
 def quantise_weights(model: ir.Model, *, storage: Storage) -> int:
-    """The weights of all fused projections in another form; how many there are."""
+    """The weights of all fused projections in another form; how many there are.
+
+    Experts that are codes already stay. Others must become MXFP4.
+    """
     graph, changed = model.graph, 0
     for node in graph:
-        if node.op_type not in _WEIGHTS:
-            continue
         declared = [tensor.name for tensor in op_named(node.op_type).inputs]
-        index = declared.index(_WEIGHTS[node.op_type])
-        weight = node.inputs[index]
-        assert weight is not None
-        coded = derive(
-            graph, f"{weight.name}.{storage.name}", [weight], partial(quantised, storage=storage)
-        )
-        node.replace_input_with(index, coded)
-        changed += 1
+        for name in _WEIGHTS.get(node.op_type, ()):
+            index = declared.index(name)
+            weight = node.inputs[index]
+            assert weight is not None
+            code: Callable[[torch.Tensor], torch.Tensor] = partial(quantised, storage=storage)
+            if node.op_type == "RmsMoe":
+                if weight.dtype == ir.DataType.UINT8:
+                    continue
+                if storage is not MXFP4:
+                    raise AssertionError(f"experts become MXFP4, not {storage.name}")
+                code = _coded_gate_up if name == "gate_up" else _coded_down(node, declared)
+            coded = derive(graph, f"{weight.name}.{storage.name}", [weight], code)
+            node.replace_input_with(index, coded)
+            changed += 1
     return changed
+
+
+def _coded_gate_up(packed: torch.Tensor) -> torch.Tensor:
+    """Packed experts in bf16 as MXFP4, expert by expert."""
+    experts, tiles, _ = packed.shape
+    if packed.is_meta:
+        width = unpack_gate_up_values(packed[:1]).shape[1]
+        shape = (experts, tiles, tile_bytes(gate_up_steps(width)))
+        return torch.empty(shape, dtype=torch.uint8, device=packed.device)
+    return pack_gate_up(*_blocks(packed, unpack_gate_up_values))
+
+
+def _coded_down(moe: ir.Node, declared: list[str]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same of down, whose inner width the biases of gate/up tell."""
+    inner = static(moe.inputs[declared.index("gate_up_bias")], 1) // 2
+
+    def make(packed: torch.Tensor) -> torch.Tensor:
+        if packed.is_meta:
+            shape = (*packed.shape[:2], tile_bytes(down_steps(inner)))
+            return torch.empty(shape, dtype=torch.uint8, device=packed.device)
+        return pack_down(*_blocks(packed, partial(unpack_down_values, inner=inner)))
+
+    return make
+
+
+def _blocks(
+    packed: torch.Tensor, unpack: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    pairs = [mxfp4_blocks(unpack(one)[0].T.contiguous()) for one in packed.split(1)]
+    blocks, scales = zip(*pairs, strict=True)
+    return torch.stack(blocks), torch.stack(scales)
