@@ -19,7 +19,12 @@ from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 from specbuild.plugins_cuda.mla_attention.cases import LatentLaunch, latent_launch
 from specbuild.plugins_cuda.paged_tree_attention.cases import Branch, Launch, chain_of
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up
+from specbuild.plugins_cuda.rms_moe.packing import (
+    pack_down,
+    pack_down_values,
+    pack_gate_up,
+    pack_gate_up_values,
+)
 
 Tensors = dict[str, torch.Tensor]
 ROWS = 200
@@ -108,7 +113,7 @@ def head(vocab: int, k: int) -> Rows:
     return Rows("HeadChoose", shared, by_row, outputs, attributes)
 
 
-def moe(experts: int, hidden: int, inner: int) -> Rows:
+def moe(experts: int, hidden: int, inner: int, *, bf16: bool = False) -> Rows:
     generator = torch.Generator().manual_seed(experts + hidden)
 
     def packed(rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,13 +122,19 @@ def moe(experts: int, hidden: int, inner: int) -> Rows:
         scales = torch.randint(116, 120, shape, generator=generator, dtype=torch.uint8)
         return blocks, scales
 
+    if bf16:
+        gate_up = pack_gate_up_values(normal(experts, hidden, 2 * inner, scale=hidden**-0.5))
+        down = pack_down_values(normal(experts, inner, hidden, scale=inner**-0.5))
+    else:
+        gate_up = pack_gate_up(*packed(2 * inner, hidden))
+        down = pack_down(*packed(hidden, inner))
     shared = {
         "norm": normal(hidden),
         "router_weight": normal(experts, hidden, scale=hidden**-0.5),
         "router_bias": normal(experts),
-        "gate_up": pack_gate_up(*packed(2 * inner, hidden)),
+        "gate_up": gate_up,
         "gate_up_bias": normal(experts, 2 * inner),
-        "down": pack_down(*packed(hidden, inner)),
+        "down": down,
         "down_bias": normal(experts, hidden),
     }
     return Rows(
@@ -156,6 +167,7 @@ CASES: dict[str, Callable[[], Rows]] = {
     },
     "RmsMoe, example": partial(moe, 8, 192, 32),
     "RmsMoe, 20B": partial(moe, 32, 2880, 2880),
+    "RmsMoe, bf16": partial(moe, 32, 2048, 768, bf16=True),
 }
 
 

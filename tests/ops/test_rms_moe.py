@@ -38,12 +38,16 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     down_steps,
     gate_up_steps,
     pack_down,
+    pack_down_values,
     pack_gate_up,
     pack_gate_up_bias,
+    pack_gate_up_values,
     tile_bytes,
     unpack_down,
+    unpack_down_values,
     unpack_gate_up,
     unpack_gate_up_bias,
+    unpack_gate_up_values,
 )
 from specbuild.runtime.errors import SpecbuildError
 
@@ -60,6 +64,25 @@ def mxfp4(seed: int, experts: int, rows: int, width: int) -> tuple[torch.Tensor,
 
 
 # -- packing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [32, 96, 128])
+def test_packing_bf16_loses_nothing(width: int) -> None:
+    """And a lane's values of mma row g stand together, gates in rows 0 to 7."""
+    weight = torch.randn(2, width, 48, generator=torch.Generator().manual_seed(width)).bfloat16()
+    packed = pack_gate_up_values(weight)
+    assert packed.shape == (2, 3, width // 32 * 512)
+    assert torch.equal(unpack_gate_up_values(packed), weight)
+    # Expert 1, tile 2, step 0: row g = 3 of its gates and ups, columns 8t of t = 1.
+    tile = packed[1, 2].view(-1, 2, 32, 8)
+    for half in (0, 1):
+        assert torch.equal(tile[0, half, 4 * 3 + 1], weight[1, 8:16, 2 * (2 * 8 + 3) + half])
+    packed = pack_down_values(weight)
+    assert packed.shape == (2, 6, -(-width // 64) * 512)
+    assert torch.equal(unpack_down_values(packed, width), weight)
+    # Row 5 of tile 4 at the even block of step 0, columns 16 to 23.
+    tile = packed[1, 4].view(-1, 2, 32, 8)
+    assert torch.equal(tile[0, 0, 4 * 5 + 2], weight[1, 16:24, 8 * 4 + 5])
 
 
 @settings(max_examples=20, deadline=None)
@@ -222,8 +245,9 @@ def row_of(inputs: dict[str, torch.Tensor], row: int) -> dict[str, torch.Tensor]
         # Activations of all rows do not fit into shared memory; those of one row do.
         (Layer(rows=100, hidden=1056, top_k=2), (0, 99)),
         (Layer(rows=41, inner=1056, top_k=4), (7, 40)),
+        (Layer(rows=21, popular=True, hidden=544, inner=96, top_k=3, bf16=True), (0, 20)),
     ],
-    ids=["one expert's passes", "gathered x", "gathered h"],
+    ids=["one expert's passes", "gathered x", "gathered h", "bf16"],
 )
 def test_a_row_does_not_depend_on_the_others(layer: Layer, alone: tuple[int, ...]) -> None:
     inputs = inputs_of(layer.arrays(np.random.default_rng(2)))
@@ -241,16 +265,17 @@ def tactic(*, tiles: int, warps: int, pass_rows: int, stages: int = 2, pieces: i
 
 
 @emulated
-def test_tactics_and_targets_give_the_same_bits() -> None:
+@pytest.mark.parametrize("bf16", [False, True], ids=["mxfp4", "bf16"])
+def test_tactics_and_targets_give_the_same_bits(bf16: bool) -> None:
     """An odd number of blocks in down, rows in two words, more than one pass of an expert."""
-    layer = Layer(rows=34, live=33, hidden=704, inner=96, experts=4, top_k=2)
+    layer = Layer(rows=34, live=33, hidden=704, inner=96, experts=4, top_k=2, bf16=bf16)
     inputs = inputs_of(layer.arrays(np.random.default_rng(3)))
     wanted = emulated_y(inputs, layer, tactic(tiles=1, warps=12, pass_rows=8))[:33]
     others = (
         tactic(tiles=2, warps=8, pass_rows=16),
         {**tactic(tiles=2, warps=5, pass_rows=8, stages=3), "down_pass_rows": 16, "down_tiles": 1},
-        tactic(tiles=1, warps=3, pass_rows=16, stages=1, pieces=3),
-        tactic(tiles=2, warps=2, pass_rows=8, stages=2, pieces=5),
+        tactic(tiles=1, warps=3, pass_rows=16, stages=1, pieces=2 if bf16 else 3),
+        tactic(tiles=2, warps=2, pass_rows=8, stages=2, pieces=4 if bf16 else 5),
     )
     for other in others:
         np.testing.assert_array_equal(emulated_y(inputs, layer, other)[:33], wanted, str(other))
