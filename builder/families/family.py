@@ -19,9 +19,10 @@ from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 Tensors = dict[str, SourceTensor]
@@ -220,15 +221,14 @@ class SynthDraft:
     """Synthetic drafts of a family: their geometry, ``config.json``, and tensors by name.
 
     The tensors follow rules, with an acceptance between 0 and 1. ``checkpoint`` is what a reader
-    would give of them.
+    would give of them. ``places`` are what a draft without a head wants of the target's.
     """
 
-    geometry: Callable[[TargetGeometry, DraftSizes], Eagle3Geometry]
-    config: Callable[[Eagle3Geometry, TargetGeometry], dict[str, Any]]
-    tensors: Callable[
-        [Noise, Eagle3Geometry, TargetGeometry, DraftRules, float], dict[str, SynthTensor]
-    ]
-    checkpoint: Callable[[Eagle3Geometry, Tensors], DraftCheckpoint]
+    geometry: Callable[[TargetGeometry, DraftSizes], DraftGeometry]
+    config: Callable[[Any, TargetGeometry], dict[str, Any]]
+    tensors: Callable[[Noise, Any, TargetGeometry, DraftRules, float], dict[str, SynthTensor]]
+    checkpoint: Callable[[Any, Tensors], DraftCheckpoint]
+    places: Callable[[Noise, Any, DraftRules], Places] | None = None
 
 
 @dataclass(frozen=True)

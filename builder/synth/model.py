@@ -14,10 +14,11 @@ from specbuild.builder.families.registry import retrofitted, synth_draft, target
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import SynthOptions
+from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import DraftGeometry, IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_HEADS = 4
@@ -54,7 +55,7 @@ class SynthModel:
                 f"--unique-layers {unique} lets layer {other % unique} stand for layer {other}, "
                 "which is of another kind; leave it out"
             )
-        self.draft: Eagle3Geometry | None = None
+        self.draft: DraftGeometry | None = None
         if options.acceptance is not None:
             self.draft = self.made_draft.geometry(self.target, self._named.draft)
         self.noise = Noise(options.seed)
@@ -115,9 +116,16 @@ class SynthModel:
         return draft_rules(self.noise, self.rules, self.options.acceptance)
 
     @cached_property
+    def places(self) -> Places | None:
+        """What the draft wants of the target's embedding and head, None where it has its own."""
+        if self.draft is None or self.made_draft.places is None:
+            return None
+        return self.made_draft.places(self.noise, self.draft, self.draft_rules)
+
+    @cached_property
     def target_tensors(self) -> dict[str, SynthTensor]:
         """By their names in a checkpoint."""
-        return synth_target(self.noise, self.target, self.rules)
+        return synth_target(self.noise, self.target, self.rules, self.places)
 
     @cached_property
     def draft_tensors(self) -> dict[str, SynthTensor]:

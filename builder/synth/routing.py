@@ -34,7 +34,8 @@ def distinct_experts(model: SynthModel) -> tuple[DistinctExperts, ...]:
     if g.moe is None:
         return ()
     tokens = model.rules.cycle[:_SAMPLE]
-    normed = embeddings(model.noise, tokens, g.hidden).float() / embedding_rms(g.hidden)
+    normed = embeddings(model.noise, tokens, g.hidden, model.places).float()
+    normed /= embedding_rms(g.hidden)
     routed = [i for i in range(g.layers) if routed_part(g.feed_forward(i)) is not None]
     chosen = [_chosen(model, layer, normed) for layer in routed]
     experts = torch.stack(chosen)  # [layers, sample, E]

@@ -11,20 +11,31 @@ import math
 import torch
 
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.places import Places
 
 CONSTANT = 8.0  # of every embedding's coordinate 0; the others have an rms of 1
 
 
-def token_directions(noise: Noise, tokens: torch.Tensor, hidden: int) -> torch.Tensor:
-    """What tells ``tokens`` int64 [n] apart: fp32 [n, H], 0 in front, squares that sum to H − 1."""
+def token_directions(
+    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | None = None
+) -> torch.Tensor:
+    """What tells ``tokens`` int64 [n] apart: fp32 [n, H], 0 in front, squares that sum to H − 1.
+
+    ``places`` have a part of it where a draft needs them.
+    """
     rows = noise.normal("model.embed_tokens.weight", tokens, hidden)
     rows[:, 0] = 0
-    return rows.mul_(math.sqrt(hidden - 1) / torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+    rows.mul_(math.sqrt(hidden - 1) / torch.linalg.vector_norm(rows, dim=1, keepdim=True))
+    if places is not None:
+        places.write(rows, tokens)
+    return rows
 
 
-def embeddings(noise: Noise, tokens: torch.Tensor, hidden: int) -> torch.Tensor:
+def embeddings(
+    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | None = None
+) -> torch.Tensor:
     """Rows of the embedding, bf16 [n, H]."""
-    rows = token_directions(noise, tokens, hidden)
+    rows = token_directions(noise, tokens, hidden, places)
     rows[:, 0] = CONSTANT
     return rows.bfloat16()
 

@@ -18,6 +18,7 @@ from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.streams import embeddings, token_directions
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import TokenRules
@@ -26,16 +27,21 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 RIGHT_LOGIT = 30.0
 
 
-def synth_target(noise: Noise, g: TargetGeometry, rules: TokenRules) -> dict[str, SynthTensor]:
-    """All tensors of the target, by their names in a checkpoint."""
+def synth_target(
+    noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | None = None
+) -> dict[str, SynthTensor]:
+    """All tensors of the target, by their names in a checkpoint.
+
+    ``places`` are what a draft over its embedding and head wants of them.
+    """
     fill, family = Fill(noise), target_family(g.model_type)
     assert family.synth is not None
     made = {}
     for name, expected in family.checkpoint.tensors(g).items():
         if name == EMBEDDING:
-            made[name] = _embedding(noise, g)
+            made[name] = _embedding(noise, g, places)
         elif name == HEAD:
-            made[name] = _head(noise, g, rules)
+            made[name] = _head(noise, g, rules, places)
         else:
             made[name] = family.synth.tensor(fill, g, name, expected.shape)
     for layer, latent in enumerate(g.latent_dims if g.mla is None else ()):
@@ -49,16 +55,19 @@ def synth_target(noise: Noise, g: TargetGeometry, rules: TokenRules) -> dict[str
     return made
 
 
-def _embedding(noise: Noise, g: TargetGeometry) -> SynthTensor:
+def _embedding(noise: Noise, g: TargetGeometry, places: Places | None) -> SynthTensor:
     def part(first: int, end: int) -> torch.Tensor:
-        return embeddings(noise, torch.arange(first, end), g.hidden)
+        return embeddings(noise, torch.arange(first, end), g.hidden, places)
 
     return SynthTensor("BF16", (g.vocab, g.hidden), part)
 
 
-def _head(noise: Noise, g: TargetGeometry, rules: TokenRules) -> SynthTensor:
+def _head(noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | None) -> SynthTensor:
     def part(first: int, end: int) -> torch.Tensor:
-        rows = token_directions(noise, rules.before[first:end], g.hidden)
+        before = rules.before[first:end]
+        rows = token_directions(noise, before, g.hidden, places)
+        if places is not None:
+            rows[before == places.silent] *= -1
         return rows.mul_(RIGHT_LOGIT / g.hidden).bfloat16()
 
     return SynthTensor("BF16", (g.vocab, g.hidden), part)

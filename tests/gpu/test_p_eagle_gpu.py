@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from example_engine import on_gpu
-from synthetic_models import MAX_SEQ_LEN, OUTPUT_TOKENS, run, successors, tiny
+from synthetic_chains import expected_histogram
+from synthetic_models import MAX_SEQ_LEN, run, successors, tiny
 
 from specbuild.builder.families.p_eagle.synth import POSITIONS
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
@@ -46,16 +47,5 @@ def test_tokens_and_accepted_drafts_are_those_of_the_rules(
     shape = None if depth is None else DraftShape(1, depth, depth)
     prompts = [Prompt(str(i), tuple(ids), None) for i, ids in enumerate(model.prompts()[:6])]
     for record in run(engine, prompts, shape):
-        expected, token = [0] * ((depth or 0) + 1), record.prompt_ids[-1]
-        for emitted in record.output_ids:
-            assert emitted == target[token]
-            token = emitted
-        root, done = record.output_ids[0], 1
-        while done < OUTPUT_TOKENS:
-            accepted, token = 0, root
-            most = min(depth or 0, OUTPUT_TOKENS - done - 1)
-            while accepted < most and draft[token] == target[token]:
-                accepted, token = accepted + 1, target[token]
-            expected[accepted] += 1
-            done, root = done + accepted + 1, target[token]
+        expected = expected_histogram(record, target, draft, depth or 0)
         assert list(record.stats.acceptance_histogram) == expected

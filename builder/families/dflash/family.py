@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.builder.families.dflash.checkpoint import read_dflash
 from specbuild.builder.families.dflash.config import ARCHITECTURES, is_dflash
 from specbuild.builder.families.dflash.model import DFlash, DFlashContext
+from specbuild.builder.families.dflash.synth import DFLASH_SYNTH
 from specbuild.builder.families.family import DraftFamily
 
 DFLASH = DraftFamily(
@@ -15,5 +16,6 @@ DFLASH = DraftFamily(
     fuse=None,
     context=DFlashContext,
     draft=DFlash,
+    synth=DFLASH_SYNTH,
     claims=is_dflash,
 )

@@ -11,7 +11,8 @@ from specbuild.builder.families.eagle3.config import OWN_ARCHITECTURE
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import rope_config
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.builder.synth.draft_heads import draft_heads
+from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 
 
@@ -20,21 +21,17 @@ def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
 
     That of a target with MLA has a plain one, and heads of 128.
     """
-    q_heads, kv_heads, head_dim = target.q_heads, target.kv_heads, target.head_dim
-    rope = target.rope
-    if target.mla is not None:
-        q_heads, head_dim, rope = max(1, target.hidden // 128), 128, Rope(10000.0)
-        kv_heads = max(1, q_heads // 4)
+    heads = draft_heads(target)
     return Eagle3Geometry(
         architecture=OWN_ARCHITECTURE,
         hidden=target.hidden,
         vocab=sizes.vocab,
-        q_heads=q_heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        q_heads=heads.q_heads,
+        kv_heads=heads.kv_heads,
+        head_dim=heads.head_dim,
         inner=sizes.inner,
         rms_eps=1e-5,
-        rope=rope,
+        rope=heads.rope,
         aux_layers=default_aux_layers(target.layers),
         max_positions=target.max_positions,
         d2t_form="offsets",

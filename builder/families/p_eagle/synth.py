@@ -1,13 +1,12 @@
 """Synthetic P-EAGLE drafts, right at every position of a pass with a known probability.
 
-A token of the target's cycle is embedded by its place c there: φ(c) = cos and sin of c·f for half a
-head's width of frequencies f. So the token d places further is R^d·φ(c), R turning each pair by its
-f. KV head i attends to the row i positions before a row, and nowhere else: its queries' rotary
-phases are i positions behind its keys'. It reads φ there and adds w_i·R^i·φ, the w_i falling. At
-depth d of a pass head d meets the last accepted row, the heads before it mask rows, whose φ is 0,
-and those behind it earlier rows, which say the same in a text that follows the cycle. So the state
-holds the place c + d at every depth, and the head says what the draft's rules have after the token
-there. Deeper layers add noise.
+A token of the target's cycle is embedded by φ of its place c there (synth/places.py): the token d
+places further is R^d·φ(c), R turning each pair by its frequency. KV head i attends to the row i
+positions before a row, and nowhere else: its queries' rotary phases are i positions behind its
+keys'. It reads φ there and adds w_i·R^i·φ, the w_i falling. At depth d of a pass head d meets the
+last accepted row, the heads before it mask rows, whose φ is 0, and those behind it earlier rows,
+which say the same in a text that follows the cycle. So the state holds the place c + d at every
+depth, and the head says what the draft's rules have after the token there. Deeper layers add noise.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, mask_tensors
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES
 from specbuild.builder.families.parts.rope import inverse_frequencies
+from specbuild.builder.synth.places import phi, places_along, rotation, turns_of
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
@@ -150,15 +150,10 @@ class PEagleWriter(DraftWriter):
     def _output(self) -> torch.Tensor:
         """o_proj [H, Hq·D]: KV head i turns by i places, weighs w_i, and goes through Q."""
         d = self._geometry
-        shared, half = d.q_heads // d.kv_heads, d.head_dim // 2
-        parts = []
+        shared, parts = d.q_heads // d.kv_heads, []
         for place in range(d.kv_heads):
-            turned = place * self._turns
-            cos, sin = torch.diag(turned.cos()), torch.diag(turned.sin())
-            rotation = torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1)))
-            weighed = self._basis @ rotation.float() * (_FALL**place / shared)
+            weighed = self._basis @ rotation(self._turns, place) * (_FALL**place / shared)
             parts += [weighed] * shared
-        assert rotation.shape == (2 * half, 2 * half)
         return torch.cat(parts, dim=1).bfloat16()
 
     def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
@@ -191,23 +186,15 @@ class PEagleWriter(DraftWriter):
         return (says @ self._basis.T * scale).bfloat16()
 
     def _phi(self, places: torch.Tensor) -> torch.Tensor:
-        """φ of places int64 [n], fp32 [n, D]."""
-        angle = torch.outer(places.double(), self._turns)
-        return torch.cat((angle.cos(), angle.sin()), dim=1).float()
+        return phi(self._turns, places)
 
     @cached_property
     def _turns(self) -> torch.Tensor:
-        """f: what a place further turns each pair by, fp64 [D / 2]; a cycle turns each whole."""
-        size, half = len(self._rules.cycle), self._geometry.head_dim // 2
-        drawn = torch.randperm((size - 1) // 2, generator=self._noise.generator("turns"))[:half] + 1
-        return 2 * math.pi * drawn.double() / size
+        return turns_of(self._noise, len(self._rules.cycle), self._geometry.head_dim // 2)
 
     @cached_property
     def _places(self) -> torch.Tensor:
-        """The place of each token along the cycle, −1 outside, int64 [V]."""
-        places = torch.full((self._target.vocab,), -1)
-        places[self._rules.cycle] = torch.arange(len(self._rules.cycle))
-        return places
+        return places_along(self._rules.cycle, self._target.vocab)
 
     @cached_property
     def _directions(self) -> torch.Tensor:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from synthetic_chains import expected_histogram
 from synthetic_models import (
     MAX_SEQ_LEN,
-    OUTPUT_TOKENS,
     PROMPTS,
     run,
     successors,
@@ -55,14 +55,7 @@ def test_chain_is_accepted_where_the_rules_agree(made) -> None:
     model, _, records = made
     target, draft = successors(model)
     for record in records:
-        expected, root, done = [0] * (LEVELS + 1), record.output_ids[0], 1
-        while done < OUTPUT_TOKENS:
-            accepted, token = 0, root
-            most = min(LEVELS, OUTPUT_TOKENS - done - 1)
-            while accepted < most and draft[token] == target[token]:
-                accepted, token = accepted + 1, target[token]
-            expected[accepted] += 1
-            done, root = done + accepted + 1, target[token]
+        expected = expected_histogram(record, target, draft, LEVELS)
         assert list(record.stats.acceptance_histogram) == expected
 
 

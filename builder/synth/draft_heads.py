@@ -1,0 +1,25 @@
+"""The heads of a synthetic draft of plain attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
+
+
+@dataclass(frozen=True)
+class DraftHeads:
+    """Query and KV heads of one width, and how they turn."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+
+
+def draft_heads(target: TargetGeometry) -> DraftHeads:
+    """The target's. A draft of a target with MLA has plain ones of 128."""
+    if target.mla is None:
+        return DraftHeads(target.q_heads, target.kv_heads, target.head_dim, target.rope)
+    q_heads = max(1, target.hidden // 128)
+    return DraftHeads(q_heads, max(1, q_heads // 4), 128, Rope(10000.0))

@@ -1,0 +1,81 @@
+"""Where a token stands along a cycle, as a draft can read it and move on from it.
+
+φ(c) is cos and sin of c·f, for half a head's width of frequencies f: a turn of each pair by d·f
+makes φ(c + d) of it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+
+from specbuild.builder.synth.noise import Noise
+
+# What directions of tokens hold of each place, of their squares.
+READ_SHARE, SAID_SHARE = 0.15, 0.25
+
+
+def turns_of(noise: Noise, size: int, half: int) -> torch.Tensor:
+    """f, fp64 [half]: what a place further turns each pair by; a cycle of ``size`` turns each
+    whole."""
+    drawn = torch.randperm((size - 1) // 2, generator=noise.generator("turns"))[:half] + 1
+    return 2 * math.pi * drawn.double() / size
+
+
+def places_along(cycle: torch.Tensor, vocab: int) -> torch.Tensor:
+    """The place of each token along the cycle, −1 outside, int64 [V]."""
+    places = torch.full((vocab,), -1)
+    places[cycle] = torch.arange(len(cycle))
+    return places
+
+
+def phi(turns: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """φ of places int64 [n], fp32 [n, D]."""
+    angle = torch.outer(places.double(), turns)
+    return torch.cat((angle.cos(), angle.sin()), dim=1).float()
+
+
+def rotation(turns: torch.Tensor, distance: int) -> torch.Tensor:
+    """What makes φ(c + distance) of φ(c): fp32 [D, D]."""
+    turned = distance * turns
+    cos, sin = torch.diag(turned.cos()), torch.diag(turned.sin())
+    return torch.cat((torch.cat((cos, -sin), 1), torch.cat((sin, cos), 1))).float()
+
+
+@dataclass(frozen=True)
+class Places:
+    """What directions of tokens hold for a draft that has no embedding and no head of its own.
+
+    Coordinates 1 … D hold φ of ``read``, the next D φ of ``said``, both int64 [V] and −1 for none:
+    a draft reads the former, and says the token that follows this one by the latter. The next D are
+    free for the draft. ``silent`` is a token that is followed by none.
+    """
+
+    turns: torch.Tensor
+    read: torch.Tensor
+    said: torch.Tensor
+    silent: int
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return 2 * len(self.turns)
+
+    def write(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Puts them into directions [n, H] of ``tokens`` [n], whose squares keep their sum."""
+        width, squares = self.width, rows.shape[1] - 1
+        rows[:, 1 : 1 + 3 * width] = 0
+        shares = torch.zeros(len(tokens))
+        held = (self.read, READ_SHARE), (self.said, SAID_SHARE)
+        for i, (places, share) in enumerate(held):
+            of = places[tokens]
+            told = (of >= 0).float()
+            part = F.normalize(phi(self.turns, of), dim=1) * told[:, None]
+            rows[:, 1 + i * width : 1 + (i + 1) * width] = part * math.sqrt(share * squares)
+            shares += share * told
+        rest = rows[:, 1 + 3 * width :]
+        length = torch.linalg.vector_norm(rest, dim=1)
+        rest *= (((1 - shares) * squares).sqrt() / length)[:, None]
