@@ -46,6 +46,7 @@ _STATES = 5  # of the target that the published drafts read
 _TILE = 32
 _FALL = 0.6  # of w_i and w_(i − 1)
 _STRENGTH = 40.0  # of what head 1 adds, against the rms of an embedding
+_GAIN = 8.0  # of the strength, what values have: weights beyond 12 have no MXFP4 form
 _CONTEXT = 0.25  # what of each state's constant and place fc takes
 _CONTEXT_NOISE = 1.0  # rms of what else it gives
 _DEEP_NOISE = 0.01  # what a layer adds beside, against the rms of an embedding
@@ -190,7 +191,7 @@ class DFlashWriter:
         """v_proj [kv_heads·D, H]: every head reads φ where fc has put it."""
         d, width = self._geometry, self._geometry.head_dim
         one = torch.zeros(width, d.hidden)
-        one[:, 1 + 2 * width : 1 + 3 * width] = torch.eye(width)
+        one[:, 1 + 2 * width : 1 + 3 * width] = _GAIN * torch.eye(width)
         return one.repeat(d.kv_heads, 1).bfloat16()
 
     def _output(self) -> torch.Tensor:
@@ -200,7 +201,7 @@ class DFlashWriter:
         weight = self._normal(f"{_ATTENTION}o_proj.weight", d.hidden, d.q_heads * width)
         weight *= _DEEP_NOISE / math.sqrt(d.hidden)
         weight[1 : 1 + 3 * width] = 0
-        scale = _STRENGTH * math.sqrt(d.hidden) / (self._read_length * shared)
+        scale = _STRENGTH * math.sqrt(d.hidden) / (_GAIN * self._read_length * shared)
         for head in range(d.q_heads):
             place = head // shared
             if place:
