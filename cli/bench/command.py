@@ -125,7 +125,8 @@ def bench(
     [b]--draft-dtype[/b], for the same prompts and the same draft options.
 
     [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
-    bytes that it must read and a streaming read in the same process.
+    bytes that it must read and a streaming read in the same process;
+    [b]--sweep anatomy[/b] every launch of a step.
 
     [b]--suite[/b] judges scenarios by thresholds; exit code 1 where one is missed.
 
@@ -343,9 +344,14 @@ def _sweep(
     else:
         console.output().print(sweep_tables(report))
     if plot is not None:
-        from specbuild.cli.bench.roofline import plot_sweep
+        if report.phases or not report.anatomies:
+            from specbuild.cli.bench.roofline import plot_sweep
 
-        plot_sweep(report, plot)
+            plot_sweep(report, plot)
+        else:
+            from specbuild.cli.anatomy.timeline import plot_anatomies
+
+            plot_anatomies(report.anatomies, plot, engine=f"{report.engine} on {report.gpu}")
 
 
 def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:

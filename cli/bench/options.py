@@ -19,8 +19,8 @@ class SweepOptions(OptionGroup):
     sweep: Annotated[
         str | None,
         Described(
-            "Time some of these phases instead: decode, verify, draft, profile, prefill, spec, "
-            "load, specpv.",
+            "Time some of these phases instead: decode, verify, draft, profile, anatomy, "
+            "prefill, spec, load, specpv.",
             "LIST",
         ),
     ] = None

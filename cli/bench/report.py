@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.measure.byte_floor import BytesByPart, Work
 
-SWEEPS = ("decode", "verify", "draft", "profile", "prefill", "spec", "load", "specpv")
+SWEEPS = ("decode", "verify", "draft", "profile", "anatomy", "prefill", "spec", "load", "specpv")
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Load:
 class SweepReport:
     """What ``bench --sweep --json`` prints; ``left_out`` says what was not measured, and why.
 
-    ``timeline`` has the launches of one layer of every profiled step.
+    ``timeline`` has the launches of one layer of every profiled step, ``anatomies`` all launches.
     """
 
     gpu: str
@@ -115,6 +116,7 @@ class SweepReport:
     load: Load | None
     left_out: tuple[str, ...]
     timeline: tuple[LayerLaunch, ...] = ()
+    anatomies: tuple[StepAnatomy, ...] = ()
 
 
 def phase_of(

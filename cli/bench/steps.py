@@ -14,6 +14,7 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, level_section
+from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.measure.benchmark_batch import (
     BenchmarkBatch,
     benchmark_batch,
@@ -27,10 +28,15 @@ from specbuild.runtime.measure.byte_floor import (
     Work,
 )
 from specbuild.runtime.measure.graph_timing import profile_program
-from specbuild.runtime.measure.step_timing import MeasuredStep, measure_step, sparse_at
+from specbuild.runtime.measure.step_timing import (
+    MeasuredStep,
+    measure_anatomy,
+    measure_step,
+    sparse_at,
+)
 
 # The sweeps that time steps of placed sequences.
-STEP_SWEEPS = ("decode", "verify", "draft", "profile")
+STEP_SWEEPS = ("decode", "verify", "draft", "profile", "anatomy")
 # Tokens behind the context: what the timed steps emit.
 MARGIN_TOKENS = 128
 # A context that is nearly what the engine takes stands for it.
@@ -46,7 +52,7 @@ class StepSweep:
     """Steps of an engine; ``sweeps`` are those of ``STEP_SWEEPS`` that are asked for.
 
     ``kernels`` collects the profile, which is of the first batch and context, and ``timeline`` one
-    layer of each step in it.
+    layer of each step in it; ``anatomies`` those of the first batch and context.
     """
 
     engine: Engine
@@ -56,6 +62,7 @@ class StepSweep:
     repeats: int = 30
     kernels: list[KernelTime] = field(default_factory=list)
     timeline: list[LayerLaunch] = field(default_factory=list)
+    anatomies: list[StepAnatomy] = field(default_factory=list)
 
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
@@ -75,7 +82,8 @@ class StepSweep:
     def _wants(self, batch: int) -> bool:
         """Whether anything is left to be measured with so many sequences."""
         drafted = self._wants_drafts and bool(self._shapes(batch))
-        return drafted or "decode" in self.sweeps or self._wants_profile
+        launches = self._wants_profile or self._wants_anatomy
+        return drafted or "decode" in self.sweeps or launches
 
     @property
     def _wants_drafts(self) -> bool:
@@ -84,6 +92,10 @@ class StepSweep:
     @property
     def _wants_profile(self) -> bool:
         return "profile" in self.sweeps and not self.kernels
+
+    @property
+    def _wants_anatomy(self) -> bool:
+        return "anatomy" in self.sweeps and not self.anatomies
 
     @property
     def _longest(self) -> int:
@@ -102,7 +114,7 @@ class StepSweep:
         return list(dict.fromkeys(kept))
 
     def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
-        shapes = self._shapes(batch) if self._wants_drafts or self._wants_profile else []
+        shapes = self._shapes(batch) if set(self.sweeps) - {"decode"} else []
         started_s = perf_counter()
         with benchmark_batch(
             self.engine, batch=batch, context=context, shape=shapes[-1] if shapes else None
@@ -117,12 +129,12 @@ class StepSweep:
             if self._wants_profile:
                 for step in (None, *shapes[-1:]):
                     self._profile(placed, step)
+            if self._wants_anatomy:
+                for step in (None, *shapes[-1:]):
+                    self.anatomies.append(self._anatomy(placed, step))
 
     def _shapes(self, batch: int) -> list[DraftShape]:
-        """The trees that there are steps for with so many sequences, the deepest chain last."""
-        table = ProgramTable(cuda_executor(self.engine).plan)
-        able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
-        return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
+        return shapes_for(ProgramTable(cuda_executor(self.engine).plan), batch)
 
     def _decode(self, placed: BenchmarkBatch, emit: Emit) -> None:
         for sparse, name in self._ways(placed):
@@ -188,7 +200,7 @@ class StepSweep:
         added_s: dict[str, list[float]] = defaultdict(list)
         for launch in launches:
             added_s[launch.kernel].append(launch.added_s)
-        name = "no draft" if shape is None else tree_text(shape)
+        name = draft_text(shape)
         rows = [
             KernelTime(name, placed.batch, kernel, len(times), sum(times))
             for kernel, times in added_s.items()
@@ -201,6 +213,12 @@ class StepSweep:
             for time in launches
             if time.op in shown
         )
+
+    def _anatomy(self, placed: BenchmarkBatch, shape: DraftShape | None) -> StepAnatomy:
+        return measure_anatomy(
+            self.engine, placed, shape,
+            draft=draft_text(shape), bytes_per_s=self.ceiling_bytes_per_s, repeats=_PROFILE_REPEATS,
+        )  # fmt: skip
 
     def _work(self, step: MeasuredStep, rows: int, batch: int) -> Work:
         return Work(rows, batch, step.context, experts=step.experts)
@@ -235,6 +253,17 @@ class StepSweep:
             experts_measured=step.experts is not None,
             ceiling_bytes_per_s=self.ceiling_bytes_per_s,
         )
+
+
+def shapes_for(table: ProgramTable, batch: int) -> list[DraftShape]:
+    """The trees that there are steps for with so many sequences, the deepest chain last."""
+    able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+    return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
+
+
+def draft_text(shape: DraftShape | None) -> str:
+    """``no draft``, or the tree."""
+    return "no draft" if shape is None else tree_text(shape)
 
 
 def tree_text(shape: DraftShape) -> str:

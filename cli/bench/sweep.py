@@ -38,6 +38,7 @@ from specbuild.runtime.measure.byte_floor import engine_traffic
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.executors.cuda.gpu import Gpu
+    from specbuild.runtime.measure.anatomy import StepAnatomy
     from specbuild.runtime.measure.read_speed import ReadKernel
     from specbuild.runtime.request import Prompt
 
@@ -74,6 +75,7 @@ class Progress:
     phases: list[Phase] = field(default_factory=list)
     kernels: list[KernelTime] = field(default_factory=list)
     timeline: list[LayerLaunch] = field(default_factory=list)
+    anatomies: list[StepAnatomy] = field(default_factory=list)
     decoding: list[Decoding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
@@ -134,6 +136,7 @@ def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
         load=load,
         left_out=tuple(progress.left_out),
         timeline=tuple(progress.timeline),
+        anatomies=tuple(progress.anatomies),
     )
 
 
@@ -162,6 +165,7 @@ def measure(
             plan.repeats,
             progress.kernels,
             progress.timeline,
+            progress.anatomies,
         )
         sweep.run(batches, plan.contexts, budget, progress.phase)
     if VIEW_SWEEP in plan.sweeps and engine.manifest.specpv is None:

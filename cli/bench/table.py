@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Group
 from rich.table import Table
 
+from specbuild.cli.anatomy.tables import anatomy_tables
 from specbuild.cli.bench.report import Decoding, KernelTime, Load, Phase, SweepReport
 from specbuild.cli.tables.run_table import milliseconds
 from specbuild.cli.terminal.console import fact_table, size_text
@@ -14,7 +15,9 @@ _NONE = "–"
 
 def sweep_tables(report: SweepReport) -> Group:
     """Everything that was measured."""
-    parts: list[Table | str] = [f"{report.gpu}; streaming read {_rate(report.ceiling_bytes_per_s)}"]
+    parts: list[Table | Group | str] = [
+        f"{report.gpu}; streaming read {_rate(report.ceiling_bytes_per_s)}"
+    ]
     if report.phases:
         parts.append(_phases_table(report.phases))
     if report.kernels:
@@ -23,6 +26,7 @@ def sweep_tables(report: SweepReport) -> Group:
         parts.append(_decoding_table(report.decoding))
     if report.load is not None:
         parts.append(_load_table(report.load))
+    parts += [anatomy_tables(step) for step in report.anatomies]
     parts += [f"left out: {reason}" for reason in report.left_out]
     return Group(*parts)
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbuild.cli.anatomy.options import AnatomyOptions
+from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.shared import Debug, EngineDirectory, Json
 
+if TYPE_CHECKING:
+    from specbuild.runtime.engine_dir.manifest import Manifest
 
+
+@takes_options
 def inspect(
     engine: EngineDirectory,
+    *,
     as_json: Json = False,
+    anatomy: AnatomyOptions,
     max_batch_size: Annotated[
         int | None,
         typer.Option("--max-batch-size", metavar="N", min=1, help="Predict memory for this batch."),
@@ -29,11 +38,16 @@ def inspect(
     and kernels are listed too, of TensorRT engines layers, bindings and profiles,
     of an engine from a GGUF file the types that its tensors had.
 
+    [b]--anatomy[/b] reads the plan of a CUDA engine: of a step without a draft and
+    one with the deepest chain every launch, layers that are alike folded: its
+    bytes, the least time that these take, and what it waits for.
+
     \b
     Examples:
     specbuild inspect engine
     specbuild inspect engine --max-batch-size 8 --max-seq-len 8192
     specbuild inspect engine --json
+    specbuild inspect gpu-engine --anatomy --context 8192
     """
     from specbuild.builder.engine.cache_capacity import cache_capacity
     from specbuild.cli.tables.build_facts import build_facts, refused_table, source_types_table
@@ -42,6 +56,9 @@ def inspect(
     from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
 
     manifest, digest = read_manifest(engine), manifest_digest_of(engine)[:64]
+    if anatomy.anatomy:
+        _show_anatomies(engine, manifest, anatomy, as_json=as_json)
+        return
     facts_of_plan = plan = costs = None
     if facts_of(manifest.backend).has_plan:
         from specbuild.cli.tables.plan_tables import plan_facts, plan_tables
@@ -91,3 +108,18 @@ def inspect(
         output().print(plan_tables(facts_of_plan))
     if costs is not None:
         output().print(step_cost_table(costs))
+
+
+def _show_anatomies(
+    engine: Path, manifest: Manifest, options: AnatomyOptions, *, as_json: bool
+) -> None:
+    from specbuild.cli.anatomy.planned import planned_anatomies
+    from specbuild.cli.anatomy.tables import anatomy_tables
+    from specbuild.cli.terminal.console import json_line, output
+
+    steps = planned_anatomies(engine, manifest, options)
+    if as_json:
+        print(json_line({"anatomies": steps}))
+        return
+    for step in steps:
+        output().print(anatomy_tables(step))

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from specbuild.cli.anatomy.groups import folded
+from specbuild.cli.anatomy.tables import step_title
 from specbuild.cli.bench.modes.report import ModesReport
 from specbuild.cli.bench.modes.show import modes_tables
 from specbuild.cli.bench.pair_table import bench_table
@@ -27,6 +29,7 @@ from specbuild.cli.report.records import Record, of_kind, verifications
 from specbuild.cli.tables.comparison_table import comparison_tables
 from specbuild.cli.tables.run_table import run_table
 from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.records import RunRecord
 
 # Steps that are drawn beside their bytes; the table has them all.
@@ -58,7 +61,25 @@ def timeline_section(records: Sequence[Record]) -> Section:
                 for one in launches
             ]
             body += figure(row(drawn), caption, source=record.file)
-    return _filled("timeline", "A layer's launches", body, "bench ENGINE --sweep profile")
+        body += "".join(_layers(record, sweep, step) for step in sweep.anatomies)
+    return _filled("timeline", "A layer's launches", body, "bench ENGINE --sweep anatomy")
+
+
+def _layers(record: Record, sweep: SweepReport, step: StepAnatomy) -> str:
+    """A layer of each kind, as wide as its launches add to the step on average."""
+    drawn = ""
+    for group in folded(step):
+        if not group.is_layers:
+            continue
+        launches = [
+            Bar(f"{one.launch.op} ({one.launch.kernel})", added_s, f"{1e6 * added_s:.2f} µs")
+            for one in group.rows
+            if (added_s := one.added_s) is not None
+        ]
+        engine = f"{sweep.engine} on {sweep.gpu}"
+        caption = f"{step_title(step)}; {group.title} ({engine}): what each adds on average."
+        drawn += figure(row(launches), caption, source=record.file)
+    return drawn
 
 
 def speed_section(records: Sequence[Record]) -> Section:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -12,6 +13,8 @@ from specbuild.runtime.executors.cuda.gpu import Handle, LaunchConfig
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 
 WARM_UP = 3
+# Graphs of a profile that are there at once, and timed in turn.
+_PREFIXES_IN_TURN = 8
 
 
 @dataclass(frozen=True)
@@ -39,24 +42,88 @@ def time_program(
     return _median_s(runner, lambda: runner.start(entry), repeats, reset)
 
 
+def time_overlap(
+    runner: ProgramRunner,
+    entry: ProgramEntry,
+    repeats: int = 20,
+    *,
+    reset: Callable[[], None] | None = None,
+) -> tuple[float, float]:
+    """Median seconds of a program as it is, and where no launch begins before the one in front
+    is done; the two take turns."""
+    launches = runner.program(entry).launches
+    with _recorded(runner, launches) as graph, _recorded(runner, _serial(launches)) as serial:
+        runs = (_replay(runner, graph), _replay(runner, serial))
+        turns = _in_turn(runner, runs, repeats, reset)
+    return median(turn[0] for turn in turns), median(turn[1] for turn in turns)
+
+
 def profile_program(
     runner: ProgramRunner,
     entry: ProgramEntry,
     repeats: int = 20,
     *,
     reset: Callable[[], None] | None = None,
+    serial: bool = False,
 ) -> list[LaunchTime]:
     """What each launch adds to the time of the launches before it, in order.
 
     Graphs of the first 1, 2, 3, … launches are timed, so that overlaps between neighbours show as
     they are in the whole. A launch that hides behind its neighbours adds less than it takes.
+    Neighbouring graphs take turns: a device's clock drifts by more than what they differ in. With
+    ``serial`` each launch waits until the one in front is done. The first launch also has what it
+    takes to start a graph.
     """
     described = runner.launches(entry)
-    totals = time_prefixes(runner, entry, range(1, len(described) + 1), repeats, reset=reset)
+    launches = runner.program(entry).launches
+    launches = _serial(launches) if serial else launches
+    added_s: list[float] = []
+    for first in range(0, len(launches), _PREFIXES_IN_TURN):
+        ends = range(first + 1, min(first + _PREFIXES_IN_TURN, len(launches)) + 1)
+        counts = [*([first] if first else []), *ends]
+        turns = _prefixes_in_turn(runner, launches, counts, repeats, reset)
+        if not first:
+            turns = [[0.0, *turn] for turn in turns]
+        for before, after in itertools.pairwise(range(len(turns[0]))):
+            added_s.append(median(turn[after] - turn[before] for turn in turns))
+    runner.clear_scratch()
     return [
-        LaunchTime(runner.kernel_name(launch.kernel), launch.op, total_s - before_s)
-        for launch, total_s, before_s in zip(described, totals, [0.0, *totals], strict=False)
+        LaunchTime(runner.kernel_name(launch.kernel), launch.op, seconds)
+        for launch, seconds in zip(described, added_s, strict=True)
     ]
+
+
+def _serial(launches: Sequence[LaunchConfig]) -> tuple[LaunchConfig, ...]:
+    """The same launches, each of which waits until the one in front is done."""
+    return tuple(replace(launch, programmatic=False) for launch in launches)
+
+
+def _prefixes_in_turn(
+    runner: ProgramRunner,
+    launches: Sequence[LaunchConfig],
+    counts: Sequence[int],
+    repeats: int,
+    reset: Callable[[], None] | None,
+) -> list[list[float]]:
+    """Seconds of the first ``count`` launches, for every count, in each of ``repeats`` turns."""
+    with contextlib.ExitStack() as recorded:
+        graphs = [recorded.enter_context(_recorded(runner, launches[:n])) for n in counts]
+        runs = [_replay(runner, graph) for graph in graphs]
+        return _in_turn(runner, runs, repeats, _with_scratch(runner, reset))
+
+
+def _with_scratch(runner: ProgramRunner, reset: Callable[[], None] | None) -> Callable[[], None]:
+    """A reset after which a run begins with the scratch that ops expect.
+
+    The last launch of a prefix may be an op's first.
+    """
+
+    def restart() -> None:
+        runner.clear_scratch()
+        if reset is not None:
+            reset()
+
+    return restart
 
 
 def time_prefixes(
@@ -67,17 +134,9 @@ def time_prefixes(
     *,
     reset: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Median seconds of the program's first ``count`` launches, for every count.
-
-    The last of them may be an op's first: the next run begins with the scratch that ops expect.
-    """
+    """Median seconds of the program's first ``count`` launches, for every count."""
     launches, times = runner.program(entry).launches, []
-
-    def restart() -> None:
-        runner.clear_scratch()
-        if reset is not None:
-            reset()
-
+    restart = _with_scratch(runner, reset)
     for count in counts:
         with _recorded(runner, launches[:count]) as graph:
             times.append(_median_s(runner, _replay(runner, graph), repeats, restart))

@@ -8,8 +8,16 @@ from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.measure.anatomy import LaunchTimes, StepAnatomy, step_anatomy
 from specbuild.runtime.measure.benchmark_batch import BenchmarkBatch, cuda_executor
-from specbuild.runtime.measure.graph_timing import time_between, time_prefixes, time_program
+from specbuild.runtime.measure.byte_floor import Work
+from specbuild.runtime.measure.graph_timing import (
+    profile_program,
+    time_between,
+    time_overlap,
+    time_prefixes,
+    time_program,
+)
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_sections import step_sections
 
@@ -74,6 +82,44 @@ def measure_step(
         idle_s = time_between(runner, entry, STEPS_IN_A_ROW, repeats, reset=reset)
     reset()
     return MeasuredStep(entry, step_s, timed, context, experts, idle_s)
+
+
+def measure_anatomy(
+    engine: Engine,
+    placed: BenchmarkBatch,
+    shape: DraftShape | None,
+    *,
+    draft: str,
+    bytes_per_s: float | None,
+    repeats: int = 8,
+) -> StepAnatomy:
+    """Times every launch of a step of placed sequences, always from the same state.
+
+    ``draft`` says what ``shape`` is; ``bytes_per_s`` is that of a streaming read. Steps behind
+    DSA's threshold attend to what indexers choose.
+    """
+    executor, runner, reset = placed.executor, placed.executor.runner, placed.reset
+    reset()
+    context = placed.context
+    entry = _entry(engine, placed.batch, shape, sparse=sparse_at(engine, context))
+    experts = experts_touched(executor, entry)
+    step_s, serial_step_s = time_overlap(runner, entry, 3 * repeats, reset=reset)
+    added, serial = (
+        profile_program(runner, entry, repeats, reset=reset, serial=serial)
+        for serial in (False, True)
+    )
+    reset()
+    times = LaunchTimes(
+        [launch.added_s for launch in added],
+        [launch.added_s for launch in serial],
+        step_s,
+        serial_step_s,
+    )
+    work = Work(placed.batch * (entry.draft_tokens + 1), placed.batch, context, experts)
+    planned = step_anatomy(
+        executor.plan, entry, runner.described(entry), work, draft=draft, bytes_per_s=bytes_per_s
+    )
+    return planned.timed(times)
 
 
 def sparse_at(engine: Engine, context: float) -> bool:

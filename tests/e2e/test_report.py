@@ -89,6 +89,29 @@ def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: 
     assert hashlib.sha256(file.read_bytes()).hexdigest() in page.sections["provenance"]
 
 
+def test_an_anatomy_is_a_layer_of_each_kind(report: Report, tmp_path: Path) -> None:
+    sweep = json.loads(SWEEP.read_text())
+    times = [1e-6, 2e-6, 4e-6]
+    launches = [
+        {
+            "section": "target", "layer": layer, "op": "Attention", "kernel": "a/kernel.cu:attend",
+            "grid": [1, 1, 1], "block": 32, "shared_bytes": 0, "bytes_read": bytes_read,
+            "starts_early": True, "needs": [], "added_s": added_s, "serial_s": added_s,
+        }
+        for layer, (added_s, bytes_read) in enumerate(zip(times, (10, 20, 10), strict=True))
+    ]  # fmt: skip
+    step = {
+        "program": "step@1", "draft": "no draft", "batch": 1, "context": 9, "experts": 0,
+        "experts_measured": True, "bytes_per_s": 4e12, "launches": launches, "step_s": 8e-6,
+        "serial_s": 8e-6,
+    }  # fmt: skip
+    file = tmp_path / "anatomy.json"
+    file.write_text(json.dumps({**sweep, "anatomies": [step]}))
+    rows = [shown for shown in report(file).by("anatomy.json") if "adds on average" in shown.text]
+    assert [[x for x, _ in row.marks] for row in rows] == [[pytest.approx(2.5e-6)], [2e-6]]
+    assert "2 layers, 0, 2" in rows[0].text and "2.50 µs" in rows[0].text
+
+
 def test_runs_and_comparisons_are_drawn_as_they_were_printed(
     report: Report, command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:

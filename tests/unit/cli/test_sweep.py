@@ -37,6 +37,7 @@ from specbuild.runtime.engine_dir.plan import (
     RouterLogits,
     level_section,
 )
+from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.engine_dir.traffic import Part, Term, Traffic
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.program_file import read_launches
@@ -155,6 +156,30 @@ def test_a_profile_is_by_kernel(measured: Progress) -> None:
         ("chain of 2", 0, "op"),
     ]
     assert [row.added_s for row in measured.timeline] == [2, 2]
+
+
+def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
+    toy: ToyCuda, tmp_path: Path
+) -> None:
+    progress = new_progress()
+    plan = replace(plan_of("anatomy"), batches=(2, 1), contexts=(5, 16))
+    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    plain, drafted = progress.anatomies
+    assert (plain.draft, drafted.draft) == ("no draft", "chain of 2")
+    for step in progress.anatomies:
+        assert step.batch == 2 and step.context == pytest.approx(5, abs=4)
+        # One kernel and the mark behind it.
+        assert step.step_s == step.serial_s == 2
+        [launch] = step.launches
+        assert (launch.section, launch.op, launch.added_s, launch.serial_s) == (TARGET, "op", 2, 2)
+        # The toy's one launch stands for the first op of the target alone.
+        assert launch.bytes_read == WEIGHT
+    assert not progress.phases and not toy.ledger.held
+    report = SweepReport("Fake", "toy", CEILING, (), (), (), None, (), anatomies=(plain, drafted))
+    assert from_json(SweepReport, json.loads(json_line(report)), "it") == report
+    with (tmp_path / "table.txt").open("w") as file:
+        plain_console(file).print(sweep_tables(report))
+    assert "its launches add up to 2000000.0 µs: 100.0 %" in (tmp_path / "table.txt").read_text()
 
 
 def test_what_an_engine_does_not_take_is_left_out(measured: Progress) -> None:

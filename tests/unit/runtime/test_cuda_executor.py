@@ -17,12 +17,14 @@ from toy_plan import SHAPES, small_plan
 from specbuild.runtime.engine_dir.plan import ZEROED, Buffer, CompiledKernel, Port, ProgramEntry
 from specbuild.runtime.engine_dir.tensor_table import with_table
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.cuda.memory import DeviceMemory
 from specbuild.runtime.executors.cuda.program_file import read_launches
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.measure.graph_timing import (
     profile_program,
     time_between,
+    time_overlap,
     time_program,
 )
 from specbuild.runtime.request import GenerateParams
@@ -235,7 +237,44 @@ def test_times_and_profiles_run_what_they_say() -> None:
         ("op/kernel.cu:one", 1, 1),
         ("op/kernel.cu:one", 2, 1),
     ]
-    assert [values[1] for values in seen] == [0] * 5 + [0, 1] * 5 + [0, 1, 2] * 5
+    # Graphs of one, two and three launches, in turn.
+    assert [values[1] for values in seen] == [0, 0, 1, 0, 1, 2] * 5
+
+
+def test_a_long_profile_is_timed_in_overlapping_groups() -> None:
+    """What the first of a group adds is beside the last of the one before, in the same turns."""
+    count, slow = 19, {0: 2, 8: 5, 16: 4}
+    launches = [launch_of(op=0, grid=[i + 1, 1, 1]) for i in range(count)]
+    runner = runner_of(launches, [], count=count)
+    launch = runner.gpu.launch
+
+    def as_long_as_it_takes(config: LaunchConfig, stream: object) -> None:
+        for _ in range(slow.get(config.grid[0] - 1, 1)):
+            launch(config, stream)
+
+    runner.gpu.launch = as_long_as_it_takes
+    profile = profile_program(runner, runner.entry, 2)
+    # The mark behind a graph is one operation of the fake's clock.
+    expected = [slow.get(i, 1) + (i == 0) for i in range(count)]
+    assert [found.added_s for found in profile] == expected
+    assert sum(expected) == time_program(runner, runner.entry, 2)
+
+
+@pytest.mark.parametrize("serial", [False, True])
+def test_a_serial_profile_lets_no_launch_begin_early(serial: bool) -> None:
+    runner, early = runner_of([launch_of(programmatic=True)] * 3, [], count=3), []
+    launch = runner.gpu.launch
+
+    def noted(config: LaunchConfig, stream: object) -> None:
+        early.append(config.programmatic)
+        launch(config, stream)
+
+    runner.gpu.launch = noted
+    profile_program(runner, runner.entry, 1, serial=serial)
+    assert early == [not serial] * (1 + 2 + 3)
+    early.clear()
+    assert time_overlap(runner, runner.entry, 2) == (4, 4)
+    assert early == [True] * 3 + [False] * 3
 
 
 def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> None:

@@ -1,0 +1,35 @@
+"""What ``inspect --anatomy`` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.runtime.errors import SpecbuildError
+
+# Of an H200, measured (benchmarks/results): TB/s.
+_READ_SPEED = 4.53
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnatomyOptions(OptionGroup):
+    """A step, from its plan alone. ``context`` None takes 1000, or what the engine takes."""
+
+    PANEL: ClassVar[str] = "Anatomy (CUDA)"
+
+    anatomy: Annotated[
+        bool, Described("Show every launch of a step instead: its bytes and what it waits for.")
+    ] = False
+    batch: Annotated[int, Described("Sequences of the step.", "N", least=1)] = 1
+    context: Annotated[
+        int | None,
+        Described("Tokens of each sequence.", "N", least=1, shown="1000, or what the engine takes"),
+    ] = None
+    read_speed: Annotated[
+        float, Described("Streaming read of the memory, an H200's as it is.", "TB/S", least=0.001)
+    ] = _READ_SPEED
+
+    def __post_init__(self) -> None:
+        if not self.anatomy and self.given():
+            raise SpecbuildError("--batch, --context and --read-speed are for --anatomy: add it")

@@ -1,0 +1,128 @@
+"""What of a step's bytes each of its launches reads: the traffic of op calls, shared out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from math import prod
+
+from specbuild.runtime.engine_dir.plan import (
+    ITEM_BYTES,
+    POINTER,
+    Binding,
+    OpCall,
+    Plan,
+    Program,
+    ProgramEntry,
+    level_section,
+)
+from specbuild.runtime.engine_dir.traffic import Term, Traffic
+from specbuild.runtime.measure.byte_floor import Work, pass_traffic
+
+Place = tuple[int, int]  # buffer, offset
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Terms of a call, and how many bytes of what they count lie where a launch points to."""
+
+    terms: tuple[Term, ...]
+    held: Mapping[Place, int]
+
+
+def launch_bytes(plan: Plan, entry: ProgramEntry, program: Program, work: Work) -> list[float]:
+    """Bytes that each launch of a step must read, in order; together those of its op calls.
+
+    ``work`` is the target's. A call's bytes go to those of its launches that point to what is
+    counted: whole weights, tables that rows look up, experts, or a cache. Where several do, each
+    takes as much as it points to.
+    """
+    launches: dict[int, list[int]] = defaultdict(list)
+    for index, launch in enumerate(program.launches):
+        launches[launch.op].append(index)
+    found, works = [0.0] * len(program.launches), _level_works(entry, work)
+    for op, indices in launches.items():
+        call = program.ops[op]
+        if call.traffic is None:
+            continue
+        for share in _shares(plan, call, call.traffic):
+            alone = replace(call, traffic=replace(call.traffic, read=share.terms))
+            amount = pass_traffic([alone]).bytes_read(works.get(call.section, work)).total
+            weights = [
+                sum(share.held.get(place, 0) for place in _places(program.launches[i].arguments))
+                for i in indices
+            ]
+            for index, part in zip(indices, _split(amount, weights), strict=True):
+                found[index] += part
+    return found
+
+
+def _level_works(entry: ProgramEntry, target: Work) -> dict[str, Work]:
+    """What the draft's levels work on: a row a sequence, then as many as the tree is wide."""
+    works = {}
+    for level in range(1, max(entry.draft_depth, 1) + 1):
+        rows = target.batch * (1 if level == 1 else entry.draft_top_k)
+        works[level_section(level)] = Work(rows, target.batch, target.context, experts=0.0)
+    return works
+
+
+def _places(arguments: Sequence[Sequence[int]]) -> set[Place]:
+    return {(argument[1], argument[2]) for argument in arguments if argument[0] == POINTER}
+
+
+def _split(amount: float, weights: Sequence[int]) -> Iterator[float]:
+    """In proportion to the weights; to the first where there are none."""
+    total = sum(weights)
+    for index, weight in enumerate(weights):
+        yield amount * weight / total if total else amount * (index == 0)
+
+
+def _shares(plan: Plan, call: OpCall, traffic: Traffic) -> Iterator[_Share]:
+    """The terms of a call by what they count, each with the sizes of where that lies."""
+    bound = {(each.buffer, each.offset): each for each in call.inputs.values()}
+    spaces = {place: plan.buffers[place[0]].space for place in bound}
+    sizes = {place: _nbytes(each) for place, each in bound.items() if spaces[place] == "weights"}
+    whole = _summing(sizes, sum(t.amount for t in traffic.read if t.per == "pass"))
+    experts = {
+        place: nbytes
+        for place, nbytes in sizes.items()
+        if place not in whole and bound[place].shape[:1] == (traffic.experts,)
+    }
+    places = {
+        "cache": {place: 1 for place, space in spaces.items() if space == "cache"},
+        "pass": {place: sizes[place] for place in whole},
+        "chosen_expert": experts,
+    }
+    looked_up = {p: n for p, n in sizes.items() if p not in whole and p not in experts}
+    kinds: dict[str, list[Term]] = defaultdict(list)
+    for term in traffic.read:
+        kinds["cache" if term.part.startswith("kv_") else term.per].append(term)
+    for kind, terms in kinds.items():
+        yield _Share(tuple(terms), places.get(kind, looked_up) or sizes)
+
+
+def _nbytes(binding: Binding) -> int:
+    return ITEM_BYTES[binding.dtype] * prod(binding.shape)
+
+
+def _summing(sizes: Mapping[Place, int], amount: int) -> frozenset[Place]:
+    """The tensors whose bytes add up to an amount; none where no such set exists.
+
+    What a call counts whole, and what by the row or expert, its traffic says in sums alone.
+    """
+    places = tuple(sizes)
+    indices = _subset(tuple(sizes[place] for place in places), amount)
+    return frozenset(places[i] for i in indices)
+
+
+@cache
+def _subset(sizes: tuple[int, ...], amount: int) -> tuple[int, ...]:
+    if amount:
+        for count in range(len(sizes), 0, -1):
+            for indices in combinations(range(len(sizes)), count):
+                if sum(sizes[i] for i in indices) == amount:
+                    return indices
+    return ()
