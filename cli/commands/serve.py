@@ -14,6 +14,7 @@ from specbuild.builder.options import TreeOptions
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
+from specbuild.cli.options.page_bytes import PageOptions
 from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
@@ -175,6 +176,7 @@ def serve(
     pin: Pin = None,
     prefill_rows_per_turn: RowsPerTurn = None,
     kv_policy: KvPages = DEFAULT_KV_POLICY,
+    pages: PageOptions,
     threads: Threads = None,
     device: RunsOn = None,
     trace: Trace = None,
@@ -219,7 +221,7 @@ def serve(
         setting = draft_setting_of(
             manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
         )
-        _show_footprint(manifest)
+        _show_footprint(manifest, pages)
         loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
         loaded.decoder.turns = Turns(prefill_rows_per_turn)
         loaded.decoder.kv_policy = kv_policy
@@ -263,12 +265,14 @@ def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | No
     return manifest
 
 
-def _show_footprint(manifest: Manifest) -> None:
+def _show_footprint(manifest: Manifest, pages: PageOptions) -> None:
     from specbuild.cli.tables.cache_tables import footprint
     from specbuild.cli.tables.predicted_memory import predict_memory
     from specbuild.cli.terminal.console import messages
 
-    messages().print(footprint(manifest, predict_memory(manifest)))
+    memory = predict_memory(manifest)
+    messages().print(footprint(manifest, memory))
+    pages.check(manifest.cache_groups, memory)
 
 
 def require_extra() -> None:

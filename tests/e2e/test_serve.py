@@ -99,6 +99,7 @@ def test_refusals_before_anything_is_served(
         "--no-spec contradicts": ("--no-spec", "--draft-depth", "1"),
         "manifest": ("--pin", "0" * 64),
         "is no Ed25519 public key": ("--verify-key", empty),
+        "a page of full takes": ("--page-bytes", "full=1"),
     }
     for message, options in refused.items():
         assert command("serve", tiny_engine, *options).refused(message)

@@ -16,6 +16,7 @@ from specbuild.cli.bench.pair_table import bench_table
 from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench.plot import plot
 from specbuild.cli.commands.verify import verify_tables
+from specbuild.cli.options.page_bytes import PageOptions
 from specbuild.cli.tables.cache_tables import footprint
 from specbuild.cli.tables.engine_table import build_summary, engine_tables, ops_text, specpv_summary
 from specbuild.cli.tables.predicted_memory import predict_memory
@@ -186,6 +187,31 @@ def test_the_footprint_counts_pages_bytes_and_the_whole(
     assert memory.kv_bytes[group.name] == 9 * page_bytes
     whole = memory.weights_bytes + sum(memory.kv_bytes.values())
     assert size_text(whole) in text.splitlines()[-1]
+
+
+def test_pages_of_other_bytes_than_expected_are_named(
+    make_manifest: Callable[..., Manifest],
+) -> None:
+    manifest = make_manifest()
+    group = replace(manifest.cache_groups[0], k_width=24, v_width=16, kv_heads=2, pages=9)
+    groups = (group, *manifest.cache_groups[1:])
+    memory = predict_memory(replace(manifest, cache_groups=groups))
+    element = {"float32": 4, "float16": 2, "bfloat16": 2}[group.dtype]
+    right = len(group.layers) * 2 * (24 + 16) * group.page_size * element
+
+    def check(*asked: str) -> None:
+        PageOptions(page_bytes=asked).check(groups, memory)
+
+    check()
+    check(f"{group.name}={right}")
+    said = rf"a page of {group.name} takes {right} bytes \({group.page_size} tokens, .* 2 KV heads"
+    with pytest.raises(SpecbuildError, match=said):
+        check(f"{group.name}={right}", f"{group.name}={right // 2}")
+    with pytest.raises(SpecbuildError, match="the engine's cache groups are "):
+        check(f"other={right}")
+    for text in ("1572864", f"{group.name}=", f"{group.name}=1.5", f"{group.name}=-1"):
+        with pytest.raises(SpecbuildError, match="expected GROUP=N"):
+            check(text)
 
 
 def test_frequent_ops_come_first_and_the_rest_is_counted() -> None:

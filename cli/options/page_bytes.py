@@ -1,0 +1,57 @@
+"""What pages of the caches are expected to take: refused where an engine's take something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import repeated
+from specbuild.cli.options.shared import GENERAL
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.cli.tables.predicted_memory import PredictedMemory
+    from specbuild.runtime.engine_dir.manifest import CacheGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(OptionGroup):
+    """An engine says what its pages take; whoever planned with a figure may have it checked."""
+
+    PANEL: ClassVar[str] = GENERAL
+
+    page_bytes: Annotated[
+        tuple[str, ...],
+        Described(
+            "Start only if a page of this cache group takes so many bytes; repeatable.",
+            "GROUP=N",
+            typed=list[str],
+            read=repeated,
+        ),
+    ] = ()
+
+    def check(self, groups: Sequence[CacheGroup], memory: PredictedMemory) -> None:
+        """SpecbuildError where a group takes something else, or there is none of the name."""
+        taken = {group.name: memory.kv_bytes[group.name] // group.pages for group in groups}
+        by_name = {group.name: group for group in groups}
+        for text in self.page_bytes:
+            name, equals, number = text.partition("=")
+            if not equals or not number.isascii() or not number.isdigit():
+                raise SpecbuildError(f"--page-bytes {text}: expected GROUP=N, such as full=1572864")
+            if name not in taken:
+                known = ", ".join(taken)
+                raise SpecbuildError(f"--page-bytes {text}: the engine's cache groups are {known}")
+            if int(number) != taken[name]:
+                raise SpecbuildError(
+                    f"--page-bytes {text}: a page of {name} takes {taken[name]} bytes "
+                    f"({_geometry(by_name[name])}); plan with that, or build the engine that was "
+                    "planned for"
+                )
+
+
+def _geometry(group: CacheGroup) -> str:
+    layers = f"{len(group.layers)} {'layer' if len(group.layers) == 1 else 'layers'}"
+    heads = f"{group.kv_heads} KV {'head' if group.kv_heads == 1 else 'heads'}"
+    return f"{group.page_size} tokens, {layers}, {heads}, {group.dtype}"
