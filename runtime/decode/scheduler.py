@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.sequence_pages import SequencePages
-from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.launch_rows import launch_rows
+from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
