@@ -17,8 +17,10 @@ WRONG_ABOUT_KERNELS = {
         "attend_many",
     },
 }
-# By what a piece's label holds: the same of the prompts' GEMM, where plain loads read its stages.
-WRONG_ABOUT_LABELS = {"racecheck": ("'wgmma': 0",)}
+# By what a piece's label holds: the same of the prompts' GEMM, where plain loads read its stages;
+# and of products whose partial sums take the place of their warp's own tokens (OVERLAY): the tool
+# does not know that no lane comes out of mma.sync before all have read theirs.
+WRONG_ABOUT_LABELS = {"racecheck": ("'wgmma': 0", "RmsSwiglu decode  9 rows, 1056 to 72, bias")}
 _PIECE = re.compile(r"^\[\d+/\d+\] \d+ s: (.*)")
 _PLACE = re.compile(r"^=========.* at (\w+)\+0x")
 

@@ -26,8 +26,8 @@ CONTEXTS = (64, 1024, 8192, 32768)
 REPEATS = 8
 # A longest context this close to one that is measured anyway adds nothing.
 _DISTINCT = 1.25
-# Tokens of a sequence that steps may add while they are timed, by the deepest draft's.
-_STEPS_OF_MARGIN = 4
+# Steps that may run before and while steps are timed: a sequence that ended reads nothing any more.
+_STEPS_OF_MARGIN = 12
 # Longer prompts take more time a token: what a fill is expected to take grows by this.
 _FILL_MARGIN = 1.5
 
@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 
 def contexts_of(max_seq_len: int, depth: int) -> tuple[int, ...]:
     """The contexts that are measured: those of ``CONTEXTS`` that fit, and the longest."""
-    longest = max(1, max_seq_len - _STEPS_OF_MARGIN * (depth + 1))
+    longest = max_seq_len - min(_STEPS_OF_MARGIN * (depth + 1), max_seq_len // 2)
     fitting = [context for context in CONTEXTS if context <= longest]
     if not fitting or longest > _DISTINCT * fitting[-1]:
         fitting.append(longest)

@@ -251,10 +251,10 @@ def test_what_no_step_is_large_enough_for_is_not_chosen() -> None:
 @pytest.mark.parametrize(
     ("max_seq_len", "contexts"),
     [
-        (32, (12,)),
-        (200, (64, 180)),
-        (4096, (64, 1024, 4076)),
-        (131072, (64, 1024, 8192, 32768, 131052)),
+        (32, (16,)),
+        (200, (64, 140)),
+        (4096, (64, 1024, 4036)),
+        (131072, (64, 1024, 8192, 32768, 131012)),
         (1100, (64, 1024)),
     ],
 )
@@ -272,7 +272,7 @@ def test_every_step_program_is_measured() -> None:
         (batch, shape) for batch in (1, 2, 3) for shape in (None, *shapes)
     }
     for c in costs.steps:
-        assert c.contexts == (48,)
+        assert c.contexts == (32,)
         assert c.step_s == (2.0,)
         assert c.draft_s == ((2.0 if c.draft_depth else 0.0),)
     assert costs.gpu == GPU
