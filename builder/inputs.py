@@ -127,7 +127,7 @@ def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoi
     if dtype is None or dtype == "bf16":
         return target
     said = (
-        f"target: its projections and head are stored as {dtype}, so outputs are no longer those "
+        f"target: its projections and head are rounded to {dtype}, so outputs are no longer those "
         "of the checkpoint; specbuild compare says what that costs on a text",
     )
     return replace(

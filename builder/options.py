@@ -140,7 +140,7 @@ class KernelOptions(OptionGroup):
         Literal["bf16", "fp8", "mxfp4"] | None,
         Described(
             "How a CUDA engine stores the model's projections and head: bf16, or fp8 or mxfp4, "
-            "which are lossy.",
+            "which are lossy; a CPU engine only rounds them so.",
             "TYPE",
             shown="bf16",
         ),

@@ -22,7 +22,5 @@ def refuse_kernel_options(asked: BuildOptions) -> None:
         raise SpecbuildError("--tuned-only needs --backend cuda")
     if kernels.screen_head:
         raise SpecbuildError("--screen-head needs --backend cuda")
-    if kernels.weights_dtype is not None:
-        raise SpecbuildError(f"--weights-dtype {kernels.weights_dtype} needs --backend cuda")
     if asked.drafting.dtype is not None:
         raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")

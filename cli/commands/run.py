@@ -137,8 +137,17 @@ def run(
             return
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
+    dtype = loaded.manifest.target.dtype
+    if dtype is not None:
+        _print_weights(dtype)
     if setting.speculation == "default":
         _print_draft_choice(loaded)
+
+
+def _print_weights(dtype: str) -> None:
+    from specbuild.cli.terminal.console import messages
+
+    messages().print(f"weights: {dtype} (lossy)")
 
 
 def _print_draft_choice(engine: Engine) -> None:

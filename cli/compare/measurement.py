@@ -176,6 +176,7 @@ def lossy_names(manifest: Manifest) -> tuple[str, ...]:
         "DSA": manifest.dsa is not None,
         # Those that the model was made with change nothing.
         "latents": bool(target.latent_dims) and target.mla is None,
+        f"{target.dtype} weights": target.dtype is not None,
     }
     return tuple(name for name, held in modes.items() if held)
 

@@ -98,6 +98,30 @@ def quantised(packed: torch.Tensor, storage: Storage) -> torch.Tensor:
     return made
 
 
+def rounded(weight: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """A weight [..., K] with the values that it has in ``storage``, in its own type.
+
+    It is rounded to bf16 first, and a last block of fewer columns stands before zeros.
+    SpecbuildError for values that are larger than kernels decode.
+    """
+    import torch
+    from torch.nn import functional as F
+
+    if storage is BF16 or weight.is_meta:
+        return weight.clone()
+    element, rows = _ELEMENTS[storage], weight.flatten(0, -2)
+    made, columns = torch.empty_like(rows), rows.shape[1]
+    step = max(1, _CHUNK_VALUES // columns)
+    for first in range(0, len(rows), step):
+        part = rows[first : first + step].bfloat16().float()
+        blocks = F.pad(part, (0, -columns % BLOCK)).unflatten(1, (-1, BLOCK))
+        codes, scales = _encoded(blocks, element)
+        values = _VALUES[storage](codes)
+        values = torch.ldexp(values, scales.int().unsqueeze(-1) - element.bias)
+        made[first : first + step] = values.flatten(1)[:, :columns].to(weight.dtype)
+    return made.view(weight.shape)
+
+
 def mxfp4_blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """A weight [..., K] as MXFP4: blocks u8 [..., K/32, 16], even elements low, and scales u8.
 
@@ -222,7 +246,12 @@ def _read_mxfp4(words: torch.Tensor) -> torch.Tensor:
     tiles, units, _ = words.shape
     ordered = words.view(tiles, units, HALF_ROWS, 4, 2, 2).permute(0, 1, 4, 5, 2, 3)
     pairs = E2M1_WORDS.natural(ordered)
-    codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2)
+    return _e2m1_values(torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2))
+
+
+def _e2m1_values(codes: torch.Tensor) -> torch.Tensor:
+    import torch
+
     return torch.tensor(E2M1_CODES)[codes.int()]
 
 
@@ -241,14 +270,21 @@ def _byte_words(codes: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
 
 
 def _read_fp8(words: torch.Tensor) -> torch.Tensor:
+    return _e4m3_values(_read_bytes(words, _E4M3_WORDS)).flatten(5)
+
+
+def _e4m3_values(codes: torch.Tensor) -> torch.Tensor:
     import torch
 
-    return _read_bytes(words, _E4M3_WORDS).view(torch.float8_e4m3fn).float().flatten(5)
+    return codes.view(torch.float8_e4m3fn).float()
 
 
 def _read_int8(words: torch.Tensor) -> torch.Tensor:
-    codes = _read_bytes(words, _INT8_WORDS)
-    return ((codes & _MOST_INT8).float() * (1 - 2 * (codes >> 7).float())).flatten(5)
+    return _int8_values(_read_bytes(words, _INT8_WORDS)).flatten(5)
+
+
+def _int8_values(codes: torch.Tensor) -> torch.Tensor:
+    return (codes & _MOST_INT8).float() * (1 - 2 * (codes >> 7).float())
 
 
 def _read_bytes(words: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
@@ -259,4 +295,5 @@ def _read_bytes(words: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
 
 
 _WORDS = {MXFP4: _mxfp4_words, FP8: _fp8_words, INT8: _int8_words}
+_VALUES = {MXFP4: _e2m1_values, FP8: _e4m3_values, INT8: _int8_values}
 _READERS = {MXFP4: _read_mxfp4, FP8: _read_fp8, INT8: _read_int8}

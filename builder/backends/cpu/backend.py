@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specbuild.builder.backends.backend import (
     Lowered,
     PortableGraphs,
@@ -9,7 +11,7 @@ from specbuild.builder.backends.backend import (
     collected_weights,
     run_role_passes,
 )
-from specbuild.builder.backends.cpu.lowering import CPU_PASSES
+from specbuild.builder.backends.cpu.lowering import cpu_passes
 from specbuild.builder.backends.cpu.sizes import SIZES
 from specbuild.builder.backends.foreign_options import (
     refuse_kernel_options,
@@ -23,6 +25,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
 
 
 class CpuBackend:
@@ -39,9 +42,17 @@ class CpuBackend:
         return TakenOptions(asked, self.facts.name)
 
     def check(
-        self, asked: BuildOptions, target: TargetGeometry, draft: DraftGeometry | None
+        self,
+        asked: BuildOptions,  # noqa: ARG002
+        target: TargetGeometry,
+        draft: DraftGeometry | None,  # noqa: ARG002
     ) -> None:
-        """See :class:`Backend`: nothing is refused."""
+        """See :class:`Backend`: rounded weights alone are refused somewhere."""
+        if target.dtype is not None and target.mla is not None:
+            raise SpecbuildError(
+                f"--weights-dtype {target.dtype}: on a CPU it shows what a CUDA engine of the "
+                f"model would give, and there is none of a {target.model_type}; leave it out"
+            )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
         """See :class:`Backend`: nothing is refused."""
@@ -50,7 +61,9 @@ class CpuBackend:
     def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
         models, dump = graphs.models, taken.asked.dump_passes
-        passes = run_role_passes(models, lambda _: CPU_PASSES, dump, progress)
+        dtype = graphs.sources.target_geometry.dtype or "bf16"
+        made = partial(cpu_passes, weights_dtype=dtype)
+        passes = run_role_passes(models, made, dump, progress)
         weights = collected_weights(models)
         places = weight_places(weights)
         files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from specbuild.builder.backends.cpu.bodies import lower_ops
 from specbuild.builder.backends.cpu.norms import fuse_norms
 from specbuild.builder.backends.cpu.projections import merge_projections
 from specbuild.builder.backends.cpu.retype import retype_to_fp32
+from specbuild.builder.backends.cpu.rounded_weights import round_weights
 from specbuild.builder.graph.passes.cleanup import merge_equal, remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.builder.graph.passes.pools import reorder_pools
@@ -14,6 +17,7 @@ from specbuild.builder.graph.passes.shapes import (
     chained_reshapes,
     constant_reshapes,
 )
+from specbuild.plugins_cuda.linear.storage import BF16, storage_named
 
 CPU_PASSES = (
     GraphPass("retype-fp32", retype_to_fp32),
@@ -28,3 +32,13 @@ CPU_PASSES = (
     GraphPass("merge-equal", merge_equal),
     GraphPass("remove-unused-again", remove_unused),
 )
+
+
+def cpu_passes(role: str, *, weights_dtype: str = "bf16") -> tuple[GraphPass, ...]:
+    """The passes of a role's graph; the target's weights get the values of ``weights_dtype``."""
+    storage = storage_named(weights_dtype)
+    if role != "target" or storage is BF16:
+        return CPU_PASSES
+    merged = 1 + [a_pass.name for a_pass in CPU_PASSES].index("merge-projections")
+    rounding = GraphPass("round-weights", partial(round_weights, storage=storage))
+    return (*CPU_PASSES[:merged], rounding, *CPU_PASSES[merged:])

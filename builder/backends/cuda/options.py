@@ -32,8 +32,8 @@ def taken_options(asked: BuildOptions) -> TakenKernelOptions:
     dtype = asked.kernels.weights_dtype
     if asked.kernels.screen_head and dtype not in (None, "bf16"):
         raise SpecbuildError(
-            f"--screen-head screens a head of bf16, --weights-dtype {dtype} stores fewer bytes; "
-            "leave one of them out"
+            f"--screen-head screens a head of bf16, --weights-dtype {dtype} has one of no more "
+            "bytes than the screen; leave one of them out"
         )
     return TakenKernelOptions(asked, gpu, gpu, tactics_of(asked, gpu), asked.kernels.tuned_only)
 

@@ -292,7 +292,6 @@ def test_nothing_of_this_machine_is_in_the_engine(engine: Path, checkpoints: Pat
         ({"gpu": ""}, "--gpu '' is not supported"),
         ({"backend": "cpu"}, "--gpu sm_90a needs --backend cuda"),
         ({"backend": "cpu", "gpu": None, "draft_dtype": "fp8"}, "--draft-dtype fp8 needs"),
-        ({"backend": "cpu", "gpu": None, "weights_dtype": "mxfp4"}, "--weights-dtype mxfp4 needs"),
         ({"page_size": 24}, "--page-size 24"),
         ({"max_batch_size": 300}, "--max-batch-size 300"),
         (

@@ -173,7 +173,7 @@ def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:
     )  # fmt: skip
     inputs = settled_inputs(options, CUDA, read_checkpoints(options, SilentProgress()))
     assert inputs.target.geometry.dtype == "fp8"
-    assert any("stored as fp8" in warning for warning in inputs.target.warnings)
+    assert any("rounded to fp8" in warning for warning in inputs.target.warnings)
     assert used_features(inputs.target.geometry) == ("coded_weights",)
     plain = replace(options, kernels=replace(options.kernels, weights_dtype="bf16"))
     inputs = settled_inputs(plain, CUDA, read_checkpoints(plain, SilentProgress()))

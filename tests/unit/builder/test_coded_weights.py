@@ -1,0 +1,184 @@
+"""``--weights-dtype``: what is coded of a GPT-OSS, and what a CPU engine of such weights gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from checkpoint_files import edit_config, edit_tensors
+from checkpoints import write_target
+from deepseek_checkpoints import write_deepseek
+from fused_graphs import PAGE, blank_pools, fused_model, launch_feeds, run_graph
+from latent_files import write_latents
+from llama_checkpoints import write_llama
+from mx_rounding import mx_rounded, round_checkpoint
+
+from specbuild.builder.backends.cpu.lowering import cpu_passes
+from specbuild.builder.build import build
+from specbuild.builder.graph.passes.pipeline import GraphPass
+from specbuild.builder.graph.passes.weights import recipe_of
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.cli.compare.measurement import lossy_names
+from specbuild.cli.main import main
+from specbuild.plugins_cuda.linear.block_scaled import rounded
+from specbuild.plugins_cuda.linear.storage import storage_named
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import SpecbuildError
+
+FORMS = pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
+TOKENS = tuple(range(3, 31))
+# Widths are whole blocks of 32 columns, as kernels have them.
+GPT_OSS: dict[str, Any] = {"layers": 4, "hidden": 64, "q_heads": 4, "head_dim": 32}
+
+
+@FORMS
+@pytest.mark.parametrize("columns", [32, 96])
+def test_weights_are_rounded_as_the_format_says(dtype: str, columns: int) -> None:
+    rng = torch.Generator().manual_seed(columns)
+    weight = torch.randn(3, 40, columns, generator=rng) * 2.0 ** torch.randint(
+        -30, 2, (3, 40, 1), generator=rng
+    )
+    weight[0, :5], weight[1, 3, 7] = 0, -0.0
+    for of in (weight.bfloat16(), weight.bfloat16().float()):
+        assert torch.equal(rounded(of, storage_named(dtype)), mx_rounded(of, dtype))
+    # What is not bf16 is so first, and a block may be short.
+    short = rounded(weight[..., : columns - 5], storage_named(dtype))
+    padded = weight.clone()
+    padded[..., columns - 5 :] = 0
+    assert torch.equal(short, mx_rounded(padded.bfloat16(), dtype).float()[..., : columns - 5])
+
+
+@FORMS
+def test_a_cuda_graph_of_gpt_oss_computes_the_rounded_checkpoint(
+    tmp_path: Path, dtype: str
+) -> None:
+    """QKV, O and head are codes; routers, experts, sinks and norms are those of the checkpoint."""
+    write_target(tmp_path, **GPT_OSS)
+    logits = {}
+    for form in ("bf16", dtype, "rounded"):
+        if form == "rounded":
+            edit_tensors(tmp_path, partial(round_checkpoint, name=dtype))
+        asked = "bf16" if form == "rounded" else form
+        fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE, weights_dtype=asked)
+        model, rows = fused.models["target"], range(len(TOKENS))
+        feeds = launch_feeds(model, rows, torch.tensor(rows)) | blank_pools(model)
+        feeds["token_ids"] = torch.tensor(TOKENS, dtype=torch.int32)
+        logits[form] = run_graph(model, feeds)["logits"]
+        if form == dtype:
+            assert coded_tensors(model, f".packed.{dtype}") == coded_names(4)
+    assert torch.equal(logits[dtype], logits["rounded"])
+    assert not torch.equal(logits[dtype], logits["bf16"])
+
+
+def coded_names(layers: int) -> set[str]:
+    """The tensors of a GPT-OSS that become codes."""
+    parts = [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+    return {"lm_head.weight"} | {f"model.layers.{i}.{p}" for i in range(layers) for p in parts}
+
+
+def coded_tensors(model: ir.Model, ending: str) -> set[str]:
+    """The tensors of the checkpoint that weights with this ending are made of."""
+    recipes = [recipe_of(v) for n, v in model.graph.initializers.items() if n.endswith(ending)]
+    return {source for recipe in recipes if recipe is not None for source in recipe.sources}
+
+
+CPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": ("gpt_oss", GPT_OSS),
+    "llama, tied": ("llama", {"tie_word_embeddings": True, "dtype": "bfloat16"}),
+    "qwen3-moe": ("qwen3_moe", {"head_dim": 16, "moe_intermediate_size": 32, "dtype": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("gpt-oss", "fp8"), ("gpt-oss", "mxfp4"), ("llama, tied", "fp8"), ("qwen3-moe", "mxfp4")],
+)
+def test_a_cpu_engine_computes_the_rounded_checkpoint(
+    tmp_path: Path, name: str, dtype: str
+) -> None:
+    kind, changes = CPU_MODELS[name]
+    model = tmp_path / "model"
+    if kind == "gpt_oss":
+        write_target(model, **changes)
+    else:
+        write_llama(model, kind, num_hidden_layers=2, **changes)
+    tied = bool(changes.get("tie_word_embeddings"))
+    found = scored(model, tmp_path / "coded", weights_dtype=dtype)
+    plain = scored(model, tmp_path / "plain")
+    edit_tensors(model, partial(round_checkpoint, name=dtype, experts=dtype == "mxfp4"))
+    if tied:
+        untie(model, dtype)
+    wanted = scored(model, tmp_path / "rounded")
+    np.testing.assert_array_equal(found, wanted)
+    assert not np.array_equal(found, plain)
+
+
+def untie(model: Path, dtype: str) -> None:
+    """A head of its own: the embedding stays, the head is rounded."""
+
+    def head(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = mx_rounded(tensors["model.embed_tokens.weight"], dtype)
+
+    edit_tensors(model, head)
+    edit_config(model, tie_word_embeddings=False)
+
+
+def scored(model: Path, output: Path, **asked: Any) -> np.ndarray:
+    """Logits [T, V] of a CPU engine that is built so."""
+    build(
+        BuildOptions.from_flat(model=model, output=output, max_seq_len=64, **asked),
+        SilentProgress(),
+    )
+    return np.concatenate([rows.logits for rows in Engine.load(output).decoder.score(TOKENS)])
+
+
+def test_latents_and_routers_stay_on_a_cpu(tmp_path: Path) -> None:
+    """As in a CUDA engine: queries of a layer that caches latents have their weight as it is."""
+    write_target(tmp_path, **GPT_OSS)
+    write_latents(tmp_path, {1: 16}, kv_width=64)
+    asked = {"max_seq_len": 64, "page_size": PAGE}
+    cuda = fused_model(tmp_path, **asked, weights_dtype="fp8").models["target"]
+    stays = {f"model.layers.1.self_attn.{part}_proj.weight" for part in "qkv"}
+    wanted = coded_names(4) - stays
+    assert coded_tensors(cuda, ".packed.fp8") == wanted
+    found: set[str] = set()
+    with pytest.MonkeyPatch.context() as patch:
+
+        def passes(role: str, *, weights_dtype: str) -> Any:
+            def look(model: ir.Model) -> int:
+                if role == "target":
+                    found.update(coded_tensors(model, ".fp8"))
+                return 0
+
+            return (*cpu_passes(role, weights_dtype=weights_dtype), GraphPass("look", look))
+
+        patch.setattr("specbuild.builder.backends.cpu.backend.cpu_passes", passes)
+        scored(tmp_path, tmp_path / "engine", weights_dtype="fp8")
+    assert found == wanted
+
+
+def test_an_engine_tells_that_its_weights_are_lossy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_target(tmp_path / "model", **GPT_OSS)
+    scored(tmp_path / "model", tmp_path / "engine", weights_dtype="fp8")
+    manifest = Engine.load(tmp_path / "engine").manifest
+    assert (manifest.target.dtype, lossy_names(manifest)) == ("fp8", ("fp8 weights",))
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a", "prompt_ids": [5, 6, 7]}\n')
+    asked = ["--prompts", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "2"]
+    assert main(["run", str(tmp_path / "engine"), *asked]) == 0
+    assert "weights: fp8 (lossy)" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "engine")]) == 0
+    assert "fp8 (lossy)" in capsys.readouterr().out
+
+
+def test_a_model_without_a_cuda_engine_is_refused(tmp_path: Path) -> None:
+    write_deepseek(tmp_path / "model")
+    with pytest.raises(SpecbuildError, match="--weights-dtype fp8: on a CPU it shows what a CUDA"):
+        scored(tmp_path / "model", tmp_path / "engine", weights_dtype="fp8")
