@@ -35,8 +35,8 @@ struct PanelChunks {
 // and before a barrier.
 template <class Shape, class Panels, class Chunks, class Between, class Finish>
 __device__ __forceinline__ void stream_head_panels(const unsigned char* tokens,
-                                                   const uint16_t* weight, const Chunks& chunks,
-                                                   unsigned char* shared,
+                                                   const typename Shape::Units::Stored* weight,
+                                                   const Chunks& chunks, unsigned char* shared,
                                                    typename Panels::Barriers& barriers,
                                                    Between between, Finish finish) {
   PanelProduct<Shape, Chunks> product(weight, chunks, 0, Shape::kBlocks);

@@ -8,6 +8,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, Storage
 from specbuild.plugins_cuda.rms_head.cases import chosen_rows
 
 
@@ -20,6 +21,7 @@ def choose_rows(
     temperature: float | Sequence[float] = 0.0,
     rounding: str = "gpt_oss",
     distinct_tiles: int | None = None,
+    storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
     """The choices at ``logit_rows``; with few ``distinct_tiles`` every logit occurs often."""
@@ -27,7 +29,7 @@ def choose_rows(
 
     def make(rng: np.random.Generator) -> Arrays:
         x, rows = chosen_rows(rng, tokens, columns, logit_rows)
-        weight = draw_packed(rng, vocab, columns)
+        weight = draw_packed(rng, vocab, columns, storage)
         if distinct_tiles is not None:
             weight = weight[np.arange(len(weight)) % distinct_tiles]
         return (
@@ -46,6 +48,7 @@ def choose_rows(
         f"{prefix}{chosen} of {tokens} rows, {columns} to {vocab}, {rounding}, "
         f"{kind if isinstance(temperature, float) else 'temperatures'}{ties}"
     )
+    name += f", {storage.name}" * storage.scaled
     attributes = {"eps": 1e-5, "rounding": rounding}
     return Case(name, make, attributes, atol=1e-4, kernel_atol=3e-3, kernel_rtol=1e-3)
 
@@ -66,10 +69,12 @@ KERNEL_CASES: tuple[Case, ...] = (
     choose_rows(70, range(70), 864, 1040, temperature=[0.5, 0.0] * 35),
     choose_rows(130, range(129, -1, -1), 96, 2224, rounding="llama"),
     choose_rows(33, range(33), 64, 848, distinct_tiles=2),
+    choose_rows(37, range(37), 864, 848, temperature=1.0, storage=FP8),
     choose_rows(9, range(9), 96, 1040, distinct_tiles=3),
     *(choose_rows(t, range(t), 2880, 201088, prefix="gpu: ") for t in (1, 8)),
     *(
         choose_rows(t, range(t), 2880, 201088, temperature=1.0, prefix="gpu: ")
         for t in (40, 64, 128, 256)
     ),
+    *(choose_rows(t, range(t), 2880, 201088, storage=FP8, prefix="gpu: ") for t in (1, 64, 128)),
 )

@@ -23,7 +23,7 @@
 using Units = WeightUnits<WEIGHTS>::Units;
 #if PANELS
 constexpr int kColumns = TOKEN_TILES * kTokensPerTile;
-using Shape = PanelShape<K_BLOCKS, K_BLOCKS, K_BLOCKS, TILES, kColumns, DEPTH>;
+using Shape = PanelShape<K_BLOCKS, K_BLOCKS, K_BLOCKS, TILES, kColumns, DEPTH, Units>;
 using Chunks = PanelChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, TILES>;
 using Panels = PanelStream<kColumns, Shape::kPanels, STAGES, WARPS>;
 using PanelFolds = PanelFolding<kColumns, TILES, WARPS>;

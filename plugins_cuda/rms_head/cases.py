@@ -54,6 +54,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     head(20, [19, *range(11), 3], 544, 848),
     head(40, range(39, -1, -1), 160, 112, rounding="llama"),
     head(64, range(64), 864, 592),
+    head(70, range(70), 864, 592, storage=FP8),
+    head(36, range(36), 288, 592, storage=MXFP4),
     head(16, [15], 224, 1600, rounding="llama"),
     *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (1, 4, 8)),
     *(head(t, range(t), 2880, 32000, rounding="llama", prefix="gpu: ") for t in (64, 200)),

@@ -51,9 +51,10 @@ _LOADS_OF_CODES = {1: 15, 2: 9, 4: 9}
 # Static variables of HeadChoose: folds of 16 warps by 32 rows, and how the rows choose.
 _STATIC_BYTES = 12 << 10
 # ``panels``: rows are panels that two warpgroups share, two tiles a warp. Loads that a lane keeps
-# in flight for both, beside the sums of up to 64 rows or of more; the panels' places.
+# in flight for both, beside the sums of up to 64 rows or of more, where codes take registers too;
+# the panels' places.
 _PANEL_TILES = 2
-_PANEL_LOADS, _PANEL_LOADS_OF_MOST = 24, 16
+_PANEL_LOADS, _PANEL_LOADS_OF_MOST, _PANEL_LOADS_OF_MOST_CODES = 24, 16, 12
 _MOST_PANEL_STAGES = 12
 # Static variables of HeadChoose, aligned: for each row folds of 16 segments and how it chooses, and
 # two barriers for each place.
@@ -89,7 +90,7 @@ def lower(request: LoweringRequest) -> Lowering:
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Loads in flight, and whether many rows are panels."""
     rows = request.tensors["logit_rows"].shape[0]
-    if _weight(request).storage.scaled or rows < _SOME_ROWS:
+    if rows < _SOME_ROWS:
         return _TACTICS
     return _TACTICS_OF_SOME_ROWS if rows < FEWEST_PANEL_ROWS else _TACTICS_OF_MANY_ROWS
 
@@ -128,9 +129,7 @@ def head_streaming(
     require_tactic(op, request.tactic, ("ctas", "loads", "panels"))
     rounding_of(op, request.attributes)
     if request.tactic.get("panels", int(rows >= FEWEST_PANEL_ROWS)):
-        panels = _by_panels(request, rows, fold_bytes)
-        if panels is not None:
-            return panels
+        return _by_panels(request, rows, fold_bytes)
     most = request.target.shared_bytes_per_block - _STATIC_BYTES
     for token_tiles in token_tiles_for(rows):
         shared = fragment_bytes(blocks, token_tiles) + norm_bytes(blocks, token_tiles)
@@ -142,15 +141,14 @@ def head_streaming(
     )
 
 
-def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head | None:
-    """The cut where rows are panels; None where the weight is not bf16."""
+def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
+    """The cut where rows are panels."""
     weight = _weight(request)
-    if weight.storage.scaled:
-        return None
     columns = panel_columns(rows, -(-rows // MOST_PANEL_ROWS))
-    usual = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else _PANEL_LOADS_OF_MOST
+    most = _PANEL_LOADS_OF_MOST_CODES if weight.storage.scaled else _PANEL_LOADS_OF_MOST
+    usual = _PANEL_LOADS if columns <= FEW_PANEL_ROWS else most
     panels = -(-weight.blocks // 2)
-    depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES)
+    depth = panel_depth(panels, request.tactic.get("loads", usual) // _PANEL_TILES, weight.storage)
     static = columns * _STATIC_BYTES_OF_ROW + _MOST_PANEL_STAGES * _STATIC_BYTES_OF_PLACE
     static += -static % _STATIC_ALIGNMENT
     left = request.target.shared_bytes_per_block - static - fold_bytes

@@ -17,7 +17,7 @@ from emulation import has_compiler, run_lowering
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, STORAGES, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
@@ -153,10 +153,12 @@ def test_swiglu() -> None:
 
 
 @needs_compiler
-def test_head() -> None:
+@pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.name)
+def test_head(storage: Storage) -> None:
+    stored = quantised(weight(VOCAB), storage)
     assert_same_for_every_batch(
         "RmsHead",
-        {"x": cancelling(ROWS), "norm": cancelling(), "weight": weight(VOCAB)},
+        {"x": cancelling(ROWS), "norm": cancelling(), "weight": stored},
         {"logit_rows": torch.arange(ROWS, dtype=torch.int32)},
         {"logits": torch.zeros(1, VOCAB)},
         PANELS,
@@ -166,10 +168,12 @@ def test_head() -> None:
 
 
 @needs_compiler
-def test_head_choose() -> None:
+@pytest.mark.parametrize("storage", [BF16, FP8], ids=lambda storage: storage.name)
+def test_head_choose(storage: Storage) -> None:
+    stored = quantised(weight(VOCAB), storage)
     assert_same_for_every_batch(
         "HeadChoose",
-        {"x": cancelling(ROWS), "norm": cancelling(), "weight": weight(VOCAB)},
+        {"x": cancelling(ROWS), "norm": cancelling(), "weight": stored},
         {
             "logit_rows": torch.arange(ROWS, dtype=torch.int32),
             "temperature": torch.tensor([0.0, 1.0] * (ROWS // 2)),
