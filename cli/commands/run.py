@@ -137,23 +137,18 @@ def run(
             return
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
-    dtype = loaded.manifest.target.dtype
+    _print_notes(loaded, default_draft=setting.speculation == "default")
+
+
+def _print_notes(engine: Engine, *, default_draft: bool) -> None:
+    """What of the engine is lossy, and why the draft is what it is where nothing was asked."""
+    from specbuild.cli.terminal.console import messages
+
+    dtype = engine.manifest.target.dtype
     if dtype is not None:
-        _print_weights(dtype)
-    if setting.speculation == "default":
-        _print_draft_choice(loaded)
-
-
-def _print_weights(dtype: str) -> None:
-    from specbuild.cli.terminal.console import messages
-
-    messages().print(f"weights: {dtype} (lossy)")
-
-
-def _print_draft_choice(engine: Engine) -> None:
-    from specbuild.cli.terminal.console import messages
-
-    messages().print(f"draft: {engine.default_draft.reason}", soft_wrap=True)
+        messages().print(f"weights: {dtype} (lossy)")
+    if default_draft:
+        messages().print(f"draft: {engine.default_draft.reason}", soft_wrap=True)
 
 
 def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs: bool) -> None:
