@@ -16,7 +16,7 @@ _FILES = "Files and debugging"
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(OptionGroup):
-    """The sizes that an engine may not exceed, and its pages."""
+    """The sizes that an engine may not exceed, its pages, and what these hold."""
 
     PANEL: ClassVar[str] = "Limits"
 
@@ -60,6 +60,14 @@ class LimitOptions(OptionGroup):
             "N",
             least=1,
             shown="every sequence at its longest",
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        Literal["fp8"] | None,
+        Described(
+            "Store keys and values as fp8 (e4m3), a byte each, on the CPU: lossy.",
+            "TYPE",
+            shown="fp32 on the CPU, else bf16",
         ),
     ] = None
 
@@ -131,9 +139,7 @@ class KernelOptions(OptionGroup):
     tactics: Annotated[
         Path | None,
         Described(
-            "Kernel variants that tune measured, not the shipped file's.",
-            "FILE",
-            recorded=False,
+            "Kernel variants that tune measured, not the shipped file's.", "FILE", recorded=False
         ),
     ] = None
     weights_dtype: Annotated[
@@ -162,9 +168,7 @@ class TensorRtOptions(OptionGroup):
     timing_cache: Annotated[
         Path | None,
         Described(
-            "Kernel timings to begin with and to add to; not for RTX.",
-            "FILE",
-            recorded=False,
+            "Kernel timings to begin with and to add to; not for RTX.", "FILE", recorded=False
         ),
     ] = None
     version_compatible: Annotated[
@@ -225,10 +229,7 @@ class SpecPvOptions(OptionGroup):
     full_refresh_interval: Annotated[
         int | None,
         Described(
-            "Partial steps between two full ones at most; 0 allows none.",
-            "N",
-            least=0,
-            usual=32,
+            "Partial steps between two full ones at most; 0 allows none.", "N", least=0, usual=32
         ),
     ] = None
     reduction: Annotated[

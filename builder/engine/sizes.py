@@ -15,7 +15,6 @@ from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
-    FP8_DTYPE,
     FULL_GROUP,
     LATENT_GROUP,
     choosing_group,
@@ -28,6 +27,7 @@ from specbuild.runtime.engine_dir.geometry import (
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import (
+    FP8_DTYPE,
     INDEXER_GROUP,
     CacheGroup,
     DraftShape,
@@ -212,6 +212,8 @@ def plan_engine(
         if draft.latent_dims:
             group = replace(_latent_group(group, draft.latent_dims), name=DRAFT_GROUP)
         groups.append(group)
+    if asked.kv_dtype is not None:
+        groups = [_coded(group) for group in groups]
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
     plan = EnginePlan(limits, default, tuple(groups), specpv, dsa, budget, suffix=suffix)
@@ -331,6 +333,18 @@ def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) 
             group = _group(name, latent, target, window=window, page_size=page_size, sizes=sizes)
             groups.append(_latent_group(group, tuple(dims[i] for i in latent)))
     return groups
+
+
+def _coded(group: CacheGroup) -> CacheGroup:
+    """The group with codes for keys and values; indexers' keys have an option of their own."""
+    if group.name == INDEXER_GROUP:
+        return group
+    if group.latent_widths:
+        raise SpecbuildError(
+            f"--kv-dtype fp8 stores keys and values, but the cache group {group.name} holds "
+            "latents; leave it out, or build with --no-mla where the latents came later"
+        )
+    return replace(group, dtype=FP8_DTYPE)
 
 
 def _latent_group(group: CacheGroup, widths: tuple[int, ...]) -> CacheGroup:

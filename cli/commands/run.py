@@ -147,6 +147,8 @@ def _print_notes(engine: Engine, *, default_draft: bool) -> None:
     dtype = engine.manifest.target.dtype
     if dtype is not None:
         messages().print(f"weights: {dtype} (lossy)")
+    if engine.manifest.lossy_groups:
+        messages().print("keys and values: fp8 (lossy)")
     if default_draft:
         messages().print(f"draft: {engine.default_draft.reason}", soft_wrap=True)
 

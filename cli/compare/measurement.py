@@ -177,6 +177,7 @@ def lossy_names(manifest: Manifest) -> tuple[str, ...]:
         # Those that the model was made with change nothing.
         "latents": bool(target.latent_dims) and target.mla is None,
         f"{target.dtype} weights": target.dtype is not None,
+        "fp8 caches": bool(manifest.lossy_groups),
     }
     return tuple(name for name, held in modes.items() if held)
 

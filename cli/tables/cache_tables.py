@@ -52,7 +52,7 @@ def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
             str(taken // group.pages),
             str(held * group.page_size),
             size_text(taken),
-            group.dtype,
+            group.dtype + " (lossy)" * (group.name in manifest.lossy_groups),
             f"a window of {group.window}" if group.window else "every token",
         )
     return table

@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
+from specbuild.plugins_cuda.kv_write.codes import encoded, holds_codes
 
 
 def slot_indices(b: BodyBuilder, slot: ir.Value, heads: int, page_size: int) -> ir.Value:
@@ -29,6 +30,8 @@ def body(
     """The standard-ONNX form; the pool's axes are (kv_heads, pages, page_size, width)."""
     pool, new, write_slot = inputs
     assert pool is not None and new is not None and write_slot is not None
+    if holds_codes(pool):
+        new = encoded(b, new)
     slot = b.cast(write_slot, ir.DataType.INT64)
     indices = slot_indices(b, slot, static_size(pool, 0), static_size(pool, 2))
     return [b.ScatterND(pool, indices, b.Transpose(new, perm=[1, 0, 2]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.kv_write.body import body
+from specbuild.plugins_cuda.kv_write.codes import as_codes
 from specbuild.plugins_cuda.kv_write.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import NoTraffic
@@ -20,12 +21,15 @@ def reference(pool: torch.Tensor, new: torch.Tensor, write_slot: torch.Tensor) -
     """``pool`` [pages, kv_heads, page_size, width] with ``new`` [T, kv_heads, width] at the slots.
 
     Slot s is offset ``s % page_size`` of page ``s // page_size``. Padding rows name a slot of
-    page 0, which nobody reads.
+    page 0, which nobody reads. A pool of uint8 holds codes (``codes.py``).
     """
+    import torch
+
     page_size = pool.shape[2]
     slot = write_slot.long()
     out = pool.clone()
-    out[slot // page_size, :, slot % page_size] = new
+    written = as_codes(new) if pool.dtype == torch.uint8 else new
+    out[slot // page_size, :, slot % page_size] = written
     return out
 
 

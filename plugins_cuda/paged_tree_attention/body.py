@@ -15,6 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder, static_size
+from specbuild.plugins_cuda.kv_write.codes import decoded, holds_codes
 
 INT64 = ir.DataType.INT64
 
@@ -167,7 +168,10 @@ def _sparse(
 
 
 def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bool) -> ir.Value:
-    """The pool's pages in view order: [kv_heads, S, width], or [kv_heads, B, S, width]."""
+    """The pool's pages in view order: [kv_heads, S, width], or [kv_heads, B, S, width].
+
+    Of codes their values.
+    """
     heads, width = static_size(pool, 0), static_size(pool, 3)
     shape = (heads, -1, width) if single else (heads, 0, -1, width)
     if static_size(page_table, 1) == 1:
@@ -180,6 +184,8 @@ def gathered(b: BodyBuilder, pool: ir.Value, page_table: ir.Value, *, single: bo
         base = b.Mul(head, b.size(pool, 1))
         views = b.Transpose(b.cast(page_table, INT64), perm=[1, 0, 2])
         found = b.Gather(flat, b.Add(views, base), axis=0)
+    if holds_codes(pool):
+        found = decoded(b, found)
     if single:
         return b.reshape(found, *shape)
     # One axis of B·P must be told apart from S = P · page_size: name B by the table.

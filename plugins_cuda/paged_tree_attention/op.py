@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.kv_write.codes import as_values
 from specbuild.plugins_cuda.kv_write.op import POOL_AXES, POOL_BODY_AXES
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE, body
@@ -119,8 +120,8 @@ def reference(
         # "h" KV heads, "p" pages, "o" offset in the page, "d" width
         table = page_table[sequence].long().expand(kv_heads, -1)
         heads = torch.arange(kv_heads, device=q.device).unsqueeze(1)
-        k = k_pool[table, heads].flatten(1, 2).float()
-        v = v_pool[table, heads].flatten(1, 2).float()
+        k = as_values(k_pool[table, heads]).flatten(1, 2).float()
+        v = as_values(v_pool[table, heads]).flatten(1, 2).float()
         # What no row sees may hold anything, NaN included: 0 · NaN must not enter the sum.
         seen = mask.any(0).unsqueeze(2)
         k, v = k.where(seen, 0.0), v.where(seen, 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, FP8_DTYPE, slots_per_sequence
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, slots_per_sequence
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
@@ -48,7 +48,7 @@ class KvLayout:
     @property
     def dtype(self) -> str:
         """Element type of the pools in a plan, where fp8 is bytes."""
-        return "uint8" if self.group.dtype == FP8_DTYPE else self.group.dtype
+        return self.group.stored_dtype
 
     @property
     def tokens_per_page(self) -> int:
@@ -102,7 +102,7 @@ class KvLayout:
                 f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
                 f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
             )
-        if g.dtype != KV_DTYPE and (g.name, g.dtype) != (INDEXER_GROUP, FP8_DTYPE):
+        if g.dtype != KV_DTYPE and not (g.name == INDEXER_GROUP and g.coded):
             raise EngineFileError(
                 f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}; rebuild the engine"
             )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Limits, SpecPv
+from specbuild.runtime.engine_dir.manifest import (
+    FP8_DTYPE,
+    INDEXER_GROUP,
+    CacheGroup,
+    Limits,
+    SpecPv,
+)
 
 FULL_GROUP = "full"
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 DRAFT_GROUP = "draft"
-# Element types of caches, and their bytes; fp8 is of indexers' keys only.
-FP8_DTYPE = "float8_e4m3fn"
+# Element types of caches, and their bytes.
 CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
 
 

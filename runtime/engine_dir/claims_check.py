@@ -189,7 +189,7 @@ def _check_files(manifest: Manifest) -> None:
 def _check_pools(manifest: Manifest) -> None:
     """Every pool that a graph takes or gives is one of a cache group's, of its shape and type."""
     known = {
-        name: (group.dtype, shape)
+        name: (group.stored_dtype, shape)
         for group in manifest.cache_groups
         for name, shape in pool_shapes(group, manifest.specpv).items()
     }

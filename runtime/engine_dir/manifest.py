@@ -29,12 +29,13 @@ WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
 INDEXER_GROUP = "indexer"
+FP8_DTYPE = "float8_e4m3fn"
 # Element types of caches; a later one names the feature that brings it.
 CACHE_STORAGES: FeatureOf = {
     "float32": None,
     "float16": None,
     "bfloat16": None,
-    "float8_e4m3fn": None,
+    FP8_DTYPE: None,
 }
 # Element types of stored tensors, as safetensors spells them, and their bytes.
 TENSOR_BYTES = {
@@ -152,6 +153,16 @@ class CacheGroup:
     dtype: str = field(metadata=one_of(CACHE_STORAGES))
     pool_axes: tuple[str, ...]
     latent_widths: tuple[int, ...] = field(default=(), metadata=of_feature("latents"))
+
+    @property
+    def coded(self) -> bool:
+        """Whether its pools hold fp8 codes, which are bytes to graphs and plans."""
+        return self.dtype == FP8_DTYPE
+
+    @property
+    def stored_dtype(self) -> str:
+        """The element type of its pools in graphs and plans."""
+        return "uint8" if self.coded else self.dtype
 
     def pool_widths(self, layer: int) -> dict[str, int]:
         """Values of a head in each pool of a layer: ``k`` and ``v``, or the latent ``c`` alone.
@@ -364,6 +375,12 @@ class Manifest:
     def draft(self) -> DraftGeometry | None:
         """The shape of the first draft model, None where the engine has none."""
         return next((d.geometry for d in self.drafters if d.geometry is not None), None)
+
+    @property
+    def lossy_groups(self) -> tuple[str, ...]:
+        """The cache groups whose keys and values are codes; a draft's change no output."""
+        beside = (INDEXER_GROUP, *(drafter.cache_group for drafter in self.drafters))
+        return tuple(g.name for g in self.cache_groups if g.coded and g.name not in beside)
 
     def group(self, name: str) -> CacheGroup:
         """The cache group of this name."""

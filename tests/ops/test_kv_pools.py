@@ -1,4 +1,4 @@
-"""KvWrite and KvCommit against loops over single entries."""
+"""KvWrite and KvCommit against loops over single entries; pools of e4m3 codes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import torch
-from forms import portable
+from forms import forms_of, portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mx_rounding import E4M3
 
 from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.paged_tree_attention.cases import CASES
 from specbuild.plugins_cuda.registry import op_named
 
 WRITE, COMMIT = op_named("KvWrite"), op_named("KvCommit")
@@ -76,3 +78,70 @@ def test_commit_reads_everything_before_it_writes(run: Run, data: st.DataObject)
         ],
     )
     np.testing.assert_array_equal(got[1:], wanted[1:])
+
+
+def hard_values() -> np.ndarray:
+    """What e4m3 holds, the middles, their neighbours, and what lies beyond; of both signs."""
+    grid = np.array(E4M3, np.float32)
+    middles = (grid[1:] + grid[:-1]) / 2
+    exact = np.concatenate([grid, middles, 2.0 ** np.arange(-12, 12, dtype=np.float32)])
+    around = [np.nextafter(exact, np.float32(toward)) for toward in (0, np.inf)]
+    drawn = np.random.default_rng(3).standard_normal(4000).astype(np.float32)
+    beyond = np.array([448, 463, 464, 465, 1e5, 3e38, 1e-30, 0], np.float32)
+    scaled = drawn * np.float32(2.0) ** np.arange(4000, dtype=np.float32).__mod__(24).__sub__(14)
+    values = np.concatenate([exact, *around, drawn, scaled, beyond])
+    return np.concatenate([values, -values]).astype(np.float32)
+
+
+def nearest_code(value: float) -> int:
+    """By looking at every number of the format; ties go to even codes."""
+    distances = [abs(min(abs(float(value)), E4M3[-1]) - number) for number in E4M3]
+    least = min(distances)
+    code = min((i for i, d in enumerate(distances) if d == least), key=lambda i: i % 2)
+    return code + 128 * (value < 0 and code > 0)
+
+
+@each_form
+def test_a_pool_of_bytes_gets_the_nearest_code(run: Run) -> None:
+    values = hard_values()
+    values = np.pad(values, (0, -len(values) % 16)).reshape(-1, 2, 8)
+    pool = np.full((len(values) + 1, 2, 1, 8), 255, np.uint8)
+    slots = np.arange(1, len(values) + 1, dtype=np.int32)
+    got = run(WRITE, [pool, values, slots])[1:, :, 0]
+    wanted = np.vectorize(nearest_code, otypes=[np.uint8])(values)
+    np.testing.assert_array_equal(got, wanted)
+
+
+@each_form
+def test_codes_move_as_they_are(run: Run) -> None:
+    pool = np.arange(256, dtype=np.uint8).reshape(4, 2, 2, 16)
+    wanted = pool.copy()
+    wanted[entry(3, 2)], wanted[entry(4, 2)] = pool[entry(6, 2)], pool[entry(3, 2)]
+    got = run(COMMIT, [pool, np.array([[6, 3]], np.int32), np.array([[3, 4]], np.int32)])
+    np.testing.assert_array_equal(got[1:], wanted[1:])
+
+
+@pytest.mark.parametrize("case", [0, -1], ids=["first", "last"])
+def test_attention_reads_the_values_of_codes(case: int) -> None:
+    """In every form, bit for bit what it gives over a pool of these values."""
+    attend = op_named("PagedTreeAttention")
+    found = CASES[case]
+    rng = np.random.default_rng(4)
+    arrays = list(found.make(rng))
+    signed = np.array([*E4M3, 0.0, *(-x for x in E4M3), 0.0], np.float32)
+    shapes = [pool.shape for pool in arrays[1:3]]
+    codes = [rng.integers(0, 127, s) + 128 * rng.integers(0, 2, s) for s in shapes]
+    of_codes, of_values = list(arrays), list(arrays)
+    of_codes[1:3] = [c.astype(np.uint8) for c in codes]
+    of_values[1:3] = [signed[c] for c in codes]
+    for name, form in forms_of(attend, arrays, found.attributes).items():
+        if name.startswith("TensorRT"):
+            continue
+        got, wanted = (form(attend, a, found.attributes)[0] for a in (of_codes, of_values))
+        np.testing.assert_array_equal(got, wanted, err_msg=name)
+    attributes = attend.complete(found.attributes)
+    got, wanted = (
+        attend.reference(*(None if a is None else torch.from_numpy(a) for a in some), **attributes)
+        for some in (of_codes, of_values)
+    )
+    assert torch.equal(got, wanted)

@@ -54,15 +54,21 @@ class CpuBackend:
                 f"model would give, and there is none of a {target.model_type}; leave it out"
             )
 
-    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:  # noqa: ARG002
-        """See :class:`Backend`: nothing is refused."""
+    def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
+        """See :class:`Backend`: blocks of keys that are codes are refused."""
+        if plan.specpv is not None and plan.choosing_group.coded:
+            raise SpecbuildError(
+                "--kv-dtype fp8: SpecPV chooses blocks by keys that are no codes; leave --specpv "
+                "or --kv-dtype out, or take --specpv-score indexer"
+            )
         return ()
 
     def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
         models, dump = graphs.models, taken.asked.dump_passes
         dtype = graphs.sources.target_geometry.dtype or "bf16"
-        made = partial(cpu_passes, weights_dtype=dtype)
+        coded = [group.name for group in graphs.plan.groups if group.coded]
+        made = partial(cpu_passes, weights_dtype=dtype, coded_groups=coded)
         passes = run_role_passes(models, made, dump, progress)
         weights = collected_weights(models)
         places = weight_places(weights)

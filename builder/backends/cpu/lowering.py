@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 from specbuild.builder.backends.cpu.bodies import lower_ops
+from specbuild.builder.backends.cpu.coded_pools import code_pools
 from specbuild.builder.backends.cpu.norms import fuse_norms
 from specbuild.builder.backends.cpu.projections import merge_projections
 from specbuild.builder.backends.cpu.retype import retype_to_fp32
@@ -34,11 +36,18 @@ CPU_PASSES = (
 )
 
 
-def cpu_passes(role: str, *, weights_dtype: str = "bf16") -> tuple[GraphPass, ...]:
-    """The passes of a role's graph; the target's weights get the values of ``weights_dtype``."""
+def cpu_passes(
+    role: str, *, weights_dtype: str = "bf16", coded_groups: Collection[str] = ()
+) -> tuple[GraphPass, ...]:
+    """The passes of a role's graph; the target's weights get the values of ``weights_dtype``.
+
+    Keys and values of ``coded_groups`` are stored as codes.
+    """
+    asked = []
     storage = storage_named(weights_dtype)
-    if role != "target" or storage is BF16:
-        return CPU_PASSES
+    if role == "target" and storage is not BF16:
+        asked.append(GraphPass("round-weights", partial(round_weights, storage=storage)))
+    if coded_groups:
+        asked.append(GraphPass("code-pools", partial(code_pools, groups=coded_groups)))
     merged = 1 + [a_pass.name for a_pass in CPU_PASSES].index("merge-projections")
-    rounding = GraphPass("round-weights", partial(round_weights, storage=storage))
-    return (*CPU_PASSES[:merged], rounding, *CPU_PASSES[merged:])
+    return (*CPU_PASSES[:merged], *asked, *CPU_PASSES[merged:])

@@ -37,6 +37,10 @@ def require_tensorrt_options(options: BuildOptions) -> None:
         raise SpecbuildError(
             f"--weights-dtype {kernels.weights_dtype} needs --backend cuda; leave it out"
         )
+    if options.limits.kv_dtype is not None:
+        raise SpecbuildError(
+            f"--kv-dtype {options.limits.kv_dtype} needs --backend cpu; leave it out"
+        )
     if kernels.screen_head:
         raise SpecbuildError("--screen-head needs --backend cuda; leave it out")
     if not offers.plugins and kernels.given():

@@ -18,6 +18,7 @@ _OUT = ".out"
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "int32": np.dtype(np.int32),
+    "uint8": np.dtype(np.uint8),
 }
 
 
@@ -207,7 +208,7 @@ def _cpu_device() -> Any:
 
 def _new_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
     """Zeros, because page 0 is read by padding and must be finite."""
-    element = _element(group.dtype, f"cache group {group.name}")
+    element = _element(group.stored_dtype, f"cache group {group.name}")
     try:
         return np.zeros(shape, element)
     except (MemoryError, ValueError) as error:

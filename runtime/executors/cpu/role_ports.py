@@ -210,7 +210,7 @@ def _view(group: CacheGroup) -> _Forms:
 
 def _pools(manifest: Manifest, group: CacheGroup) -> _Forms:
     return {
-        name: _Form(group.dtype, shape)
+        name: _Form(group.stored_dtype, shape)
         for name, shape in pool_shapes(group, manifest.specpv).items()
     }
 

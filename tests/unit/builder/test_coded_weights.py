@@ -150,13 +150,13 @@ def test_latents_and_routers_stay_on_a_cpu(tmp_path: Path) -> None:
     found: set[str] = set()
     with pytest.MonkeyPatch.context() as patch:
 
-        def passes(role: str, *, weights_dtype: str) -> Any:
+        def passes(role: str, **asked: Any) -> Any:
             def look(model: ir.Model) -> int:
                 if role == "target":
                     found.update(coded_tensors(model, ".fp8"))
                 return 0
 
-            return (*cpu_passes(role, weights_dtype=weights_dtype), GraphPass("look", look))
+            return (*cpu_passes(role, **asked), GraphPass("look", look))
 
         patch.setattr("specbuild.builder.backends.cpu.backend.cpu_passes", passes)
         scored(tmp_path, tmp_path / "engine", weights_dtype="fp8")
