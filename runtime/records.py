@@ -70,7 +70,7 @@ class RunStats:
     others went on while it waited for pages; ``cached_tokens`` of its prompt were in the prefix
     cache when it began. ``specpv`` is None where every step verified over the whole cache, by the
     engine's nature, and ``dsa`` where every row attended to all that it saw. ``masked_tokens`` were
-    chosen among those that a guide allows, None without a guide and where masks are the device's.
+    changed by a guide, or came of a device's steps behind its mask; None without a guide.
     """
 
     prompt_tokens: int

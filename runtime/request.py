@@ -212,6 +212,15 @@ class GenerateParams:
         """Whether tokens are chosen from other logits than the target's, a guide aside."""
         return bool(self._adjustments)
 
+    @property
+    def only_guided(self) -> bool:
+        """Whether a guide is all that changes a choice: one that it allows is the masked choice.
+
+        A mask changes no score that it leaves; but what is cut of the likeliest depends on it.
+        """
+        asks_more = self.top_logprobs or self.adjusts_logits or self.sampling.cuts
+        return self.guide is not None and not asks_more
+
 
 DEFAULT_PARAMS = GenerateParams()
 
@@ -299,7 +308,9 @@ class SequenceState:
 
     ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
     the target's cache. While decoding ``known = length + 1``: the last token is the root of the
-    next step. ``steps_ahead`` steps in flight decode it.
+    next step. ``steps_ahead`` steps in flight decode it; of these the next ``stale`` began behind a
+    token that its guide refused, and give it nothing. ``apart``: its next step is one of those that
+    change logits, which the others have no part in.
 
     Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Where
     launches are queued ahead, those at a length of up to ``reached`` have pages for what they
@@ -320,6 +331,8 @@ class SequenceState:
     known: int = 0
     length: int = 0
     steps_ahead: int = 0
+    stale: int = 0
+    apart: bool = False
     capacity: int = 0
     reached: int = -1
     paused: bool = False
@@ -345,6 +358,11 @@ class SequenceState:
     def output(self) -> np.ndarray:
         """The output tokens so far, int32 [emitted]."""
         return self.ids[len(self.request.prompt_ids) : self.known]
+
+    @property
+    def steps_due(self) -> int:
+        """Steps in flight that give it a token at least."""
+        return self.steps_ahead - self.stale
 
     @property
     def to_repeat(self) -> int:

@@ -48,7 +48,8 @@ class RunCounters:
         self._proposed += proposed
         self._step_tokens += emitted
         self._tokens += emitted
-        self._last_s = perf_counter()
+        if emitted:
+            self._last_s = perf_counter()
 
     def stats(self, prompt_tokens: int) -> RunStats:
         """The statistics so far."""

@@ -1,7 +1,8 @@
 """What a device is told of the sequences that change logits, or want the likeliest tokens.
 
 They decode apart from the others, in steps without a draft: a penalty changes with every token, and
-what a guide allows is known when the token before it is. The rules are those of ``logit_rows.py``.
+what a guide allows is known when the token before it is. Where a guide is all, they do so behind a
+refused token only (``guide_checks.py``). The rules are those of ``logit_rows.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from specbuild.runtime.engine_dir.plan import (
     MASKED_ROW,
 )
 from specbuild.runtime.executors.executor import DeviceExecutor
-from specbuild.runtime.request import Request, SequenceState, TopLogprobs
+from specbuild.runtime.request import SequenceState, TopLogprobs
 
 _TOP = ("top_ids", "top_logprobs")
 # What the device is to do to a row of logits; every row has it, 0 for nothing.
@@ -35,14 +36,14 @@ _SCALARS = (
 COLUMNS = (*_SCALARS, "bias", "marks", "mask")
 
 
-def decodes_apart(request: Request) -> bool:
-    """Whether steps of the others leave a request out."""
-    return request.params.adjusts_steps is not None
+def adjusts(sequence: SequenceState) -> bool:
+    """Whether steps that change logits may decode a sequence."""
+    return sequence.request.params.adjusts_steps is not None
 
 
 def done_port(sequence: SequenceState) -> str:
-    """The port that says whether steps pass a sequence over."""
-    return ADJUSTED_DONE if decodes_apart(sequence.request) else "done"
+    """The port that says whether steps of its kind pass a sequence over."""
+    return ADJUSTED_DONE if sequence.apart else "done"
 
 
 class AdjustedRows:

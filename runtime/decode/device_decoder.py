@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
-from specbuild.runtime.decode.adjusted_rows import decodes_apart
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
@@ -100,7 +99,6 @@ class DeviceDecoder(Decoder):
                 shape, full_logits=self._full_logits(requests)
             ),
         )
-        scheduler.apart = decodes_apart
         if self.prefixes is not None:
             # Prompts enter the draft's cache too, whatever draft a step has.
             scheduler.prefixes = PrefixLookup(self.prefixes, self._manifest.draft is not None)
@@ -124,7 +122,8 @@ class DeviceDecoder(Decoder):
     @staticmethod
     def _full_logits(requests: Sequence[Request]) -> bool:
         """Whether steps that these requests share need logits; those apart have their own."""
-        return any(r.params.needs_full_logits for r in requests if not decodes_apart(r))
+        together = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
+        return any(params.needs_full_logits for params in together)
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

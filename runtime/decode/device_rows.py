@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbuild.runtime.decode.adjusted_rows import CHANGES, COLUMNS, decodes_apart, done_port
+from specbuild.runtime.decode.adjusted_rows import CHANGES, COLUMNS, adjusts, done_port
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
@@ -54,6 +54,7 @@ class DeviceRows:
             *(PENDING if self.drafted else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
         )
+        self._ends: frozenset[int] = frozenset()
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -70,6 +71,12 @@ class DeviceRows:
         kept = list(eos_token_ids)[: len(ids)]
         ids[: len(kept)] = kept
         self._executor.write("eos_ids", ids)
+        self._ends = frozenset(kept)
+
+    def ends_behind(self, sequence: SequenceState, tokens: Sequence[int]) -> bool:
+        """Whether steps pass a sequence over behind one that gave it these tokens."""
+        ends = not sequence.request.params.ignore_eos and tokens[-1] in self._ends
+        return ends or len(tokens) == sequence.wanted
 
     def row_of(self, sequence: SequenceState) -> int:
         """Where a sequence stands."""
@@ -90,6 +97,28 @@ class DeviceRows:
     def pass_over(self, sequence: SequenceState, *, done: bool) -> None:
         """Whether steps leave a sequence's row as it is."""
         self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
+
+    def part(self, sequence: SequenceState, *, apart: bool) -> None:
+        """From the next launch on steps of the other kind decode a sequence, if any."""
+        executor, row, sequence.apart = self._executor, self.row_of(sequence), apart
+        if apart:
+            executor.fill("done", 1, row=row)
+            executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
+        else:
+            # What its output ends with is known on the device first.
+            executor.copy(ADJUSTED_DONE, row, "done", row)
+            executor.fill(ADJUSTED_DONE, 1, row=row)
+
+    def go_back(self, sequence: SequenceState, length: int, root: int, waiting: int | None) -> None:
+        """The state of a sequence is that of before: ``root`` behind ``length`` tokens.
+
+        The first ``waiting`` of those that wait for the draft still do; None: none is to know.
+        """
+        values = {"length": length, "root": root}
+        if waiting is not None:
+            values["pending_count"] = waiting
+        for name, value in values.items():
+            self._executor.fill(name, value, row=self.row_of(sequence))
 
     def prompt_ends(self, row: int) -> None:
         """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
@@ -123,8 +152,8 @@ class DeviceRows:
         """Frees a sequence's row; the last sequence moves there."""
         row, last = self.row_of(sequence), len(self.sequences) - 1
         if row != last:
-            apart = COLUMNS if decodes_apart(self.sequences[last].request) else ()
-            for column in (*self._columns, *apart):
+            changing = COLUMNS if adjusts(self.sequences[last]) else ()
+            for column in (*self._columns, *changing):
                 self._executor.copy(column, last, column, row)
             self.sequences[row] = self.sequences[last]
         self.sequences.pop()

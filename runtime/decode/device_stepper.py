@@ -9,9 +9,10 @@ from time import perf_counter
 
 import numpy as np
 
-from specbuild.runtime.decode.adjusted_rows import AdjustedRows, TopOfRows, decodes_apart
+from specbuild.runtime.decode.adjusted_rows import AdjustedRows, TopOfRows, adjusts
 from specbuild.runtime.decode.device_pages import DevicePages
 from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
+from specbuild.runtime.decode.guide_checks import GuideChecks, ReceivedStep
 from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Chunk
@@ -52,7 +53,8 @@ class _Prompts:
 class _Step:
     """A step in flight, and the rows that it found.
 
-    ``warm``: its program had run before in this loop. ``plans`` are those of the lossy modes. Up to
+    ``extends``: the draft takes up in it what waited. ``warm``: its program had run before in this
+    loop. ``plans`` are those of the lossy modes. Up to
     ``waiting`` tokens of a sequence wait for the draft behind it; None: its sequences decode apart,
     and the draft takes up none. ``top`` are their likeliest tokens, where one wants some.
     """
@@ -60,6 +62,7 @@ class _Step:
     number: int
     ahead: StepAhead
     outlook: Outlook
+    extends: bool
     warm: bool
     plans: tuple[ModePlan, ...]
     waiting: int | None
@@ -89,6 +92,10 @@ class DeviceStepper:
         self._rows = DeviceRows(executor, self._groups)
         self._pages = DevicePages(self._rows, manifest)
         self._adjusted = AdjustedRows(executor, manifest.target.eos_token_ids)
+        # Behind a masked step a draft wants what that step read.
+        drafts_on = drafts and self._rows.drafted
+        self._checks = GuideChecks(self._rows, drafted=drafts_on)
+        self._can_check = programs.adjusts_and_extends or not drafts_on
         self._floors = executor.port("prefill.floor") is not None
         self._modes: list[DeviceMode] = []
         if manifest.specpv is not None:
@@ -97,7 +104,7 @@ class DeviceStepper:
             self._modes.append(DeviceSelections(executor, manifest))
         self._flights: deque[_Prompts | _Step] = deque()
         self._read: list[NewTokens] = []
-        self._read_waiting: int | None = 0
+        self._read_from: _Step | None = None
         self._next_step = 0
         self._received_s: float | None = None
         self._warm: set[str] = set()
@@ -120,12 +127,14 @@ class DeviceStepper:
     def admit(self, sequence: SequenceState) -> None:
         """Gives a sequence the next row."""
         self._rows.admit(sequence)
-        # Which tokens a mask changed is known on the device alone.
-        sequence.counters.masked_tokens = None
+        if self._can_check and sequence.request.params.only_guided:
+            self._checks.admit(sequence)
+        sequence.apart = adjusts(sequence) and sequence not in self._checks
 
     def release(self, sequence: SequenceState) -> None:
         """Frees a sequence's row, behind the launches in flight."""
         self._rows.remove(sequence)
+        self._checks.release(sequence)
         for mode in self._modes:
             mode.release(sequence)
 
@@ -172,7 +181,7 @@ class DeviceStepper:
         for name, values in arrays.items():
             executor.write(name, values)
         executor.start(entry)
-        top = self._adjust_first([r for r in ending if decodes_apart(r.sequence.request)])
+        top = self._adjust_first([r for r in ending if adjusts(r.sequence)])
         for chunk in chunks:
             chunk.sequence.length += chunk.count
             self._pages.behind_prompt(chunk.sequence)
@@ -204,7 +213,7 @@ class DeviceStepper:
         """Queues a step, which passes over the rows of other sequences."""
         assert not isinstance(shape, OfferedDepths), "nothing is offered to steps of a device"
         ahead = self._ahead(sequences, shape)
-        apart = decodes_apart(sequences[0].request)
+        apart = sequences[0].apart
         plans = () if apart else tuple(mode.plan(ahead) for mode in self._modes)
         if apart:
             entry = self._adjusted_entry(ahead)
@@ -221,17 +230,24 @@ class DeviceStepper:
         for sequence in sequences:
             sequence.steps_ahead += 1
         top = self._adjusted.fetch_top(sequences) if apart else None
+        if apart:
+            self._checks.behind_masked_step(sequences)
         waiting = None if apart else self._waiting
-        step = _Step(self._next_step, ahead, outlook, warm, plans, waiting, top)
+        extends = entry.extends or entry.draft_depth > 0
+        step = _Step(self._next_step, ahead, outlook, extends, warm, plans, waiting, top)
         self._flights.append(step)
         self._next_step += 1
 
     def _adjusted_entry(self, ahead: StepAhead) -> ProgramEntry:
         """The next step's masks are written."""
+        extends = self._checks.drafted and any(s in self._checks for s in ahead.rows.values())
         for row, sequence in ahead.rows.items():
             if sequence.guide is not None:
                 self._adjusted.mask(sequence, row)
-        return self._programs.adjusted_step(ahead.batch)
+            if extends and sequence not in self._checks:
+                # The draft does not know what stands before: nothing waits for it.
+                self._executor.fill(PENDING[0], 0, row=row)
+        return self._programs.adjusted_step(ahead.batch, extends=extends)
 
     def receive(self) -> LaunchDone:
         """Reads the oldest launch in flight."""
@@ -259,36 +275,63 @@ class DeviceStepper:
         ahead, asked_s = flight.ahead, perf_counter()
         result = self._executor.wait_step(flight.number, ahead.batch)
         step_s = self._step_time(flight, asked_s)
-        self._read_waiting = flight.waiting
+        self._read_from = flight
         depths: list[int] = []
         for row, sequence in ahead.rows.items():
             sequence.steps_ahead -= 1
             if sequence.released:
                 continue
+            proposed = ahead.proposed(sequence.wanted - 1)
+            if sequence.stale:
+                sequence.stale -= 1
+                _count_lost(sequence, proposed)
+                continue
             count, accepted = result.count[row], result.accepted[row]
             _check_count(flight, result, row)
             for mode, plan in zip(self._modes, flight.plans, strict=True):
                 mode.received(sequence, plan, result, row)
+            kept = allowed = self._kept(flight, sequence, result.tokens[row][:count])
+            if sequence not in self._checks:
+                kept, allowed = count, 0
+            elif not kept and sequence.guide is not None and sequence.guide.failure is None:
+                _count_lost(sequence, proposed)
+                continue
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
-            counted = min(accepted, sequence.wanted - 1)
-            # What an end of sequence cut off was not refused.
-            depths.append(counted if count <= accepted else min(ahead.depth, sequence.wanted - 1))
-            tokens = zip(result.tokens[row][:count], result.logprobs[row][:count], strict=True)
+            counted = min(accepted, sequence.wanted - 1, kept)
+            # What an end of sequence cut off was not refused, nor what a guide did.
+            cut = min(count, kept + 1) <= accepted
+            depths.append(counted if cut else min(ahead.depth, sequence.wanted - 1))
+            tokens = zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)
             likeliest = _likeliest(flight.top, sequence, row)
-            proposed = ahead.proposed(sequence.wanted - 1)
-            self._read.append(NewTokens(sequence, list(tokens), counted, likeliest, proposed))
+            new = NewTokens(sequence, list(tokens), counted, likeliest, proposed, allowed)
+            self._read.append(new)
         if not self._read or flight.waiting is None:
             return LaunchDone(self._read)
         accepted_drafts = [new.accepted for new in self._read]
         outcome = StepOutcome(flight.outlook, ahead.shape, depths, accepted_drafts, step_s)
         return LaunchDone(self._read, outcome)
 
+    def _kept(self, flight: _Step, sequence: SequenceState, tokens: Sequence[int]) -> int:
+        """How many of a step's tokens a guide lets stand; 0 where steps are not checked."""
+        masked = flight.waiting is None
+        if masked and sequence.guide is not None and not sequence.to_repeat:
+            sequence.counters.mask(len(tokens))
+        if sequence not in self._checks:
+            return 0
+        steps = (step for step in self._flights if isinstance(step, _Step) and step.extends)
+        behind = any(sequence in step.ahead.rows.values() for step in steps)
+        return self._checks.received(sequence, ReceivedStep(tokens, masked, flight.extends, behind))
+
     def settle(self) -> None:
         """The tokens that were emitted stand in the cache, all but the newest."""
         for new in self._read:
-            sequence, waiting = new.sequence, self._read_waiting
+            sequence, flight = new.sequence, self._read_from
+            assert flight is not None
+            waiting = flight.waiting
             sequence.length = sequence.known - 1
-            if waiting is None:
+            if waiting is None and flight.extends and sequence in self._checks:
+                waiting = 1
+            elif waiting is None:
                 # All behind the prompt's last token but one, with which reading it ended.
                 waiting = sequence.length - len(sequence.request.prompt_ids) + 1
             self._pages.behind_step(sequence, waiting)
@@ -341,6 +384,12 @@ def _check_count(flight: _Step, result: StepResult, row: int) -> None:
             f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
             f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
         )
+
+
+def _count_lost(sequence: SequenceState, proposed: int) -> None:
+    """A step gave a sequence nothing: its guide refused the first token, or one before it."""
+    if not sequence.to_repeat:
+        sequence.counters.step(proposed=proposed, accepted=0, emitted=0)
 
 
 def _likeliest(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:

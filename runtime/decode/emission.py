@@ -75,13 +75,13 @@ class Emission:
         An infinite log-probability is none: a screened head chose the token.
 
         What was emitted before comes again and gives no events. Where its guide failed, a request
-        ends without more. SpecbuildError where a token comes again as another one, and where a
-        log-probability is no number: then the target's logits were none.
+        ends behind what it had allowed. SpecbuildError where a token comes again as another one,
+        and where a log-probability is no number: then the target's logits were none.
         """
         sequence, tokens = new.sequence, new.tokens
         if sequence.guide is not None and sequence.guide.failure is not None:
+            tokens = tokens[: new.allowed]
             sequence.finish_reason = "guide_failed"
-            return []
         events: list[Event] = []
         decoding = sequence.emitted > 0
         again = _again(sequence, tokens)

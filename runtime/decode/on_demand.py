@@ -35,9 +35,7 @@ def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> 
     ranked = sorted(running, key=rank)
     for sequence in list(ranked):
         # A paused one goes on from what its steps in flight gave: these come first.
-        waits = sequence.steps_ahead and (
-            sequence.paused or sequence.wanted <= sequence.steps_ahead
-        )
+        waits = sequence.steps_ahead and (sequence.paused or sequence.wanted <= sequence.steps_due)
         if sequence.released or not sequence.emitted or waits:
             continue
         if _grows(sequence, ranked, kv, most_emitted, changes) and sequence.paused:

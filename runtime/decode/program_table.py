@@ -89,9 +89,14 @@ class ProgramTable:
         """Whether there are programs that change logits as requests ask."""
         return self._first_tokens is not None and bool(self._adjusting)
 
-    def adjusted_step(self, batch: int) -> ProgramEntry:
+    @property
+    def adjusts_and_extends(self) -> bool:
+        """Whether the draft can take up in such programs what waits for it."""
+        return any(p.extends for p in self._adjusting)
+
+    def adjusted_step(self, batch: int, *, extends: bool = False) -> ProgramEntry:
         """A step of ``batch`` sequences that change logits."""
-        fits = [p for p in self._adjusting if p.batch >= batch]
+        fits = [p for p in self._adjusting if p.batch >= batch and p.extends == extends]
         return _smallest(fits, full_logits=True, what=f"adjusted steps of {batch} sequences")
 
     @property

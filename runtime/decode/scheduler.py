@@ -20,9 +20,6 @@ from specbuild.runtime.sampling import whole_number
 
 Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
 
-# Whether a request's steps are other ones than most requests'.
-Apart = Callable[[Request], bool]
-
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
 
@@ -93,10 +90,11 @@ class Scheduler:
     Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
     are admitted with those of what they have, and :meth:`provide` gives them more.
 
-    ``prefixes`` may be set before the first request: prompts begin behind what it has of them. So
-    may ``apart``: steps of requests of which it says so are shared with none of the others, and the
-    two kinds take turns. A request with a guide takes part in no step while one of its own is in
-    flight: what it allows follows from the token before.
+    ``prefixes`` may be set before the first request: prompts begin behind what it has of them.
+
+    Steps of sequences that are ``apart`` are shared with none of the others, and the two kinds take
+    turns. One of them with a guide takes part in no step while one of its own is in flight: what it
+    allows follows from the token before.
     """
 
     def __init__(
@@ -126,7 +124,6 @@ class Scheduler:
         self._most_sequences = most_sequences
         self._most_emitted = most_emitted
         self.prefixes: PrefixLookup | None = None
-        self.apart: Apart | None = None
 
     @property
     def finished(self) -> bool:
@@ -148,7 +145,7 @@ class Scheduler:
     @property
     def read_together(self) -> tuple[SequenceState, ...]:
         """Those of them whose steps are shared."""
-        return tuple(s for s in self.read if self.apart is None or not self.apart(s.request))
+        return tuple(s for s in self.read if not s.apart)
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that go before it; its number."""
@@ -242,12 +239,10 @@ class Scheduler:
 
     def _step(self, decoding: tuple[SequenceState, ...]) -> Batch:
         """The next step of those that decode: of the kind whose turn it is, if it can be."""
-        kinds = [Batch(sequences=decoding)]
-        if self.apart is not None:
-            parts: tuple[list[SequenceState], list[SequenceState]] = ([], [])
-            for sequence in decoding:
-                parts[self.apart(sequence.request)].append(sequence)
-            kinds = [Batch(sequences=tuple(part), apart=bool(i)) for i, part in enumerate(parts)]
+        parts: tuple[list[SequenceState], list[SequenceState]] = ([], [])
+        for sequence in decoding:
+            parts[sequence.apart].append(sequence)
+        kinds = [Batch(sequences=tuple(part), apart=bool(i)) for i, part in enumerate(parts)]
         able = [kind for kind in kinds if _can_start(kind)]
         return next((k for k in able if k.apart != self._last_apart), able[0] if able else Batch())
 
@@ -343,8 +338,7 @@ class Scheduler:
 
 def _can_start(step: Batch) -> bool:
     """Whether a step of these sequences is of use, and what it needs of them is known."""
-    # Each step in flight gives a token at least.
-    of_use = any(s.wanted > s.steps_ahead for s in step.sequences)
+    of_use = any(s.wanted > s.steps_due for s in step.sequences)
     if not step.apart:
         return of_use
-    return of_use and not any(s.guide is not None and s.steps_ahead for s in step.sequences)
+    return of_use and not any(s.guide is not None and s.steps_due for s in step.sequences)

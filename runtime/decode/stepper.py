@@ -23,7 +23,7 @@ class NewTokens:
 
     An infinite log-probability is unknown. The first ``accepted`` tokens were drafts, of
     ``proposed`` that the launch verified. ``top_logprobs`` has the likeliest tokens for each,
-    where the request asks for some.
+    where the request asks for some. Where its guide failed, it had allowed the first ``allowed``.
     """
 
     sequence: SequenceState
@@ -31,6 +31,7 @@ class NewTokens:
     accepted: int = 0
     top_logprobs: Sequence[TopLogprobs] = ()
     proposed: int = 0
+    allowed: int = 0
 
 
 @dataclass(frozen=True)

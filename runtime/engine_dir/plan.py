@@ -169,7 +169,8 @@ class ProgramEntry:
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
     ``adjusts``: a step without a draft of the sequences that are not ``adjusted_done``, in which
-    logits are changed. ``adjust``: the same for the logits that a launch of prompts kept.
+    logits are changed; what it commits waits for the draft only where it ``extends``. ``adjust``:
+    the same for the logits that a launch of prompts kept.
     """
 
     name: str

@@ -236,7 +236,10 @@ def test_guided_outputs_have_their_form(
             assert re.fullmatch("(ab|cd)+[0-9]{3}", record.text)
         else:
             assert record.text in ("yes", "no", "perhaps not")
-    assert outputs(records(engine, prompts[:1], wanted, None)) == outputs(mixed[:1])
+    [alone_too] = records(engine, prompts[:1], wanted, None)
+    assert alone_too.output_ids == mixed[0].output_ids
+    # Which tokens masked steps choose depends on drafts; two kernels add up log-probabilities.
+    np.testing.assert_allclose(alone_too.logprobs, mixed[0].logprobs, atol=1e-4)
 
 
 def test_penalties_and_a_guide_together(engine: Engine, cpu: Engine, prompts: list[Prompt]) -> None:

@@ -319,10 +319,11 @@ def _adjusted(
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The steps in which logits are changed, and what does so behind prompts."""
     found = []
-    for batch in adjusted_batches(plan.limits.max_batch_size):
-        lowered = lower_program(adjusted_program(parts, batch), lower)
+    kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
+    for batch, extends in product(adjusted_batches(plan.limits.max_batch_size), kinds):
+        lowered = lower_program(adjusted_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
-        found.append((replace(entry, adjusts=True), lowered))
+        found.append((replace(entry, adjusts=True, extends=extends), lowered))
     lowered, batch = lower_program(first_token_program(parts), lower), parts.ports.sizes.batch
     found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
     return found

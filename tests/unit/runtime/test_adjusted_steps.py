@@ -71,7 +71,7 @@ def test_guided_tokens_are_those_of_masked_decoding(
     each, known = [guided, plain, guided], [language, None, language]
     ran = run(knowing_letters(toy_cuda().engine), PROMPTS[:3], each, speculation=shape)
     assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS[:3], each, known, strict=True)]
-    assert all(record.stats.masked_tokens is None for record in ran.records)
+    assert ran.records[1].stats.masked_tokens is None
     for record in (ran.records[0], ran.records[2]):
         if record.finish_reason != "length":
             assert not language.allowed(record.output_ids)

@@ -179,6 +179,26 @@ def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
     torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
 
 
+def test_the_draft_keeps_up_in_masked_steps(lowered: LoweredEngine) -> None:
+    """Whatever waited when the first of them began, by turns with steps that draft."""
+    ids, plain = prompts(engine_of(lowered)[0])[0], step_name(1)
+    masked, steady = (PlanHost(lowered) for _ in range(2))
+    for host in (masked, steady):
+        host.port("ignore_eos").fill_(1)
+        host.admit(0, ids, TOKENS)
+    emitted = []
+    for name in (plain, plain, *["step@1.adjusted.extends"] * 4, step_name(1, CHAIN)):
+        emitted += masked.step(name)[0].tokens
+        if "adjusted" in name:
+            assert int(masked.port("pending_count")[0]) == 1
+    drafted = steady.generate(0, step_name(1, CHAIN), len(emitted))
+    assert_alike(lowered, ids, [drafted[: len(emitted)], emitted])
+    held = min(int(h.port("length")[0]) - int(h.port("pending_count")[0]) for h in (masked, steady))
+    assert held > len(ids) + 5
+    rows = [draft_rows(lowered, host)[:, :held] for host in (masked, steady)]
+    torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)
+
+
 def test_the_draft_keeps_up_where_no_draft_fits(folder: Path, lowered: LoweredEngine) -> None:
     """Two sequences have more rows for the draft than a launch may have here: they take turns."""
     with pytest.MonkeyPatch.context() as patch:
@@ -280,7 +300,8 @@ def test_changed_logits_choose_what_the_hosts_rules_say(
 def test_steps_that_change_logits_are_few(lowered: LoweredEngine) -> None:
     names = [entry.name for entry, _ in lowered.programs]
     assert [name for name in names if "adjust" in name] == [
-        "step@1.adjusted", "step@2.adjusted", "adjust",
+        "step@1.adjusted", "step@1.adjusted.extends",
+        "step@2.adjusted", "step@2.adjusted.extends", "adjust",
     ]  # fmt: skip
     assert [adjusted_batches(n) for n in (1, 2, 8, 64, 100)] == [
         (1,), (1, 2), (1, 4, 8), (1, 4, 16, 64), (1, 4, 16, 64, 128),

@@ -162,7 +162,8 @@ class ToyDevice:
         return choice, logprob
 
     def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
-        n, drafted = entry.batch, self.manifest.draft is not None and not entry.adjusts
+        n, drafted = entry.batch, self.manifest.draft is not None
+        drafted &= entry.extends or not entry.adjusts
         pending = ("pending_count", "pending_tokens", "pending_captured")
         state = [self.port("length", n), self.port("root", n)]
         state += [self.port(name, n) for name in pending] if drafted else [None] * 3
@@ -187,7 +188,8 @@ class ToyDevice:
     def _extend(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
         """The draft takes up what waits: its logits and outputs, last rows and scores."""
         n, size = entry.batch, self.manifest.group("draft").page_size
-        length, done, table = (self.port(x, n) for x in ("length", "done", "page_table.draft"))
+        names = ("length", "adjusted_done" if entry.adjusts else "done", "page_table.draft")
+        length, done, table = (self.port(x, n) for x in names)
         pending = [self.port(f"pending_{x}", n) for x in ("count", "tokens", "captured")]
         rows = op_named("ExtendInputs").reference(length, done, *pending, table, page_size=size)
         ids, hidden, positions, row_start, row_slot, write, start, bits, last, score = rows
@@ -349,11 +351,17 @@ def toy_cuda(
     recorded: bool = True,
     shapes: Sequence[DraftShape] = SHAPES,
     step_costs: StepCosts | None = None,
+    without: str = "none",
     **options: object,
 ) -> ToyCuda:
-    """A fresh engine whose unwritten and freed cache slots are NaN."""
+    """A fresh engine whose unwritten and freed cache slots are NaN.
+
+    It lacks the programs with ``without`` in their names.
+    """
     manifest = cuda_manifest(**options)
     plan = toy_plan(manifest, shapes)
+    kept = tuple(entry for entry in plan.programs if without not in entry.name)
+    plan = dataclasses.replace(plan, programs=kept)
     device, ledger = ToyDevice(manifest, plan), PageLedger()
     executor = CudaExecutor(
         device.gpu,

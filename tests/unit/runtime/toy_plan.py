@@ -131,6 +131,10 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
     for batch in BATCHES[::2] if manifest.adjusted_steps else ():
         entry = _entry(f"step@{batch}.adjusted", "step", batch, batch, none, True)
         entries.append(dataclasses.replace(entry, adjusts=True))
+        if manifest.draft is not None:
+            name = f"{entry.name}.extends"
+            changed = {"name": name, "file": f"{name}.json", "extends": True}
+            entries.append(dataclasses.replace(entries[-1], **changed))
     if manifest.adjusted_steps:
         entries.append(_entry("adjust", "adjust", BATCHES[-1], BATCHES[-1], none, True))
     for kind, sizes in (("prefill", PREFILL_ROWS), ("score", (SCORE_ROWS,))):

@@ -2,13 +2,15 @@
 
 A penalty changes with every token, so within a draft too; and a guide's next mask is known once the
 token before it is. The sequences that ask for either decode in these programs, apart from the
-others: each side is ``done`` for the other's.
+others: each side is ``done`` for the other's. One that only a guide refused a token of goes back to
+the others behind such a step: so there is one in which the draft takes up what waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.programs import (
@@ -21,7 +23,7 @@ from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_ta
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
 from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
-# What waits for the draft: these sequences have none.
+# What waits for the draft: sequences that stay apart have none.
 _PENDING = ("pending_count", "pending_tokens", "pending_captured")
 
 
@@ -31,18 +33,27 @@ def adjusted_batches(max_batch_size: int) -> tuple[int, ...]:
     return tuple(sorted({*buckets[::2], buckets[-1]}))
 
 
-def adjusted_program(parts: EngineParts, batch: int) -> ProgramIr:
-    """A step of ``batch`` sequences, ``step@4.adjusted``."""
-    program = ProgramIr(f"step@{batch}.adjusted", "decode")
+def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -> ProgramIr:
+    """A step of ``batch`` sequences, ``step@4.adjusted``.
+
+    ``extends``: the draft takes up what waits for it, and the step's own row waits for it next;
+    ``step@4.adjusted.extends``.
+    """
+    program = ProgramIr(f"step@{batch}.adjusted{'.extends' if extends else ''}", "decode")
     state = {"done": parts.ports.first(ADJUSTED_DONE, batch)}
+    if extends:
+        Drafting(parts, program, batch, NO_DRAFT, state).take_up()
     rows = verify_rows(parts, program, batch, NO_DRAFT, state=state)
-    target = run_target(parts, program, rows, bare=True)
+    target = run_target(parts, program, rows, bare=not extends)
     own = {"token_ids": rows.inputs["token_ids"], **state}
     chosen = _choose(parts, program, logits(target.placement), {**row_sampling(rows.inputs), **own})
     program.section = ACCEPT
-    advanced = parts.state("Advance", batch)
-    kept = {name: tensor for name, tensor in advanced.items() if name not in _PENDING}
-    program.call("Advance", {**chosen, **kept, **state}, {"extended": 0})
+    advanced: dict[str, Tensor | None] = {**parts.state("Advance", batch)}
+    if extends:
+        advanced["captured"] = target.aux_hidden
+    else:
+        advanced = {name: port for name, port in advanced.items() if name not in _PENDING}
+    program.call("Advance", {**chosen, **advanced, **state}, {"extended": int(extends)})
     return program
 
 

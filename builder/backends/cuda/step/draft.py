@@ -6,7 +6,7 @@ It grows by levels, or out of one pass.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.step.block_draft import draft_block, keep_context
 from specbuild.builder.backends.cuda.step.draft_trees import expand, select, tree_of_levels
@@ -25,12 +25,16 @@ _VIEW = ("row_slot", "tree_start", "write_slot")
 
 @dataclass(frozen=True)
 class Drafting:
-    """A tree of one shape for every sequence of a batch, as calls of a program."""
+    """A tree of one shape for every sequence of a batch, as calls of a program.
+
+    ``state`` takes the place of ports.
+    """
 
     parts: EngineParts
     program: ProgramIr
     batch: int
     shape: DraftShape
+    state: Mapping[str, Tensor] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Tensor]:
         """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
@@ -119,7 +123,7 @@ class Drafting:
         Those of ``count`` sequences from ``first`` on, with ``masks`` mask rows behind each.
         """
         capacity = self.parts.ports.sizes.depth + 1
-        state = self.parts.state("ExtendInputs", self.batch)
+        state = {**self.parts.state("ExtendInputs", self.batch), **self.state}
         state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
         self.program.section = level_section(1)
         return self.program.call(

@@ -1,0 +1,161 @@
+"""Guided sequences in the steps of the others: their guides check the tokens when they arrive.
+
+A step is queued before the mask of its tokens can be known, so a guided sequence decodes as if it
+had none. A choice that its guide allows is the choice of masked decoding, for it is the largest
+score of all tokens, and a mask only takes others away. At the first that is refused, the sequence
+goes back: what stood before the token is the state again, and a step of its own chooses it behind a
+mask. Steps that were queued meanwhile began behind the refused token: they are stale for it.
+
+Going back is a few writes, queued as all changes of rows are, behind those steps. Keys and values
+behind the length are written again before a row sees them. Of the draft's, those of the tokens that
+were kept were made of the right pairs; the newest one's wants the masked token beside it, and waits
+for the draft when the masked step is through.
+
+A masked step gives one token, and the next waits for it where it is masked too; a refusal costs the
+step that it was found in, and those behind. So where refusals follow each other, twice as many
+masked steps come behind each: apart where one token alone may come, and where several may. A model
+that does not know the form is so led through it, and left free in the texts between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.guides.grammar import TokenMask
+from specbuild.runtime.request import SequenceState
+
+# Masked steps behind a refusal, however many were before it: so often a step shows what the model
+# has learned since.
+MOST_MASKED = 32
+
+
+@dataclass(slots=True)
+class _Checked:
+    """Of one sequence: ``waiting`` of its tokens wait for the draft behind what was received.
+
+    Where several tokens may come, and where one alone: the refusals since one was last allowed
+    there, and the masked steps still to come.
+    """
+
+    waiting: int = 1
+    refusals: list[int] = field(default_factory=lambda: [0, 0])
+    masked_steps: list[int] = field(default_factory=lambda: [0, 0])
+
+
+@dataclass(frozen=True)
+class ReceivedStep:
+    """What a step gave a sequence, which may have been a ``masked`` one.
+
+    ``extends``: the draft took up in it what waited before. ``extends_behind``: so it does in one
+    of those that are in flight behind it.
+    """
+
+    tokens: Sequence[int]
+    masked: bool
+    extends: bool
+    extends_behind: bool
+
+
+class GuideChecks:
+    """Called around the launches of sequences that only a guide changes anything of.
+
+    ``drafted``: what their steps commit is for the draft to take up, masked steps too.
+    """
+
+    def __init__(self, rows: DeviceRows, *, drafted: bool) -> None:
+        self._rows = rows
+        self.drafted = drafted
+        self._checked: dict[int, _Checked] = {}
+
+    def __contains__(self, sequence: SequenceState) -> bool:
+        return sequence.index in self._checked
+
+    def admit(self, sequence: SequenceState) -> None:
+        """A sequence takes part in the steps of the others."""
+        self._checked[sequence.index] = _Checked()
+
+    def release(self, sequence: SequenceState) -> None:
+        """It is done, or begins again."""
+        self._checked.pop(sequence.index, None)
+
+    def behind_masked_step(self, sequences: Iterable[SequenceState]) -> None:
+        """That is queued: who needs no second one is with the others again, whatever it gives."""
+        for sequence in sequences:
+            checked = self._checked.get(sequence.index)
+            if checked is not None and not any(checked.masked_steps):
+                self._rows.part(sequence, apart=False)
+
+    def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
+        """How many of a step's tokens stand; the sequence's next step is one behind them."""
+        checked, tokens = self._checked[sequence.index], step.tokens
+        assert sequence.guide is not None
+        if sequence.guide.failure is not None:
+            return 0
+        waiting = 0 if step.extends else checked.waiting
+        checked.waiting = waiting + len(tokens)
+        if step.masked:
+            # Where it still is apart, another masked step may come behind it.
+            mask = _mask(sequence, tokens) if sequence.apart else None
+            if mask is not None and not _takes_one(checked, mask):
+                self._rows.part(sequence, apart=False)
+            return len(tokens)
+        kept, goes_back = self._kept(sequence, checked, tokens)
+        if goes_back:
+            # Steps that take up what waits pass over who is done, if only by a refused end.
+            taken_up = step.extends_behind and not self._rows.ends_behind(sequence, tokens)
+            checked.waiting = 0 if taken_up else waiting + kept
+            self._go_back(sequence, tokens[:kept], checked.waiting)
+        return kept
+
+    def _kept(
+        self, sequence: SequenceState, checked: _Checked, tokens: Sequence[int]
+    ) -> tuple[int, bool]:
+        """How many tokens are those of masked decoding, and whether a masked step comes next."""
+        assert sequence.guide is not None
+        for kept in range(len(tokens) + 1):
+            mask = _mask(sequence, tokens[:kept])
+            if mask is None:
+                # The output is complete, or nothing is known of what may follow.
+                return kept if sequence.guide.failure else len(tokens), False
+            if kept == len(tokens):
+                return kept, any(checked.masked_steps) and _takes_one(checked, mask)
+            if mask.allows(tokens[kept]):
+                if any(checked.refusals):
+                    checked.refusals[_is_forced(mask)] = 0
+                continue
+            forced = _is_forced(mask)
+            checked.refusals[forced] += 1
+            checked.masked_steps[forced] = min(1 << checked.refusals[forced] - 1, MOST_MASKED)
+            return kept, _takes_one(checked, mask)
+        raise AssertionError("the loop returns")
+
+    def _go_back(self, sequence: SequenceState, kept: Sequence[int], waiting: int) -> None:
+        """To the newest token that stands."""
+        sequence.stale = sequence.steps_ahead
+        length = sequence.known - 1 + len(kept)
+        root = kept[-1] if kept else sequence.root
+        self._rows.go_back(sequence, length, root, waiting if self.drafted else None)
+        self._rows.part(sequence, apart=True)
+
+
+def _mask(sequence: SequenceState, tokens: Sequence[int]) -> TokenMask | None:
+    """What may follow the output and ``tokens``."""
+    assert sequence.guide is not None
+    return sequence.guide.mask(np.concatenate([sequence.output, np.array(tokens, np.int32)]))
+
+
+def _is_forced(mask: TokenMask) -> bool:
+    return mask.only is not None
+
+
+def _takes_one(checked: _Checked, mask: TokenMask) -> bool:
+    """Whether a masked step chooses the next token; it is one of those to come."""
+    forced = _is_forced(mask)
+    if not checked.masked_steps[forced]:
+        return False
+    checked.masked_steps[forced] -= 1
+    return True

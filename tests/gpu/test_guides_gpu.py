@@ -1,0 +1,114 @@
+"""Guided outputs whose tokens are checked when they arrive, against masked decoding on a GPU.
+
+The reference asks for the likeliest token beside: then every step is masked, one row at a time, and
+no step is shared with others. So tokens are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from example_engine import CHAIN, TREE, outputs, records
+from test_sampling_fields_gpu import GUIDES
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+pytest.importorskip("llguidance")
+
+SHAPES = {"plain": None, "chain": CHAIN, "tree": TREE}
+FORMS = {
+    **GUIDES,
+    # Any text of so many characters: hardly a token is refused.
+    "texts": Guide.json(
+        {
+            "type": "object",
+            "properties": {name: {"type": "string", "maxLength": 120} for name in ("a", "b")},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        }
+    ),
+}
+
+
+def params(temperature: float, guide: Guide | None = None, **changes: object) -> GenerateParams:
+    sampling = SamplingParams(temperature, seed=11)
+    return GenerateParams(max_new_tokens=160, sampling=sampling, guide=guide, **changes)
+
+
+def masked(engine: Engine, prompts: list[Prompt], wanted: GenerateParams) -> list[RunRecord]:
+    """Each alone, every step of it behind a mask."""
+    likeliest = replace(wanted, top_logprobs=1)
+    return [records(engine, [prompt], likeliest, None)[0] for prompt in prompts]
+
+
+def steps_of(engine: Engine) -> Counter[str]:
+    """How often programs of steps were queued: masked ones, and others."""
+    assert isinstance(engine.executor, CudaExecutor)
+    counts: Counter[str] = Counter()
+    for name, count in engine.executor.launched.items():
+        if name.startswith("step"):
+            counts["masked" if "adjusted" in name else "shared"] += count
+    return counts
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_are_those_of_masked_decoding(
+    engine: Engine, prompts: list[Prompt], form: str, shape: str, temperature: float
+) -> None:
+    wanted = params(temperature, FORMS[form])
+    expected = masked(engine, prompts[:4], wanted)
+    before = steps_of(engine)
+    alone = [records(engine, [prompt], wanted, SHAPES[shape])[0] for prompt in prompts[:4]]
+    ran = steps_of(engine) - before
+    together = records(engine, prompts[:4], wanted, SHAPES[shape])
+    for found in (alone, together):
+        assert [r.output_ids for r in found] == [r.output_ids for r in expected]
+        assert [r.finish_reason for r in found] == [r.finish_reason for r in expected]
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    tokens = sum(len(r.output_ids) - 1 for r in alone)
+    chosen = sum(r.stats.masked_tokens or 0 for r in alone)
+    assert ran["masked"] == chosen <= tokens
+    print(
+        f"{form} {shape} t={temperature}: {tokens} tokens, {chosen} of masked steps, "
+        f"{ran['shared']} other steps"
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_company_changes_nothing(
+    engine: Engine, prompts: list[Prompt], shape: str, temperature: float
+) -> None:
+    """Guided sequences, free ones and one that stays apart leave and join each other's steps."""
+    draft: DraftShape | None = SHAPES[shape]
+    kinds = [
+        params(temperature, FORMS["schema"]),
+        params(temperature, ignore_eos=True),
+        params(temperature, FORMS["texts"]),
+        replace(
+            params(temperature, ignore_eos=True),
+            sampling=SamplingParams(temperature, seed=3, presence_penalty=0.6),
+        ),
+    ]
+    counts = [160, 31, 90, 17, 44, 60, 160, 12, 28, 7, 120, 36]
+    each = [replace(kinds[i % 4], max_new_tokens=n) for i, n in enumerate(counts)]
+    asked = [replace(prompts[i % len(prompts)], id=str(i)) for i in range(len(counts))]
+    mixed = records(engine, asked, each, draft)
+    for record, prompt, wanted in zip(mixed, asked, each, strict=True):
+        if wanted.guide is None:
+            [alone] = records(engine, [prompt], wanted, draft)
+            assert outputs([record]) == outputs([alone])
+        else:
+            assert record.output_ids == masked(engine, [prompt], wanted)[0].output_ids
