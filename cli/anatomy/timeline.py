@@ -28,24 +28,27 @@ def plot_anatomies(steps: Sequence[StepAnatomy], file: Path, *, engine: str) -> 
     from matplotlib.figure import Figure
 
     drawn = [(step, [group for group in folded(step) if group.is_layers]) for step in steps]
-    heights = [h for _, groups in drawn for h in (_STRIP, *[_LAYER] * len(groups), _LEGEND)]
+    heights = [h for _, groups in drawn for h in (_STRIP, *[_LAYER] * len(groups))]
+    heights.append(_LEGEND)
     figure = Figure(figsize=(_WIDTH, sum(heights) + 0.4), layout="constrained")
     figure.suptitle(engine)
     strips = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     free = iter(strips)
+    colours = _colours(steps)
     for number, (step, groups) in enumerate(drawn):
-        colours = _colours(step)
         _whole(next(free), step, colours, f"step-{number}")
         for place, group in enumerate(groups):
             _layer(next(free), step, group, colours, f"step-{number}-group-{place}")
-        _legend(next(free), colours)
+    _legend(next(free), colours)
     save_svg(figure, file)
 
 
-def _colours(step: StepAnatomy) -> dict[str, Any]:
+def _colours(steps: Sequence[StepAnatomy]) -> dict[str, Any]:
+    """One for each kernel, in all steps; beyond twenty they begin again."""
     import matplotlib as mpl
 
-    names = list(dict.fromkeys(_entry(launch.kernel) for launch in step.launches))
+    launches = [launch for step in steps for launch in step.launches]
+    names = list(dict.fromkeys(_entry(launch.kernel) for launch in launches))
     palette = mpl.colormaps["tab20"]
     return {name: palette(place % palette.N) for place, name in enumerate(names)}
 
