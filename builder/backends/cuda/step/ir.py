@@ -119,7 +119,9 @@ class ProgramIr:
                     made[spec.name] = present[aliases[spec.name]]
             elif optional_outputs or not spec.optional:
                 made[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
-        self.calls.append(Call(op, filled, present, made, self.section))
+        # Of what has no elements a plan has no place.
+        placed = {name: tensor for name, tensor in made.items() if tensor.info.nbytes}
+        self.calls.append(Call(op, filled, present, placed, self.section))
         return made
 
     def scratch(self, name: str, info: TensorInfo) -> Tensor:
