@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from checkpoints import write_draft, write_target
+from dflash_drafts import write_dflash
+from drafted_programs import watched
 from indexer_files import write_indexers
 from latent_files import write_latents
 from plan_host import lowered_engine
+from test_cuda_interpreted import engine_of as engine_of_programs
 from test_cuda_latent_views import SIZES
 from test_cuda_selections import CHAIN, VIEWED, device, options
 from test_cuda_views import NEAR, SHAPES, checkpoints, engine_of, with_views
@@ -72,6 +77,27 @@ def test_views_are_built_of_pages_that_others_filled(with_views: LoweredEngine) 
         stats = record.stats.specpv
         assert stats is not None and stats.partial_steps > 2 and not stats.invariant_failures
     assert_alike(cold, hit)
+
+
+def test_a_draft_of_blocks_reads_the_context_that_others_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a hit the last block's logits are those of a cold run."""
+    write_target(tmp_path / "target", layers=4, head_dim=32)
+    write_dflash(tmp_path / "draft", dtype=torch.bfloat16)
+    lowered = lowered_engine(
+        tmp_path / "target", tmp_path / "draft", max_seq_len=128, max_batch_size=1, page_size=PAGE,
+        draft_top_k=1, draft_depth=2, draft_tokens=2,
+    )  # fmt: skip
+    engine, _ = engine_of_programs(lowered)
+    engine.keep_prefixes()
+    drafted, logits = watched(monkeypatch), []
+    asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    for cached in (0, 64):
+        (record,) = run(engine, [prompt(70, 250)], asked, speculation=DraftShape(1, 2, 2)).records
+        assert record.stats.cached_tokens == cached
+        logits.append(drafted.logits)
+    torch.testing.assert_close(*logits, atol=NEAR, rtol=NEAR)
 
 
 @pytest.fixture(scope="module")
