@@ -48,10 +48,17 @@ class CpuBackend:
         draft: DraftGeometry | None,  # noqa: ARG002
     ) -> None:
         """See :class:`Backend`: rounded weights alone are refused somewhere."""
-        if target.dtype is not None and target.mla is not None:
+        if target.dtype is None:
+            return
+        what, moe = None, target.moe
+        if target.dtype == "fp8" and moe is not None and moe.storage != "mxfp4":
+            what = f"experts in {moe.storage} beside fp8"
+        if target.mla is not None:
+            what = f"a {target.model_type}"
+        if what is not None:
             raise SpecbuildError(
                 f"--weights-dtype {target.dtype}: on a CPU it shows what a CUDA engine of the "
-                f"model would give, and there is none of a {target.model_type}; leave it out"
+                f"model would give, and there is none of {what}; leave it out"
             )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
