@@ -140,6 +140,11 @@ def _check_same_model(
     """Also gives the reference the latents that the engine caches."""
     built, dims = manifest.target, manifest.target.latent_dims
     retrofitted = bool(dims) and target_family(built.model_type).retrofits
+    if built.dtype is not None or manifest.lossy_groups:
+        raise SpecbuildError(
+            f"{engine}: its weights, or its keys and values, are rounded to fewer bytes, so "
+            "transformers computes another model; hold it against an exact engine with compare"
+        )
     checkpoint = read_target(model, strict=False, mla=retrofitted, dsa=False)
     given = checkpoint.geometry
     if _sizes(built) != _sizes(given):

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.builder.verify import verify_engine
 from specbuild.cli.compare.measurement import lossy_names
 from specbuild.cli.main import main
 from specbuild.runtime.device import pool_bytes
@@ -103,6 +104,11 @@ def test_caches_take_a_quarter(drafted: Path, capsys: pytest.CaptureFixture[str]
     asked = ["--prompts", str(drafted.parent / "p.jsonl"), "--max-new-tokens", "2"]
     assert main(["run", str(drafted), *asked]) == 0
     assert "keys and values: fp8 (lossy)" in capsys.readouterr().err
+
+
+def test_it_is_not_what_transformers_computes(drafted: Path) -> None:
+    with pytest.raises(SpecbuildError, match="hold it against an exact engine with compare"):
+        verify_engine(drafted, drafted.parent / "model", None, SilentProgress())
 
 
 def wide_engine(drafted: Path) -> Path:
