@@ -30,7 +30,7 @@ LEFT = (
     Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
     Left(r"^make clean", "there is nothing to clean", 1),
     Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 6),
-    Left(r"^specbuild inspect gpu-engine", "needs kernels that take minutes to compile", 1),
+    Left(r"^specbuild inspect gpu-engine", "needs kernels that take minutes to compile", 2),
     Left(r"^specbuild tune ", "needs a GPU", 5),
     Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
     Left(r"^specbuild (run|bench|check|serve|plan) (gpu|rtx)-", "needs a GPU", 7),

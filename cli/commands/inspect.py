@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 def inspect(
     engine: EngineDirectory,
     *,
-    as_json: Json = False,
     anatomy: AnatomyOptions,
     max_batch_size: Annotated[
         int | None,
@@ -29,6 +28,7 @@ def inspect(
         int | None,
         typer.Option("--max-seq-len", metavar="N", min=1, help="Predict memory for this length."),
     ] = None,
+    as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
     """Show an engine's geometry, limits, sizes, ops, and the memory it will take.
@@ -46,7 +46,6 @@ def inspect(
     Examples:
     specbuild inspect engine
     specbuild inspect engine --max-batch-size 8 --max-seq-len 8192
-    specbuild inspect engine --json
     specbuild inspect gpu-engine --anatomy --context 8192
     """
     from specbuild.builder.engine.cache_capacity import cache_capacity
