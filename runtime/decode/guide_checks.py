@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specbuild.runtime.decode.device_rows import DeviceRows
-from specbuild.runtime.guides.grammar import TokenMask
 from specbuild.runtime.request import SequenceState
 
 # Masked steps behind a refusal, however many were before it: so often a step shows what the model
@@ -99,8 +98,7 @@ class GuideChecks:
         checked.waiting = waiting + len(tokens)
         if step.masked:
             # Where it still is apart, another masked step may come behind it.
-            mask = _mask(sequence, tokens) if sequence.apart else None
-            if mask is not None and not _takes_one(checked, mask):
+            if sequence.apart and not _takes_one(checked, _is_forced(sequence, tokens)):
                 self._rows.part(sequence, apart=False)
             return len(tokens)
         kept, goes_back = self._kept(sequence, checked, tokens)
@@ -115,23 +113,22 @@ class GuideChecks:
         self, sequence: SequenceState, checked: _Checked, tokens: Sequence[int]
     ) -> tuple[int, bool]:
         """How many tokens are those of masked decoding, and whether a masked step comes next."""
-        assert sequence.guide is not None
-        for kept in range(len(tokens) + 1):
-            mask = _mask(sequence, tokens[:kept])
-            if mask is None:
+        guide, output = sequence.guide, sequence.output
+        assert guide is not None
+        for kept, token in enumerate(tokens):
+            allows = guide.allows(_behind(output, tokens[:kept]), token)
+            if allows is None:
                 # The output is complete, or nothing is known of what may follow.
-                return kept if sequence.guide.failure else len(tokens), False
-            if kept == len(tokens):
-                return kept, any(checked.masked_steps) and _takes_one(checked, mask)
-            if mask.allows(tokens[kept]):
-                if any(checked.refusals):
-                    checked.refusals[_is_forced(mask)] = 0
+                return kept if guide.failure else len(tokens), False
+            if allows and not any(checked.refusals):
                 continue
-            forced = _is_forced(mask)
-            checked.refusals[forced] += 1
-            checked.masked_steps[forced] = min(1 << checked.refusals[forced] - 1, MOST_MASKED)
-            return kept, _takes_one(checked, mask)
-        raise AssertionError("the loop returns")
+            forced = _is_forced(sequence, tokens[:kept])
+            checked.refusals[forced] = 0 if allows else 1 + checked.refusals[forced]
+            if not allows:
+                checked.masked_steps[forced] = min(1 << checked.refusals[forced] - 1, MOST_MASKED)
+                return kept, _takes_one(checked, forced)
+        led = any(checked.masked_steps) and _takes_one(checked, _is_forced(sequence, tokens))
+        return len(tokens), led
 
     def _go_back(self, sequence: SequenceState, kept: Sequence[int], waiting: int) -> None:
         """To the newest token that stands."""
@@ -142,19 +139,18 @@ class GuideChecks:
         self._rows.part(sequence, apart=True)
 
 
-def _mask(sequence: SequenceState, tokens: Sequence[int]) -> TokenMask | None:
-    """What may follow the output and ``tokens``."""
+def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:
+    """Whether one token alone may follow the output and ``tokens``."""
     assert sequence.guide is not None
-    return sequence.guide.mask(np.concatenate([sequence.output, np.array(tokens, np.int32)]))
+    return bool(sequence.guide.forced(_behind(sequence.output, tokens)))
 
 
-def _is_forced(mask: TokenMask) -> bool:
-    return mask.only is not None
+def _behind(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    return np.concatenate([output, np.array(tokens, np.int32)])
 
 
-def _takes_one(checked: _Checked, mask: TokenMask) -> bool:
+def _takes_one(checked: _Checked, forced: bool) -> bool:
     """Whether a masked step chooses the next token; it is one of those to come."""
-    forced = _is_forced(mask)
     if not checked.masked_steps[forced]:
         return False
     checked.masked_steps[forced] -= 1

@@ -61,7 +61,6 @@ def _force(guide: GuideState, output: np.ndarray, drafts: np.ndarray) -> None:
             drafts[kept : kept + len(forced)] = forced
             kept += len(forced)
             continue
-        mask = guide.mask(tokens)
-        if mask is None or not mask.allows(int(drafts[kept])):
+        if not guide.allows(tokens, int(drafts[kept])):
             return
         kept += 1

@@ -181,12 +181,12 @@ class _GuidedRows:
         """Whether the grammar says anything of the token behind ``tokens``."""
         sequence, guide = self._sequence, self._sequence.guide
         assert guide is not None
-        mask = guide.mask(tokens[len(sequence.request.prompt_ids) :])
+        output, before = tokens[len(sequence.request.prompt_ids) :], int(self._choice[row])
+        if not sequence.request.params.sampling.cuts and guide.allows(output, before):
+            return True
+        mask = guide.mask(output)
         if mask is None:
             return False
-        before = int(self._choice[row])
-        if mask.allows(before) and not sequence.request.params.sampling.cuts:
-            return True
         token = self._sampler.sample_masked(self._rows, row, sequence, tokens, mask)
         if token != before:
             self._masked += 1

@@ -99,6 +99,21 @@ class GuideState:
             return None
         return TokenMask(bits)
 
+    def allows(self, output: np.ndarray, token: int) -> bool | None:
+        """What :meth:`mask` says of one token, None where it is None.
+
+        It takes microseconds. A mask may take a millisecond for 200 000 tokens, where no text
+        before had such a place: in a text of bounded length none has.
+        """
+        if self.complete(output) or self.failure is not None:
+            return None
+        forced = self._matcher.compute_ff_tokens()
+        follows = self._matcher.validate_tokens([token]) == 1 if not forced else forced[0] == token
+        if self._matcher.is_error():
+            self._fail()
+            return None
+        return bool(follows)
+
     def complete(self, output: np.ndarray) -> bool:
         """Whether ``output`` is what the grammar derives, and no text may follow."""
         self._follow(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from toy_partial import TOY_SPECPV, PartialToyExecutor, partial_manifest
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.grammar import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams
@@ -239,3 +241,42 @@ def test_states_of_one_grammar_know_nothing_of_each_other() -> None:
             token for token in range(VOCAB) if mask.allows(token)
         ] == LINE.allowed(walk[:length].tolist())
     assert other.forced(walk[:1]) == [1] and one.forced(walk) == []
+
+
+FORMS = [
+    Guide.json(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 8},
+                "kind": {"enum": ["red", "green", "greenish"]},
+                "count": {"type": "number"},
+            },
+            "required": ["name", "kind"],
+        }
+    ),
+    Guide.regex("class [A-Z][a-z]{2,9}:"),
+    Guide.choice(["yes", "no", "perhaps not", "perhaps"]),
+    Guide.grammar('start: "a" start "b" | "ab"'),
+]
+
+
+@pytest.mark.parametrize("guide", FORMS, ids=lambda guide: guide.kind)
+def test_one_token_is_allowed_where_the_mask_allows_it(guide: Guide) -> None:
+    """Of a vocabulary in which texts have many spellings, along outputs that the form allows."""
+    path = Path(__file__).parents[3] / "examples" / "tiny-gpt-oss" / "target"
+    config = json.loads((path / "config.json").read_text())
+    size, end = config["vocab_size"], config["eos_token_id"]
+    tokenizer = (path / "tokenizer.json").read_text()
+    grammar = GrammarCompiler(Vocabulary(tokenizer, size, (end,))).compile(guide)
+    random, forced = np.random.default_rng(3), 0
+    for _ in range(3):
+        state, other, output = grammar.begin(), grammar.begin(), np.zeros(0, np.int32)
+        while len(output) < 30 and (mask := state.mask(output)) is not None:
+            allowed = [token for token in range(size) if mask.allows(token)]
+            assert [t for t in range(size) if other.allows(output, t)] == allowed
+            assert (other.forced(output) != []) == (len(allowed) == 1)
+            forced += len(allowed) == 1
+            output = np.append(output, np.int32(random.choice(allowed)))
+        assert len(output) == 30 or other.allows(output, 0) is None
+    assert forced
