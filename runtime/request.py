@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from struct import Struct
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -204,7 +205,7 @@ class GenerateParams:
         """The first parameter that asks more of a step than a choice; None: none does."""
         if self.guide is not None:
             return self.guide.name
-        rest = ("top_logprobs",) if self.top_logprobs > 0 else ()
+        rest = ("top_logprobs",) * (self.top_logprobs > 0)
         return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
 
     @property
@@ -281,9 +282,9 @@ def _no_ids() -> np.ndarray:
 class Request:
     """A checked prompt: ids within the vocabulary, and capacity for at least one token.
 
-    Of those that wait, the lowest ``priority`` runs first. ``deadline_s`` is a time of
-    ``time.monotonic``: what is not done then ends with the reason ``deadline``. ``grammar`` is its
-    guide, compiled. ``ids`` is the prompt as int32 [P], not to be changed.
+    Of those that wait, the lowest ``priority`` runs first. What is not done at ``deadline_s`` of
+    ``time.monotonic`` ends with the reason ``deadline``. ``grammar`` is its guide, compiled.
+    ``ids`` is the prompt as int32 [P], read-only.
     """
 
     id: str
@@ -296,10 +297,10 @@ class Request:
     ids: np.ndarray = field(default_factory=_no_ids, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Once, by whoever asks: copies of a request take it over, and the engine's thread finds it.
+        # Once: copies of a request take it over. A Struct takes half the time that numpy does.
         if len(self.ids) != len(self.prompt_ids):
-            ids = np.fromiter(self.prompt_ids, np.int32, len(self.prompt_ids))
-            object.__setattr__(self, "ids", ids)
+            ids = Struct(f"{len(self.prompt_ids)}i").pack(*self.prompt_ids)
+            object.__setattr__(self, "ids", np.frombuffer(ids, np.int32))
 
 
 @dataclass(slots=True, eq=False)
@@ -308,9 +309,8 @@ class SequenceState:
 
     ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
     the target's cache. While decoding ``known = length + 1``: the last token is the root of the
-    next step. ``steps_ahead`` steps in flight decode it; of these the next ``stale`` began behind a
-    token that its guide refused, and give it nothing. ``apart``: its next step is one of those that
-    change logits, which the others have no part in.
+    next step. ``steps_ahead`` steps in flight decode it, of which the next ``stale`` give nothing:
+    they began behind a refused token. ``apart``: its next step changes logits.
 
     Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Where
     launches are queued ahead, those at a length of up to ``reached`` have pages for what they

@@ -286,7 +286,8 @@ class PrefixCache:
         for span in spans:
             first = max(span.first, published if span.entry.held else 0, holder.first_page)
             if first < span.end:
-                pages = holder.table[first : span.end]
+                # As numpy's own index type they place four times as fast.
+                pages = holder.table[first : span.end].astype(np.intp)
                 seen = Span(span.entry, first, span.end)
                 placed, indices = self._tree.place(allocator, seen, pages)
                 self._pools[allocator].keep(placed, expendable=name in self._ends)
