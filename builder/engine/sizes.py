@@ -44,12 +44,16 @@ DEFAULT_MAX_SEQ_LEN: int = LimitOptions.usual()["max_seq_len"]
 LEAST_SEQ_LEN = 2
 DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
 # A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
+NO_DRAFT = DraftShape(0, 0, 0)
 DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """The sizes of an engine, all settled."""
+    """The sizes of an engine, all settled.
+
+    ``model_shape`` is the largest tree of the draft model; ``limits`` have suffix decoding's too.
+    """
 
     limits: Limits
     draft_default: DraftShape | None
@@ -59,6 +63,7 @@ class EnginePlan:
     budget: PoolBudget = field(default_factory=PoolBudget)
     adjusted_steps: bool = False
     suffix: SuffixDrafter | None = None
+    model_shape: DraftShape = NO_DRAFT
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""
@@ -166,7 +171,7 @@ def plan_engine(
     page_size = asked.page_size or usual
     shape, default = _draft_shapes(options, sizes, draft, max_seq_len)
     suffix = suffix_of(options, max_seq_len=max_seq_len)
-    shape = with_suffix(shape, suffix)
+    model_shape, shape = shape, with_suffix(shape, suffix)
     if default is None and suffix is not None:
         default = shape
     if sizes.decode_rows is not None:
@@ -216,7 +221,9 @@ def plan_engine(
         groups = [_coded(group) for group in groups]
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
-    plan = EnginePlan(limits, default, tuple(groups), specpv, dsa, budget, suffix=suffix)
+    plan = EnginePlan(
+        limits, default, tuple(groups), specpv, dsa, budget, suffix=suffix, model_shape=model_shape
+    )
     return with_limits(plan, limits)
 
 
@@ -253,7 +260,7 @@ def _draft_shapes(
             raise SpecbuildError(
                 f"{DraftOptions.flag(next(iter(given)))} needs a draft; give one with --draft"
             )
-        return DraftShape(0, 0, 0), None
+        return NO_DRAFT, None
     for of_draft_alone in ("window", "norm_output"):
         given.pop(of_draft_alone, None)
     most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)

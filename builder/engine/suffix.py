@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
 from specbuild.runtime.errors import SpecbuildError
 
@@ -11,8 +10,7 @@ from specbuild.runtime.errors import SpecbuildError
 def suffix_of(options: BuildOptions, *, max_seq_len: int) -> SuffixDrafter | None:
     """The drafter that ``--drafter suffix`` asks for, None where nothing does.
 
-    SpecbuildError where an option of it is out of range or stands alone, or the backend does not
-    draft on the host.
+    SpecbuildError where an option of it is out of range or stands alone.
     """
     asked = options.suffix
     given = asked.given()
@@ -21,11 +19,6 @@ def suffix_of(options: BuildOptions, *, max_seq_len: int) -> SuffixDrafter | Non
             flag = asked.flag(next(iter(given)))
             raise SpecbuildError(f"{flag} is of suffix decoding; add --drafter suffix")
         return None
-    if not facts_of(options.backend).has_graphs:
-        raise SpecbuildError(
-            f"--drafter suffix proposes on the host between steps, which engines for "
-            f"{facts_of(options.backend).title} do not wait for; build with --backend cpu"
-        )
     asked.check_bounds(given)
     usual = asked.usual()
     usual["max_tokens"] = min(usual["max_tokens"], max_seq_len - 1)

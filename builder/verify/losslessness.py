@@ -14,9 +14,11 @@ from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
-from specbuild.runtime.decode.decoder import Speculation
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, SuffixDrafter
+from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -66,19 +68,19 @@ def check_losslessness(
     engine: Engine, reference: ReferenceTarget, prompts: Sequence[Ids], progress: Progress
 ) -> tuple[LosslessRow, ...]:
     """The plain greedy run against transformers, every way of drafting against the plain run."""
-    shapes = _shapes(engine)
-    progress.start("losslessness", len(CHOICES) * (1 + len(shapes)) + 1, "runs")
+    ways = _ways(engine)
+    progress.start("losslessness", len(CHOICES) * (1 + len(ways)) + 1, "runs")
     rows = []
     for choice in CHOICES:
-        plain = _decode(engine, prompts, choice.sampling, None)
+        plain = _decode(engine, prompts, choice.sampling, DraftSetting(None))
         progress.advance(1)
         if choice.sampling.temperature == 0:
             expected = [_greedy(reference, prompt, NEW_TOKENS) for prompt in prompts]
             title = "greedy: without draft = transformers"
             rows.append(_row(title, prompts, (expected, plain), reference, choice))
             progress.advance(1)
-        for name, shape in shapes.items():
-            drafted = _decode(engine, prompts, choice.sampling, shape)
+        for name, setting in ways.items():
+            drafted = _decode(engine, prompts, choice.sampling, setting)
             title = f"{choice.name}: {name} = without draft"
             rows.append(_row(title, prompts, (plain, drafted), reference, choice))
             progress.advance(1)
@@ -134,6 +136,19 @@ def _row(
     return LosslessRow(name, len(prompts), tokens, differences, near_ties, differences == 0)
 
 
+def _ways(engine: Engine) -> dict[str, DraftSetting]:
+    """The engine's chains and tree; suffix decoding by name where steps take it as it comes."""
+    shapes, executor = _shapes(engine), engine.executor
+    ways: dict[str, DraftSetting] = {}
+    if isinstance(executor, DeviceExecutor):
+        able = ProgramTable(executor.plan).shapes()
+        shapes = {name: shape for name, shape in shapes.items() if shape in able}
+        drafters = engine.manifest.drafters
+        offering = [d.kind for d in drafters if isinstance(d, SuffixDrafter)]
+        ways = {name: DraftSetting(drafter=name) for name in offering}
+    return {name: DraftSetting(shape) for name, shape in shapes.items()} | ways
+
+
 def _shapes(engine: Engine) -> dict[str, DraftShape]:
     """Chains and a tree within the engine's limits; nothing where it has no drafter."""
     limits = engine.manifest.limits
@@ -158,12 +173,14 @@ def _within(shape: DraftShape, limits: Limits) -> DraftShape:
 
 
 def _decode(
-    engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, speculation: Speculation
+    engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, setting: DraftSetting
 ) -> list[Ids]:
     params = _params(engine, sampling)
     asked = [Prompt(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     outputs: dict[int, Ids] = {}
-    for event in engine.generate(asked, params, speculation=speculation):
+    for event in engine.generate(
+        asked, params, speculation=setting.speculation, drafter=setting.drafter
+    ):
         if isinstance(event, FinishEvent):
             outputs[event.request] = event.record.output_ids
     return [outputs[i] for i in range(len(prompts))]

@@ -30,11 +30,13 @@ def advance(
     step: int = 9,
     budget: int = 12,
     ends_from: int = 0,
+    waiting: int | None = None,
 ) -> Case:
     """``eos`` of the choices on the paths end a sequence, from node ``ends_from`` of them on; its
     limit may come before.
 
-    ``deepest`` is that of the engine: it sizes the ring and what is pending.
+    ``deepest`` is that of the engine: it sizes the ring and what is pending, of which ``waiting``
+    says otherwise.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -68,7 +70,8 @@ def advance(
             on_paths = choice[:, path.max(axis=0).clip(0)[ends_from:]].ravel()
         ends = np.full(8, -1, np.int32)
         ends[:eos] = rng.permutation(np.unique(on_paths))[:eos]
-        pending = rng.integers(1, capacity + 1, size).astype(np.int32)
+        held = capacity if waiting is None else waiting
+        pending = rng.integers(1, held + 1, size).astype(np.int32)
         return (
             choice.reshape(-1),
             floats(rows),
@@ -78,8 +81,8 @@ def advance(
             batch.length,
             ints(size),
             pending if draft else None,
-            ints(size, capacity) if draft else None,
-            floats(size, capacity, width) if draft else None,
+            ints(size, held) if draft else None,
+            floats(size, held, width) if draft else None,
             batch.done,
             batch.limit,
             rng.integers(0, 2, size).astype(np.int32),
@@ -112,6 +115,8 @@ CASES: tuple[Case, ...] = (
     advance("a step without a draft", "LLDL", tree=False, extended=False),
     advance("the draft ran, without a tree", "LLDL", tree=False),
     advance("one row longer than the last thread", "LL", width=24),
+    advance("more than can wait for the draft", "LLDL", chain=True, nodes=9, depth=9, deepest=9,
+            follow=0.9, budget=20, waiting=3),
 )  # fmt: skip
 
 KERNEL_CASES: tuple[Case, ...] = (

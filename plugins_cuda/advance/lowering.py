@@ -44,7 +44,7 @@ def lower(request: LoweringRequest) -> Lowering:
     """One CTA per row of aux hidden states that may be kept; one of a warp per sequence in all
     without them.
 
-    Raises SpecbuildError where a path does not fit into the ring or what waits for the draft.
+    Raises SpecbuildError where a path does not fit into the ring.
     """
     shapes = {name: info.shape for name, info in request.tensors.items()}
     extended = int(request.attributes["extended"])
@@ -53,16 +53,16 @@ def lower(request: LoweringRequest) -> Lowering:
     path_width = shapes["path"][1] if "path" in shapes else 1
     gathers = "captured" in shapes and "pending_captured" in shapes
     capacity = shapes["pending_tokens"][1] if gathers else path_width
-    if path_width > min(ring_width, capacity) or batch > ring_batch:
+    if path_width > ring_width or batch > ring_batch:
         raise SpecbuildError(
             f"Advance got paths of {path_width} slots in a batch of {batch}, but the ring holds "
-            f"{ring_width} tokens of {ring_batch} sequences and the draft's input {capacity} rows; "
-            f"build them for the deepest tree and the largest batch"
+            f"{ring_width} tokens of {ring_batch} sequences; build it for the deepest tree and the "
+            "largest batch"
         )
     sizes = (batch, rows // batch, path_width)
     widths = (row_vectors(request, "captured") if gathers else 0, capacity)
     # Rows that move within what is pending must be moved by one CTA.
-    copies = path_width if extended else 1
+    copies = min(path_width, capacity) if extended else 1
     # Warps that have a sequence to themselves, and the words of it that they stage.
     sequences, words = 1 if gathers else min(batch, _WARPS), 2 * (rows // batch) + path_width
     launch = OpLaunch(

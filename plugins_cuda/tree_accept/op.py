@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
-from specbuild.plugins_cuda.traffic import STATE_ONLY
+from specbuild.plugins_cuda.traffic import Weights
 from specbuild.plugins_cuda.tree_accept.body import body
 from specbuild.plugins_cuda.tree_accept.lowering import lower
 
@@ -74,5 +74,5 @@ OP = OpSpec(
     reference=reference,
     body=body,
     lower=lower,
-    traffic=STATE_ONLY,
+    traffic=Weights(),
 )

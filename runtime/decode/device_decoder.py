@@ -7,19 +7,23 @@ from dataclasses import replace
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
-from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
+from specbuild.runtime.decode.decoder import Decoder, DraftSetting
+from specbuild.runtime.decode.device_offers import DeviceOffers
 from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.program_costs import ProgramCosts
+from specbuild.runtime.decode.program_costs import ProgramCosts, ProgramOffers
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows, scored
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
-from specbuild.runtime.draft.policy import DraftPolicy, default_policy
-from specbuild.runtime.draft.registry import AUTO, drafter_named
+from specbuild.runtime.draft.offer_policy import OfferPolicy, UnmeasuredOffers
+from specbuild.runtime.draft.policy import DraftPolicy, default_policy, undrafted
+from specbuild.runtime.draft.registry import AUTO, sources
 from specbuild.runtime.draft.static_tree import StaticTree
+from specbuild.runtime.draft.suffix import SuffixDrafter
+from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -48,13 +52,21 @@ class DeviceDecoder(Decoder):
         super().__init__(manifest, kv)
         self._executor = executor
         self._programs = ProgramTable(executor.plan)
-        self._step_costs = step_costs if manifest.draft is not None else None
-        self._fixed = default_policy(manifest, without_costs)
+        self._step_costs = step_costs if manifest.drafters else None
+        self._without_costs = without_costs
+        self._offer_costs: dict[bool, ProgramOffers] = {}
+        self._suffix: SuffixDrafter | None = None
+        self._last: DraftPolicy | None = None
 
     @property
     def default_draft(self) -> DraftPolicy:
-        """The policy of the last run by step costs, or the engine's default shape."""
-        return self._measured.last or self._default_policy(AUTO, sampled=False, full_logits=False)
+        """The policy of the last run with ``speculation="default"``."""
+        return self._last or self._default_policy(AUTO, sampled=False, full_logits=False)
+
+    @property
+    def suffix_statistics(self) -> SuffixStatistics | None:
+        """What suffix decoding has counted; None where it has not been asked for."""
+        return None if self._suffix is None else self._suffix.statistics
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """RequestError where a draft cannot be had, or there are no steps for what is asked."""
@@ -65,7 +77,7 @@ class DeviceDecoder(Decoder):
                 f"drafter {setting.foreign.capabilities.name}: this engine drafts on the device, "
                 "with its own draft only"
             )
-        shape = self._only_shape(setting.speculation)
+        shape = self._only_shape(setting)
         if isinstance(shape, StaticTree):
             raise RequestError(
                 "this engine's steps draft on the device, in shapes that it was built with: leave "
@@ -86,10 +98,14 @@ class DeviceDecoder(Decoder):
         """A loop over the device's steps."""
         policy = self._own_policy(setting)
         stepper = DeviceStepper(
-            self._executor, self._manifest, self._programs, drafts=policy.max_depth > 0
+            self._executor,
+            self._manifest,
+            self._programs,
+            drafts=policy.max_depth > 0,
+            offers=self._offers(setting),
         )
         # A policy that may leave the draft out does so where only such steps are large enough.
-        shape = self._only_shape(setting.speculation)
+        shape = self._only_shape(setting)
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
@@ -132,24 +148,55 @@ class DeviceDecoder(Decoder):
             )
         return scored(ids, self._executor, self._manifest, self._kv)
 
-    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        if self._step_costs is None:
-            return self._fixed
-        costs = ProgramCosts(self._step_costs, self._programs, full_logits=full_logits)
-        record = drafter_named(self._manifest, drafter)
-        return self._measured.next(
-            costs,
-            sampled=sampled,
-            full_logits=full_logits,
-            drafter="" if record is None else record.kind,
-        )
+    def _offers(self, setting: DraftSetting) -> DeviceOffers | None:
+        """What proposes before each step, None where nothing does."""
+        if setting.speculation != "default" or not isinstance(setting.drafter, str):
+            return None
+        _, record = sources(self._manifest, setting.drafter)
+        if record is None:
+            return None
+        if self._suffix is None:
+            self._suffix = SuffixDrafter(record)
+        return DeviceOffers(self._suffix, self._executor, self._programs)
 
-    def _only_shape(self, speculation: Speculation) -> DraftShape | None:
+    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+        model, offering = sources(self._manifest, drafter)
+        record, costs = model or offering, self._step_costs
+        policy: DraftPolicy
+        if costs is None or record is None:
+            policy = undrafted() if model is None else self._default_shape
+            if offering is not None:
+                policy = UnmeasuredOffers(policy, most_depth=self._programs.most_offered)
+        else:
+            policy = measured = self._measured.next(
+                ProgramCosts(
+                    costs, self._programs, full_logits=full_logits, drafts=model is not None
+                ),
+                sampled=sampled,
+                full_logits=full_logits,
+                drafter=record.kind,
+            )
+            if offering is not None:
+                offers = self._offer_costs.setdefault(
+                    full_logits, ProgramOffers(costs, self._programs, full_logits=full_logits)
+                )
+                policy = OfferPolicy(measured, offers, most_depth=self._programs.most_offered)
+        self._last = policy
+        return policy
+
+    @property
+    def _default_shape(self) -> DraftPolicy:
+        """The engine's, where no costs were measured."""
+        return default_policy(self._manifest, self._without_costs)
+
+    def _only_shape(self, setting: DraftSetting) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""
-        if speculation != "default":
-            return speculation
-        fixed = self._step_costs is None and self._manifest.draft is not None
-        return self._manifest.draft_default if fixed else None
+        if setting.speculation != "default":
+            return setting.speculation
+        if self._step_costs is not None or not isinstance(setting.drafter, str):
+            return None
+        model, _ = sources(self._manifest, setting.drafter)
+        return None if model is None else self._manifest.draft_default
 
     def _check(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)

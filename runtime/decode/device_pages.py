@@ -11,7 +11,7 @@ from __future__ import annotations
 from specbuild.runtime.cache.sequence_pages import AheadPages
 from specbuild.runtime.decode.device_rows import DeviceRows
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators, tree_slots
-from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.manifest import Manifest, SuffixDrafter
 from specbuild.runtime.request import SequenceState
 
 
@@ -24,6 +24,10 @@ class DevicePages:
         self._windows = [group.name for group in manifest.cache_groups if group.window]
         limits, specpv = manifest.limits, manifest.specpv
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
+        if DRAFT_GROUP in self._tree:
+            # A step takes the accepted tokens of the host's chain up into the draft's cache.
+            chains = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
+            self._tree[DRAFT_GROUP] = max(self._tree[DRAFT_GROUP], *chains, 0)
         # A view names the pages that steps behind it write, so all are there at the beginning.
         self._all_at_once = specpv is not None
         # Tokens that a step may enter again: in the target's caches, and in the draft's.

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-import numpy as np
-
 from specbuild.runtime.decode.adjusted_rows import AdjustedRows, TopOfRows, adjusts
+from specbuild.runtime.decode.device_flights import (
+    PromptsInFlight,
+    StepInFlight,
+    check_count,
+    count_lost,
+    likeliest_of,
+)
+from specbuild.runtime.decode.device_offers import DeviceOffers, offered_ahead, unread_tokens
 from specbuild.runtime.decode.device_pages import DevicePages
 from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
 from specbuild.runtime.decode.guide_checks import GuideChecks, ReceivedStep
@@ -20,14 +25,13 @@ from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.offer import OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
-from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ProgramEntry
-from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
+from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
-from specbuild.runtime.request import SequenceState, TopLogprobs
+from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import samples
 
 # A result that was there before this long was waited for: the host came late, and the time between
@@ -35,44 +39,11 @@ from specbuild.runtime.sampling import samples
 _LATE_S = 50e-6
 
 
-@dataclass(frozen=True)
-class _Prompts:
-    """A launch of so many prompt tokens in flight.
-
-    ``ending`` are the rows where a prompt ends; ``token`` and ``logprob`` are of every row.
-    """
-
-    tokens: int
-    ending: tuple[PromptRows, ...]
-    token: Callable[[], np.ndarray]
-    logprob: Callable[[], np.ndarray]
-    top: TopOfRows | None = None
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step in flight, and the rows that it found.
-
-    ``extends``: the draft takes up in it what waited. ``warm``: its program had run before in this
-    loop. ``plans`` are those of the lossy modes. Up to
-    ``waiting`` tokens of a sequence wait for the draft behind it; None: its sequences decode apart,
-    and the draft takes up none. ``top`` are their likeliest tokens, where one wants some.
-    """
-
-    number: int
-    ahead: StepAhead
-    outlook: Outlook
-    extends: bool
-    warm: bool
-    plans: tuple[ModePlan, ...]
-    waiting: int | None
-    top: TopOfRows | None = None
-
-
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: whether a step may have a draft.
+    ``drafts``: whether a step may have a draft. ``offers`` proposes chains, which the policy may
+    take in the place of one of the device's.
     """
 
     most_in_flight = 2
@@ -84,8 +55,10 @@ class DeviceStepper:
         programs: ProgramTable,
         *,
         drafts: bool,
+        offers: DeviceOffers | None = None,
     ) -> None:
         self._executor = executor
+        self._offers = offers
         self._eos_token_ids = manifest.target.eos_token_ids
         self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
@@ -102,9 +75,9 @@ class DeviceStepper:
             self._modes.append(DeviceViews(executor, manifest, programs))
         if manifest.dsa is not None:
             self._modes.append(DeviceSelections(executor, manifest))
-        self._flights: deque[_Prompts | _Step] = deque()
+        self._flights: deque[PromptsInFlight | StepInFlight] = deque()
         self._read: list[NewTokens] = []
-        self._read_from: _Step | None = None
+        self._read_from: StepInFlight | None = None
         self._next_step = 0
         self._received_s: float | None = None
         self._warm: set[str] = set()
@@ -137,6 +110,8 @@ class DeviceStepper:
         self._checks.release(sequence)
         for mode in self._modes:
             mode.release(sequence)
+        if self._offers is not None:
+            self._offers.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
         """The next step that wants them takes the pages."""
@@ -152,9 +127,17 @@ class DeviceStepper:
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
         """Rows are emptied when the next loop opens."""
+        if self._offers is not None:
+            for sequence in sequences:
+                self._offers.release(sequence)
 
     def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
         """Drafts are taken up in the step: none is behind."""
+        unread = [unread_tokens(sequence, self._steps_ahead) for sequence in sequences]
+        reach: tuple[tuple[float, ...], ...] = ()
+        if self._offers is not None:
+            rows, full_logits = self._ahead(sequences, None).batch, _full_logits(sequences)
+            reach = self._offers.look(sequences, unread, rows=rows, full_logits=full_logits)
         return Outlook(
             len(sequences),
             tokens_left=max(s.wanted for s in sequences),
@@ -162,6 +145,8 @@ class DeviceStepper:
             context=sum(s.known for s in sequences) // len(sequences),
             sampled=samples(s.request.params.sampling for s in sequences),
             full_logits=_full_logits(sequences),
+            reach=reach,
+            ahead=any(unread),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -189,7 +174,7 @@ class DeviceStepper:
             table.prompt_ends(r.row)
         token, logprob = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
         read = sum(chunk.count for chunk in chunks)
-        self._flights.append(_Prompts(read, tuple(ending), token, logprob, top))
+        self._flights.append(PromptsInFlight(read, tuple(ending), token, logprob, top))
 
     def _adjust_first(self, ending: Sequence[PromptRows]) -> TopOfRows | None:
         """Behind a launch of prompts: these choose their first tokens once more."""
@@ -202,7 +187,6 @@ class DeviceStepper:
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Loads the program of a first step, before its sequences are known to go on."""
-        assert not isinstance(shape, OfferedDepths), "nothing is offered to steps of a device"
         ahead = self._ahead(sequences, shape)
         plans = tuple(mode.expected(ahead) for mode in self._modes)
         self._executor.prepare(self._step_entry(ahead, joined(plans)))
@@ -211,7 +195,6 @@ class DeviceStepper:
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
     ) -> None:
         """Queues a step, which passes over the rows of other sequences."""
-        assert not isinstance(shape, OfferedDepths), "nothing is offered to steps of a device"
         ahead = self._ahead(sequences, shape)
         apart = sequences[0].apart
         plans = () if apart else tuple(mode.plan(ahead) for mode in self._modes)
@@ -219,11 +202,13 @@ class DeviceStepper:
             entry = self._adjusted_entry(ahead)
         else:
             entry = self._step_entry(ahead, joined(plans))
-            self._waiting = self._waiting_after(shape)
-        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
-        most = max((1 + step.depth for step in steps), default=0)
+            self._waiting = self._waiting_after(ahead)
+        most = max((1 + step.depth for step in self._steps_ahead), default=0)
         for sequence in sequences:
             self._pages.before_step(sequence, sequence.steps_ahead * most)
+        if ahead.offered is not None:
+            assert self._offers is not None
+            self._offers.write(entry, ahead.rows, ahead.offered)
         self._executor.start(entry, self._next_step)
         warm = entry.name in self._warm
         self._warm.add(entry.name)
@@ -233,8 +218,10 @@ class DeviceStepper:
         if apart:
             self._checks.behind_masked_step(sequences)
         waiting = None if apart else self._waiting
-        extends = entry.extends or entry.draft_depth > 0
-        step = _Step(self._next_step, ahead, outlook, extends, warm, plans, waiting, top)
+        extends, waited = entry.extends or entry.draft_depth > 0, not self._flights
+        step = StepInFlight(
+            self._next_step, ahead, shape, outlook, extends, warm, plans, waiting, top, waited
+        )
         self._flights.append(step)
         self._next_step += 1
 
@@ -252,9 +239,11 @@ class DeviceStepper:
     def receive(self) -> LaunchDone:
         """Reads the oldest launch in flight."""
         flight = self._flights.popleft()
-        return self._receive_step(flight) if isinstance(flight, _Step) else self._begin(flight)
+        return (
+            self._receive_step(flight) if isinstance(flight, StepInFlight) else self._begin(flight)
+        )
 
-    def _begin(self, flight: _Prompts) -> LaunchDone:
+    def _begin(self, flight: PromptsInFlight) -> LaunchDone:
         """Steps from now on decode the sequences whose prompts ended."""
         token, logprob = flight.token(), flight.logprob()
         self._received_s = None
@@ -266,59 +255,64 @@ class DeviceStepper:
             for mode in self._modes:
                 mode.begin(r.sequence, row)
             tokens = [(int(token[r.row]), float(logprob[r.row]))]
-            likeliest = _likeliest(flight.top, r.sequence, r.row)
+            likeliest = likeliest_of(flight.top, r.sequence, r.row)
             first.append(NewTokens(r.sequence, tokens, top_logprobs=likeliest))
             self._waiting = max(self._waiting, 1)
         return LaunchDone(first, prompt_tokens=flight.tokens)
 
-    def _receive_step(self, flight: _Step) -> LaunchDone:
+    def _receive_step(self, flight: StepInFlight) -> LaunchDone:
         ahead, asked_s = flight.ahead, perf_counter()
         result = self._executor.wait_step(flight.number, ahead.batch)
         step_s = self._step_time(flight, asked_s)
         self._read_from = flight
         depths: list[int] = []
+        offered: list[tuple[SequenceState, int, int]] = []
         for row, sequence in ahead.rows.items():
             sequence.steps_ahead -= 1
             if sequence.released:
                 continue
-            proposed = ahead.proposed(sequence.wanted - 1)
+            proposed = ahead.proposed(row, sequence.wanted - 1)
             if sequence.stale:
                 sequence.stale -= 1
-                _count_lost(sequence, proposed)
+                count_lost(sequence, proposed)
                 continue
             count, accepted = result.count[row], result.accepted[row]
-            _check_count(flight, result, row)
+            check_count(flight, result, row)
             for mode, plan in zip(self._modes, flight.plans, strict=True):
                 mode.received(sequence, plan, result, row)
             kept = allowed = self._kept(flight, sequence, result.tokens[row][:count])
             if sequence not in self._checks:
                 kept, allowed = count, 0
             elif not kept and sequence.guide is not None and sequence.guide.failure is None:
-                _count_lost(sequence, proposed)
+                count_lost(sequence, proposed)
                 continue
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
             counted = min(accepted, sequence.wanted - 1, kept)
             # What an end of sequence cut off was not refused, nor what a guide did.
             cut = min(count, kept + 1) <= accepted
-            depths.append(counted if cut else min(ahead.depth, sequence.wanted - 1))
+            depth = min(ahead.depth_of(row), sequence.wanted - 1)
+            depths.append(counted if cut else depth)
+            offered.append((sequence, proposed, counted))
             tokens = zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)
-            likeliest = _likeliest(flight.top, sequence, row)
+            likeliest = likeliest_of(flight.top, sequence, row)
             new = NewTokens(sequence, list(tokens), counted, likeliest, proposed, allowed)
             self._read.append(new)
         if not self._read or flight.waiting is None:
             return LaunchDone(self._read)
+        if ahead.offered is not None and self._offers is not None:
+            self._offers.taken(offered)
         accepted_drafts = [new.accepted for new in self._read]
-        outcome = StepOutcome(flight.outlook, ahead.shape, depths, accepted_drafts, step_s)
+        outcome = StepOutcome(flight.outlook, flight.chosen, depths, accepted_drafts, step_s)
         return LaunchDone(self._read, outcome)
 
-    def _kept(self, flight: _Step, sequence: SequenceState, tokens: Sequence[int]) -> int:
+    def _kept(self, flight: StepInFlight, sequence: SequenceState, tokens: Sequence[int]) -> int:
         """How many of a step's tokens a guide lets stand; 0 where steps are not checked."""
         masked = flight.waiting is None
         if masked and sequence.guide is not None and not sequence.to_repeat:
             sequence.counters.mask(len(tokens))
         if sequence not in self._checks:
             return 0
-        steps = (step for step in self._flights if isinstance(step, _Step) and step.extends)
+        steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
         behind = any(sequence in step.ahead.rows.values() for step in steps)
         return self._checks.received(sequence, ReceivedStep(tokens, masked, flight.extends, behind))
 
@@ -337,27 +331,41 @@ class DeviceStepper:
             self._pages.behind_step(sequence, waiting)
         self._read = []
 
-    def _ahead(self, sequences: Sequence[SequenceState], shape: DraftShape | None) -> StepAhead:
+    def _ahead(self, sequences: Sequence[SequenceState], chosen: ChosenDraft) -> StepAhead:
         """The next step as it is known before those in flight are through."""
-        steps = [flight.ahead for flight in self._flights if isinstance(flight, _Step)]
         taking = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in taking}
-        return StepAhead(rows, shape, most_emitted=sum(1 + step.depth for step in steps))
+        emitted = sum(1 + step.depth for step in self._steps_ahead)
+        if isinstance(chosen, OfferedDepths):
+            return offered_ahead(rows, sequences, chosen, emitted)
+        return StepAhead(rows, chosen, most_emitted=emitted)
 
-    def _step_time(self, flight: _Step, asked_s: float) -> float | None:
+    @property
+    def _steps_ahead(self) -> list[StepAhead]:
+        """The steps in flight."""
+        return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
+
+    def _step_time(self, flight: StepInFlight, asked_s: float) -> float | None:
         """The time between two results that followed directly, where it is the step's own."""
         now_s, before_s = perf_counter(), self._received_s
         on_time = now_s - asked_s > _LATE_S
         self._received_s = now_s if on_time else None
         # A check takes two passes, whose time is not what a step costs.
         own = on_time and flight.warm and not joined(flight.plans).checks
+        # One that waited for the host took that time too, as every one with an offer does.
+        own &= flight.ahead.offered is not None or not flight.waited
         return now_s - before_s if own and before_s is not None else None
 
     def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
+        full_logits = _full_logits(ahead.rows.values())
+        if ahead.offered is not None:
+            return self._programs.offered_step(
+                ahead.depth, batch=ahead.batch, full_logits=full_logits
+            )
         return self._programs.step(
             ahead.shape,
             batch=ahead.batch,
-            full_logits=_full_logits(ahead.rows.values()),
+            full_logits=full_logits,
             extends=ahead.shape is None and self._is_full,
             reverified=plan.reverified,
             sparse=plan.sparse,
@@ -369,31 +377,14 @@ class DeviceStepper:
         """Whether one more token could find no place to wait for the draft in."""
         return 0 < self._capacity <= self._waiting
 
-    def _waiting_after(self, shape: DraftShape | None) -> int:
+    def _waiting_after(self, ahead: StepAhead) -> int:
         """Most tokens that wait for the draft after a step; where they were full it took them."""
-        if shape is not None:
-            return shape.draft_depth + 1
+        if ahead.offered is not None:
+            # It takes up all of a chain but the newest.
+            return min(1 + ahead.depth, self._capacity)
+        if ahead.shape is not None:
+            return ahead.depth + 1
         return 1 if self._is_full else self._waiting + 1
-
-
-def _check_count(flight: _Step, result: StepResult, row: int) -> None:
-    """SpecbuildError where a step gave a sequence an impossible number of tokens."""
-    sequence, count, accepted = flight.ahead.rows[row], result.count[row], result.accepted[row]
-    if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.wanted):
-        raise SpecbuildError(
-            f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
-            f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
-        )
-
-
-def _count_lost(sequence: SequenceState, proposed: int) -> None:
-    """A step gave a sequence nothing: its guide refused the first token, or one before it."""
-    if not sequence.to_repeat:
-        sequence.counters.step(proposed=proposed, accepted=0, emitted=0)
-
-
-def _likeliest(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
-    return () if top is None else top.of(sequence, row)
 
 
 def _full_logits(sequences: Iterable[SequenceState]) -> bool:

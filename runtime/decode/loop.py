@@ -24,6 +24,7 @@ from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
 from specbuild.runtime.decode.waiting import Waiting
 from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
@@ -127,6 +128,9 @@ class Loop:
             elif batch.sequences:
                 outlook = self._stepper.outlook(batch.sequences)
                 shape = None if batch.apart else self._shape(outlook)
+                if shape is LATER:
+                    break
+                self._scheduler.begin_step(batch)
                 self._stepper.start(batch.sequences, shape, outlook)
             else:
                 break
@@ -159,7 +163,7 @@ class Loop:
             self._release(sequence)
         return events
 
-    def _shape(self, outlook: Outlook) -> ChosenDraft:
+    def _shape(self, outlook: Outlook) -> ChosenDraft | Later:
         """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[0] == outlook.batch:
@@ -171,8 +175,11 @@ class Loop:
         read = self._scheduler.read_together
         if any(sequence.wanted > 1 for sequence in read):
             outlook = self._stepper.outlook(read)
-            self._chosen = (outlook.batch, self._policy.shape(outlook))
-            self._stepper.prepare_step(read, self._chosen[1])
+            shape = self._policy.shape(outlook)
+            # What the host offers is known with their first tokens.
+            if shape is not LATER and not isinstance(shape, OfferedDepths):
+                self._chosen = (outlook.batch, shape)
+                self._stepper.prepare_step(read, shape)
 
     def _admit(self, waiting: Waiting, pages: dict[str, SequencePages]) -> SequenceState:
         if waiting.preempted is None:

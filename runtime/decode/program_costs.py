@@ -6,16 +6,21 @@ from collections.abc import Sequence
 from math import inf
 
 from specbuild.runtime.decode.program_table import ProgramTable
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import Outlook, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
+from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # Contexts within so many tokens cost the same: attention is a small part of a step.
 _CONTEXT_STEP = 256
+# What the host is believed to take between the tokens of a step and the next one's launch, until a
+# run's own steps say.
+_HOST_S = 150e-6
 
 
 class ProgramCosts:
-    """The drafts that were measured and that the engine has steps for.
+    """The drafts that were measured and that the engine has steps for; none without ``drafts``.
 
     Full logits, where they are written, cost every step the same and change no choice: a run's
     own times correct for them.
@@ -23,8 +28,16 @@ class ProgramCosts:
 
     row_s = 0.0
 
-    def __init__(self, costs: StepCosts, programs: ProgramTable, *, full_logits: bool) -> None:
-        most = {s: programs.most_sequences(s, full_logits=full_logits) for s in programs.shapes()}
+    def __init__(
+        self,
+        costs: StepCosts,
+        programs: ProgramTable,
+        *,
+        full_logits: bool,
+        drafts: bool = True,
+    ) -> None:
+        shapes = programs.shapes() if drafts else []
+        most = {s: programs.most_sequences(s, full_logits=full_logits) for s in shapes}
         self.shapes = tuple(s for s in costs.shapes() if most.get(s, 0) > 0)
         self.origin = f"measured on {costs.gpu}"
         self._most: list[tuple[DraftShape, int]] = [(s, most[s]) for s in self.shapes]
@@ -50,3 +63,58 @@ class ProgramCosts:
             step_s = self._costs.step_s(shape, batch=batch, context=context)
             found.append(inf if step_s is None or batch > most else step_s)
         return found
+
+
+class ProgramOffers:
+    """Steps that verify chains of the host's: all of one step have capacity for the longest.
+
+    The device waits for the host in front of them. A run's own times, which hold that too, correct
+    the table's by the length.
+    """
+
+    def __init__(self, costs: StepCosts, programs: ProgramTable, *, full_logits: bool) -> None:
+        self._costs, self._programs, self._full_logits = costs, programs, full_logits
+        self._kinds = {0: 0} | {
+            length: kind for kind, length in enumerate(self._lengths(1), start=1)
+        }
+        self._times = StepTimes(len(self._kinds))
+        self._known: dict[tuple[int, int, int], float | None] = {}
+
+    def best(self, outlook: Outlook, ratio: float) -> tuple[tuple[int, ...], float]:
+        """See ``OfferCosts``."""
+        batch, reach = outlook.batch, outlook.reach
+        best, best_rate = (0,) * batch, 0.0
+        for length in self._lengths(batch):
+            table_s = self._table_s(length, outlook)
+            if table_s is None:
+                continue
+            step_s = self._step_s(length, table_s * ratio)
+            rate = (batch + sum(sum(chances[:length]) for chances in reach)) / (batch * step_s)
+            if rate > best_rate:
+                best, best_rate = tuple(min(length, len(chances)) for chances in reach), rate
+        return best, best_rate
+
+    def learn(self, outcome: StepOutcome, ratio: float) -> None:
+        """See ``OfferCosts``."""
+        assert isinstance(outcome.shape, OfferedDepths) and outcome.step_s
+        batch, depth = outcome.outlook.batch, outcome.shape.draft_depth
+        length = next(n for n in self._lengths(batch) if n >= depth)
+        table_s = self._table_s(length, outcome.outlook)
+        if table_s is not None:
+            believed_s = table_s * ratio + _HOST_S
+            self._times.learn(self._kinds[length], outcome.step_s / believed_s)
+
+    def _lengths(self, batch: int) -> list[int]:
+        return self._programs.offered_lengths(batch=batch, full_logits=self._full_logits)
+
+    def _table_s(self, length: int, outlook: Outlook) -> float | None:
+        key = (length, outlook.batch, outlook.context // _CONTEXT_STEP)
+        if key not in self._known:
+            context = (key[2] + 0.5) * _CONTEXT_STEP
+            self._known[key] = self._costs.step_s(
+                DraftShape(1, length, length), batch=key[1], context=context, offered=True
+            )
+        return self._known[key]
+
+    def _step_s(self, length: int, program_s: float) -> float:
+        return (program_s + _HOST_S) * self._times.ratios()[self._kinds[length]]

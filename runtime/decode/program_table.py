@@ -13,7 +13,9 @@ class ProgramTable:
     """The programs of a plan by what they are for."""
 
     def __init__(self, plan: Plan) -> None:
-        self._programs = [p for p in plan.programs if not p.adjusts and p.kind != "adjust"]
+        apart = [p for p in plan.programs if p.adjusts or p.offered or p.kind == "adjust"]
+        self._programs = [p for p in plan.programs if p not in apart]
+        self._offered = [p for p in plan.programs if p.offered]
         self._adjusting = sorted(
             (p for p in plan.programs if p.adjusts), key=lambda program: program.batch
         )
@@ -83,6 +85,22 @@ class ProgramTable:
             what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
             self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
         return self._steps[key]
+
+    def offered_lengths(self, *, batch: int, full_logits: bool) -> list[int]:
+        """The chains of the host's that steps of ``batch`` sequences verify, rising."""
+        able = (p for p in self._offered if p.batch >= batch and p.full_logits >= full_logits)
+        return sorted({p.draft_tokens for p in able})
+
+    def offered_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
+        """A step of ``batch`` sequences that verifies chains of up to ``length`` tokens."""
+        able = [p for p in self._offered if p.batch >= batch and p.draft_tokens >= length]
+        what = f"steps of {batch} sequences with {length} tokens that the host proposes"
+        return _smallest(able, full_logits=full_logits, what=what)
+
+    @property
+    def most_offered(self) -> int:
+        """The longest chain of the host's that a step verifies; 0 where none does."""
+        return max((p.draft_tokens for p in self._offered), default=0)
 
     @property
     def adjusts(self) -> bool:

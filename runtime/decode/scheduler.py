@@ -222,7 +222,10 @@ class Scheduler:
         return changes
 
     def schedule(self) -> Batch:
-        """The next launch, which is to start at once; empty where others must be received first."""
+        """The next launch; empty where others must be received first.
+
+        Chunks of prompts are to start at once, a step with :meth:`begin_step` or not at all.
+        """
         read = self.read
         decoding = tuple(s for s in read if s.emitted)
         step = self._step(decoding)
@@ -231,11 +234,14 @@ class Scheduler:
         if self._prompts and turn:
             self._steps = 0
             return Batch(chunks=self._chunks(self._rows(decoding=bool(decoding))))
-        self._steps += steps
-        for sequence in self._running if steps and self._most_emitted else ():
+        return step
+
+    def begin_step(self, step: Batch) -> None:
+        """The step that was scheduled is started."""
+        self._steps += 1
+        for sequence in self._running if self._most_emitted else ():
             sequence.counters.paused_steps += sequence.paused
         self._last_apart = step.apart
-        return step
 
     def _step(self, decoding: tuple[SequenceState, ...]) -> Batch:
         """The next step of those that decode: of the kind whose turn it is, if it can be."""

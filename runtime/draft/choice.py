@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.offer import Later
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy, FixedPolicy, StepOutcome
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -35,7 +36,7 @@ class PolicyByKind:
         """That of the last step's policy."""
         return (self._last or self._of(sampled=False, full_logits=False)).reason
 
-    def shape(self, outlook: Outlook) -> ChosenDraft:
+    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
         """The choice of the policy for such steps."""
         self._last = self._of(sampled=outlook.sampled, full_logits=outlook.full_logits)
         return self._last.shape(outlook)

@@ -27,7 +27,8 @@ class Outlook:
     ``rows_behind`` how many committed tokens the draft would have to take up first; ``context``
     how many tokens a sequence has, on average. ``sampled``: a sequence has a temperature above 0;
     ``full_logits``: one has top-k or top-p. ``reach[b]`` are the chances of the tokens that the
-    host offers for sequence b (offer.py), none where it offers nothing.
+    host offers for sequence b (offer.py), none where it offers nothing. ``ahead``: tokens of some
+    are in flight; ``reach`` is then of the tokens behind the most that these can be.
     """
 
     batch: int
@@ -37,6 +38,7 @@ class Outlook:
     sampled: bool = False
     full_logits: bool = False
     reach: tuple[tuple[float, ...], ...] = ()
+    ahead: bool = False
 
 
 class DraftCosts(Protocol):

@@ -28,6 +28,7 @@ _LONGEST_S = 60.0
 class ShapeCosts:
     """Steps of ``batch`` sequences with one draft (0, 0, 0: without), by tokens in a sequence.
 
+    ``offered``: the draft is a chain of the host's. Otherwise the device drafts it.
     ``step_s[i]`` is a whole step at ``contexts[i]`` (rising), ``draft_s[i]`` what of it passes
     before the target starts: 0 without a draft. The rest is the target's, which runs
     ``draft_tokens`` + 1 tokens of every sequence.
@@ -40,6 +41,7 @@ class ShapeCosts:
     contexts: tuple[int, ...]
     step_s: tuple[float, ...]
     draft_s: tuple[float, ...]
+    offered: bool = False
 
     @property
     def shape(self) -> DraftShape | None:
@@ -67,7 +69,7 @@ class StepCosts:
 
     def shapes(self) -> tuple[DraftShape, ...]:
         """Every draft that was measured: chains by depth, then trees."""
-        found = {costs.shape for costs in self.steps} - {None}
+        found = {costs.shape for costs in self.steps if not costs.offered} - {None}
         drafts = [shape for shape in found if shape is not None]
         return tuple(
             sorted(drafts, key=lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens))
@@ -75,11 +77,17 @@ class StepCosts:
 
     def batches(self, shape: DraftShape | None) -> list[int]:
         """The numbers of sequences for which steps with this draft were measured, rising."""
-        return sorted(costs.batch for costs in self.steps if costs.shape == shape)
+        return sorted(c.batch for c in self.steps if c.shape == shape and not c.offered)
 
-    def step_s(self, shape: DraftShape | None, *, batch: int, context: float) -> float | None:
+    def step_s(
+        self, shape: DraftShape | None, *, batch: int, context: float, offered: bool = False
+    ) -> float | None:
         """Seconds of a whole step, between what was measured; None beyond the largest batch."""
-        by_batch = {costs.batch: costs for costs in self.steps if costs.shape == shape}
+        by_batch = {
+            costs.batch: costs
+            for costs in self.steps
+            if costs.shape == shape and costs.offered == offered
+        }
         if not by_batch or batch > max(by_batch):
             return None
         batches = sorted(by_batch)
@@ -144,7 +152,7 @@ def from_bytes(data: bytes) -> StepCosts:
         costs = from_json(StepCosts, parsed(data), STEP_COSTS_FILE)
     except (SpecbuildError, ValueError) as error:
         raise EngineFileError(f"{error}; measure again with specbuild tune") from error
-    keys = [(c.batch, c.shape) for c in costs.steps]
+    keys = [(c.batch, c.shape, c.offered) for c in costs.steps]
     if len(set(keys)) != len(keys):
         raise EngineFileError(
             f"{STEP_COSTS_FILE} has two entries for a batch and draft; measure again with "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import Enum
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -22,6 +23,15 @@ class OfferedDepths:
     def draft_depth(self) -> int:
         """Levels of the longest chain."""
         return max(self.depths)
+
+
+class Later(Enum):
+    """A choice of the next step once the tokens in flight are known: an offer follows them."""
+
+    LATER = "later"
+
+
+LATER: Final = Later.LATER
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from specbuild.runtime.draft.acceptance import (
     widened,
 )
 from specbuild.runtime.draft.costs import DraftCosts, Outlook, StepTimes
-from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.offer import Later, OfferedDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
 # What a step drafts: a shape of the draft model's, chains of an offer, or nothing.
@@ -67,8 +67,11 @@ class DraftPolicy(Protocol):
         """Why it chooses as it does now."""
         ...
 
-    def shape(self, outlook: Outlook) -> ChosenDraft:
-        """The shape for the next step; None drafts nothing."""
+    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
+        """The shape for the next step; None drafts nothing.
+
+        ``LATER``, where tokens are in flight: ask again when they are known, and start none before.
+        """
         ...
 
     def observe(self, outcome: StepOutcome) -> None:

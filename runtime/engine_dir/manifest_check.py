@@ -143,8 +143,6 @@ def _check_drafters(manifest: Manifest) -> None:
 
 
 def _check_suffix(place: int, drafter: SuffixDrafter, manifest: Manifest) -> None:
-    if facts_of(manifest.backend).has_plan:
-        raise EngineFileError(f"drafters[{place}]: suffix is of no {manifest.backend} engine")
     if not 2 <= drafter.cache_max_depth <= _MOST_MATCHED:
         raise EngineFileError(
             f"drafters[{place}]: cache_max_depth is {drafter.cache_max_depth}, must be 2 to "

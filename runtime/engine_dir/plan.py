@@ -32,6 +32,8 @@ SELECT, TARGET, ACCEPT = "select", "target", "accept"
 
 # The port [B] that stands for ``done`` in adjusted steps.
 ADJUSTED_DONE = "adjusted_done"
+# The port of the chains that the host proposes (suffix decoding).
+OFFERED = "offered"
 
 # AdjustLogits: what a row's ``changes`` ask for; what ``marks`` say of a token beside its count.
 ADJUSTS, MASKED_ROW = 1, 2
@@ -168,6 +170,7 @@ class ProgramEntry:
     ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
+    ``offered``: the tree is a chain of up to ``draft_tokens`` tokens that the host writes before.
     ``adjusts``: a step without a draft of the sequences that are not ``adjusted_done``, in which
     logits are changed; what it commits waits for the draft only where it ``extends``. ``adjust``:
     the same for the logits that a launch of prompts kept.
@@ -188,6 +191,7 @@ class ProgramEntry:
     sparse: bool = False
     checks: bool = False
     adjusts: bool = False
+    offered: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,6 +208,10 @@ class Port:
     ``top_k``, ``top_p``, ``seed``, ``floor`` (of min_p; 0: none) [B], ``eos_ids`` [8], ``step``
     [1], ``page_table.<g>`` [B, P_g]; draft: ``pending_count`` [B], ``pending_tokens`` [B, N],
     ``pending_captured`` [B, N, C] bf16.
+
+    Offered steps: ``offered`` [B · (M + 2)], M the longest chain that the host proposes. A program
+    of b sequences and chains of n tokens reads b counts, 1 and how many tokens are proposed, then
+    the tokens [b, n + 1], of which it passes over the first of each.
 
     Adjusted steps: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
     ``frequency``, ``presence``, ``top_count`` [B], ``bias`` (fp32), ``marks`` [B, V] and ``mask``

@@ -24,12 +24,14 @@ class StepAhead:
     """The next step: the sequences that take part by row, its draft, and what may come before it.
 
     Rows between theirs are passed over: prompts are still read there. The steps in flight emit up
-    to ``most_emitted`` tokens for each sequence.
+    to ``most_emitted`` tokens for each sequence. ``offered``: the drafts are chains of the host's,
+    of so many tokens by row.
     """
 
     rows: Mapping[int, SequenceState]
     shape: DraftShape | None
     most_emitted: int
+    offered: Mapping[int, int] | None = None
 
     @property
     def batch(self) -> int:
@@ -41,15 +43,19 @@ class StepAhead:
         """Levels of the draft tree."""
         return 0 if self.shape is None else self.shape.draft_depth
 
-    def proposed(self, most: int) -> int:
-        """Drafts of a sequence of which up to ``most`` may be emitted.
+    def depth_of(self, row: int) -> int:
+        """Levels of the draft tree of one sequence."""
+        return self.depth if self.offered is None else self.offered[row]
+
+    def proposed(self, row: int, most: int) -> int:
+        """Drafts of the sequence of a row, of which up to ``most`` may be emitted.
 
         A chain's deeper ones count for none. Which levels a tree's nodes stand on is known on the
         device alone: all of them count.
         """
         if self.shape is None or most < 1:
             return 0
-        nodes = self.shape.draft_tokens
+        nodes = self.shape.draft_tokens if self.offered is None else self.offered[row]
         return nodes if self.shape.draft_top_k > 1 else min(nodes, most)
 
 

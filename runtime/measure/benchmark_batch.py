@@ -13,7 +13,7 @@ from specbuild.runtime.decode.device_rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import FULL_STEP, LIST_BUDGET
+from specbuild.runtime.engine_dir.plan import FULL_STEP, LIST_BUDGET, OFFERED, ProgramEntry
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -27,16 +27,29 @@ _FED_AGAIN = "buffered_tokens"
 
 @dataclass(frozen=True)
 class BenchmarkBatch:
-    """``reset`` queues what puts the sequences back to where they were placed."""
+    """``reset`` queues what puts the sequences back to where they were placed.
+
+    ``tokens`` [batch, context] are theirs.
+    """
 
     executor: CudaExecutor
     batch: int
     reset: Callable[[], None]
+    tokens: np.ndarray
 
     @property
     def context(self) -> float:
         """Tokens in the target's cache, on average over the sequences."""
         return float(self.executor.read("length", rows=self.batch).mean())
+
+    def offer(self, entry: ProgramEntry) -> None:
+        """Puts whole chains of the sequences' own tokens where a step finds the host's."""
+        length = entry.draft_tokens
+        counts = np.ones(entry.batch, np.int32)
+        counts[: self.batch] += length
+        chains = np.zeros((entry.batch, length + 1), np.int32)
+        chains[: self.batch, 1:] = np.resize(self.tokens.T, (length, self.batch)).T
+        self.executor.write(OFFERED, np.concatenate([counts, chains.reshape(-1)]))
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:
@@ -89,7 +102,7 @@ def benchmark_batch(
             executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
         _keep_ends(executor, ids)
         reset = _keep_state(executor)
-        yield BenchmarkBatch(executor, batch, reset)
+        yield BenchmarkBatch(executor, batch, reset, ids)
         reset()
 
 

@@ -175,7 +175,7 @@ def tokens_seen(work: Work, window: int) -> float:
 
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
-    steps = [entry for entry in plan.programs if entry.kind == "step" and not entry.full_logits]
+    steps = [e for e in plan.programs if e.kind == "step" and not (e.full_logits or e.offered)]
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.reverified]
     target, sparse = (
         _section_traffic(read(min(found, key=lambda e: e.batch)), TARGET)

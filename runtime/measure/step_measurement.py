@@ -62,7 +62,7 @@ def measure_step_costs(
     points = _Points(engine, table, repeats)
     deadline_s, fill_s_per_token = perf_counter() + budget_s, 0.0
     limits, depths = engine.manifest.limits, [shape.draft_depth for shape in table.shapes()]
-    contexts = contexts_of(limits.max_seq_len, max(depths, default=0))
+    contexts = contexts_of(limits.max_seq_len, max([*depths, table.most_offered]))
     batches = sorted({min(batch, limits.max_batch_size) for batch in table.step_batches()})
     for context in contexts:
         for batch in batches:
@@ -89,21 +89,20 @@ def measure_step_costs(
 
 @dataclass
 class _Points:
-    """The times so far, by batch and draft: (context, step, draft's part)."""
+    """The times so far, by batch, draft, and whether the host offers it: (context, step, draft)."""
 
     engine: Engine
     table: ProgramTable
     repeats: int
-    times: dict[tuple[int, DraftShape | None], list[tuple[int, float, float]]] = field(
+    times: dict[tuple[int, DraftShape | None, bool], list[tuple[int, float, float]]] = field(
         default_factory=dict
     )
     _drafting: dict[str, int] = field(default_factory=dict)
 
     def measure(self, placed: BenchmarkBatch, context: int) -> str:
         """All drafts at one batch and context; says what it found."""
-        runner, shown = placed.executor.runner, []
-        shapes = [None, *self.table.shapes()]
-        for shape in shapes:
+        shown = []
+        for shape in (None, *self.table.shapes()):
             if self.table.most_sequences(shape, full_logits=False) < placed.batch:
                 continue
             entry = self.table.step(
@@ -112,20 +111,36 @@ class _Points:
                 full_logits=False,
                 sparse=sparse_at(self.engine, context),
             )
-            step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
-            draft_s, count = 0.0, self._draft_launches(placed, entry)
-            if count:
-                [draft_s] = time_prefixes(runner, entry, [count], self.repeats, reset=placed.reset)
-            key = (placed.batch, shape)
-            found = (context, step_s, min(draft_s, step_s))
-            self.times.setdefault(key, []).append(found)
+            step_s = self._time(placed, entry, (placed.batch, shape, False), context)
             shown.append(f"{_name(shape)} {step_s * 1e3:.3f}")
+        for length in self.table.offered_lengths(batch=placed.batch, full_logits=False):
+            entry = self.table.offered_step(length, batch=placed.batch, full_logits=False)
+            placed.offer(entry)
+            shape = DraftShape(1, length, length)
+            step_s = self._time(placed, entry, (placed.batch, shape, True), context)
+            shown.append(f"offered {length} {step_s * 1e3:.3f}")
         return ", ".join(shown) + " ms"
+
+    def _time(
+        self,
+        placed: BenchmarkBatch,
+        entry: ProgramEntry,
+        key: tuple[int, DraftShape | None, bool],
+        context: int,
+    ) -> float:
+        """Seconds of a whole step, which are kept."""
+        runner = placed.executor.runner
+        step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
+        draft_s, count = 0.0, self._draft_launches(placed, entry)
+        if count:
+            [draft_s] = time_prefixes(runner, entry, [count], self.repeats, reset=placed.reset)
+        self.times.setdefault(key, []).append((context, step_s, min(draft_s, step_s)))
+        return step_s
 
     def costs(self) -> tuple[ShapeCosts, ...]:
         """The table's entries, by batch."""
         entries = []
-        for (batch, shape), points in self.times.items():
+        for (batch, shape, offered), points in self.times.items():
             contexts, step_s, draft_s = zip(*points, strict=True)
             sizes = shape or DraftShape(0, 0, 0)
             entries.append(
@@ -137,9 +152,12 @@ class _Points:
                     contexts=contexts,
                     step_s=step_s,
                     draft_s=draft_s,
+                    offered=offered,
                 )
             )
-        return tuple(sorted(entries, key=lambda c: (c.batch, c.draft_top_k, c.draft_depth)))
+        return tuple(
+            sorted(entries, key=lambda c: (c.batch, c.offered, c.draft_top_k, c.draft_depth))
+        )
 
     def _draft_launches(self, placed: BenchmarkBatch, entry: ProgramEntry) -> int:
         """How many launches of a step lie in front of the target's."""

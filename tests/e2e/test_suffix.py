@@ -89,7 +89,6 @@ def test_the_manifest_lists_what_drafts(engines: dict[str, Path], command: Comma
     ("options", "words"),
     [
         (("--suffix-max-tokens", "4"), "is of suffix decoding; add --drafter suffix"),
-        (("--drafter", "suffix", "--backend", "cuda"), "build with --backend cpu"),
         (("--drafter", "suffix", "--suffix-min-token-prob", "1.5"), "--suffix-min-token-prob"),
         (("--drafter", "suffix", "--suffix-max-tokens", "500"), "--suffix-max-tokens"),
         (

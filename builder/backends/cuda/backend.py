@@ -16,6 +16,7 @@ from specbuild.builder.backends.backend import (
 from specbuild.builder.backends.cuda.check import (
     batch_warnings,
     require_cuda_support,
+    require_one_view,
     require_readable_keys,
 )
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
@@ -65,6 +66,7 @@ class CudaBackend:
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""
         require_readable_keys(plan)
+        require_one_view(plan)
         return batch_warnings(plan)
 
     def lower(

@@ -141,9 +141,20 @@ def require_readable_keys(plan: EnginePlan) -> None:
         )
 
 
+def require_one_view(plan: EnginePlan) -> None:
+    """SpecbuildError where the host's chains would be verified by a lossy mode's steps."""
+    modes = (("SpecPV", plan.specpv), ("DSA", plan.dsa))
+    mode = next((name for name, config in modes if config is not None), None)
+    if plan.suffix is not None and mode is not None:
+        raise SpecbuildError(
+            f"--drafter suffix: CUDA engines with {mode} have no steps that verify what the host "
+            "proposes; leave one of both out, or build with --backend cpu"
+        )
+
+
 def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     """A draft that was asked for and that fewer sequences can verify together than may decode."""
-    limits, shapes = plan.limits, draft_shapes(plan.limits)
+    limits, shapes = plan.limits, draft_shapes(plan.model_shape)
     # The largest draft is the default only where it was asked for.
     if not shapes or plan.draft_default != shapes[-1]:
         return ()
@@ -152,7 +163,7 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     if most >= limits.max_batch_size:
         return ()
     return (
-        f"draft: with {limits.draft_tokens + 1} rows a sequence only {most} of "
+        f"draft: with {shapes[-1].draft_tokens + 1} rows a sequence only {most} of "
         f"{limits.max_batch_size} sequences can draft together, since a launch verifies "
         f"{MAX_DECODE_ROWS} rows; a smaller draft lets more of them",
     )

@@ -28,6 +28,7 @@ from specbuild.builder.backends.cuda.step.adjusted import (
 )
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts, MaskRows
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.step.offered import offered_lengths
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     PREFILL_ROWS,
@@ -129,6 +130,7 @@ def lower_engine(
     for count in score:
         programs.append(_entry(parts, "score", count, lower))
     programs += _steps(model, parts, plan, lower)
+    programs += _offered(parts, plan, lower)
     if plan.adjusted_steps:
         programs += _adjusted(parts, plan, lower)
     writer = PlanWriter(
@@ -233,7 +235,7 @@ def _parts(
 ) -> EngineParts:
     limits, draft = plan.limits, model.draft
     groups = layouts(plan.groups)
-    shapes = draft_shapes(limits) if draft is not None else ()
+    shapes = draft_shapes(plan.model_shape) if draft is not None else ()
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
         depth=deepest(shapes),
@@ -247,6 +249,7 @@ def _parts(
         sparse=plan.dsa is not None,
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
         adjusts=plan.adjusted_steps,
+        offered=0 if plan.suffix is None else plan.suffix.max_tokens,
     )
     return EngineParts(
         graphs,
@@ -284,7 +287,7 @@ def _steps(
     model: CudaModel, parts: EngineParts, plan: EnginePlan, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """A step for every batch bucket and draft shape that stays batch-invariant."""
-    shapes = draft_shapes(plan.limits) if model.draft is not None else ()
+    shapes = draft_shapes(plan.model_shape) if model.draft is not None else ()
     depth = deepest(shapes)
     steps = []
     for batch in batch_buckets(plan.limits.max_batch_size):
@@ -312,6 +315,22 @@ def _steps(
                 )
                 steps.append((entry, lowered))
     return steps
+
+
+def _offered(
+    parts: EngineParts, plan: EnginePlan, lower: Lower
+) -> list[tuple[ProgramEntry, LoweredProgram]]:
+    """The steps that verify the host's chains; none in an engine without suffix decoding."""
+    lengths = () if plan.suffix is None else offered_lengths(plan.suffix.max_tokens)
+    found = []
+    for batch, length in product(batch_buckets(plan.limits.max_batch_size), lengths):
+        shape = DraftShape(1, length, length)
+        for full_logits in (False, True) if fits(batch, shape, 0) else ():
+            form = StepForm(batch, shape, full_logits, offered=True)
+            lowered = lower_program(step_program(parts, form), lower)
+            entry = _described(lowered, "step", batch, form.rows, shape, full_logits=full_logits)
+            found.append((replace(entry, offered=True), lowered))
+    return found
 
 
 def _adjusted(

@@ -9,7 +9,7 @@ import numpy as np
 from specbuild.runtime.cache.layout import KvLayout, layouts, validate_caches
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.engine_dir.plan import ITEM_BYTES, Plan, ProgramEntry
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.memory import check_ports
 from specbuild.runtime.executors.cuda.program_file import MOST_SHARED_BYTES
@@ -140,6 +140,8 @@ def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
         if not 1 <= entry.rows <= most or entry.launches < 1 or entry.reverified < 0:
             yield f"program {entry.name!r} has {entry.rows} rows and {entry.launches} launches"
         yield from _draft_of(entry, manifest)
+        if entry.offered and entry.batch * (entry.draft_tokens + 2) > ports.get(OFFERED, 0):
+            yield f"program {entry.name!r} reads more than port {OFFERED!r} has"
     yield from _twice("programs", [entry.name for entry in plan.programs])
 
 

@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from planning import plan_engine
 
-from specbuild.builder.backends.cuda.check import batch_warnings
+from specbuild.builder.backends.cuda.check import batch_warnings, require_one_view
 from specbuild.builder.backends.cuda.step.programs import draft_shapes
 from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
@@ -50,6 +50,19 @@ def test_limits_without_options(geometries: Geometries) -> None:
     shape = (plan.limits.draft_top_k, plan.limits.draft_depth, plan.limits.draft_tokens)
     assert shape == (8, 8, 60)
     assert plan.draft_default == DraftShape(1, 3, 3)
+
+
+def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometries) -> None:
+    target, draft = geometries
+    options = asked_for(backend="cuda", drafter="suffix", suffix_max_tokens=20)
+    plan = plan_engine(options, target, draft)
+    assert plan.limits.draft_tokens == 20
+    assert draft_shapes(plan.model_shape)[-1] == DraftShape(1, 4, 4)
+    require_one_view(plan)
+    with pytest.raises(SpecbuildError, match="with DSA have no steps"):
+        require_one_view(replace(plan, dsa=SimpleNamespace()))
+    alone = plan_engine(options, target, None)
+    assert draft_shapes(alone.model_shape) == () and alone.draft_default == DraftShape(1, 20, 20)
 
 
 def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_stepper import DeviceStepper, _Step
+from specbuild.runtime.decode.device_stepper import DeviceStepper, StepInFlight
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.engine_dir.plan import LIST_BUDGET
 from specbuild.runtime.executors.executor import StepResult
@@ -87,7 +87,9 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     sequence = SimpleNamespace(index=0)
     stepper._rows = SimpleNamespace(sequences=[sequence])
     flights = [StepAhead({0: sequence}, shape, 0) for shape in (DraftShape(1, 3, 3), None)]  # type: ignore[dict-item]
-    stepper._flights = [_Step(i, ahead, None, True, (), 0) for i, ahead in enumerate(flights)]  # type: ignore[arg-type]
+    stepper._flights = [
+        StepInFlight(i, ahead, None, None, True, (), 0) for i, ahead in enumerate(flights)
+    ]  # type: ignore[arg-type]
     ahead = stepper._ahead([sequence], DraftShape(2, 2, 4))
     assert (ahead.most_emitted, ahead.depth) == (5, 2)
 
@@ -99,5 +101,6 @@ def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: 
     stepper: Any = object.__new__(DeviceStepper)
     now_s = perf_counter()
     stepper._received_s = now_s - 1
-    flight = SimpleNamespace(warm=warm, plans=(StepSelections(checks=checks),))
+    plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(offered=None)
+    flight = SimpleNamespace(warm=warm, plans=plans, ahead=ahead, waited=False)
     assert (stepper._step_time(flight, now_s - 1) is not None) == timed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,9 +12,14 @@ from hypothesis import strategies as st
 
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, Outlook
-from specbuild.runtime.draft.offer import OfferedDepths
-from specbuild.runtime.draft.offer_policy import OfferPolicy, OfferTimes, best_depths
-from specbuild.runtime.draft.policy import MeasuredPolicy, StepOutcome
+from specbuild.runtime.draft.offer import LATER, OfferedDepths
+from specbuild.runtime.draft.offer_policy import (
+    OfferPolicy,
+    OfferTimes,
+    UnmeasuredOffers,
+    best_depths,
+)
+from specbuild.runtime.draft.policy import FixedPolicy, MeasuredPolicy, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 TABLE = CostTable((1, 2, 4, 8, 16), (1.0, 1.2, 1.6, 2.4, 4.0), (0.3, 0.5, 0.7), sure=True)
@@ -83,6 +89,27 @@ def test_times_of_steps_with_offers_are_learned() -> None:
         slow.observe(StepOutcome(reach, OfferedDepths((8,)), [8], [0], TABLE.step_s(9)))
     other = [slow.shape(reach) for _ in range(2)]
     assert other[0] == other[1]
+
+
+def test_tokens_in_flight_are_waited_for_where_that_pays() -> None:
+    """And behind an offer, whatever is offered behind what it may give."""
+    alone, sure = policy(depth=0), outlook([0.99] * 8)
+    assert alone.shape(replace(outlook([0.1]), ahead=True)) is None
+    assert alone.shape(replace(sure, ahead=True)) is LATER
+    assert alone.shape(sure) == OfferedDepths((8,))
+    assert alone.shape(replace(outlook([]), ahead=True)) is LATER
+    assert alone.shape(outlook([])) is None
+    assert alone.shape(replace(outlook([]), ahead=True)) is None
+    assert "in 25 % of steps" in alone.reason
+
+
+def test_without_costs_an_offer_must_expect_more_than_a_draft_can_give() -> None:
+    drafting = FixedPolicy(DraftShape(1, 2, 2), max_depth=2, reason="fixed")
+    policy = UnmeasuredOffers(drafting, most_depth=8)
+    assert policy.max_depth == 8
+    assert policy.shape(outlook([0.9] * 3, [0.9])) == DraftShape(1, 2, 2)
+    assert policy.shape(outlook([0.9] * 6, [0.9])) == OfferedDepths((6, 1))
+    assert policy.shape(replace(outlook([]), ahead=True)) is LATER
 
 
 def test_behind_an_offer_the_models_time_is_no_usual_one() -> None:

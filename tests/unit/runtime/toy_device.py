@@ -87,9 +87,11 @@ class ToyDevice:
         state = [self.port(name, n) for name in names]
         self.lengths.append(state[0].tolist())
         self._check_tables(state[0].tolist(), (state[2] == 0).tolist())
-        tree = self._tree(entry) if entry.draft_depth else None
-        if entry.extends:
+        takes_up = entry.extends or (entry.offered and self.manifest.draft is not None)
+        if takes_up:
             self._extend(entry)
+        drafted = self._offered if entry.offered else self._tree
+        tree = drafted(entry) if entry.draft_depth else None
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
@@ -118,6 +120,8 @@ class ToyDevice:
                 depth=entry.draft_depth,
             )
             self._commit(path, n)
+        if entry.offered and takes_up:
+            self._keep_accepted(entry, tree, accepted, chosen[0], aux_hidden)
         self._advance(entry, chosen, path, accepted, aux_hidden)
 
     def _check_tables(self, lengths: list[int], live: list[bool]) -> None:
@@ -195,6 +199,30 @@ class ToyDevice:
         ids, hidden, positions, row_start, row_slot, write, start, bits, last, score = rows
         logits, out = self._draft(ids, hidden, positions, (row_start, row_slot, start, bits), write)
         return logits, out, last, score
+
+    def _offered(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
+        """The host's chains as TreeSelect would give them."""
+        n, nodes = entry.batch, entry.draft_tokens + 1
+        port, slots = self.port("offered"), torch.arange(nodes).expand(n, nodes)
+        bits = (torch.ones(nodes, nodes).tril().int() << torch.arange(nodes)).sum(1).int()
+        tokens = port[n : n * (nodes + 1)].view(n, nodes)
+        return tokens, slots - 1, slots, bits.expand(n, nodes)[..., None], port[:n]
+
+    def _keep_accepted(self, entry: ProgramEntry, tree, accepted, choice, aux_hidden) -> None:
+        """The draft's rows of the accepted tokens, by definition."""
+        n, nodes, size = entry.batch, entry.draft_tokens + 1, self.manifest.group("draft").page_size
+        length, done = self.port("length", n), self.port("done", n)
+        table, positions = self.port("page_table.draft", n), torch.zeros(n, nodes).int()
+        write = torch.arange(n * nodes).int().view(n, nodes) % size
+        for b in range(n):
+            positions[b] = torch.arange(nodes) + (0 if done[b] else int(length[b]))
+            for i in range(0 if done[b] else int(accepted[b])):
+                at = int(positions[b, i])
+                write[b, i] = table[b, at // size] * size + at % size
+                assert write[b, i] >= size, "the draft has no page to write"
+        starts = (torch.arange(n + 1) * nodes).int()
+        places = (starts, positions.flatten(), positions[:, 0], tree[3].flatten(0, 1))
+        self._draft(choice, aux_hidden, positions.flatten(), places, write.flatten())
 
     def _tree(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
         n, k, depth = entry.batch, entry.draft_top_k, entry.draft_depth

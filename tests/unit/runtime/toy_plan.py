@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -34,7 +35,9 @@ DEEPEST = max(shape.draft_depth for shape in SHAPES)
 def cuda_manifest(*, adjusted_steps: bool = True, **options: object) -> Manifest:
     """The toy's manifest as a CUDA engine has it."""
     manifest = toy_manifest(**options)
-    drafters = tuple(dataclasses.replace(each, roles=()) for each in manifest.drafters)
+    drafters = tuple(
+        dataclasses.replace(each, roles=()) if each.roles else each for each in manifest.drafters
+    )
     return dataclasses.replace(
         manifest,
         backend="cuda",
@@ -67,6 +70,8 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     groups = [group.name for group in manifest.cache_groups]
     drafted = manifest.draft is not None
     tokens = DEEPEST + 1
+    longest = longest_offered(manifest)
+    emitted = max(tokens, longest + 1)
     ints = dict.fromkeys(("length", "root", "limit", "done", "ignore_eos", "top_k", "seed"), (b,))
     ints |= {"eos_ids": (EOS_IDS,), "step": (1,)}
     for group in manifest.cache_groups:
@@ -79,9 +84,10 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     ints |= {f"prefill.{name}": (b,) for name in per_sequence}
     ints |= {"prefill.row_start": (b + 1,), "prefill.ancestor_bits": (t, 1)}
     ints |= {"score.logit_rows": (SCORE_ROWS,)}
-    ints |= {"ring.tokens": (RING, b, tokens), "ring.step": (RING,)}
+    ints |= {"ring.tokens": (RING, b, emitted), "ring.step": (RING,)}
+    ints |= {"offered": (b * (longest + 2),)} if longest else {}
     ints |= {"ring.accepted": (RING, b), "ring.count": (RING, b)}
-    floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, tokens)}
+    floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, emitted)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
     if manifest.adjusted_steps:
@@ -127,6 +133,7 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
                     name = f"{entry.name}.extends"
                     changed = {"name": name, "file": f"{name}.json", "extends": True}
                     entries.append(dataclasses.replace(entry, **changed))
+    entries += _offered(manifest)
     none = DraftShape(0, 0, 0)
     for batch in BATCHES[::2] if manifest.adjusted_steps else ():
         entry = _entry(f"step@{batch}.adjusted", "step", batch, batch, none, True)
@@ -145,6 +152,22 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
         for e in entries
     ]
     return Plan("sm_90a", 132, 13000, tuple(buffers), tuple(kernels), tuple(ports), tuple(entries))
+
+
+def longest_offered(manifest: Manifest) -> int:
+    """The longest chain of the host's; 0 without suffix decoding."""
+    return max((d.max_tokens for d in manifest.drafters if d.kind == "suffix"), default=0)
+
+
+def _offered(manifest: Manifest) -> list[ProgramEntry]:
+    """Steps for chains of 3 and of the longest that the host proposes, up to two sequences."""
+    found = []
+    for n in sorted({3, longest_offered(manifest)}) if longest_offered(manifest) else ():
+        for batch, full_logits in itertools.product(BATCHES[:2], (False, True)):
+            name, shape = f"step@{batch}.offered-{n}.{full_logits:d}", DraftShape(1, n, n)
+            entry = _entry(name, "step", batch, batch * (n + 1), shape, full_logits)
+            found.append(dataclasses.replace(entry, offered=True))
+    return found
 
 
 def _entry(

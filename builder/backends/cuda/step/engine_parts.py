@@ -20,6 +20,7 @@ from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.tree_select.op import pack_bits
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.engine_dir.cache_groups import (
     DRAFT_GROUP,
@@ -184,6 +185,18 @@ class EngineParts:
         """The parents of a pool that is a chain: −1, 0, 1, …, an int32 weight [batch, depth]."""
         chain = torch.arange(-1, depth - 1, dtype=torch.int32).repeat(batch, 1)
         return self.fixed(f"chain-{batch}-{depth}", chain)
+
+    def chain(self, nodes: int) -> dict[str, Tensor]:
+        """``depths``, ``tree_parents`` [B, N1] and ``ancestor_bits`` [B, N1, W] of full chains."""
+        batch = self.ports.sizes.batch
+        slots, seen = torch.arange(nodes), torch.ones(nodes, nodes, dtype=torch.bool).tril()
+        rows = {"depths": slots, "tree_parents": slots - 1, "ancestor_bits": pack_bits(seen)}
+        return {
+            name: self.fixed(
+                f"{name}-{batch}-{nodes}", row.int().expand(batch, *row.shape).contiguous()
+            )
+            for name, row in rows.items()
+        }
 
     def mask_states(self) -> Tensor:
         """What mask rows have in the place of the target's states, bf16 [C]."""

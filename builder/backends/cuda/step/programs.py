@@ -9,6 +9,7 @@ from specbuild.builder.backends.cuda.step.block_draft import block_rows
 from specbuild.builder.backends.cuda.step.draft import Drafting, keep_rows
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_chains
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.step.target import (
     SAMPLING,
@@ -42,11 +43,11 @@ def batch_buckets(max_batch_size: int) -> tuple[int, ...]:
     return tuple(1 << i for i in range((max_batch_size - 1).bit_length() + 1))
 
 
-def draft_shapes(limits: Limits) -> tuple[DraftShape, ...]:
+def draft_shapes(largest: Limits | DraftShape) -> tuple[DraftShape, ...]:
     """What steps are built for: short chains, and the tree or chain that was asked for."""
-    chains = min(limits.draft_depth, limits.draft_tokens, MAX_CHAIN)
+    chains = min(largest.draft_depth, largest.draft_tokens, MAX_CHAIN)
     shapes = [DraftShape(1, depth, depth) for depth in range(1, chains + 1)]
-    built = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
+    built = DraftShape(largest.draft_top_k, largest.draft_depth, largest.draft_tokens)
     if built not in (NO_DRAFT, *shapes):
         shapes.append(built)
     return tuple(shapes)
@@ -76,7 +77,7 @@ class StepForm:
 
     ``capacity`` is for re-verified rows (SpecPV). Rows of a ``sparse`` step attend to what
     indexers choose (DSA); one that ``checks`` is sparse too and holds it against attention to
-    everything.
+    everything. An ``offered`` step verifies chains of the host's.
     """
 
     batch: int
@@ -86,6 +87,7 @@ class StepForm:
     capacity: int = 0
     sparse: bool = False
     checks: bool = False
+    offered: bool = False
 
     @property
     def rows(self) -> int:
@@ -95,8 +97,12 @@ class StepForm:
     @property
     def name(self) -> str:
         """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
-        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if they are written."""
+        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if they are written. Or
+        ``step@4.offered-7``, and that."""
         shape = self.shape
+        if self.offered:
+            name = f"step@{self.batch}.offered-{shape.draft_tokens}"
+            return f"{name}.logits" if self.full_logits else name
         draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
         name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
         name = f"{name}{'.extends' if self.extends else ''}"
@@ -110,10 +116,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     """One decoding step."""
     batch, shape, capacity, full_logits = form.batch, form.shape, form.capacity, form.full_logits
     program = ProgramIr(form.name, "refresh" if capacity else "decode")
-    drafting = Drafting(parts, program, batch, shape)
-    tree = drafting.tree() if shape.draft_depth else None
-    if form.extends:
-        drafting.take_up()
+    tree = _tree(parts, program, form)
     trees = rows = verify_rows(parts, program, batch, shape, tree)
     placed: dict[str, Tensor] = {}
     sampling = row_sampling(trees.inputs)
@@ -146,6 +149,8 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
         # The trees' rows come first.
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
+    if form.offered and tree is not None and aux_hidden is not None:
+        keep_accepted(parts, program, tree, {**chosen, **path}, aux_hidden)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
     if target.violations is not None:
@@ -168,6 +173,16 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     if parts.views is not None:
         advance_views(parts, program, trees.inputs, placed, path.get("path"), batch)
     return program
+
+
+def _tree(parts: EngineParts, program: ProgramIr, form: StepForm) -> dict[str, Tensor] | None:
+    """What the step verifies below the roots; the draft takes up what waits where it should."""
+    drafting = Drafting(parts, program, form.batch, form.shape)
+    if form.extends or (form.offered and parts.ports.sizes.aux_width):
+        drafting.take_up()
+    if form.offered:
+        return offered_chains(parts, form.batch, form.shape.draft_tokens)
+    return drafting.tree() if form.shape.draft_depth else None
 
 
 def row_sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE, CHECK_BUDGET, LIST_BUDGET, Space
+from specbuild.runtime.engine_dir.plan import (
+    ADJUSTED_DONE,
+    CHECK_BUDGET,
+    LIST_BUDGET,
+    OFFERED,
+    Space,
+)
 from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
 RING_ENTRIES = 64
@@ -42,7 +48,7 @@ class StateSizes:
     rows of the largest program that the host feeds, and of the largest that scores. ``sparse``:
     there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
     them with attention to everything. ``adjusts``: there are steps that change logits as requests
-    ask, and list the likeliest tokens.
+    ask, and list the likeliest tokens. The host proposes chains of up to ``offered`` tokens.
     """
 
     batch: int
@@ -57,6 +63,7 @@ class StateSizes:
     sparse: bool = False
     checks: bool = False
     adjusts: bool = False
+    offered: int = 0
 
 
 class StatePorts:
@@ -109,6 +116,8 @@ def _sequences(s: StateSizes) -> Ports:
         ports |= _views(s, s.views)
     if s.adjusts:
         ports |= _adjusted(s)
+    if s.offered:
+        ports[OFFERED] = ((s.batch * (s.offered + 2),), _INT)
     if s.sparse:
         ports[LIST_BUDGET] = (b, _INT)
     if s.checks:
@@ -197,7 +206,7 @@ def _score(s: StateSizes) -> Ports:
 
 def _ring(s: StateSizes) -> Ports:
     """The results of the last steps: step i is in entry i mod ``RING_ENTRIES``."""
-    tokens = (RING_ENTRIES, s.batch, s.depth + 1)
+    tokens = (RING_ENTRIES, s.batch, max(s.depth, s.offered) + 1)
     counts = ["broken"] if s.sparse else []
     counts += ["rechecked", "agreed"] if s.views is not None else []
     checks: Ports = (

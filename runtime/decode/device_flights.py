@@ -1,0 +1,75 @@
+"""Launches in flight on a device: what is known of them until their results are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbuild.runtime.decode.adjusted_rows import TopOfRows
+from specbuild.runtime.decode.prefill_rows import PromptRows
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.policy import ChosenDraft
+from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.executor import StepResult
+from specbuild.runtime.lossy.mode import ModePlan, StepAhead
+from specbuild.runtime.request import SequenceState, TopLogprobs
+
+
+@dataclass(frozen=True)
+class PromptsInFlight:
+    """A launch of so many prompt tokens in flight.
+
+    ``ending`` are the rows where a prompt ends; ``token`` and ``logprob`` are of every row.
+    """
+
+    tokens: int
+    ending: tuple[PromptRows, ...]
+    token: Callable[[], np.ndarray]
+    logprob: Callable[[], np.ndarray]
+    top: TopOfRows | None = None
+
+
+@dataclass(frozen=True)
+class StepInFlight:
+    """A step in flight, and the rows that it found; ``chosen`` is what the policy did.
+
+    ``extends``: the draft takes up in it what waited. ``warm``: its program had run before in this
+    loop. ``plans`` are those of the lossy modes. Up to
+    ``waiting`` tokens of a sequence wait for the draft behind it; None: its sequences decode apart,
+    and the draft takes up none. ``top`` are their likeliest tokens, where one wants some.
+    ``waited``: nothing was in flight when it started.
+    """
+
+    number: int
+    ahead: StepAhead
+    chosen: ChosenDraft
+    outlook: Outlook
+    extends: bool
+    warm: bool
+    plans: tuple[ModePlan, ...]
+    waiting: int | None
+    top: TopOfRows | None = None
+    waited: bool = False
+
+
+def check_count(flight: StepInFlight, result: StepResult, row: int) -> None:
+    """SpecbuildError where a step gave a sequence an impossible number of tokens."""
+    sequence, count, accepted = flight.ahead.rows[row], result.count[row], result.accepted[row]
+    if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.wanted):
+        raise SpecbuildError(
+            f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
+            f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
+        )
+
+
+def count_lost(sequence: SequenceState, proposed: int) -> None:
+    """A step gave a sequence nothing: its guide refused the first token, or one before it."""
+    if not sequence.to_repeat:
+        sequence.counters.step(proposed=proposed, accepted=0, emitted=0)
+
+
+def likeliest_of(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
+    """The likeliest tokens of a row; none where no sequence of its step wants some."""
+    return () if top is None else top.of(sequence, row)

@@ -1,0 +1,95 @@
+"""Chains that the host proposes for steps of a device: asked for, written, and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import OFFERED, ProgramEntry
+from specbuild.runtime.executors.executor import DeviceExecutor
+from specbuild.runtime.lossy.mode import StepAhead
+from specbuild.runtime.request import SequenceState
+
+
+class DeviceOffers:
+    """What ``drafter`` offers the steps of one loop."""
+
+    def __init__(self, drafter: Offers, executor: DeviceExecutor, programs: ProgramTable) -> None:
+        self._drafter, self._executor, self._programs = drafter, executor, programs
+        self._sequences: Sequence[SequenceState] = ()
+        self._offer = Offer((), ())
+
+    def look(
+        self,
+        sequences: Sequence[SequenceState],
+        unread: Sequence[int],
+        *,
+        rows: int,
+        full_logits: bool,
+    ) -> tuple[tuple[float, ...], ...]:
+        """The chances of what is offered behind up to ``unread[b]`` tokens that are in flight.
+
+        None where there are no steps that reach the first ``rows`` rows, where the sequences stand.
+        """
+        lengths = self._programs.offered_lengths(batch=rows, full_logits=full_logits)
+        if not lengths:
+            return ()
+        most = [min(s.wanted - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)]
+        # Where a guide refuses a token the draft goes back to it, which must wait for it still.
+        most = [0 if s.guide is not None else n for s, n in zip(sequences, most, strict=True)]
+        self._sequences, self._offer = sequences, self._drafter.offer(sequences, most)
+        return tuple(c[n:] for c, n in zip(self._offer.reach, unread, strict=True))
+
+    def write(
+        self,
+        entry: ProgramEntry,
+        rows: Mapping[int, SequenceState],
+        depths: Mapping[int, int],
+    ) -> None:
+        """Queues the first ``depths[row]`` tokens of each chain for the step behind."""
+        offered = {id(s): c for s, c in zip(self._sequences, self._offer.tokens, strict=True)}
+        counts = np.ones(entry.batch, np.int32)
+        chains = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)
+        for row, sequence in rows.items():
+            depth = depths[row]
+            counts[row] += depth
+            chains[row, 1 : 1 + depth] = offered[id(sequence)][:depth]
+        self._executor.write(OFFERED, np.concatenate([counts, chains.reshape(-1)]))
+
+    def taken(self, became: Iterable[tuple[SequenceState, int, int]]) -> None:
+        """Of what was written for each sequence so many tokens, and so many were accepted."""
+        sequences, depths, accepted = zip(*became, strict=True)
+        self._drafter.taken(sequences, depths, accepted)
+
+    def release(self, sequence: SequenceState) -> None:
+        """The sequence is done, or its loop was closed."""
+        self._drafter.release(sequence)
+
+
+def unread_tokens(sequence: SequenceState, steps: Iterable[StepAhead]) -> int:
+    """The most tokens of a sequence that are in flight, in ``steps`` or with its prompt."""
+    if not sequence.emitted:
+        return 1
+    rows = ((step, row) for step in steps for row, s in step.rows.items() if s is sequence)
+    return sum(1 + step.depth_of(row) for step, row in rows)
+
+
+def offered_ahead(
+    rows: Mapping[int, SequenceState],
+    sequences: Sequence[SequenceState],
+    chosen: OfferedDepths,
+    most_emitted: int,
+) -> StepAhead:
+    """A step that verifies what was chosen of an offer to ``sequences``."""
+    depths = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
+    longest = chosen.draft_depth
+    return StepAhead(
+        rows,
+        DraftShape(1, longest, longest),
+        most_emitted,
+        {row: depths[sequence.index] for row, sequence in rows.items()},
+    )

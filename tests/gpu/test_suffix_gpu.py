@@ -1,0 +1,153 @@
+"""Suffix decoding on a GPU: chains of the host's change no bit, alone and beside a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from example_engine import EXAMPLE, build_example, example_prompts, on_gpu, outputs
+from synthetic_models import LEVELS, MAX_SEQ_LEN, OUTPUT_TOKENS, successors, tiny
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.synth.synth import build_engine
+from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.measure.step_measurement import measure_step_costs
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
+
+CHAIN = DraftShape(1, LEVELS, LEVELS)
+
+
+@pytest.fixture(scope="module", params=["alone", "beside"])
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Engine]:
+    """The example with suffix decoding, without its draft and with it."""
+    output = tmp_path_factory.mktemp("suffix") / request.param
+    if request.param == "beside":
+        build_example(output, CHAIN, drafter="suffix")
+    else:
+        options = BuildOptions.from_flat(
+            model=EXAMPLE / "target",
+            output=output,
+            backend="cuda",
+            max_seq_len=1024,
+            max_batch_size=8,
+            drafter="suffix",
+        )
+        build(options, SilentProgress())
+    with on_gpu(output) as loaded:
+        yield loaded
+
+
+def decoded(
+    engine: Engine, prompts: Sequence[Prompt], wanted: Sequence[GenerateParams], drafter: str
+) -> list[RunRecord]:
+    events = engine.generate(prompts, wanted, drafter=drafter)
+    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [found[i] for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("count", [1, 3, 8, 20])
+def test_every_bit_is_that_without(engine: Engine, count: int, temperature: float) -> None:
+    """Up to eight together; of twenty those behind arrive as others end."""
+    texts = example_prompts()
+    prompts = [texts[i % len(texts)] for i in range(count)]
+    wanted = [
+        GenerateParams(
+            max_new_tokens=48 + 37 * i % 150,
+            sampling=SamplingParams(temperature, seed=i),
+            ignore_eos=True,
+        )
+        for i in range(count)
+    ]
+    plain = outputs(decoded(engine, prompts, wanted, "none"))
+    steps = []
+    # From the second time on the answers are known texts.
+    for drafter in ("suffix", "suffix", "auto", "auto"):
+        records = decoded(engine, prompts, wanted, drafter)
+        assert outputs(records) == plain
+        steps.append(sum(record.stats.steps for record in records))
+    assert steps[1] < 0.7 * sum(len(ids) for ids, _ in plain)
+    counted = engine.decoder.suffix_statistics
+    assert counted is not None and counted.cached_accepted_tokens > 0
+
+
+def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:
+    costs = measure_step_costs(engine, print, budget_s=5.0, repeats=2)
+    times = [
+        costs.step_s(DraftShape(1, n, n), batch=1, context=64, offered=True) for n in (3, 7, 15, 24)
+    ]
+    assert all(time is not None and 0 < time < 1 for time in times)
+
+
+class Alternating:
+    """A chain of the host's, then some of the draft's, and so on; keeps what came of each."""
+
+    max_depth, reason = 24, "alternating"
+
+    def __init__(self) -> None:
+        self.outcomes: list[StepOutcome] = []
+        self._turn = 0
+
+    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
+        if outlook.ahead:
+            return LATER
+        self._turn += 1
+        depths = tuple(map(len, outlook.reach))
+        if self._turn % 4 == 0 and any(depths):
+            return OfferedDepths(depths)
+        return CHAIN
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def test_the_draft_behind_a_long_chain_is_right_where_its_rules_say(tmp_path: Path) -> None:
+    """Its cache has a row for every token, whoever proposed it."""
+    model = tiny(0.6)
+    options = BuildOptions(
+        model=Path("tiny"),
+        output=tmp_path / "engine",
+        backend="cuda",
+        limits=LimitOptions(max_seq_len=2 * MAX_SEQ_LEN, max_batch_size=1),
+        drafting=DraftOptions(top_k=1, tokens=LEVELS),
+        drafter="suffix",
+    )
+    build_engine(model, options, SilentProgress())
+    target, draft = successors(model)
+    [ids] = model.prompts()[:1]
+    text = list(ids)
+    while len(text) < len(ids) + OUTPUT_TOKENS:
+        text.append(target[text[-1]])
+    # The prompt holds its own answer: whatever follows stood there before.
+    prompt = Prompt("again", (*text, *ids), None)
+    with on_gpu(options.output) as engine:
+        assert isinstance(engine.decoder, DeviceDecoder)
+        policy = Alternating()
+        engine.decoder._default_policy = lambda _, **__: policy
+        [record] = decoded(engine, [prompt], [GenerateParams(OUTPUT_TOKENS)], "auto")
+    place, met, longest = 1, 0, 0
+    for outcome in policy.outcomes:
+        accepted, root = outcome.accepted[0], record.output_ids[place - 1]
+        if outcome.shape == CHAIN and place + LEVELS < OUTPUT_TOKENS:
+            expected, token = 0, root
+            while expected < LEVELS and draft[token] == target[token]:
+                expected, token = expected + 1, target[token]
+            assert accepted == expected
+            met += 1
+        elif isinstance(outcome.shape, OfferedDepths):
+            longest = max(longest, accepted)
+        place += accepted + 1
+    assert met > 5 and longest > LEVELS + 1
+    assert list(record.output_ids) == text[len(ids) : len(ids) + len(record.output_ids)]

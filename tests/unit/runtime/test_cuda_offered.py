@@ -1,0 +1,158 @@
+"""Steps that verify the host's chains, over a real plan: the interpreter stands for the kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_draft, write_target
+from dflash_drafts import write_dflash
+from p_eagle_drafts import write_p_eagle
+from plan_host import PlanHost, lowered_engine, step_name
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.step.offered import offered_lengths
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+LONGEST, TOKENS = 10, 40
+# The references round differently with the number of rows, unlike the kernels.
+NEAR = 0.05
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("checkpoints")
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
+    return path
+
+
+def lower(path: Path, draft: Path | None) -> LoweredEngine:
+    sizes = {"max_seq_len": 128, "max_batch_size": 2, "page_size": 16}
+    return lowered_engine(
+        path / "target", draft, drafter="suffix", suffix_max_tokens=LONGEST, **sizes
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> LoweredEngine:
+    return lower(folder, None)
+
+
+@pytest.fixture(scope="module", params=["eagle3", "p-eagle", "dflash"])
+def beside(
+    request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> LoweredEngine:
+    """A draft of one layer, one of three whose caches attend, and one of the target's states."""
+    if request.param == "eagle3":
+        return lower(folder, folder / "draft")
+    path = tmp_path_factory.mktemp(request.param)
+    if request.param == "dflash":
+        write_target(path / "target", layers=4, head_dim=32)
+        write_dflash(path / "draft", dtype=torch.bfloat16)
+    else:
+        (path / "target").symlink_to(folder / "target")
+        sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
+        write_p_eagle(path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
+    return lower(path, path / "draft")
+
+
+def admitted(lowered: LoweredEngine, count: int) -> tuple[PlanHost, list[list[int]]]:
+    """Prompts of 21 and 37 tokens, and the first token of each."""
+    host = PlanHost(lowered)
+    host.port("ignore_eos").fill_(1)
+    vocab = host.port("score.logits").shape[1]
+    random, outputs = np.random.default_rng(8), []
+    for row, length in enumerate((21, 37)[:count]):
+        ids = random.integers(0, vocab, length).tolist()
+        outputs.append([host.admit(row, ids, TOKENS)[0]])
+    return host, outputs
+
+
+def offer(host: PlanHost, length: int, chains: list[list[int]]) -> str:
+    """Writes chains for the step of so many sequences; its name."""
+    batch = len(chains)
+    port = host.port("offered").fill_(-1)
+    tokens = port[batch : batch * (length + 2)].view(batch, length + 1)
+    for row, chain in enumerate(chains):
+        port[row] = 1 + len(chain)
+        tokens[row, 1 : 1 + len(chain)] = torch.tensor(chain, dtype=torch.int32)
+    return f"step@{batch}.offered-{length}"
+
+
+def plain(lowered: LoweredEngine, count: int) -> list[list[int]]:
+    """What steps without a draft emit."""
+    host, outputs = admitted(lowered, count)
+    for _ in range(TOKENS - 1):
+        for row, step in enumerate(host.step(step_name(count))):
+            outputs[row] += step.tokens
+    return outputs
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, count: int) -> None:
+    expected = plain(alone, count)
+    host, outputs = admitted(alone, count)
+    random = np.random.default_rng(3)
+    while min(len(o) for o in outputs) < TOKENS:
+        length = int(random.choice(offered_lengths(LONGEST)))
+        chains, right = [], []
+        for row in range(count):
+            known = len(outputs[row])
+            chain = expected[row][known : known + int(random.integers(0, length + 1))]
+            right.append(int(random.integers(0, len(chain) + 1)))
+            chains.append([*chain[: right[-1]], *(t + 1 for t in chain[right[-1] :])])
+        for row, step in enumerate(host.step(offer(host, length, chains))):
+            left = TOKENS - len(outputs[row])
+            assert step.accepted == min(right[row], max(left - 1, 0))
+            assert len(step.tokens) == min(right[row] + 1, left)
+            outputs[row] += step.tokens
+    assert outputs == expected
+
+
+def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor:
+    """Keys and values of a sequence in the draft's cache, [2 · layers, positions, heads, width]."""
+    group = next(g for g in lowered.plan.groups if g.name == "draft")
+    pool = host.memory.buffer("cache:draft").view(torch.bfloat16).float()
+    pool = pool.view(2 * len(group.layers), -1, group.kv_heads, group.page_size, group.k_width)
+    pages = host.port("page_table.draft")[row].long()
+    return pool[:, pages].transpose(2, 3).flatten(1, 2)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_drafts_cache_is_that_of_drafting(beside: LoweredEngine, count: int) -> None:
+    """Behind long chains, right or wrong in the middle, and behind steps of any kind."""
+    expected = plain(beside, count)
+    steady, drafted = admitted(beside, count)
+    while min(len(o) for o in drafted) < TOKENS - 1:
+        for row, step in enumerate(steady.step(step_name(count, DraftShape(1, 2, 2)))):
+            drafted[row] += step.tokens
+    host, outputs = admitted(beside, count)
+    capacity = host.port("pending_tokens").shape[1]
+    assert capacity < LONGEST
+    kinds = [LONGEST, 7, None, LONGEST, step_name(count, DraftShape(1, 1, 1)), 3]
+    for turn, kind in enumerate(kinds):
+        if kind is None or isinstance(kind, str):
+            name = kind or step_name(count)
+        else:
+            chains = []
+            for row in range(count):
+                known = len(outputs[row])
+                chain = expected[row][known : known + kind]
+                right = max(len(chain) - turn, 0)
+                chains.append([*chain[:right], *(t + 1 for t in chain[right:])])
+            name = offer(host, kind, chains)
+        for row, step in enumerate(host.step(name)):
+            outputs[row] += step.tokens
+    for row, tokens in enumerate(outputs):
+        assert tokens == expected[row][: len(tokens)]
+        ends = [
+            int(h.port("length")[row]) - int(h.port("pending_count")[row]) for h in (host, steady)
+        ]
+        assert min(ends) > (21, 37)[row] + 2 * LONGEST - 4
+        rows = [draft_rows(beside, h, row)[:, : min(ends)] for h in (host, steady)]
+        assert rows[0].abs().amin((0, 2, 3)).max() > 0
+        torch.testing.assert_close(rows[0], rows[1], atol=NEAR, rtol=NEAR)

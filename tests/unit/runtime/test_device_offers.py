@@ -1,0 +1,256 @@
+"""Chains of the host's in steps of a device, late as on a GPU: tokens stay, caches stay whole.
+
+The toy device refuses to read a slot of the draft's cache that was never written.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_device import ToyCuda, toy_cuda
+from toy_engine import run
+from toy_model import VOCAB, decode_plainly
+from toy_plan import BATCHES, DEEPEST, SHAPES
+
+from specbuild.runtime.decode.program_costs import ProgramOffers
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
+from specbuild.runtime.draft.offer import LATER, Later, Offer, OfferedDepths
+from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.request import GenerateParams, SequenceState
+from specbuild.runtime.sampling import SamplingParams
+
+LONGEST = 9
+RECORD = SuffixDrafter(cache_max_depth=6, max_tokens=LONGEST, min_token_prob=0.0, cached_tokens=100)
+LIMITS = DraftShape(3, LONGEST, 12)
+CHAIN = SHAPES[1]
+
+
+class Knowing:
+    """Knows what each prompt will give, and offers that, with an error here and there."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], *, errors: float) -> None:
+        self._outputs, self._errors = outputs, errors
+        self._random = random.Random(5)
+        self.released: list[int] = []
+        self.offered: list[tuple[int, int]] = []
+
+    def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
+        chains = []
+        for sequence, count in zip(sequences, most, strict=True):
+            rest = self._outputs[sequence.request.prompt_ids][sequence.emitted :][:count]
+            wrong = [self._random.random() < self._errors for _ in rest]
+            chains.append([(t + w) % VOCAB for t, w in zip(rest, wrong, strict=True)])
+        return Offer(chains, tuple((0.9,) * len(chain) for chain in chains))
+
+    def taken(
+        self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
+    ) -> None:
+        del sequences
+        self.offered += zip(depths, accepted, strict=True)
+
+    def release(self, sequence: SequenceState) -> None:
+        self.released.append(sequence.index)
+
+
+class Mixed:
+    """Waits for offers at times, takes a part of them, or drafts by any shape."""
+
+    max_depth, reason = LONGEST, "mixed"
+
+    def __init__(self, *, seed: int, offers: float, shapes: Sequence[DraftShape | None]) -> None:
+        self._random, self._offers, self._shapes = random.Random(seed), offers, shapes
+        self.outcomes: list[StepOutcome] = []
+        self.chosen: list[ChosenDraft] = []
+
+    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
+        if any(outlook.reach) and self._random.random() < self._offers:
+            if outlook.ahead:
+                return LATER
+            depths = tuple(self._random.randint(0, len(r)) for r in outlook.reach)
+            if any(depths):
+                self.chosen.append(OfferedDepths(depths))
+                return self.chosen[-1]
+        self.chosen.append(self._random.choice(self._shapes))
+        return self.chosen[-1]
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def costs_of(plain_s: float, offered_s: dict[int, float]) -> StepCosts:
+    """The same costs for every batch and context."""
+    entries = []
+    for batch in BATCHES:
+        entries.append(ShapeCosts(batch, 0, 0, 0, (64,), (plain_s,), (0.0,)))
+        for n, step_s in offered_s.items():
+            entries.append(ShapeCosts(batch, 1, n, n, (64,), (step_s,), (0.0,), offered=True))
+    return StepCosts("Fake H200", "digest", METHOD, tuple(entries))
+
+
+def offering(**options: object) -> ToyCuda:
+    return toy_cuda(suffix=RECORD, limits=LIMITS, shapes=(*SHAPES, DraftShape(1, 2, 2)), **options)
+
+
+def mixed(
+    policy: Mixed, outputs: dict[tuple[int, ...], list[int]], *, drafted: bool, errors: float
+) -> tuple[ToyCuda, Knowing]:
+    toy = offering(drafted=drafted, max_batch_size=4)
+    toy.engine.decoder._default_policy = lambda _, **__: policy
+    knowing = Knowing(outputs, errors=errors)
+    toy.engine.decoder._suffix = knowing
+    return toy, knowing
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(0, 2**31),
+    st.booleans(),
+    st.sampled_from([0.0, 1.0]),
+    st.sampled_from([0.0, 0.2]),
+    st.sampled_from([0.4, 0.9]),
+)
+def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
+    seed: int, drafted: bool, temperature: float, errors: float, offers: float
+) -> None:
+    """Sequences come and go: more requests than rows, of any length."""
+    draws = np.random.default_rng(seed)
+    batch = [draws.integers(0, VOCAB - 1, n).tolist() for n in draws.integers(1, 20, 6)]
+    sample = SamplingParams(temperature=temperature, seed=7)
+    counts = draws.integers(1, 31, len(batch)).tolist()
+    params = [GenerateParams(max_new_tokens=n, sampling=sample) for n in counts]
+    expected = [
+        decode_plainly(p, q.max_new_tokens, sample) for p, q in zip(batch, params, strict=True)
+    ]
+    shapes = [None, *SHAPES] if drafted else [None]
+    policy = Mixed(seed=seed, offers=offers, shapes=shapes)
+    outputs = {tuple(ids): tokens for ids, tokens in zip(batch, expected, strict=True)}
+    toy, knowing = mixed(policy, outputs, drafted=drafted, errors=errors)
+    result = run(toy.engine, batch, params)
+    assert result.ids == expected
+    assert sorted(knowing.released) == list(range(len(batch)))
+    for depth, accepted in knowing.offered:
+        assert 0 <= accepted <= depth <= LONGEST
+        assert errors or accepted == depth
+    for outcome in policy.outcomes:
+        for depth, accepted in zip(outcome.depths, outcome.accepted, strict=True):
+            assert 0 <= accepted <= depth
+
+
+def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> None:
+    """What a chain accepts at a place does not depend on how the steps before it drafted."""
+    params = GenerateParams(max_new_tokens=40, ignore_eos=True)
+    ids = [3, 1, 4]
+    outputs = {tuple(ids): run(toy_cuda().engine, [ids], params, speculation=None).ids[0]}
+    steady = Mixed(seed=1, offers=0.0, shapes=[CHAIN])
+    run(mixed(steady, outputs, drafted=True, errors=0.0)[0].engine, [ids], params)
+    place, found = 4, {}
+    for outcome in steady.outcomes:
+        found[place] = outcome.accepted
+        place += outcome.accepted[0] + 1
+    met, longest = 0, 0
+    for seed in range(12):
+        policy = Mixed(seed=seed, offers=0.6, shapes=[CHAIN])
+        run(mixed(policy, outputs, drafted=True, errors=0.0)[0].engine, [ids], params)
+        place, behind = 4, 0
+        for outcome in policy.outcomes:
+            if isinstance(outcome.shape, OfferedDepths):
+                behind = outcome.accepted[0]
+            elif place in found and behind > DEEPEST and place + CHAIN.draft_depth < 43:
+                assert outcome.accepted == found[place]
+                met += 1
+            longest = max(longest, behind)
+            place += outcome.accepted[0] + 1
+    assert met >= 3
+    assert longest > DEEPEST + 1
+
+
+def test_a_step_with_an_offer_starts_when_the_tokens_are_known() -> None:
+    """And the step behind one that has none is queued before its tokens are read."""
+    params = GenerateParams(max_new_tokens=31, ignore_eos=True)
+    outputs = {(1, 2): run(toy_cuda().engine, [[1, 2]], params, speculation=None).ids[0]}
+    policy = Mixed(seed=1, offers=1.0, shapes=[None])
+    toy, knowing = mixed(policy, outputs, drafted=False, errors=0.0)
+    run(toy.engine, [[1, 2]], params)
+    assert knowing.offered and all(depth == right for depth, right in knowing.offered)
+    steps = [name for name in toy.device.started if name.startswith("step")]
+    assert sum("offered-3." in name for name in steps) + sum(
+        f"offered-{LONGEST}." in name for name in steps
+    ) == len(knowing.offered)
+    assert len(steps) < 31 - sum(right for _, right in knowing.offered) + 1
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+def test_text_that_repeats_is_proposed_without_costs_and_with(drafted: bool) -> None:
+    """The second time a prompt comes, its answer is found; the counters say so."""
+    params = GenerateParams(max_new_tokens=30, ignore_eos=True)
+    plain = run(toy_cuda().engine, [[5, 6, 7]], params, speculation=None).ids
+    for costs in (None, costs_of(1e-3, {3: 1.1e-3, LONGEST: 1.3e-3})):
+        toy = offering(drafted=drafted, step_costs=costs)
+        for _ in range(2):
+            toy.device.started.clear()
+            assert run(toy.engine, [[5, 6, 7]], params, drafter="suffix").ids == plain
+        assert any("offered" in name for name in toy.device.started)
+        steps = [name for name in toy.device.started if name.startswith("step")]
+        assert len(steps) < 20
+        counted = toy.engine.decoder.suffix_statistics
+        assert counted is not None and counted.cached_accepted_tokens > 10
+        assert "suffixes in" in toy.engine.default_draft.reason
+        assert run(toy.engine, [[5, 6, 7]], params).ids == plain
+        assert run(toy.engine, [[5, 6, 7]], params, speculation=None).ids == plain
+
+
+def test_the_program_with_the_most_tokens_a_second_is_taken() -> None:
+    """All chains of a step have capacity for the longest; the host's time counts for each."""
+    toy = offering(drafted=False, max_batch_size=4)
+    table = ProgramTable(toy.device.plan)
+    costs = costs_of(1e-3, {3: 1.2e-3, LONGEST: 2e-3})
+    offers = ProgramOffers(costs, table, full_logits=False)
+
+    def best(*reach: Sequence[float]) -> tuple[tuple[int, ...], float]:
+        chances = tuple(map(tuple, reach))
+        return offers.best(Outlook(len(reach), 50, 0, context=100, reach=chances), 1.0)
+
+    depths, rate = best([0.9] * 9)
+    assert depths == (9,) and 3500 < rate < (1 + 8.1) / 2e-3
+    assert best([0.9] * 3 + [0.2] * 2)[0] == (3,)
+    assert best([0.9] * 9, [0.5])[0] == (9, 1)
+    outcome = StepOutcome(Outlook(1, 50, 0, context=100), OfferedDepths((7,)), [7], [7], 12e-3)
+    for _ in range(60):
+        offers.learn(outcome, 1.0)
+    assert best([0.9] * 9)[1] < rate / 3
+
+
+def test_a_dear_step_is_left_alone() -> None:
+    params = GenerateParams(max_new_tokens=30, ignore_eos=True)
+    dear = costs_of(1e-6, {3: 1.0, LONGEST: 1.0})
+    toy = offering(drafted=False, step_costs=dear)
+    for _ in range(2):
+        run(toy.engine, [[5, 6, 7]], params)
+    assert not any("offered" in name for name in toy.device.started)
+
+
+def test_more_sequences_than_any_step_verifies_chains_of_go_without() -> None:
+    params = GenerateParams(max_new_tokens=12, ignore_eos=True)
+    batch = [[5, 6, 7], [1], [2], [3]]
+    toy = offering(drafted=False, max_batch_size=4)
+    for _ in range(2):
+        toy.device.started.clear()
+        result = run(toy.engine, batch, params)
+    assert result.ids == run(toy_cuda().engine, batch, params, speculation=None).ids
+    steps = [name for name in toy.device.started if name.startswith("step")]
+    assert all(not name.startswith("step@4.offered") for name in steps)
+
+
+def test_trees_cannot_be_asked_of_suffix_decoding_alone() -> None:
+    toy = offering(drafted=False)
+    with pytest.raises(RequestError, match="no steps for the draft"):
+        run(toy.engine, [[1]], GenerateParams(), speculation=DraftShape(1, 3, 3))
