@@ -1,7 +1,8 @@
 """What suffix decoding gains on text that repeats itself: one JSON record.
 
-Prompts are taken in order, each as it is and then twice in a row, and decoded plainly. Those count
-of whose output a large share repeats the context: tokens in spans of SPAN or more that stood
+Prompts are taken in order, each as it is and then twice in a row, and decoded plainly. One of token
+ids, as those beside an engine of ``specbuild synth``, is followed by its output and itself. Those
+count of whose output a large share repeats the context: tokens in spans of SPAN or more that stood
 before, in the prompt or in the output. They are decoded with each drafter in turn; ratios are of
 one round of a prompt, medians over all rounds. Build the engine with --suffix-cached-tokens 0, so
 that a prompt's own text is all that is searched.
@@ -13,14 +14,16 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
@@ -28,6 +31,7 @@ SPAN = 8
 _EXAMPLES = """examples:
   python benchmarks/suffix_decoding.py engine --prompts examples/tiny-gpt-oss/prompts.jsonl
   python benchmarks/suffix_decoding.py engine --prompts p.jsonl --drafters eagle3 suffix auto
+  python benchmarks/suffix_decoding.py e --prompts e.prompts.jsonl --drafters eagle3 suffix auto
 """
 
 
@@ -76,6 +80,11 @@ def main() -> None:
     print(json.dumps(_report(engine, rounds, [share for _, share in chosen], asked), indent=1))
 
 
+def _parts(engine: Engine) -> tuple[str, ...]:
+    on_gpu = isinstance(engine.executor, CudaExecutor)
+    return ("specbuild", "cuda-bindings" if on_gpu else "onnxruntime", "numpy")
+
+
 def _turned(names: Sequence[str], turn: int) -> list[str]:
     first = turn % len(names)
     return [*names[first:], *names[:first]]
@@ -83,19 +92,29 @@ def _turned(names: Sequence[str], turn: int) -> list[str]:
 
 def _chosen(engine: Engine, asked: argparse.Namespace) -> list[tuple[Prompt, float]]:
     texts = [json.loads(line) for line in asked.prompts.read_text(encoding="utf-8").splitlines()]
-    candidates = [Prompt(t["id"], prompt=t["prompt"]) for t in texts]
-    candidates += [
-        Prompt(f"{t['id']}, twice", prompt=f"{t['prompt']}\n\n\n{t['prompt']}") for t in texts
-    ]
     found: list[tuple[Prompt, float]] = []
-    for prompt in candidates:
+    for prompt in _candidates(engine, texts, asked.tokens):
         record = _decoded(engine, prompt, asked.tokens, "none").record
         share = repeated_share(record.prompt_ids, record.output_ids)
         if share >= asked.share:
             found.append((prompt, share))
         if len(found) == asked.count:
             return found
-    raise SystemExit(f"only {len(found)} of {len(candidates)} prompts repeat so much")
+    raise SystemExit(f"only {len(found)} of {2 * len(texts)} prompts repeat so much")
+
+
+def _candidates(engine: Engine, texts: Sequence[dict[str, Any]], tokens: int) -> Iterator[Prompt]:
+    for text in texts:
+        ids = tuple(text["prompt_ids"]) if "prompt_ids" in text else None
+        yield Prompt(text["id"], ids, text.get("prompt"))
+    for text in texts:
+        name = f"{text['id']}, twice"
+        if "prompt" in text:
+            yield Prompt(name, prompt=f"{text['prompt']}\n\n\n{text['prompt']}")
+        else:
+            ids = tuple(text["prompt_ids"])
+            output = _decoded(engine, Prompt(name, ids), tokens, "none").record.output_ids
+            yield Prompt(name, (*ids, *output, *ids))
 
 
 def _decoded(engine: Engine, prompt: Prompt, tokens: int, drafter: str) -> _Decoded:
@@ -114,8 +133,10 @@ def _decoded(engine: Engine, prompt: Prompt, tokens: int, drafter: str) -> _Deco
     raise RuntimeError("the engine ended a request without its record")
 
 
-def _machine() -> str:
-    """The processor, its cores, and how many processes wanted them in the last minute."""
+def _machine(engine: Engine) -> str:
+    """The GPU, or the processor, its cores, and how many processes wanted them a minute ago."""
+    if isinstance(engine.executor, CudaExecutor):
+        return engine.executor.runner.gpu.facts.name
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return f"{model}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f}"
@@ -130,16 +151,17 @@ def _report(
     def ratios(name: str, base: str, clock: str) -> list[float]:
         return [getattr(r[base], clock) / getattr(r[name], clock) for r in rounds]
 
+    on_gpu = isinstance(engine.executor, CudaExecutor)
     best = max(
         (name for name in asked.drafters if name != "auto"),
-        key=lambda name: median(ratios(name, "none", "cpu_s")),
+        key=lambda name: median(ratios(name, "none", "wall_s" if on_gpu else "cpu_s")),
     )
     found: dict[str, object] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": _machine(),
+        "machine": _machine(engine),
         "command": f"benchmarks/suffix_decoding.py {asked.engine.name} --tokens {asked.tokens} "
         f"--rounds {asked.rounds} --drafters {' '.join(asked.drafters)}",
-        "versions": {name: version(name) for name in ("specbuild", "onnxruntime", "numpy")},
+        "versions": {name: version(name) for name in _parts(engine)},
         "prompts": len(shares),
         "repeated_share": {"least": min(shares), "median": median(shares)},
         "same_output": all(
@@ -153,6 +175,7 @@ def _report(
             "tokens_a_step": median(r[name].record.stats.mean_acceptance_length for r in rounds),
             "ratio": median(ratios(name, "none", "wall_s")),
             "cpu_ratio": median(ratios(name, "none", "cpu_s")),
+            "tokens_per_s": median((asked.tokens - 1) / r[name].wall_s for r in rounds),
         }
     if "auto" in asked.drafters and len(asked.drafters) > 1:
         found["auto_over_better"] = {

@@ -19,6 +19,8 @@ OFFER_MARGIN = 1.02
 # How fast the times of steps with an offer follow the newest, and fall back to the table's.
 TIME_RATE = 0.1
 FADING = 0.995
+# How fast the distance of offers follows the newest.
+BETWEEN_RATE = 0.2
 
 
 class OfferCosts(Protocol):
@@ -144,6 +146,9 @@ class OfferPolicy(_OffersFirst):
 
     The offer's rate is that of the tokens that its chances promise, over the time of a step that
     verifies them; the model's is that of its policy. ``most_depth`` bounds what is ever offered.
+
+    The model is asked as if the output ended with the next offer, by how far apart offers were so
+    far: what it costs to start drafting, and to try shapes, must be earned until then.
     """
 
     def __init__(self, model: MeasuredPolicy, costs: OfferCosts, *, most_depth: int) -> None:
@@ -151,14 +156,38 @@ class OfferPolicy(_OffersFirst):
         self._model = model
         self._costs = costs
         self._after_offer = False
+        self._between: float | None = None
+        self._since_offer = 0.0
 
     def _paying(self, outlook: Outlook) -> tuple[int, ...] | None:
         depths, rate = self._costs.best(outlook, self._model.time_ratio(outlook.batch))
-        pays = any(depths) and rate > OFFER_MARGIN * self._model.best_rate(outlook)
+        pays = any(depths) and rate > OFFER_MARGIN * self._model.best_rate(self._until(outlook))
         return depths if pays else None
+
+    def _model_shape(self, outlook: Outlook) -> ChosenDraft | Later:
+        return self._model.shape(self._until(outlook))
+
+    def _until(self, outlook: Outlook) -> Outlook:
+        """What is known before a step, with the tokens up to the next offer for those left."""
+        if self._between is None:
+            return outlook
+        expected = max(round(self._between - self._since_offer), 1)
+        return replace(outlook, tokens_left=min(outlook.tokens_left, expected))
+
+    def _count(self, outcome: StepOutcome) -> None:
+        """Learns how many tokens lie between two offers that are taken."""
+        if isinstance(outcome.shape, OfferedDepths):
+            between = self._since_offer
+            if between and self._between is not None:
+                between = self._between + BETWEEN_RATE * (between - self._between)
+            self._between = between or self._between
+            self._since_offer = 0.0
+        elif outcome.accepted:
+            self._since_offer += 1 + sum(outcome.accepted) / len(outcome.accepted)
 
     def observe(self, outcome: StepOutcome) -> None:
         """The model's policy learns of its own steps, the times of those with an offer."""
+        self._count(outcome)
         after_offer, shape = self._after_offer, outcome.shape
         self._after_offer = isinstance(shape, OfferedDepths)
         if not isinstance(shape, OfferedDepths):

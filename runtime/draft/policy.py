@@ -229,7 +229,10 @@ class MeasuredPolicy:
         tokens = self._tokens[option]
         lost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
         if crossing:
-            lost_s += CROSSING / rates[0] + (self._start_s if option else 0.0)
+            lost_s += CROSSING / rates[0]
+        # Also where drafting goes on behind tokens that it has not seen.
+        if option and (crossing or not self._best):
+            lost_s += self._start_s
         left_s = min(self._outlook.tokens_left / rates[self._best], LENT_STEPS / rates[0])
         if self._lost_s + lost_s > self._share * (self._elapsed_s + left_s):
             return self._best

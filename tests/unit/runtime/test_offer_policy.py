@@ -112,6 +112,23 @@ def test_without_costs_an_offer_must_expect_more_than_a_draft_can_give() -> None
     assert policy.shape(replace(outlook([]), ahead=True)) is LATER
 
 
+def test_a_draft_is_started_for_the_tokens_up_to_the_next_offer() -> None:
+    """What it must take up first pays over a hundred tokens, and not over two."""
+    costs = ChainCosts(replace(TABLE, row_s=0.1), max_depth=3, origin="given")
+    model = MeasuredPolicy(costs, explored_share=0.0)
+    both = OfferPolicy(model, times(), most_depth=8)
+    right = StepOutcome(outlook([]), DraftShape(1, 3, 3), [3], [3], None)
+    for _ in range(40):
+        both.observe(right)
+    behind = replace(outlook([]), rows_behind=40)
+    assert isinstance(both.shape(behind), DraftShape)
+    for _ in range(40):
+        both.observe(StepOutcome(outlook([]), None, [0], [0], None))
+        both.observe(StepOutcome(outlook([]), OfferedDepths((8,)), [8], [8], None))
+    assert both.shape(behind) is None
+    assert isinstance(both.shape(outlook([])), DraftShape)
+
+
 def test_behind_an_offer_the_models_time_is_no_usual_one() -> None:
     both, reach = policy(depth=3), outlook([1.0] * 8)
     model = both._model
