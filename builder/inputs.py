@@ -10,12 +10,11 @@ from specbuild.builder.backends.backend import Backend
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.finite import finite_tensors
 from specbuild.builder.checkpoint.target_parts import TEXT_FILES, TargetCheckpoint, TextFile
+from specbuild.builder.engine.draft_window import context_warnings, windowed_draft
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.sizes import (
     EnginePlan,
-    context_warnings,
     plan_engine,
-    windowed_draft,
 )
 from specbuild.builder.families.checkpoints import (
     is_own_draft,

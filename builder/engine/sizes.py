@@ -23,7 +23,6 @@ from specbuild.runtime.engine_dir.geometry import (
     DFlashGeometry,
     DraftGeometry,
     IndexerGeometry,
-    MtpGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import (
@@ -97,52 +96,6 @@ class EnginePlan:
     def target_groups(self) -> tuple[CacheGroup, ...]:
         """The groups that the target's launches take."""
         return tuple(group for group in self.groups if group.name != DRAFT_GROUP)
-
-
-def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry:
-    """The draft with ``--draft-window`` on its own attention, where that is asked for.
-
-    A window changes what the draft proposes, never the output.
-    """
-    window = options.drafting.window
-    if window is None:
-        return draft
-    kind = _without_window(draft)
-    if kind is not None:
-        raise SpecbuildError(
-            f"--draft-window {window}: {kind} attends to every token; leave it out"
-        )
-    if draft.sliding_window and draft.sliding_window < window:
-        raise SpecbuildError(
-            f"--draft-window {window} is wider than the draft's own window of "
-            f"{draft.sliding_window}; leave it out or ask for less"
-        )
-    assert not isinstance(draft, MtpGeometry)
-    return replace(draft, sliding_window=window)
-
-
-def _without_window(draft: DraftGeometry) -> str | None:
-    """The kind of a draft that no window can bound, None for others.
-
-    Rows of a window's launch stand where their ancestors say; in a block that is not causal these
-    lie behind a row too.
-    """
-    if isinstance(draft, MtpGeometry):
-        return "an MTP layer"
-    if isinstance(draft, DFlashGeometry) and not draft.causal:
-        return "a DFlash draft that is not causal"
-    return None if draft.mla is None else "a draft with MLA"
-
-
-def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:
-    """A draft that is asked for positions beyond those it was trained on loses its acceptance."""
-    trained = draft.max_positions
-    if trained is None or limits.max_seq_len <= trained or 0 < draft.sliding_window <= trained:
-        return ()
-    return (
-        f"draft: trained on {trained} positions, the engine allows {limits.max_seq_len}; beyond "
-        f"them fewer drafts are accepted (--draft-window {trained} keeps its attention within)",
-    )
 
 
 def plan_engine(

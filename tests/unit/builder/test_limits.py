@@ -17,11 +17,8 @@ from planning import plan_engine
 from specbuild.builder.backends.cuda.check import batch_warnings, require_one_view
 from specbuild.builder.backends.cuda.step.programs import draft_shapes
 from specbuild.builder.backends.registry import backend_of
+from specbuild.builder.engine.draft_window import context_warnings, windowed_draft
 from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
-from specbuild.builder.engine.sizes import (
-    context_warnings,
-    windowed_draft,
-)
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.inputs import BuildInputs
 from specbuild.builder.options import BuildOptions, LimitOptions

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_stepper import DeviceStepper, StepInFlight
+from specbuild.runtime.decode.device_flights import StepInFlight
+from specbuild.runtime.decode.device_stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.engine_dir.plan import LIST_BUDGET
 from specbuild.runtime.executors.executor import StepResult
@@ -88,7 +89,7 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     stepper._rows = SimpleNamespace(sequences=[sequence])
     flights = [StepAhead({0: sequence}, shape, 0) for shape in (DraftShape(1, 3, 3), None)]  # type: ignore[dict-item]
     stepper._flights = [
-        StepInFlight(i, ahead, None, None, True, (), 0) for i, ahead in enumerate(flights)
+        StepInFlight(i, ahead, None, None, False, True, (), 0) for i, ahead in enumerate(flights)
     ]  # type: ignore[arg-type]
     ahead = stepper._ahead([sequence], DraftShape(2, 2, 4))
     assert (ahead.most_emitted, ahead.depth) == (5, 2)

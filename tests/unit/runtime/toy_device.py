@@ -14,6 +14,7 @@ import torch
 from fake_gpu import FakeGpu, FakeKernel
 from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
+from toy_offers import accepted_rows, offered_tree
 from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
@@ -90,8 +91,9 @@ class ToyDevice:
         takes_up = entry.extends or (entry.offered and self.manifest.draft is not None)
         if takes_up:
             self._extend(entry)
-        drafted = self._offered if entry.offered else self._tree
-        tree = drafted(entry) if entry.draft_depth else None
+        tree = offered_tree(self.port("offered"), entry) if entry.offered else None
+        if entry.draft_depth and not entry.offered:
+            tree = self._tree(entry)
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
         size = self.manifest.group("full").page_size
@@ -200,29 +202,12 @@ class ToyDevice:
         logits, out = self._draft(ids, hidden, positions, (row_start, row_slot, start, bits), write)
         return logits, out, last, score
 
-    def _offered(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
-        """The host's chains as TreeSelect would give them."""
-        n, nodes = entry.batch, entry.draft_tokens + 1
-        port, slots = self.port("offered"), torch.arange(nodes).expand(n, nodes)
-        bits = (torch.ones(nodes, nodes).tril().int() << torch.arange(nodes)).sum(1).int()
-        tokens = port[n : n * (nodes + 1)].view(n, nodes)
-        return tokens, slots - 1, slots, bits.expand(n, nodes)[..., None], port[:n]
-
     def _keep_accepted(self, entry: ProgramEntry, tree, accepted, choice, aux_hidden) -> None:
-        """The draft's rows of the accepted tokens, by definition."""
-        n, nodes, size = entry.batch, entry.draft_tokens + 1, self.manifest.group("draft").page_size
-        length, done = self.port("length", n), self.port("done", n)
-        table, positions = self.port("page_table.draft", n), torch.zeros(n, nodes).int()
-        write = torch.arange(n * nodes).int().view(n, nodes) % size
-        for b in range(n):
-            positions[b] = torch.arange(nodes) + (0 if done[b] else int(length[b]))
-            for i in range(0 if done[b] else int(accepted[b])):
-                at = int(positions[b, i])
-                write[b, i] = table[b, at // size] * size + at % size
-                assert write[b, i] >= size, "the draft has no page to write"
-        starts = (torch.arange(n + 1) * nodes).int()
-        places = (starts, positions.flatten(), positions[:, 0], tree[3].flatten(0, 1))
-        self._draft(choice, aux_hidden, positions.flatten(), places, write.flatten())
+        n, size = entry.batch, self.manifest.group("draft").page_size
+        length, done, table = (self.port(x, n) for x in ("length", "done", "page_table.draft"))
+        live = torch.where(done == 0, accepted, -1).tolist()
+        positions, places, write = accepted_rows(tree, live, length, table, size)
+        self._draft(choice, aux_hidden, positions, places, write)
 
     def _tree(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
         n, k, depth = entry.batch, entry.draft_top_k, entry.draft_depth

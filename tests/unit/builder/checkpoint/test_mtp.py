@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.engine.sizes import windowed_draft
+from specbuild.builder.engine.draft_window import windowed_draft
 from specbuild.builder.families.checkpoints import is_own_draft, read_own_draft, read_target
 from specbuild.builder.options import BuildOptions, DraftOptions
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
