@@ -76,6 +76,7 @@ RUN = {
     ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "p_eagle"): "benchmarks/results/h200-2026-11-26/p-eagle.txt",
+    ("cuda", "dflash"): "benchmarks/results/dflash-2026-11-26.txt",
     ("cuda", "norms"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "fc_norm"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
