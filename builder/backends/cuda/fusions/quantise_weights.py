@@ -44,8 +44,10 @@ def quantise_weights(model: ir.Model, *, storage: Storage) -> int:
     """
     graph, changed = model.graph, 0
     for node in graph:
+        if node.op_type not in _WEIGHTS:
+            continue
         declared = [tensor.name for tensor in op_named(node.op_type).inputs]
-        for name in _WEIGHTS.get(node.op_type, ()):
+        for name in _WEIGHTS[node.op_type]:
             index = declared.index(name)
             weight = node.inputs[index]
             assert weight is not None
