@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors
-from checkpoints import write_target
+from checkpoints import write_draft, write_target
 from deepseek_checkpoints import write_deepseek
 from fused_graphs import PAGE, blank_pools, fused_model, launch_feeds, run_graph
 from latent_files import write_latents
@@ -74,6 +74,16 @@ def test_a_cuda_graph_of_gpt_oss_computes_the_rounded_checkpoint(
             assert coded_tensors(model, f".packed.{dtype}") == coded_names(4)
     assert torch.equal(logits[dtype], logits["rounded"])
     assert not torch.equal(logits[dtype], logits["bf16"])
+
+
+def test_the_same_is_coded_beside_a_draft(tmp_path: Path) -> None:
+    """Whose states are put together by other nodes."""
+    write_target(tmp_path / "target", **GPT_OSS)
+    write_draft(tmp_path / "draft")
+    fused = fused_model(
+        tmp_path / "target", tmp_path / "draft", max_seq_len=64, page_size=PAGE, weights_dtype="fp8"
+    )
+    assert coded_tensors(fused.models["target"], ".packed.fp8") == coded_names(4)
 
 
 def coded_names(layers: int) -> set[str]:
