@@ -12,9 +12,10 @@ were kept were made of the right pairs; the newest one's wants the masked token 
 for the draft when the masked step is through.
 
 A masked step gives one token, and the next waits for it where it is masked too; a refusal costs the
-step that it was found in, and those behind. So where refusals follow each other, twice as many
-masked steps come behind each: apart where one token alone may come, and where several may. A model
-that does not know the form is so led through it, and left free in the texts between.
+step that it was found in, and those behind: two tokens make up for it. So where refusals follow
+each other, twice as many masked steps come behind each, and two tokens that are allowed take one
+back: apart where one token alone may come, and where several may. A model that does not know the
+form is so led through it, and left free in the texts between.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ import numpy as np
 from specbuild.runtime.decode.device_rows import DeviceRows
 from specbuild.runtime.request import SequenceState
 
-# Masked steps behind a refusal, however many were before it: so often a step shows what the model
-# has learned since.
-MOST_MASKED = 32
+# A refusal weighs as much as so many tokens that are allowed.
+_REFUSAL = 2
+# Behind 32 masked steps, whatever was before, a step shows what the model has learned.
+_MOST_REFUSED = 6 * _REFUSAL
 
 
 @dataclass(slots=True)
 class _Checked:
     """Of one sequence: ``waiting`` of its tokens wait for the draft behind what was received.
 
-    Where several tokens may come, and where one alone: the refusals since one was last allowed
-    there, and the masked steps still to come.
+    Where several tokens may come, and where one alone: by how much refusals outweigh what was
+    allowed there, and the masked steps still to come.
     """
 
     waiting: int = 1
-    refusals: list[int] = field(default_factory=lambda: [0, 0])
+    refused: list[int] = field(default_factory=lambda: [0, 0])
     masked_steps: list[int] = field(default_factory=lambda: [0, 0])
 
 
@@ -120,13 +122,15 @@ class GuideChecks:
             if allows is None:
                 # The output is complete, or nothing is known of what may follow.
                 return kept if guide.failure else len(tokens), False
-            if allows and not any(checked.refusals):
+            if allows and not any(checked.refused):
                 continue
             forced = _is_forced(sequence, tokens[:kept])
-            checked.refusals[forced] = 0 if allows else 1 + checked.refusals[forced]
             if not allows:
-                checked.masked_steps[forced] = min(1 << checked.refusals[forced] - 1, MOST_MASKED)
+                refused = min(checked.refused[forced] + _REFUSAL, _MOST_REFUSED)
+                checked.refused[forced] = refused
+                checked.masked_steps[forced] = 1 << refused // _REFUSAL - 1
                 return kept, _takes_one(checked, forced)
+            checked.refused[forced] = max(0, checked.refused[forced] - 1)
         led = any(checked.masked_steps) and _takes_one(checked, _is_forced(sequence, tokens))
         return len(tokens), led
 
