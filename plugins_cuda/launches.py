@@ -83,11 +83,10 @@ class LoweringRequest:
 
 @dataclass(frozen=True)
 class Kernel:
-    """An entry point of ``plugins_cuda/<folder>/<file>``, specialised by ``-D NAME=VALUE``.
+    """An entry point of ``plugins_cuda/<folder>/<file>``, specialised by its ``constants``.
 
-    With ``config`` the constants are members of one struct instead, ``Config::kName``, which the
-    source declares by ``CONFIG`` and hands to templates. A ``hot`` kernel must not spill registers:
-    the build checks it.
+    They are members of one struct, ``Config::kName``, which the source declares by ``CONFIG`` and
+    hands to templates. A ``hot`` kernel must not spill registers: the build checks it.
     """
 
     folder: str
@@ -95,7 +94,6 @@ class Kernel:
     constants: tuple[tuple[str, int | float | str], ...] = ()
     file: str = "kernel.cu"
     hot: bool = True
-    config: bool = False
 
 
 @dataclass(frozen=True)

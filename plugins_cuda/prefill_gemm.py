@@ -98,6 +98,7 @@ class Gemm:
             ("STAGES", self.stages),
             ("WGMMA", self.wgmma),
             ("WEIGHTS", self.storage.code),
+            ("SHARED_BYTES", self.shared_bytes),
         )
 
 

@@ -30,6 +30,19 @@ struct PanelChunks {
   }
 };
 
+// The types of such a launch. C: kKBlocks and kTileCount of the weight and kWeights, how it is
+// stored; kSegments, kSegmentTiles; kWarps, kTiles (of a warp at once), kTokenTiles (groups of 8
+// rows of a CTA), kDepth (steps in flight), kStages (panels' places).
+template <class C>
+struct HeadOfPanels {
+  static constexpr int kColumns = C::kTokenTiles * kTokensPerTile;
+  using Units = typename WeightUnits<C::kWeights>::Units;
+  using Shape =
+      PanelShape<C::kKBlocks, C::kKBlocks, C::kKBlocks, C::kTiles, kColumns, C::kDepth, Units>;
+  using Chunks = PanelChunks<C::kSegments, C::kSegmentTiles, C::kTileCount, C::kWarps, C::kTiles>;
+  using Panels = PanelStream<kColumns, Shape::kPanels, C::kStages, C::kWarps>;
+};
+
 // Prologue and loop over the rows that normed_tokens() left as panels in ``tokens``: finish(round,
 // sums) has the logits of a round's tiles. between() runs after the wait for the launch in front
 // and before a barrier.

@@ -1,7 +1,7 @@
 // The vocabulary projection of a few normed rows: every warp has tiles of its own and all of K, so
 // that there is no barrier in the loop.
 //
-// The vocabulary is cut into SEGMENTS of SEGMENT_TILES tiles. A segment is one warp's, so what a
+// The vocabulary is cut into segments of some tiles. A segment is one warp's, so what a
 // warp folds over a segment does not depend on the grid. With 132 CTAs of 16 warps, GPT-OSS's 12568
 // tiles are 2095 segments of 6: one a warp.
 #pragma once
@@ -49,6 +49,20 @@ struct SegmentChunks {
  private:
   static constexpr int kMissingTiles = kSegments * kSegmentTiles - kTileCount;
   static_assert(kMissingTiles >= 0 && kMissingTiles < kSegmentTiles, "segments cover the tiles");
+};
+
+// The types of such a launch. C: kKBlocks and kTileCount of the weight and kWeights, how it is
+// stored; kSegments, kSegmentTiles; kWarps, kTokenTiles (groups of 8 rows of a CTA), kDepth (steps
+// in flight), kNormSlices (warps that norm a row), kCastFirst (the norm's rounding), kSharedBytes.
+template <class C>
+struct HeadOfFew {
+  using Units = typename WeightUnits<C::kWeights>::Units;
+  using Shape = LinearShape<C::kKBlocks, C::kWarps, 1, 1, 1, C::kTokenTiles, C::kDepth, 0, Units>;
+  using Chunks = SegmentChunks<C::kSegments, C::kSegmentTiles, C::kTileCount, C::kWarps, false>;
+  using Fragments = TokenFragments<C::kKBlocks, C::kNormSlices, C::kTokenTiles>;
+  static constexpr NormRounding kRounding =
+      C::kCastFirst ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
+  static_assert(C::kSharedBytes == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
 };
 
 // Prologue and loop: the rows ``logit_rows[first_row …]`` of x are normed into shared memory, then

@@ -22,6 +22,10 @@ __device__ __forceinline__ uint32_t ranked_index(uint64_t ranked) {
   return ~static_cast<uint32_t>(ranked);
 }
 
+__device__ __forceinline__ float ranked_value(uint64_t ranked) {
+  return key_value(static_cast<uint32_t>(ranked >> 32));
+}
+
 __device__ __forceinline__ uint64_t warp_max(uint64_t value) {
   const uint32_t key = static_cast<uint32_t>(value >> 32);
   const uint32_t most = warp_max(key);

@@ -1,6 +1,6 @@
 // Dense operands of the prefill GEMM: packed weights, and tiles of one group of rows.
 //
-// Compile-time constants: those of prefill_gemm.cuh, WEIGHTS (how they are stored).
+// C: as prefill_gemm.cuh has it, and kWeights (how they are stored).
 #pragma once
 
 #include "prefill_gemm.cuh"
@@ -8,24 +8,25 @@
 #include "weight_units.cuh"
 
 // One packed tile of 16 rows: a lane's part of a panel of 64 columns is one unit of it, or two.
+template <class C>
 struct DenseWeights {
-  static constexpr int kAhead = COLUMNS > 128 ? 2 : 4;
-  using Units = WeightUnits<WEIGHTS>::Units;
-  static constexpr int kUnits = ceil_div(K_BLOCKS, Units::kBlocks);
+  static constexpr int kAhead = C::kColumns > 128 ? 2 : 4;
+  using Units = typename WeightUnits<C::kWeights>::Units;
+  static constexpr int kUnits = ceil_div(C::kKBlocks, Units::kBlocks);
   static constexpr int kPanelUnits = 2 / Units::kBlocks;
   struct Raw {
-    Units::Held units[kPanelUnits];
+    typename Units::Held units[kPanelUnits];
   };
   const unsigned char* at;
 
   DenseWeights() = default;
-  __device__ __forceinline__ DenseWeights(const Units::Stored* packed, int row_tile)
+  __device__ __forceinline__ DenseWeights(const typename Units::Stored* packed, int row_tile)
       : at(reinterpret_cast<const unsigned char*>(packed) +
-           static_cast<size_t>(min(row_tile, ROW_TILES - 1)) * kUnits * Units::kBytes +
+           static_cast<size_t>(min(row_tile, C::kRowTiles - 1)) * kUnits * Units::kBytes +
            threadIdx.x % 32 * 16) {}
 
   __device__ __forceinline__ void load_next(Raw& raw, int panel) {
-    if (panel >= kPanels) return;
+    if (panel >= TileRing<C>::kPanels) return;
 #pragma unroll
     for (int i = 0; i < kPanelUnits; ++i) {
       const bool there = kUnits % kPanelUnits == 0 || kPanelUnits * panel + i < kUnits;
@@ -47,37 +48,37 @@ struct DenseWeights {
 };
 
 // What dense GEMMs share: all rows are one group, CTAs take tiles in turn, weight rows fastest.
+template <class C>
 struct DenseGemm {
-  struct Nothing {};
-  using Weights = DenseWeights;
+  using Weights = DenseWeights<C>;
   static constexpr bool kAnyColumns = false;
-  static constexpr int kRowTiles = ceil_div(ROW_TILES, kConsumerWarps);
-  const Weights::Units::Stored* weight;
+  static constexpr int kRowTiles = ceil_div(C::kRowTiles, kConsumerWarps);
+  const typename Weights::Units::Stored* weight;
   const unsigned char* panel_start;
   int rows;
 
   __device__ __forceinline__ int token_tiles() const {
-    return ceil_div(rows, COLUMNS);
+    return ceil_div(rows, C::kColumns);
   }
   __device__ __forceinline__ const unsigned char* panels() const {
     return panel_start;
   }
   __device__ __forceinline__ int panel_rows() const {
-    return token_tiles() * COLUMNS;
+    return token_tiles() * C::kColumns;
   }
   __device__ __forceinline__ int first() const {
     return blockIdx.x;
   }
   __device__ __forceinline__ int next(const GemmTile& one) const {
-    return one.first / COLUMNS * kRowTiles + one.row_tile / kConsumerWarps + gridDim.x;
+    return one.first / C::kColumns * kRowTiles + one.row_tile / kConsumerWarps + gridDim.x;
   }
   __device__ __forceinline__ int found(int id) const {
     return id;
   }
   __device__ __forceinline__ GemmTile tile(int id) const {
     if (id >= kRowTiles * token_tiles()) return no_tile();
-    const int first = id / kRowTiles * COLUMNS;
-    return {id % kRowTiles * kConsumerWarps, 0, first, COLUMNS, min(COLUMNS, rows - first)};
+    const int first = id / kRowTiles * C::kColumns;
+    return {id % kRowTiles * kConsumerWarps, 0, first, C::kColumns, min(C::kColumns, rows - first)};
   }
   __device__ __forceinline__ Weights weights(const GemmTile&, int row_tile) const {
     return {weight, row_tile};

@@ -13,8 +13,8 @@
 // memory: 32 KB in, 64 KB out (94 B a cycle of 128). From L2: 32 KB of tokens and 16 KB of bf16
 // weights (4.25 KB of MXFP4): at 7.5 TB/s the bf16 form is bound to 640 TFLOP/s, MXFP4 to 870.
 //
-// Compile-time constants: K_BLOCKS (K/32), ROW_TILES (packed tiles of 16 weight rows, of one
-// expert), COLUMNS (tokens of the widest tile, a multiple of 16), STAGES, WGMMA (0: mma.sync).
+// C: kKBlocks (K/32), kRowTiles (packed tiles of 16 weight rows, of one expert), kColumns (tokens
+// of the widest tile, a multiple of 16), kStages, kWgmma (0: mma.sync), kSharedBytes.
 #pragma once
 
 #include "bf16.cuh"
@@ -29,8 +29,6 @@ static_assert(2 * kConsumerRegisters + kProducerRegisters <= 3 * registers_at_en
               "no more registers than there are");
 constexpr int kTileRows = 16 * kConsumerWarps;
 constexpr int kGroupRows = kTileRows / 2;
-constexpr int kPanels = ceil_div(K_BLOCKS, 2);
-constexpr int kRingBytes = COLUMNS * kPanelRowBytes;
 
 // 16 · kConsumerWarps weight rows of one expert by some tokens.
 struct GemmTile {
@@ -45,16 +43,21 @@ __device__ __forceinline__ GemmTile no_tile() {
   return {-1, 0, 0, 0, 0};
 }
 
-struct TileRing : Ring {
-  GemmTile tile[STAGES];  // of the stage that is the first of a tile
+template <class C>
+struct TileRing : Ring<C::kStages> {
+  static constexpr int kPanels = ceil_div(C::kKBlocks, 2);
+  static constexpr int kStageBytes = C::kColumns * kPanelRowBytes;
+  GemmTile tile[C::kStages];  // of the stage that is the first of a tile
 };
 
 // Fills the ring for one tile after another. One thread. It takes the next tile while it copies:
 // a number at once, what that number stands for behind half of the panels, so that no answer from
 // L2 holds up a copy.
-template <class Gemm>
-__device__ __forceinline__ void produce(const Gemm& gemm, TileRing& ring, unsigned char* stages) {
-  RingPlace place;
+template <class C, class Gemm>
+__device__ __forceinline__ void produce(const Gemm& gemm, TileRing<C>& ring,
+                                        unsigned char* stages) {
+  constexpr int kPanels = TileRing<C>::kPanels;
+  RingPlace<C::kStages> place;
   GemmTile tile = gemm.tile(gemm.found(gemm.first()));
   while (tile.row_tile >= 0) {
     const uint32_t bytes = static_cast<uint32_t>(tile.columns) * kPanelRowBytes;
@@ -64,7 +67,7 @@ __device__ __forceinline__ void produce(const Gemm& gemm, TileRing& ring, unsign
         mbarrier_wait(&ring.empty[place.slot], place.parity ^ 1);
         if (panel == 0) ring.tile[place.slot] = tile;
         mbarrier_expect_bytes(&ring.full[place.slot], bytes);
-        bulk_copy_to_shared(stages + place.slot * kRingBytes, source, bytes,
+        bulk_copy_to_shared(stages + place.slot * TileRing<C>::kStageBytes, source, bytes,
                             &ring.full[place.slot]);
         source += static_cast<size_t>(gemm.panel_rows()) * kPanelRowBytes;
         place.advance();
@@ -82,31 +85,31 @@ __device__ __forceinline__ void produce(const Gemm& gemm, TileRing& ring, unsign
 }
 
 // Adds one panel: 16 weight rows of each warp (a: four slices of 16 of k) times the stage's tokens.
-template <int columns>
+template <bool wgmma, int columns>
 __device__ __forceinline__ void multiply_panel(float (&sums)[columns / 2], uint32_t (&a)[4][4],
                                                const unsigned char* stage) {
-#if WGMMA
-  const uint64_t matrix = wgmma_matrix(stage);
-  wgmma_pin(sums);
-  wgmma_pin(a);
-  wgmma_fence();
+  if constexpr (wgmma) {
+    const uint64_t matrix = wgmma_matrix(stage);
+    wgmma_pin(sums);
+    wgmma_pin(a);
+    wgmma_fence();
 #pragma unroll
-  for (int slice = 0; slice < 4; ++slice) wgmma_bf16<columns>(sums, a[slice], matrix + 2 * slice);
-  wgmma_commit();
-#else
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    for (int slice = 0; slice < 4; ++slice) wgmma_bf16<columns>(sums, a[slice], matrix + 2 * slice);
+    wgmma_commit();
+  } else {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-  for (int slice = 0; slice < 4; ++slice) {
+    for (int slice = 0; slice < 4; ++slice) {
 #pragma unroll
-    for (int j = 0; j < columns / 8; ++j) {
-      const unsigned char* row = stage + (8 * j + g) * kPanelRowBytes + 4 * t;
-      const uint32_t b[2] = {
-          *reinterpret_cast<const uint32_t*>(row + ((2 * slice ^ g) << 4)),
-          *reinterpret_cast<const uint32_t*>(row + (((2 * slice + 1) ^ g) << 4))};
-      mma_bf16(*reinterpret_cast<float (*)[4]>(&sums[4 * j]), a[slice], b);
+      for (int j = 0; j < columns / 8; ++j) {
+        const unsigned char* row = stage + (8 * j + g) * kPanelRowBytes + 4 * t;
+        const uint32_t b[2] = {
+            *reinterpret_cast<const uint32_t*>(row + ((2 * slice ^ g) << 4)),
+            *reinterpret_cast<const uint32_t*>(row + (((2 * slice + 1) ^ g) << 4))};
+        mma_bf16(*reinterpret_cast<float (*)[4]>(&sums[4 * j]), a[slice], b);
+      }
     }
   }
-#endif
 }
 
 // The weights that a warp has under way: panel p in place p % kAhead. Places are compile-time
@@ -124,11 +127,12 @@ struct WeightQueue {
 };
 
 // What one consumer warp needs for one panel after another of a tile.
-template <int columns, class Weights>
+template <class C, int columns, class Weights>
 struct TileLoop {
+  static constexpr bool kWgmma = C::kWgmma != 0;
   WeightQueue<Weights>& queue;
-  TileRing& ring;
-  RingPlace& place;
+  TileRing<C>& ring;
+  RingPlace<C::kStages>& place;
   const unsigned char* stages;
   float (&sums)[columns / 2];
   uint32_t decoded[2][4][4];  // the A operands of a panel's four wgmma, and of the next panel's
@@ -145,16 +149,17 @@ struct TileLoop {
   // this panel's wgmma in front of what decodes the next.
   template <int at>
   __device__ __forceinline__ void step(int panel) {
-    multiply_panel<columns>(sums, decoded[at % 2], stages + place.slot * kRingBytes);
+    multiply_panel<kWgmma, columns>(sums, decoded[at % 2],
+                                    stages + place.slot * TileRing<C>::kStageBytes);
     take<(at + 1) % Weights::kAhead>(panel + 1);
     const int spent = place.slot;
     place.advance();
     mbarrier_wait(&ring.full[place.slot], place.parity);
-#if WGMMA
-    wgmma_wait<0>();
-    wgmma_pin(sums);
-    wgmma_pin(decoded[at % 2]);
-#endif
+    if constexpr (kWgmma) {
+      wgmma_wait<0>();
+      wgmma_pin(sums);
+      wgmma_pin(decoded[at % 2]);
+    }
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(&ring.empty[spent]);
   }
@@ -169,14 +174,15 @@ struct TileLoop {
 };
 
 // One consumer warp, and what it knows of its next tile.
-template <class Gemm>
+template <class C, class Gemm>
 struct Consumer {
   using Weights = typename Gemm::Weights;
+  static constexpr int kPanels = TileRing<C>::kPanels;
   const Gemm& gemm;
-  TileRing& ring;
+  TileRing<C>& ring;
   const unsigned char* stages;
   uint16_t* staging;
-  RingPlace place;
+  RingPlace<C::kStages> place;
   WeightQueue<Weights> queue;
   GemmTile tile;
 
@@ -202,7 +208,7 @@ struct Consumer {
     float sums[columns / 2];
 #pragma unroll
     for (int i = 0; i < columns / 2; ++i) sums[i] = 0.0f;
-    TileLoop<columns, Weights> loop{queue, ring, place, stages, sums};
+    TileLoop<C, columns, Weights> loop{queue, ring, place, stages, sums};
     loop.template take<0>(0);
 #pragma unroll 1
     for (int panel = 0; panel < whole; panel += Weights::kAhead)
@@ -223,24 +229,27 @@ struct Consumer {
 
   __device__ __forceinline__ void run() {
     next();
-    while (tile.row_tile >= 0) multiply_narrowest<COLUMNS>();
+    while (tile.row_tile >= 0) multiply_narrowest<C::kColumns>();
   }
 };
 
-// The body of a kernel of kGemmThreads threads; ``ring`` is in shared memory; ``shared`` is STAGES
-// stages, then the staging of two warpgroups.
+// The body of a kernel of kGemmThreads threads; ``ring`` is in shared memory; ``shared`` is
+// kStages stages, then the staging of two warpgroups.
 //
 // ``Gemm`` says: Weights (16 rows of a warp: kAhead, Raw, load_next, decode), kAnyColumns (tiles
 // differ in their tokens), kStagingValues (16-bit values of a token and warpgroup), panels(),
 // panel_rows(); for the producer first() and next(tile), a tile's number, found(number), what is
 // loaded for it, and tile(found); weights(tile, row_tile); ahead_of(tile), what a lane loads before
 // the tile's sums for store<columns>(tile, ahead, sums, staging).
-template <class Gemm>
-__device__ __forceinline__ void prefill_gemm(const Gemm& gemm, TileRing& ring,
+template <class C, class Gemm>
+__device__ __forceinline__ void prefill_gemm(const Gemm& gemm, TileRing<C>& ring,
                                              unsigned char* shared) {
+  constexpr int kStagesBytes = C::kStages * TileRing<C>::kStageBytes;
+  static_assert(kStagesBytes + 2 * 2 * C::kColumns * Gemm::kStagingValues == C::kSharedBytes,
+                "as the launch says");
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < C::kStages; ++i) {
       mbarrier_init(&ring.full[i], 1);
       mbarrier_init(&ring.empty[i], kConsumerWarps);
     }
@@ -254,9 +263,9 @@ __device__ __forceinline__ void prefill_gemm(const Gemm& gemm, TileRing& ring,
     if (threadIdx.x == 32 * kConsumerWarps) produce(gemm, ring, shared);
   } else {
     registers_raise<kConsumerRegisters>();
-    uint16_t* const staging = reinterpret_cast<uint16_t*>(shared + STAGES * kRingBytes) +
-                              warp / 4 * COLUMNS * Gemm::kStagingValues;
-    Consumer<Gemm> consumer{gemm, ring, shared, staging};
+    uint16_t* const staging = reinterpret_cast<uint16_t*>(shared + kStagesBytes) +
+                              warp / 4 * C::kColumns * Gemm::kStagingValues;
+    Consumer<C, Gemm> consumer{gemm, ring, shared, staging};
     consumer.run();
   }
 }

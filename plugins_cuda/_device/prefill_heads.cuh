@@ -1,14 +1,15 @@
 // Prefill GEMMs whose first packed rows are heads of queries: tile j of a head holds rows 8j … 8j+7
 // and D/2+8j … D/2+8j+7, which the rotation mixes.
 //
-// Compile-time constants: those of prefill_dense.cuh, HAS_BIAS, Q_HEADS, HEAD_DIM.
+// C: as prefill_biased.cuh has it, kQHeads and kHeadDim.
 #pragma once
 
 #include "angles.cuh"
 #include "prefill_biased.cuh"
 
-struct HeadsGemm : BiasedGemm {
-  static constexpr int kHeadTiles = HEAD_DIM / 16;
+template <class C>
+struct HeadsGemm : BiasedGemm<C> {
+  static constexpr int kHeadTiles = C::kHeadDim / 16;
   const float* cos;
   const float* sin;
   const int* positions;
@@ -23,9 +24,9 @@ struct HeadsGemm : BiasedGemm {
   // Of a row's outputs in packed tile `packed`.
   __device__ __forceinline__ Place place_of(int row, int packed) const {
     Place at;
-    at.slot = packed / kHeadTiles < Q_HEADS ? 0 : write_slot[row];
+    at.slot = packed / kHeadTiles < C::kQHeads ? 0 : write_slot[row];
     const size_t angles =
-        static_cast<size_t>(positions[row]) * (HEAD_DIM / 2) + 8 * (packed % kHeadTiles);
+        static_cast<size_t>(positions[row]) * (C::kHeadDim / 2) + 8 * (packed % kHeadTiles);
     at.load(cos + angles, sin + angles);
     return at;
   }

@@ -2,8 +2,7 @@
 //
 // Numbers, 2048 rows of 2880: 12 MB in (the second reading is in L1) and 12 MB out, all of it in
 // L2: about 5 µs in front of a GEMM of 80 µs.
-//
-// Compile-time constants: K_BLOCKS (K/32), EPS where there is a norm.
+// ``blocks`` is K/32.
 #pragma once
 
 #include "bf16.cuh"
@@ -11,20 +10,20 @@
 #include "ptx.cuh"
 
 constexpr int kRowsThreads = 256;
-constexpr int kRowPanels = ceil_div(K_BLOCKS, 2);
 
 // kNone: as it is. kGptOss: times the weight in fp32, then rounded. kLlama: rounded before, too.
 enum class Norm { kNone, kGptOss, kLlama };
 
 // 1 / rms of a row of K values, in every lane of the warp.
+template <int blocks>
 __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
   const int lane = threadIdx.x % 32;
   float sum = 0.0f;
   // Unrolled, all of the row is asked for at once.
 #pragma unroll
-  for (int i = 0; i < ceil_div(4 * K_BLOCKS, 32); ++i) {
+  for (int i = 0; i < ceil_div(4 * blocks, 32); ++i) {
     const int c = 32 * i + lane;
-    if (c >= 4 * K_BLOCKS) break;
+    if (c >= 4 * blocks) break;
     const uint4 v = *reinterpret_cast<const uint4*>(row + 8 * c);
     const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -36,7 +35,7 @@ __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
   }
 #pragma unroll
   for (int mask = 16; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
-  return rsqrtf(sum / (32 * K_BLOCKS) + eps);
+  return rsqrtf(sum / (32 * blocks) + eps);
 }
 
 template <Norm norm>
@@ -52,10 +51,10 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t weight, flo
 }
 
 // Chunk ``chunk`` of panel ``panel`` of a row; zeros beyond K.
-template <Norm norm>
+template <int blocks, Norm norm>
 __device__ __forceinline__ uint4 row_chunk(const uint16_t* row, const uint16_t* weight, float scale,
                                            int panel, int chunk) {
-  if (K_BLOCKS % 2 != 0 && 2 * panel + chunk / 4 >= K_BLOCKS) return make_uint4(0, 0, 0, 0);
+  if (blocks % 2 != 0 && 2 * panel + chunk / 4 >= blocks) return make_uint4(0, 0, 0, 0);
   const uint32_t* const words = reinterpret_cast<const uint32_t*>(row + kPanelColumns * panel);
   const uint32_t* const factors = reinterpret_cast<const uint32_t*>(weight + kPanelColumns * panel);
   const auto word = [&](int i) {
@@ -65,7 +64,7 @@ __device__ __forceinline__ uint4 row_chunk(const uint16_t* row, const uint16_t* 
 }
 
 // Rows blockIdx.x · 8 … + 7 of ``x`` [rows, K] into ``panels`` of ``panel_rows`` rows.
-template <Norm norm>
+template <int blocks, Norm norm>
 __device__ __forceinline__ void write_panel_rows(const uint16_t* x, const uint16_t* weight,
                                                  float eps, unsigned char* panels, int rows,
                                                  int panel_rows) {
@@ -73,9 +72,9 @@ __device__ __forceinline__ void write_panel_rows(const uint16_t* x, const uint16
   pdl_wait();
   const int row = static_cast<int>(blockIdx.x) * (kRowsThreads / 32) + threadIdx.x / 32;
   if (row >= rows) return;
-  const uint16_t* const values = x + static_cast<size_t>(row) * (32 * K_BLOCKS);
-  const float scale = norm == Norm::kNone ? 1.0f : inverse_rms(values, eps);
-  for (int c = threadIdx.x % 32; c < 8 * kRowPanels; c += 32)
+  const uint16_t* const values = x + static_cast<size_t>(row) * (32 * blocks);
+  const float scale = norm == Norm::kNone ? 1.0f : inverse_rms<blocks>(values, eps);
+  for (int c = threadIdx.x % 32; c < 8 * ceil_div(blocks, 2); c += 32)
     *reinterpret_cast<uint4*>(panels + panel_chunk(c / 8, c % 8, row, panel_rows)) =
-        row_chunk<norm>(values, weight, scale, c / 8, c % 8);
+        row_chunk<blocks, norm>(values, weight, scale, c / 8, c % 8);
 }

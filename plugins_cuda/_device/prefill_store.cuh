@@ -35,8 +35,9 @@ struct LaneBias {
   }
 };
 
+template <int row_tiles>
 __device__ __forceinline__ LaneBias lane_bias(const uint16_t* bias, const GemmTile& tile) {
-  const int slab = min(tile.row_tile + static_cast<int>(threadIdx.x) / 32, ROW_TILES - 1);
+  const int slab = min(tile.row_tile + static_cast<int>(threadIdx.x) / 32, row_tiles - 1);
   const uint16_t* const row = bias + 16 * slab + threadIdx.x % 32 / 4;
   return {row[0], row[8]};
 }

@@ -6,12 +6,15 @@
 // A thread copies 16 bytes.
 #include "../_device/ptx.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+CONFIG
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     capture(const uint4* x, uint4* captured, int rows) {
   pdl_launch_dependents();
-  const int index = blockIdx.x * THREADS + threadIdx.x, row = index / VECTORS;
+  const int index = blockIdx.x * Config::kThreads + threadIdx.x, row = index / Config::kVectors;
   pdl_wait();
   if (row >= rows) return;
-  const int64_t place = static_cast<int64_t>(row) * CAPTURED_VECTORS + COLUMN * VECTORS;
-  captured[place + index % VECTORS] = load_l2_16(x + index);
+  const int64_t place =
+      static_cast<int64_t>(row) * Config::kCapturedVectors + Config::kColumn * Config::kVectors;
+  captured[place + index % Config::kVectors] = load_l2_16(x + index);
 }

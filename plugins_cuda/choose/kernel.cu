@@ -13,25 +13,13 @@
 // a row reads it alone for the values of the one or two buckets in which a cut falls; choose for
 // the best noisy logit. An instruction per logit costs one multiprocessor 0.9 µs, so that whatever
 // an estimate can rule out is looked at no further. A row's parts follow from the vocabulary alone.
+#include "../_device/block_max.cuh"
 #include "../_device/philox.cuh"
 #include "device/tail_cut.cuh"
 
 constexpr int kThreads = kEdgeThreads, kWarps = kEdgeWarps;
 // No noise is larger than −log(−log(1 − 2⁻²⁴)) = 16.64.
 constexpr float kMostNoise = 16.7f;
-
-__device__ __forceinline__ uint64_t block_max(uint64_t value) {
-  __shared__ uint64_t of_warps[kWarps];
-  value = warp_max(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  return warp_max(of_warps[threadIdx.x % kWarps]);
-}
-
-__device__ __forceinline__ float value_of(uint64_t ranked) {
-  return key_value(static_cast<uint32_t>(ranked >> 32));
-}
 
 // The largest logit, lowest token on ties, and log Σ exp of all; every warp has it.
 struct Summary {
@@ -47,14 +35,14 @@ struct Summary {
     best = warp_max(best);
     float total = 0.0f;
     for (int part = lane; part < parts; part += 32) {
-      const float most = value_of(load_l2_word(part_best + part));
+      const float most = ranked_value(load_l2_word(part_best + part));
       if (most == minus_infinity()) continue;
-      total += load_l2_float(part_sums + part) * exp2_fast((most - value_of(best)) * kLog2E);
+      total += load_l2_float(part_sums + part) * exp2_fast((most - ranked_value(best)) * kLog2E);
     }
     for (int distance = 16; distance > 0; distance /= 2) {
       total += __shfl_xor_sync(kAllLanes, total, distance);
     }
-    log_total = value_of(best) + logf(total);
+    log_total = ranked_value(best) + logf(total);
   }
 };
 
@@ -79,6 +67,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                     float* workspace_sums,     // out
                     int vocab) {
   __shared__ float of_warps[kWarps];
+  __shared__ uint64_t bests[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const Row row = Row(logits + static_cast<int64_t>(blockIdx.y) * vocab, vocab).part(blockIdx.x);
@@ -96,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int c = 0; c < 4; ++c) sum += exp2_fast(__fmaf_rn(x[c], kLog2E, -shift));
   });
-  const uint64_t best = block_max(ranked_key(ordered_key(most), token));
-  if (most != minus_infinity()) sum *= exp2_fast((most - value_of(best)) * kLog2E);
+  const uint64_t best = block_max(ranked_key(ordered_key(most), token), bests);
+  if (most != minus_infinity()) sum *= exp2_fast((most - ranked_value(best)) * kLog2E);
   for (int distance = 16; distance > 0; distance /= 2) {
     sum += __shfl_xor_sync(kAllLanes, sum, distance);
   }
@@ -137,8 +126,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
   const int64_t first = static_cast<int64_t>(r) * parts;
   const Summary summary(workspace_best + first, workspace_sums + first, parts);
-  if (floor != nullptr) row.drop(value_of(summary.best), floor[r]);
-  const Scaled scaled(temperature[r], value_of(summary.best));
+  if (floor != nullptr) row.drop(ranked_value(summary.best), floor[r]);
+  const Scaled scaled(temperature[r], ranked_value(summary.best));
   TailCut cut(row, scaled, tail, reinterpret_cast<float2*>(memory + kEdgeCellBytes), unit);
   const int64_t digits = (first + blockIdx.x) * kEdgeDigits;
   cut.add_up(row.part(blockIdx.x), workspace_counts + digits, workspace_masses + digits);
@@ -167,6 +156,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            uint64_t* workspace_noisy,       // out
            unsigned* workspace_arrived,     // the second half
            int vocab) {
+  __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, parts = gridDim.x;
@@ -175,11 +165,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   Row row(logits + static_cast<int64_t>(r) * vocab, vocab);
   const int64_t first = static_cast<int64_t>(r) * parts;
   const Summary summary(workspace_best + first, workspace_sums + first, parts);
-  if (floor != nullptr) row.drop(value_of(summary.best), floor[r]);
+  if (floor != nullptr) row.drop(ranked_value(summary.best), floor[r]);
   uint64_t best = summary.best;
   if (!is_greedy) {
     const int greedy = static_cast<int>(ranked_index(summary.best));
-    const Scaled scaled(temperature[r], value_of(summary.best));
+    const Scaled scaled(temperature[r], ranked_value(summary.best));
     Kept kept;
     if ((top_k[r] > 0 && top_k[r] < vocab) || top_p[r] < 1.0f) {
       kept.key = static_cast<uint32_t>(load_l2_int(workspace_kept + 2 * r));
@@ -208,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         best = noisy > best ? noisy : best;
       }
     });
-    best = block_max(best);
+    best = block_max(best, of_warps);
     if (threadIdx.x == 0) workspace_noisy[first + blockIdx.x] = best;
     if (!is_last_part(workspace_arrived + gridDim.y + r)) return;
     best = 0;

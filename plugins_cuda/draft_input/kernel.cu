@@ -14,30 +14,34 @@
 #include "../_device/normed_rows.cuh"
 #include "../_device/table_row.cuh"
 
-using Rows = NormedRows<WIDTH, WARPS, NormRounding::kCastFirst>;
+CONFIG
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+using Rows = NormedRows<Config::kWidth, Config::kWarps, NormRounding::kCastFirst>;
+static_assert(Rows::bytes(1) == Config::kSharedBytes, "as the launch says");
+
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32)
     draft_input(const int* token_ids, const uint16_t* table, const uint16_t* embed_norm,
                 const uint16_t* hidden, const uint16_t* hidden_norm, uint16_t* u) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
   const int64_t row = blockIdx.x;
-  const bool embeds = HAS_TABLE && blockIdx.y == 0;
-  const int segment = HAS_TABLE ? 0 : blockIdx.y;
+  const bool embeds = Config::kHasTable && blockIdx.y == 0;
+  const int segment = Config::kHasTable ? 0 : blockIdx.y;
   const Rows normed(shared, 1);
-  normed.fetch_weight(embeds ? embed_norm : hidden_norm + segment * WIDTH);
+  normed.fetch_weight(embeds ? embed_norm : hidden_norm + segment * Config::kWidth);
   cp_async_commit();
   pdl_wait();
   normed.read(1, [&](int) {
-    if (!embeds) return TableRow::in_order(hidden + (row * SEGMENTS + segment) * WIDTH);
-    return TableRow::of(table, load_l2_int(token_ids + row), WIDTH, PACKED != 0);
+    if (!embeds)
+      return TableRow::in_order(hidden + (row * Config::kSegments + segment) * Config::kWidth);
+    return TableRow::of(table, load_l2_int(token_ids + row), Config::kWidth, Config::kPacked != 0);
   });
   cp_async_wait<0>();
   __syncthreads();
-  normed.norm(1, static_cast<float>(EPS));
+  normed.norm(1, static_cast<float>(Config::kEps));
   __syncthreads();
-  uint4* out = reinterpret_cast<uint4*>(u + (row * gridDim.y + blockIdx.y) * WIDTH);
-  for (int i = threadIdx.x; i < WIDTH / 8; i += WARPS * 32) {
+  uint4* out = reinterpret_cast<uint4*>(u + (row * gridDim.y + blockIdx.y) * Config::kWidth);
+  for (int i = threadIdx.x; i < Config::kWidth / 8; i += Config::kWarps * 32) {
     out[i] = reinterpret_cast<const uint4*>(normed.rows)[i];
   }
 }

@@ -32,6 +32,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("PACKED", int(embeds and len(request.tensors["table"].shape) == 3)),
         ("SEGMENTS", segments),
         ("EPS", request.attributes["eps"]),
+        ("SHARED_BYTES", shared),
     )
     launch = OpLaunch(
         Kernel("draft_input", "draft_input", constants),

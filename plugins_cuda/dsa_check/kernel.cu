@@ -17,21 +17,23 @@
 #include "../_device/list_range.cuh"
 #include "../_device/ptx.cuh"
 
-constexpr int kOfALane = OF_A_LANE, kPiece = 32 * kOfALane, kWarps = THREADS / 32;
+CONFIG
+
+constexpr int kOfALane = Config::kOfALane, kPiece = 32 * kOfALane, kWarps = Config::kThreads / 32;
 
 // What DsaIndexer may give a row: `wanted` slots, `kept` of them below `first` or from `late` on;
 // where it gives a mark alone `wanted` is −1.
 struct Promise {
   int start, chain, first, late, kept, wanted;
-  uint32_t ancestors[WORDS];
+  uint32_t ancestors[Config::kWords];
 
   __device__ __forceinline__ bool sees(int slot) const {
     if (slot < chain) return slot >= 0;
     const int node = slot - start;
-    if (slot < start || node >= 32 * WORDS) return false;
+    if (slot < start || node >= 32 * Config::kWords) return false;
     uint32_t bits = 0;
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) bits = node / 32 == i ? ancestors[i] : bits;
+    for (int i = 0; i < Config::kWords; ++i) bits = node / 32 == i ? ancestors[i] : bits;
     return bits >> (node % 32) & 1u;
   }
 
@@ -48,21 +50,23 @@ struct Promise {
 
 // A row of the launch, as far as its list depends on it.
 struct Place {
-  int slot, position, ancestors[WORDS];
+  int slot, position, ancestors[Config::kWords];
 
   __device__ __forceinline__ Promise promise(int start, int allowed, int threshold,
                                              int first_tokens, int recent_tokens) const {
     Promise promised{};
     promised.wanted = -1;
     if (allowed < 0 || position < threshold) return promised;
-    const ListRange range = list_range<WORDS>(slot, start, ancestors, first_tokens, recent_tokens);
+    const ListRange range =
+        list_range<Config::kWords>(slot, start, ancestors, first_tokens, recent_tokens);
     const int seen = range.chain + range.nodes;
     promised.start = start, promised.chain = range.chain;
     promised.first = first_tokens, promised.late = range.late;
     promised.kept = seen - range.others();
     promised.wanted = min(seen, promised.kept + allowed);
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) promised.ancestors[i] = static_cast<uint32_t>(ancestors[i]);
+    for (int i = 0; i < Config::kWords; ++i)
+      promised.ancestors[i] = static_cast<uint32_t>(ancestors[i]);
     return promised;
   }
 };
@@ -85,13 +89,13 @@ struct Piece {
     place.slot = row_slot[row];
     place.position = positions[row];
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) {
-      place.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * WORDS + i];
+    for (int i = 0; i < Config::kWords; ++i) {
+      place.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * Config::kWords + i];
     }
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     check_lists(const int* selected, const int* row_start, const int* row_slot,
                 const int* tree_start, const int* ancestor_bits, const int* positions,
                 const int* budget, int* checked, int* violations, int rows_in_all,
@@ -101,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   DYNAMIC_SHARED(int, missing);
   __shared__ int broken;
   pdl_launch_dependents();
-  for (int i = threadIdx.x; i < rows_in_all * views; i += THREADS) missing[i] = 0;
+  for (int i = threadIdx.x; i < rows_in_all * views; i += Config::kThreads) missing[i] = 0;
   if (threadIdx.x == 0) broken = 0;
   __syncthreads();
   pdl_wait();
@@ -150,13 +154,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) atomicAdd(&missing[index], right ? keeps : -2 * held - 1);
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < lists; i += THREADS) {
+  for (int i = threadIdx.x; i < lists; i += Config::kThreads) {
     if (missing[i] != 0) atomicAdd(&broken, 1);
   }
   __syncthreads();
   if (threadIdx.x == 0) violations[b] = broken;
   if (broken == 0) return;
-  for (int i = threadIdx.x; i < lists * held; i += THREADS) {
+  for (int i = threadIdx.x; i < lists * held; i += Config::kThreads) {
     checked[begin + i] = i % held == 0 ? -2 : -1;
   }
 }

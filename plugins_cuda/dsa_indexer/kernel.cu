@@ -24,20 +24,21 @@
 #include "../_device/e4m3.cuh"
 #include "../_device/list_range.cuh"
 #include "../_device/ptx_attention.cuh"
+#include "device/config.cuh"
 #include "device/digits.cuh"
 
-constexpr int kWarps = THREADS / 32;
+constexpr int kWarps = Config::kThreads / 32;
 
-constexpr int kBlocks = ceil_div(WIDTH, 32), kHeadTiles = ceil_div(HEADS, 8);
+constexpr int kBlocks = ceil_div(Config::kWidth, 32), kHeadTiles = ceil_div(Config::kHeads, 8);
 // CTAs of an SM, and tiles of keys that a warp has under way: wide keys fill many registers.
-constexpr int kCtas = WIDTH * kHeadTiles <= 256 ? 2 : 1;
-constexpr int kAhead = WIDTH > 64 ? 1 : kHeadTiles > 1 ? 2 : 4;
+constexpr int kCtas = Config::kWidth * kHeadTiles <= 256 ? 2 : 1;
+constexpr int kAhead = Config::kWidth > 64 ? 1 : kHeadTiles > 1 ? 2 : 4;
 constexpr int kKeys = 16, kStride = 32 * kBlocks + 32;  // of a query: rows lie in other banks
-constexpr int kKeyBytes = WIDTH * KEY_BYTES, kTileBytes = kKeys * kKeyBytes;
+constexpr int kKeyBytes = Config::kWidth * Config::kKeyBytes, kTileBytes = kKeys * kKeyBytes;
 
 // The first of the eight channels that lane t has of a block. Of fp8 keys it loads 16 at once, for
 // two blocks.
-constexpr bool kPaired = KEY_BYTES == 1 && WIDTH % 64 == 0;
+constexpr bool kPaired = Config::kKeyBytes == 1 && Config::kWidth % 64 == 0;
 
 __device__ __forceinline__ int channel_of(int block, int t) {
   return kPaired ? block / 2 * 64 + 16 * t + block % 2 * 8 : 32 * block + 8 * t;
@@ -51,7 +52,7 @@ __device__ __forceinline__ uint4 widened(uint32_t front, uint32_t back) {
 
 // A lane's part of two keys of a tile, as they are cached.
 struct Tile {
-  static constexpr int kWords = 2 * KEY_BYTES;  // of a block
+  static constexpr int kWords = 2 * Config::kKeyBytes;  // of a block
   uint32_t words[2][kWords * kBlocks];
 
   // Zeros where there is no key.
@@ -60,9 +61,9 @@ struct Tile {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       const int channel = channel_of(block, t), at = kWords * block;
-      const uint8_t* from = key + channel * KEY_BYTES;
-      const bool held = there && channel < WIDTH;
-      if (kPaired || KEY_BYTES == 2) {
+      const uint8_t* from = key + channel * Config::kKeyBytes;
+      const bool held = there && channel < Config::kWidth;
+      if (kPaired || Config::kKeyBytes == 2) {
         if (kPaired && block % 2 == 1) continue;
         const uint4 v = held ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
         own[at] = v.x, own[at + 1] = v.y;
@@ -77,7 +78,7 @@ struct Tile {
   __device__ __forceinline__ uint4 block(int half, int block) const {
     const uint32_t (&own)[kWords * kBlocks] = words[half];
     const int at = kWords * block;
-    if (KEY_BYTES == 1) return widened(own[at], own[at + 1]);
+    if (Config::kKeyBytes == 1) return widened(own[at], own[at + 1]);
     return make_uint4(own[at], own[at + 1], own[at + kWords / 2], own[at + kWords - 1]);
   }
 };
@@ -91,25 +92,26 @@ struct Keys {
   // Asks for what the warp's first tiles are likely to be, before the wait for what is in front.
   __device__ __forceinline__ void warm(int first, int stride, int end) const {
     constexpr int kLines = ceil_div(kTileBytes, 128), kOfALane = ceil_div(kAhead * kLines, 32);
-    if (PAGE_SIZE % kKeys != 0) return;
+    if (Config::kPageSize % kKeys != 0) return;
     int slot[kOfALane], page[kOfALane];
 #pragma unroll
     for (int i = 0; i < kOfALane; ++i) {
       slot[i] = first + (i * 32 + static_cast<int>(threadIdx.x) % 32) / kLines * stride;
-      page[i] = slot[i] < end ? load_l2_int(pages + slot[i] / PAGE_SIZE) : 0;
+      page[i] = slot[i] < end ? load_l2_int(pages + slot[i] / Config::kPageSize) : 0;
     }
 #pragma unroll
     for (int i = 0; i < kOfALane; ++i) {
       const int line = (i * 32 + static_cast<int>(threadIdx.x) % 32) % kLines;
-      const int64_t entry = static_cast<int64_t>(page[i]) * PAGE_SIZE + slot[i] % PAGE_SIZE;
+      const int64_t entry =
+          static_cast<int64_t>(page[i]) * Config::kPageSize + slot[i] % Config::kPageSize;
       if (page[i] > 0) warm_l2(pool + entry * kKeyBytes + line * 128);
     }
   }
 
   // The pages of this lane's two keys of the tile from slot `first` on.
   __device__ __forceinline__ int2 look_up(int first) const {
-    const int near = (first + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
-    const int far = (first + 8 + static_cast<int>(threadIdx.x) % 32 / 4) / PAGE_SIZE;
+    const int near = (first + static_cast<int>(threadIdx.x) % 32 / 4) / Config::kPageSize;
+    const int far = (first + 8 + static_cast<int>(threadIdx.x) % 32 / 4) / Config::kPageSize;
     return make_int2(near < table ? load_l2_int(pages + near) : 0,
                      far < table ? load_l2_int(pages + far) : 0);
   }
@@ -119,8 +121,8 @@ struct Keys {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int slot = first + 8 * half + static_cast<int>(threadIdx.x) % 32 / 4;
-      const int64_t entry =
-          static_cast<int64_t>(half == 0 ? page.x : page.y) * PAGE_SIZE + slot % PAGE_SIZE;
+      const int64_t entry = static_cast<int64_t>(half == 0 ? page.x : page.y) * Config::kPageSize +
+                            slot % Config::kPageSize;
       const bool there = slot < end;
       tile.load(half, pool + (there ? entry : 0) * kKeyBytes, threadIdx.x % 4, there);
     }
@@ -160,25 +162,31 @@ __device__ __forceinline__ void sum_heads(const Tile& tile, const uint16_t* quer
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
+extern "C" __global__ void __launch_bounds__(Config::kThreads, kCtas)
     score_slots(const uint16_t* q, const uint16_t* head_weights, const uint8_t* key_pool,
                 const int* page_table, const int* row_start, const int* row_slot,
                 const int* tree_start, const int* ancestor_bits, const int* positions,
                 const int* budget, float* workspace_scores, int* workspace_counts, int table,
                 int threshold, int first_tokens, int recent_tokens) {
   DYNAMIC_SHARED(int, counts);  // [ROWS, kDigits], and behind them
-  uint16_t* const queries = reinterpret_cast<uint16_t*>(counts + ROWS * kDigits);  // see kStride
-  __shared__ float weights[ROWS][8 * kHeadTiles];
-  __shared__ int2 choices[ROWS];  // the slots that a row chooses among; none where it need not
+  static_assert(
+      Config::kRows * (4 * kDigits + 2 * 8 * kHeadTiles * kStride) == Config::kSharedBytes,
+      "as the launch says");
+  // See kStride.
+  uint16_t* const queries = reinterpret_cast<uint16_t*>(counts + Config::kRows * kDigits);
+  __shared__ float weights[Config::kRows][8 * kHeadTiles];
+  // The slots that a row chooses among; none where it need not.
+  __shared__ int2 choices[Config::kRows];
   pdl_launch_dependents();
-  const int view = blockIdx.y, views = gridDim.y, b = blockIdx.z, capacity = table * PAGE_SIZE;
+  const int view = blockIdx.y, views = gridDim.y, b = blockIdx.z;
+  const int capacity = table * Config::kPageSize;
   const int64_t scores_of_a_list = score_stride(capacity);
   const Keys keys{key_pool, page_table + (static_cast<int64_t>(b) * views + view) * table, table};
   const int own_first = (static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32) * kKeys;
   const int stride = gridDim.x * kWarps * kKeys;
   keys.warm(own_first, stride, min(load_l2_int(tree_start + b), capacity));
 #pragma unroll 1
-  for (int i = threadIdx.x; i < ROWS * kDigits / 4; i += THREADS) {
+  for (int i = threadIdx.x; i < Config::kRows * kDigits / 4; i += Config::kThreads) {
     reinterpret_cast<uint4*>(counts)[i] = make_uint4(0, 0, 0, 0);
   }
   pdl_wait();
@@ -190,8 +198,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
   // All of these are under way before one is waited for.
   __syncthreads();
   const int rows = allowed < 0 ? 0 : stop - first;
-  for (int start = 0; start < rows; start += ROWS) {
-    const int here = min(ROWS, rows - start);
+  for (int start = 0; start < rows; start += Config::kRows) {
+    const int here = min(Config::kRows, rows - start);
     Tile tiles[kAhead];
     // No row chooses among slots from the tree's first on.
 #pragma unroll
@@ -200,32 +208,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
     }
     // Queries, what rows choose among, and weights: by other warps, all under way at once.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < here * 8 * kHeadTiles * kBlocks * 4; i += THREADS) {
+    for (int i = threadIdx.x; i < here * 8 * kHeadTiles * kBlocks * 4; i += Config::kThreads) {
       const int part = i % (kBlocks * 4), head = i / (kBlocks * 4) % (8 * kHeadTiles);
       const int row = i / (kBlocks * 4) / (8 * kHeadTiles);
-      const bool real = head < HEADS && 8 * part < WIDTH;
-      const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + (real ? head : 0);
+      const bool real = head < Config::kHeads && 8 * part < Config::kWidth;
+      const int64_t at =
+          static_cast<int64_t>(first + start + row) * Config::kHeads + (real ? head : 0);
       cp_async_16_or_zero(queries + (row * 8 * kHeadTiles + head) * kStride + 8 * part,
-                          q + at * WIDTH + (real ? 8 * part : 0), real);
+                          q + at * Config::kWidth + (real ? 8 * part : 0), real);
     }
     cp_async_commit();
-    const int from_last = THREADS - 1 - static_cast<int>(threadIdx.x);
+    const int from_last = Config::kThreads - 1 - static_cast<int>(threadIdx.x);
     if (from_last < here) {
       const int row = first + start + from_last;
-      const ListRange range =
-          list_range<WORDS>(row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * WORDS,
-                            first_tokens, recent_tokens);
+      const ListRange range = list_range<Config::kWords>(
+          row_slot[row], end, ancestor_bits + static_cast<int64_t>(row) * Config::kWords,
+          first_tokens, recent_tokens);
       const bool chooses = positions[row] >= threshold && allowed < range.others();
       choices[from_last] =
           chooses && allowed > 0 ? make_int2(range.low, range.late) : make_int2(0, 0);
     }
 #pragma unroll 1
-    for (int i = threadIdx.x; i < here * 8 * kHeadTiles; i += THREADS) {
+    for (int i = threadIdx.x; i < here * 8 * kHeadTiles; i += Config::kThreads) {
       const int head = i % (8 * kHeadTiles), row = i / (8 * kHeadTiles);
-      const int64_t at = static_cast<int64_t>(first + start + row) * HEADS + head;
+      const int64_t at = static_cast<int64_t>(first + start + row) * Config::kHeads + head;
       const float weight =
-          head_weights != nullptr && head < HEADS ? bf16_to_float(head_weights[at]) : 1.0f;
-      weights[row][head] = head < HEADS ? weight : 0.0f;
+          head_weights != nullptr && head < Config::kHeads ? bf16_to_float(head_weights[at]) : 1.0f;
+      weights[row][head] = head < Config::kHeads ? weight : 0.0f;
     }
     cp_async_wait<0>();
     __syncthreads();
@@ -263,25 +272,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, kCtas)
     }
     __syncthreads();
     for (int row = 0; row < here; ++row) {
-      constexpr int kOfAThread = kDigits / THREADS;
+      constexpr int kOfAThread = kDigits / Config::kThreads;
       const int64_t place = static_cast<int64_t>(first + start + row) * views + view;
       int own[kOfAThread];
 #pragma unroll
       for (int i = 0; i < kOfAThread; ++i) {
-        int& count = counts[row * kDigits + i * THREADS + threadIdx.x];
+        int& count = counts[row * kDigits + i * Config::kThreads + threadIdx.x];
         own[i] = count;
         count = 0;
       }
 #pragma unroll
       for (int i = 0; i < kOfAThread; ++i) {
-        int* all = workspace_counts + place * kDigits + i * THREADS + threadIdx.x;
+        int* all = workspace_counts + place * kDigits + i * Config::kThreads + threadIdx.x;
         if (own[i] > 0) atomicAdd(all, own[i]);
       }
     }
     __syncthreads();
     // Nobody holds them meanwhile: tiles fill the registers.
 #pragma unroll
-    for (int i = 0; i < kAhead && start + ROWS < rows; ++i) {
+    for (int i = 0; i < kAhead && start + Config::kRows < rows; ++i) {
       pages[i] = keys.look_up(own_first + i * stride);
     }
   }

@@ -119,6 +119,7 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
     most = max(1, min(MOST_ROWS, QUERY_BYTES // row_bytes))
     of_a_sequence = -(-rows // batch)
     rows_at_once = min(1 << (of_a_sequence - 1).bit_length(), 1 << (most.bit_length() - 1))
+    shared_bytes = rows_at_once * (4 * DIGITS + row_bytes)
     constants = (
         ("HEADS", heads),
         ("WIDTH", width),
@@ -127,6 +128,7 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
         ("WORDS", tensors["ancestor_bits"].shape[1]),
         ("ROWS", rows_at_once),
         ("THREADS", SCORE_THREADS),
+        ("SHARED_BYTES", shared_bytes),
     )
     tiles = -(-table * page_size // KEYS_OF_A_CTA)
     ctas = max(1, SCORE_CTAS_OF_AN_SM * request.target.multiprocessors // (views * batch))
@@ -134,7 +136,7 @@ def _scoring(request: LoweringRequest) -> OpLaunch:
         Kernel("dsa_indexer", "score_slots", constants),
         grid=(min(tiles, ctas), views, batch),
         block=SCORE_THREADS,
-        shared_bytes=rows_at_once * (4 * DIGITS + row_bytes),
+        shared_bytes=shared_bytes,
         arguments=(*_SCORE_ARGUMENTS, table, *_kept(request)),
     )
 

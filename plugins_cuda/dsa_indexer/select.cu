@@ -24,11 +24,12 @@
 #include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
 #include "device/chosen.cuh"
+#include "device/config.cuh"
 #include "device/edge.cuh"
 
 namespace {
 
-constexpr int kSlotsOfACta = 4 * THREADS;
+constexpr int kSlotsOfACta = 4 * Config::kThreads;
 
 // The list's entries that no score decides: the row's first slots, and behind `chosen` of those
 // that it chooses among the rest of the chain and the tree's. Of a row that takes all (`all`) these
@@ -36,19 +37,19 @@ constexpr int kSlotsOfACta = 4 * THREADS;
 __device__ __forceinline__ void write_kept(int* list, int held, const ListRange& range, int chosen,
                                            bool all, int start, const int* ancestors) {
   const int resumes = range.low + chosen, total = resumes + range.chain - range.late;
-  for (int i = threadIdx.x; i < held; i += THREADS) {
+  for (int i = threadIdx.x; i < held; i += Config::kThreads) {
     if (i >= range.low && i < resumes && !all) continue;
     int slot = i;
     if (i >= resumes) slot = range.late + i - resumes;
     if (i >= total)
-      slot = i < total + range.nodes ? start + set_bit<WORDS>(ancestors, i - total) : -1;
+      slot = i < total + range.nodes ? start + set_bit<Config::kWords>(ancestors, i - total) : -1;
     list[i] = slot;
   }
 }
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     select_slots(const int* row_start, const int* row_slot, const int* tree_start,
                  const int* ancestor_bits, const int* positions, const int* budget, int* selected,
                  const float* workspace_scores, int* workspace_counts, uint2* workspace_marks,
@@ -69,17 +70,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int row_at = load_l2_int(row_slot + row), position = load_l2_int(positions + row);
   DigitCounts counts;
   counts.load(all_counts);
-  const int slot = (static_cast<int>(blockIdx.x) * THREADS + static_cast<int>(threadIdx.x)) * 4;
+  const int slot =
+      (static_cast<int>(blockIdx.x) * Config::kThreads + static_cast<int>(threadIdx.x)) * 4;
   float4 own = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (slot < capacity) own = *reinterpret_cast<const float4*>(scores + slot);
-  const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * WORDS;
-  const int nodes = bits_below<WORDS>(ancestors, 32 * WORDS);
+  const int* ancestors = ancestor_bits + static_cast<int64_t>(row) * Config::kWords;
+  const int nodes = bits_below<Config::kWords>(ancestors, 32 * Config::kWords);
   const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, budget);
 
   int* list = selected + place * held;
   const bool whole = sequence.index < batch && (sequence.budget < 0 || position < threshold);
   if (sequence.index == batch || whole) {
-    for (int i = threadIdx.x; blockIdx.x == 0 && i < held; i += THREADS) {
+    for (int i = threadIdx.x; blockIdx.x == 0 && i < held; i += Config::kThreads) {
       list[i] = whole && i == 0 ? -2 : -1;
     }
     return;
@@ -125,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Marks all{taken, taken + mark_words, words};
   all.load(marks);
 #pragma unroll
-  for (int i = 0; i < kDigits / 4; i += THREADS) {
+  for (int i = 0; i < kDigits / 4; i += Config::kThreads) {
     reinterpret_cast<uint4*>(all_counts)[i + threadIdx.x] = make_uint4(0, 0, 0, 0);
   }
   if (threadIdx.x == 0) workspace_arrivals[place] = 0;

@@ -8,13 +8,15 @@
 #include "../_device/ptx.cuh"
 #include "../_device/table_row.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+CONFIG
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     embed(const int* token_ids, const uint16_t* table, uint4* x, int rows) {
   pdl_launch_dependents();
-  const int index = blockIdx.x * THREADS + threadIdx.x, row = index / VECTORS;
+  const int index = blockIdx.x * Config::kThreads + threadIdx.x, row = index / Config::kVectors;
   pdl_wait();
   if (row >= rows) return;
   const int64_t token = load_l2_int(token_ids + row);
-  const TableRow found = TableRow::of(table, token, 8 * VECTORS, PACKED != 0);
-  x[index] = load_constant16(found + index % VECTORS * 8);
+  const TableRow found = TableRow::of(table, token, 8 * Config::kVectors, Config::kPacked != 0);
+  x[index] = load_constant16(found + index % Config::kVectors * 8);
 }

@@ -25,8 +25,8 @@ def lower(request: LoweringRequest) -> Lowering:
     rows = request.tensors["logit_rows"].shape[0]
     head = head_streaming("HeadChoose", request, fold_bytes=_FOLD_BYTES)
     cut = head.cut
-    kernel = Kernel("head_choose", f"head_folds{head.suffix}", cut.constants)
-    segments = dict(cut.constants)["SEGMENTS"]
+    kernel = Kernel("head_choose", f"head_folds{head.suffix}", cut.constants, head.file)
+    segments = int(dict(cut.constants)["SEGMENTS"])
     before = ("weight",) if head.norm else ("x", "logit_rows", "norm", "weight")
     tokens = (TOKENS,) if head.norm else ()
     folds = OpLaunch(
@@ -45,7 +45,7 @@ def lower(request: LoweringRequest) -> Lowering:
         shared_bytes=0,
         arguments=(_FOLDS, _IDS, "choice", "logprob"),
     )
-    entries = rows * int(segments)
+    entries = rows * segments
     return Lowering(
         (*head.norm, folds, choice),
         (*head.workspaces, Workspace(_FOLDS, 16 * entries), Workspace(_IDS, 4 * entries)),

@@ -1,7 +1,8 @@
 // HeadScreen's second launch: of the tiles whose bounds reach the best, the logits and the token.
 //
-//   x, logit_rows, norm, temperature, seed, position, workspace_uppers, workspace_best  as
-//   screen.cu weight             [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py)
+//   x, logit_rows, norm, temperature, seed, position, workspace_uppers, workspace_best
+//                      as screen.cu's
+//   weight             [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py)
 //   workspace_keys     [rows] u64, zero before: ranked key of the best score so far
 //   workspace_arrived  [groups of rows] int32, zero before
 //   choice             [rows] int32, out
@@ -11,14 +12,13 @@
 // neighbours. Logits have head_choose/kernel.cu's bits: a warp has all of a tile, in the same
 // order. The last CTA of a group writes the tokens and leaves the workspaces zero.
 #include "../_device/arrival.cuh"
+#include "device/config.cuh"
 #include "device/screened_row.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Fragments = TokenFragments<K_BLOCKS, NORM_SLICES, TOKEN_TILES>;
-constexpr NormRounding kRounding =
-    CAST_FIRST ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
-static_assert(SHARED_BYTES == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
+using Head = HeadOfFew<Config>;
+using Units = Head::Units;
+using Shape = Head::Shape;
+using Fragments = Head::Fragments;
 
 namespace {
 
@@ -29,10 +29,10 @@ struct Candidates {
   int found;
 
   __device__ __forceinline__ int count() const {
-    return ceil_div(max(found - static_cast<int>(threadIdx.x) / 32, 0), WARPS);
+    return ceil_div(max(found - static_cast<int>(threadIdx.x) / 32, 0), Config::kWarps);
   }
   __device__ __forceinline__ int first_tile(int chunk) const {
-    return tiles[static_cast<int>(threadIdx.x) / 32 + chunk * WARPS];
+    return tiles[static_cast<int>(threadIdx.x) / 32 + chunk * Config::kWarps];
   }
   __device__ __forceinline__ bool holds(int pair) const {
     return true;
@@ -42,13 +42,14 @@ struct Candidates {
 // Lists the tiles of this CTA of which some row's upper bound reaches that row's best lower one.
 __device__ __forceinline__ void list_candidates(const float* uppers, const uint32_t* best, int live,
                                                 int* tiles, int* found) {
-  for (int i = threadIdx.x; i < CTA_TILES; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < Config::kCtaTiles; i += Config::kWarps * 32) {
     const int tile = i * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
-    if (tile >= TILE_COUNT) break;
+    if (tile >= Config::kTileCount) break;
     bool reaches = false;
 #pragma unroll 8
     for (int row = 0; row < live; ++row) {
-      const float upper = load_l2_float(uppers + static_cast<int64_t>(row) * TILE_COUNT + tile);
+      const float upper =
+          load_l2_float(uppers + static_cast<int64_t>(row) * Config::kTileCount + tile);
       const uint32_t least =
           static_cast<uint32_t>(load_l2_int(reinterpret_cast<const int*>(best) + row));
       reaches |= upper > minus_infinity() && ordered_key(upper) >= least;
@@ -65,10 +66,10 @@ struct Settling {
   int live;
 
   __device__ __forceinline__ void operator()(int chunk,
-                                             const float (&sums)[1][TOKEN_TILES][4]) const {
+                                             const float (&sums)[1][Config::kTokenTiles][4]) const {
     const int lane = threadIdx.x % 32, token = candidates.first_tile(chunk) * 16 + lane / 4;
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; ++n) {
+    for (int n = 0; n < Config::kTokenTiles; ++n) {
       if (n * kTokensPerTile >= live) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -95,7 +96,7 @@ struct Settling {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     choose_of_screened(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
                        const Units::Stored* weight, const float* temperature, const int* seed,
                        const int* position, const float* workspace_uppers, uint32_t* workspace_best,
@@ -103,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
                        float* logprob, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Sampling sampling[Shape::kMostTokens];
-  __shared__ int tiles[CTA_TILES];
+  __shared__ int tiles[Config::kCtaTiles];
   __shared__ int found, last;
   pdl_launch_dependents();
   const int first_row = blockIdx.y * Shape::kMostTokens;
@@ -111,20 +112,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   if (threadIdx.x == 0) found = 0;
   __syncthreads();
   pdl_wait();
-  list_candidates(workspace_uppers + static_cast<int64_t>(first_row) * TILE_COUNT,
+  list_candidates(workspace_uppers + static_cast<int64_t>(first_row) * Config::kTileCount,
                   workspace_best + first_row, live, tiles, &found);
   __syncthreads();
   if (found > 0) {
     const Candidates candidates{tiles, found};
     const Settling settling{candidates, sampling, workspace_keys + first_row, live};
-    stream_head<Shape, Fragments, kRounding>(
-        x, logit_rows, norm, weight, candidates, shared, first_row, live, static_cast<float>(EPS),
+    stream_head<Shape, Fragments, Head::kRounding>(
+        x, logit_rows, norm, weight, candidates, shared, first_row, live,
+        static_cast<float>(Config::kEps),
         [&] { prepare_sampling(sampling, first_row, live, temperature, seed, position); },
         [](const Fragments&) {},
-        [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) { settling(chunk, sums); });
+        [&](int chunk, const float (&sums)[1][Config::kTokenTiles][4]) { settling(chunk, sums); });
   }
   if (!is_last_of(workspace_arrived + blockIdx.y, gridDim.x, &last)) return;
-  for (int i = threadIdx.x; i < live; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < live; i += Config::kWarps * 32) {
     const int row = first_row + i;
     const unsigned long long key = atomicExch(workspace_keys + row, 0ull);
     workspace_best[row] = 0;

@@ -5,22 +5,23 @@
 //   norm              [32·K_BLOCKS] bf16, in, constant
 //   codes             [TILE_COUNT, ⌈K_BLOCKS/2⌉, 1056] u8, in, constant (linear/block_scaled.py)
 //   errors            [16·TILE_COUNT] fp32, in, constant: of a logit for a row of length 1
-//   (screen.py) temperature       [rows] fp32, in; 0 = argmax seed, position    [rows] int32, in
+//                     (screen.py)
+//   temperature       [rows] fp32, in; 0 = argmax
+//   seed, position    [rows] int32, in
 //   workspace_uppers  [rows, TILE_COUNT] fp32: no token of the tile has a larger score
 //   workspace_best    [rows] u32, zero before: ordered key of a score that some token reaches
 //
 // A score is an increasing function of its logit, and stays one when it is computed in fp32: bounds
 // of the logit give those of the score. Grid as head_choose/kernel.cu's. 0.6 GB for GPT-OSS, 132 µs
 // at 4.53 TB/s.
+#include "device/config.cuh"
 #include "device/screened_row.cuh"
 
-using Units = WeightUnits<WEIGHTS>::Units;
-using Shape = LinearShape<K_BLOCKS, WARPS, 1, 1, 1, TOKEN_TILES, DEPTH, 0, Units>;
-using Chunks = SegmentChunks<SEGMENTS, SEGMENT_TILES, TILE_COUNT, WARPS, false>;
-using Fragments = TokenFragments<K_BLOCKS, NORM_SLICES, TOKEN_TILES>;
-constexpr NormRounding kRounding =
-    CAST_FIRST ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
-static_assert(SHARED_BYTES == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
+using Head = HeadOfFew<Config>;
+using Units = Head::Units;
+using Shape = Head::Shape;
+using Chunks = Head::Chunks;
+using Fragments = Head::Fragments;
 
 namespace {
 
@@ -38,23 +39,24 @@ struct Screening {
   int live;
   // Of the two tokens of this lane in the next tile, and per row the best bound so far.
   float low_error, high_error;
-  float lowers[TOKEN_TILES][2];
+  float lowers[Config::kTokenTiles][2];
 
   // Constants may be read before the launch in front is done.
   __device__ __forceinline__ void start() {
     fetch(0);
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; ++n) lowers[n][0] = lowers[n][1] = minus_infinity();
+    for (int n = 0; n < Config::kTokenTiles; ++n) lowers[n][0] = lowers[n][1] = minus_infinity();
   }
 
-  __device__ __forceinline__ void operator()(int chunk, const float (&sums)[1][TOKEN_TILES][4]) {
+  __device__ __forceinline__ void operator()(int chunk,
+                                             const float (&sums)[1][Config::kTokenTiles][4]) {
     const int lane = threadIdx.x % 32, tile = chunks.first_tile(chunk);
     const int token = tile * 16 + lane / 4;
     const float low_off = low_error, high_off = high_error;
     fetch(chunk + 1);
     const bool ends = chunks.ends_segment(chunk);
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; ++n) {
+    for (int n = 0; n < Config::kTokenTiles; ++n) {
       if (n * kTokensPerTile >= live) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -68,7 +70,8 @@ struct Screening {
           bound(how, token + 8, sums[0][n][i + 2], high_off * length, upper, lowers[n][i]);
         }
         upper = most_of_tokens(upper);
-        if (row < live && lane < 4) uppers[static_cast<int64_t>(row) * TILE_COUNT + tile] = upper;
+        if (row < live && lane < 4)
+          uppers[static_cast<int64_t>(row) * Config::kTileCount + tile] = upper;
         if (!ends) continue;
         const float lower = most_of_tokens(lowers[n][i]);
         if (row < live && lane < 4) atomicMax(best + row, ordered_key(lower));
@@ -95,7 +98,7 @@ struct Screening {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     screen_tiles(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
                  const Units::Stored* codes, const float* errors, const float* temperature,
                  const int* seed, const int* position, float* workspace_uppers,
@@ -111,13 +114,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
                       sampling,
                       reinterpret_cast<const float*>(squares),
                       errors,
-                      workspace_uppers + static_cast<int64_t>(first_row) * TILE_COUNT,
+                      workspace_uppers + static_cast<int64_t>(first_row) * Config::kTileCount,
                       workspace_best + first_row,
                       live};
   screening.start();
-  stream_head<Shape, Fragments, kRounding>(
-      x, logit_rows, norm, codes, chunks, shared, first_row, live, static_cast<float>(EPS),
+  stream_head<Shape, Fragments, Head::kRounding>(
+      x, logit_rows, norm, codes, chunks, shared, first_row, live, static_cast<float>(Config::kEps),
       [&] { prepare_sampling(sampling, first_row, live, temperature, seed, position); },
       [&](const Fragments& fragments) { fragments.add_squares(reinterpret_cast<float*>(squares)); },
-      [&](int chunk, const float (&sums)[1][TOKEN_TILES][4]) { screening(chunk, sums); });
+      [&](int chunk, const float (&sums)[1][Config::kTokenTiles][4]) { screening(chunk, sums); });
 }

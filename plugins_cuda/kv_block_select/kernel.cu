@@ -9,103 +9,16 @@
 //   partial_table  i32  [B, KV_HEADS, entries], in and out
 //   workspace_scores  f32 [B, KV_HEADS, most_blocks]
 //
-// score_blocks: a thread holds a block's two vectors and meets every query in shared memory. At
-// 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G products,
-// about 15 µs. select_blocks: a CTA per KV head finds the score of the last block taken by its
-// digits, and writes the table in order of position.
-#include "../_device/bf16.cuh"
+// score_blocks (score.cu): a thread holds a block's two vectors and meets every query in shared
+// memory. At 131k (8190 blocks, 4 queries, 8 heads a group) a layer reads 17 MB and does 0.27 G
+// products, about 15 µs. select_blocks: a CTA per KV head finds the score of the last block taken
+// by its digits, and writes the table in order of position.
 #include "../_device/ordered_key.cuh"
 #include "../_device/ptx.cuh"
 
-#ifdef QUERY_TILE
-extern "C" __global__ void __launch_bounds__(THREADS)
-    score_blocks(const uint16_t* q, const uint4* summary_pool, const int* logical_pages,
-                 const int* row_start, const int* row_slot, const int* tree_start,
-                 const int* tree_count, const int* blocks, const int* budget,
-                 float* workspace_scores, int table, int sink_pages, int block_pages,
-                 int most_blocks) {
-  DYNAMIC_SHARED(float, queries);  // [GROUP, QUERY_TILE, WIDTH]
-  // Two threads share a block of more channels than one has registers for.
-  constexpr int kShare = WIDTH > 64 ? 2 : 1, kBlocks = THREADS / kShare;
-  constexpr int kVectors = WIDTH / 8 / kShare, kHeads = KV_HEADS * GROUP;
-  pdl_launch_dependents();
-  pdl_wait();
-  const int head = blockIdx.y, b = blockIdx.z, count = blocks[b];
-  // All of them are taken, or none.
-  if (count <= budget[b]) return;
-  const int first = row_start[b], root = first + tree_start[b] - row_slot[first];
-  const int asking = OVER_QUERIES == 2 ? 1 : tree_count[b];
-  const int* pages = logical_pages + static_cast<int64_t>(b) * table + sink_pages;
-  const int part = threadIdx.x % kShare;
-  for (int tile = blockIdx.x * kBlocks; tile < count; tile += gridDim.x * kBlocks) {
-    const int block = tile + threadIdx.x / kShare;
-    const int64_t entry = block < count ? pages[block * block_pages] : 0;
-    const uint4* own = summary_pool + ((entry * KV_HEADS + head) * 2 * kShare + part) * kVectors;
-    uint4 most[kVectors], least[kVectors];
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) most[i] = own[i], least[i] = own[kShare * kVectors + i];
-    float score[GROUP];
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) score[g] = 0.0f;
-    for (int start = 0; start < asking; start += QUERY_TILE) {
-      const int here = min(QUERY_TILE, asking - start);
-      __syncthreads();
-      for (int i = threadIdx.x; i < GROUP * here * WIDTH; i += THREADS) {
-        const int g = i / (here * WIDTH), row = i / WIDTH % here, channel = i % WIDTH;
-        const int64_t at = static_cast<int64_t>(root + start + row) * kHeads + head * GROUP + g;
-        queries[(g * QUERY_TILE + row) * WIDTH + channel] = bf16_to_float(q[at * WIDTH + channel]);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) {
-        for (int row = 0; row < here; ++row) {
-          const float4* query =
-              reinterpret_cast<const float4*>(queries + (g * QUERY_TILE + row) * WIDTH) +
-              2 * part * kVectors;
-          float high = 0.0f, low = 0.0f;
-#pragma unroll
-          for (int i = 0; i < 2 * kVectors; ++i) {
-            const float4 x = query[i];
-            const uint32_t ups[2] = {i % 2 ? most[i / 2].z : most[i / 2].x,
-                                     i % 2 ? most[i / 2].w : most[i / 2].y};
-            const uint32_t downs[2] = {i % 2 ? least[i / 2].z : least[i / 2].x,
-                                       i % 2 ? least[i / 2].w : least[i / 2].y};
-            const float channel[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-              const uint32_t up = ups[j / 2], down = downs[j / 2];
-              const float k = j % 2 ? bf16_high_to_float(up) : bf16_low_to_float(up);
-              const float l = j % 2 ? bf16_high_to_float(down) : bf16_low_to_float(down);
-              const bool by_maximum = !QUEST || channel[j] > 0.0f;
-              high = by_maximum ? __fmaf_rn(channel[j], k, high) : high;
-              low = !QUEST || !by_maximum ? __fmaf_rn(channel[j], l, low) : low;
-            }
-          }
-          if (kShare == 2) {
-            high += __shfl_xor_sync(kAllLanes, high, 1);
-            low += __shfl_xor_sync(kAllLanes, low, 1);
-          }
-          const float one = QUEST ? high + low : (high > low ? high : low);
-          const bool begins = start + row == 0;
-          if (OVER_QUERIES == 1) {
-            score[g] = begins || one > score[g] ? one : score[g];
-          } else {
-            score[g] = begins ? one : score[g] + one;
-          }
-        }
-      }
-    }
-    if (block < count && part == 0) {
-      float sum = 0.0f;
-#pragma unroll
-      for (int g = 0; g < GROUP; ++g) sum += score[g];
-      workspace_scores[(static_cast<int64_t>(b) * KV_HEADS + head) * most_blocks + block] = sum;
-    }
-  }
-}
-#else
+CONFIG
 
-constexpr int kWarps = THREADS / 32, kDigits = 256;
+constexpr int kWarps = Config::kThreads / 32, kDigits = 256;
 
 // How many threads before this one have the flag; ``total`` is that of all.
 __device__ __forceinline__ int rank_of(bool flag, int (&counts)[kWarps], int& total) {
@@ -145,7 +58,7 @@ __device__ __forceinline__ void find_digit(const int (&digits)[kDigits], int lef
   found[1] = above;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     select_blocks(const int* logical_pages, const int* blocks, const int* budget,
                   int* partial_table, const float* workspace_scores, int table, int sink_pages,
                   int block_pages, int most_blocks, int entries) {
@@ -163,9 +76,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   uint32_t edge = 0;
   int left = wanted;
   for (int shift = 24; !all && shift >= 0; shift -= 8) {
-    for (int i = threadIdx.x; i < kDigits; i += THREADS) digits[i] = 0;
+    for (int i = threadIdx.x; i < kDigits; i += Config::kThreads) digits[i] = 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < count; i += THREADS) {
+    for (int i = threadIdx.x; i < count; i += Config::kThreads) {
       const uint32_t key = ordered_key(scores[i]);
       if (shift == 24 || key >> (shift + 8) == edge >> (shift + 8)) {
         atomicAdd(&digits[key >> shift & 255], 1);
@@ -179,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   }
 
   int taken = 0, ties = 0;
-  for (int start = 0; start < count && taken < wanted; start += THREADS) {
+  for (int start = 0; start < count && taken < wanted; start += Config::kThreads) {
     const int block = start + threadIdx.x;
     const uint32_t key = block < count && !all ? ordered_key(scores[block]) : 0;
     const bool tied = block < count && !all && key == edge;
@@ -195,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   const int* pages = logical_pages + static_cast<int64_t>(b) * table;
   int* view = partial_table + (static_cast<int64_t>(b) * heads + head) * entries;
-  for (int i = threadIdx.x; i < entries; i += THREADS) {
+  for (int i = threadIdx.x; i < entries; i += Config::kThreads) {
     const int behind = i - sink_pages, retrieved = wanted * block_pages;
     int logical = i;
     if (behind >= retrieved) {
@@ -206,4 +119,3 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     view[i] = logical < table ? pages[logical] : 0;
   }
 }
-#endif

@@ -64,15 +64,16 @@ def lower(request: LoweringRequest) -> Lowering:
         ("OVER_QUERIES", {"mean": 0, "max": 1, "last": 2}[str(request.attributes["reduction"])]),
         ("QUEST", int(request.attributes["score"] == "quest")),
         ("THREADS", SCORE_THREADS),
+        ("SHARED_BYTES", 4 * QUERY_TILE * group * width),
     )
     tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
     # Mostly one sequence chooses: its CTAs are to fill the GPU, and those of the others leave.
     ctas = max(1, CTAS_OF_AN_SM * request.target.multiprocessors // (kv_heads * batch))
     scores = OpLaunch(
-        Kernel("kv_block_select", "score_blocks", scoring),
+        Kernel("kv_block_select", "score_blocks", scoring, "score.cu"),
         grid=(min(tiles, ctas), kv_heads, batch),
         block=SCORE_THREADS,
-        shared_bytes=4 * QUERY_TILE * group * width,
+        shared_bytes=int(dict(scoring)["SHARED_BYTES"]),
         arguments=(*_SCORE_ARGUMENTS, *sizes),
     )
     select = OpLaunch(

@@ -12,26 +12,30 @@
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+CONFIG
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     summarise_blocks(uint32_t* summary_pool, const uint32_t* k_pool, const int* logical_pages,
                      const int* first_block, const int* blocks, int batch, int table,
                      int sink_pages, int block_pages) {
-  constexpr int kPairs = WIDTH / 2, kOfALane = ceil_div(kPairs, 32), kWarps = THREADS / 32;
+  constexpr int kPairs = Config::kWidth / 2, kOfALane = ceil_div(kPairs, 32),
+                kWarps = Config::kThreads / 32;
   pdl_launch_dependents();
   pdl_wait();
   const int lane = threadIdx.x % 32;
   for (int b = 0; b < batch; ++b) {
-    const int first = first_block[b], items = (blocks[b] - first) * KV_HEADS;
+    const int first = first_block[b], items = (blocks[b] - first) * Config::kKvHeads;
     const int* pages = logical_pages + static_cast<int64_t>(b) * table + sink_pages;
     for (int item = blockIdx.x * kWarps + threadIdx.x / 32; item < items;
          item += gridDim.x * kWarps) {
-      const int block = first + item / KV_HEADS, head = item % KV_HEADS;
+      const int block = first + item / Config::kKvHeads, head = item % Config::kKvHeads;
       float2 most[kOfALane], least[kOfALane];
       for (int page = 0; page < block_pages; ++page) {
         const int64_t place = pages[block * block_pages + page];
-        const uint32_t* keys = k_pool + (place * KV_HEADS + head) * PAGE_SIZE * kPairs;
+        const uint32_t* keys =
+            k_pool + (place * Config::kKvHeads + head) * Config::kPageSize * kPairs;
 #pragma unroll 4
-        for (int key = 0; key < PAGE_SIZE; ++key) {
+        for (int key = 0; key < Config::kPageSize; ++key) {
 #pragma unroll
           for (int i = 0; i < kOfALane; ++i) {
             const int pair = 32 * i + lane;
@@ -46,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
       }
       const int64_t entry = pages[block * block_pages];
-      uint32_t* summary = summary_pool + (entry * KV_HEADS + head) * 2 * kPairs;
+      uint32_t* summary = summary_pool + (entry * Config::kKvHeads + head) * 2 * kPairs;
 #pragma unroll
       for (int i = 0; i < kOfALane; ++i) {
         const int pair = 32 * i + lane;

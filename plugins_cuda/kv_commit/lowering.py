@@ -27,6 +27,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("WIDTH", width),
         ("PAIRS", batch * depth),
         ("THREADS", THREADS),
+        ("SHARED_BYTES", staged),
     )
     launch = OpLaunch(
         Kernel("kv_commit", "commit_pairs", constants),

@@ -8,18 +8,21 @@
 // workspace.
 #include "../_device/ptx.cuh"
 
+CONFIG
+
 // The tensor's declared name is a word that C++ keeps for itself.
 #define new new_rows
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     write_rows(uint4* pool, const uint4* new, const int* write_slot) {
-  constexpr int kVectors = WIDTH / 8, kRow = KV_HEADS * kVectors;
+  constexpr int kVectors = Config::kWidth / 8, kRow = Config::kKvHeads * kVectors;
   pdl_launch_dependents();
   pdl_wait();
-  const int index = blockIdx.x * THREADS + threadIdx.x;
-  if (index >= ROWS * kRow) return;
+  const int index = blockIdx.x * Config::kThreads + threadIdx.x;
+  if (index >= Config::kRows * kRow) return;
   const int slot = write_slot[index / kRow], head = index % kRow / kVectors;
-  const int64_t page = slot / PAGE_SIZE;
-  const int64_t entry = (page * KV_HEADS + head) * PAGE_SIZE + slot % PAGE_SIZE;
+  const int64_t page = slot / Config::kPageSize;
+  const int64_t entry =
+      (page * Config::kKvHeads + head) * Config::kPageSize + slot % Config::kPageSize;
   pool[entry * kVectors + index % kVectors] = new[index];
 }

@@ -6,97 +6,28 @@
 //   bias      [16·TILE_COUNT] bf16, in, constant; null without HAS_BIAS
 //   residual  [rows, 16·TILE_COUNT] bf16, in; null without HAS_RESIDUAL
 //   y         [rows, 16·TILE_COUNT] bf16, out
-//   workspace_tokens   with TOKENS_READY: x as linear/token_panels.cu describes it
-//   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
-//   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
 // Grid (CTAs over rows of the weight, groups of 8·TOKEN_TILES tokens). Each byte of the weight is
-// read once for a group of tokens: O of GPT-OSS is 23.6 MB, 5.2 µs at 4.53 TB/s. With MANY_TOKENS
-// the CTAs also split K (_device/many_tokens.cuh, with PANELS _device/many_panels.cuh).
-#include "../_device/dense_kernel.cuh"
+// read once for a group of tokens: O of GPT-OSS is 23.6 MB, 5.2 µs at 4.53 TB/s. Of more tokens
+// CTAs also split K (many_tokens.cu).
+#include "../_device/dense_few.cuh"
+#include "device/addends.cuh"
+#include "device/config.cuh"
 
-#if !MANY_TOKENS
-using Places = DensePlaces<Shape, FRAGMENTS != 0, false, OVERLAY != 0, TOKEN_ROWS>;
-static_assert(SHARED_BYTES == Places::kBytes, "as the launch says");
-#endif
+using Dense = DenseFew<Config, Config::kFragments != 0, false>;
+using Units = Dense::Units;
+using Shape = Dense::Shape;
+using Places = Dense::Places;
 
-constexpr int kWidth = K_BLOCKS * 32, kOutputs = TILE_COUNT * 16;
+constexpr int kWidth = Config::kKBlocks * 32, kOutputs = Config::kTileCount * 16;
 
-namespace {
-
-// What the epilogue adds to the two outputs of a pair.
-struct Addends {
-  float bias[2], residual[2];
-
-  __device__ __forceinline__ void load_bias(const uint16_t* bias_row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      bias[half] = HAS_BIAS ? bf16_to_float(load_early_bf16(bias_row + 8 * half)) : 0.0f;
-    }
-  }
-  __device__ __forceinline__ void load_residual(const uint16_t* residual_row) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      residual[half] = HAS_RESIDUAL ? bf16_to_float(load_l2_bf16(residual_row + 8 * half)) : 0.0f;
-    }
-  }
-  __device__ __forceinline__ uint16_t apply(float sum, int half) const {
-    const uint16_t projected = float_to_bf16(sum + bias[half]);
-    return HAS_RESIDUAL ? float_to_bf16(residual[half] + bf16_to_float(projected)) : projected;
-  }
-};
-
-#if MANY_TOKENS
-
-// The outputs as GroupSums::emit_all() takes them.
-struct Outputs {
-  struct Held {
-    int64_t output;
-    Addends addends;
-  };
-  const uint16_t* bias;
-  const uint16_t* residual;
-  uint16_t* y;
-
-  __device__ __forceinline__ Held begin(int tile, int g, int token) const {
-    const int row = tile * 16 + g;
-    Held held;
-    held.output = static_cast<int64_t>(token) * kOutputs + row;
-    held.addends.load_bias(bias + row);
-    held.addends.load_residual(residual + held.output);
-    return held;
-  }
-  __device__ __forceinline__ void more(Held&) const {}
-  __device__ __forceinline__ void end(const Held& held, float low, float high) const {
-    y[held.output] = held.addends.apply(low, 0);
-    y[held.output + 8] = held.addends.apply(high, 1);
-  }
-};
-
-#endif
-
-}  // namespace
-
-#if MANY_TOKENS
-
-extern "C" __global__ void __launch_bounds__(Many::kThreads, 1)
-    linear_of_many(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
-                   const uint16_t* residual, uint16_t* y, const unsigned char* workspace_tokens,
-                   float* workspace_sums, unsigned* workspace_arrived, int rows) {
-  DYNAMIC_SHARED(unsigned char, shared);
-  project_many(x, weight, workspace_tokens, workspace_sums, workspace_arrived, rows, shared,
-               Outputs{bias, residual, y}, [](const Many&) {});
-}
-
-#else
-
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     linear(const uint16_t* x, const Units::Stored* weight, const uint16_t* bias,
            const uint16_t* residual, uint16_t* y, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   pdl_launch_dependents();
-  const Chunks chunks{share_of_pairs<TILE_COUNT * 8, UNIT_PAIRS, CTAS>(blockIdx.x)};
-  Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
+  const auto chunks = Dense::chunks();
+  Dense::Stream stream(weight, chunks, shared + Places::kRing, slice_of_warp<Shape>());
   stream.start();
 
   const int first_token = blockIdx.y * Shape::kMostTokens;
@@ -112,22 +43,22 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
   // What a thread adds to its first output is under way while the weights stream.
   const Elements elements(tokens);
   const Element own = elements.at(threadIdx.x);
-  const bool ahead = own.tile < TILES && elements.holds(own) && is_owned(own, 0);
+  const bool ahead = own.tile < Config::kTiles && elements.holds(own) && is_owned(own, 0);
   Addends early;
   if (ahead) early.load_bias(bias + output_of(own, 0) % kOutputs);
   pdl_wait();
   if (ahead) early.load_residual(residual + output_of(own, 0));
 
   float* partials = reinterpret_cast<float*>(shared + Places::kPartials);
-  stream_tokens<Places, FRAGMENTS != 0, false, NormRounding::kCastFirst>(
+  stream_tokens<Places, Config::kFragments != 0, false, NormRounding::kCastFirst>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens, 0.0f, [] {},
-      [&](int chunk, const Stream::Sums& sums) {
-        add_slices<Shape, Places::kPartialStride, ONE_CHUNK == 0>(
+      [&](int chunk, const Dense::Stream::Sums& sums) {
+        add_slices<Shape, Places::kPartialStride, Config::kOneChunk == 0>(
             partials, sums, elements, [&](int index, const Element& e, float low, float high) {
               if (!is_owned(e, chunk)) return;
               const int64_t output = output_of(e, chunk);
               Addends addends = early;
-              if (!kAllEarly && (chunk > 0 || index >= Shape::kThreads)) {
+              if (!Dense::kAllEarly && (chunk > 0 || index >= Shape::kThreads)) {
                 addends.load_bias(bias + output % kOutputs);
                 addends.load_residual(residual + output);
               }
@@ -136,5 +67,3 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
             });
       });
 }
-
-#endif

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, OpLaunch, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import (
     ARRIVED,
     SUMS,
     TOKENS,
+    dense_kernel,
     dense_tactics,
     many_tokens,
     ready_tokens,
@@ -30,7 +31,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("HAS_RESIDUAL", int("residual" in tensors)),
     )
     launch = OpLaunch(
-        Kernel("linear", "linear_of_many" if many else "linear", constants),
+        dense_kernel("linear", constants, many),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,

@@ -70,7 +70,7 @@ _PANEL_BLOCKS = 2
 
 @dataclass(frozen=True)
 class ManyTokens:
-    """The launch, but for its entry point, and the workspaces that it shares with the tokens'.
+    """The launch, but for its kernel, and the workspaces that it shares with the tokens'.
 
     ``ready``: whether a launch in front brings the tokens into their order. ``panels``: whether
     this is that of panels, of ``token_tiles`` groups of 8.
@@ -120,7 +120,6 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
         ("SLICES", slices),
         ("GROUP_SLICES", group_slices),
         ("WEIGHTS", storage.code),
-        ("MANY_TOKENS", 1),
         ("PANELS", 0),
         ("TOKENS_READY", int(dense.normed)),
         ("TOKEN_TILES", token_tiles),
@@ -132,6 +131,15 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     workspaces = _workspaces(request, dense, passes, token_tiles, ready_bytes)
     cut = Streaming(constants, (groups * shares, passes, 1), warps * 32, shared)
     return ManyTokens(cut, token_tiles, workspaces, ready=dense.normed)
+
+
+def dense_kernel(
+    folder: str, constants: tuple[tuple[str, int | float | str], ...], many: ManyTokens | None
+) -> Kernel:
+    """The kernel of an op's folder that is named like it; of many tokens ``<folder>_of_many``."""
+    if many is None:
+        return Kernel(folder, folder, constants)
+    return Kernel(folder, f"{folder}_of_many", constants, "many_tokens.cu")
 
 
 def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
@@ -160,7 +168,6 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
         ("GROUP_SLICES", group_slices),
         ("SLICE_BLOCKS", slice_blocks),
         ("WEIGHTS", storage.code),
-        ("MANY_TOKENS", 1),
         ("PANELS", 1),
         ("TOKEN_TILES", token_tiles),
         ("TOKENS_READY", int(ready)),
@@ -280,6 +287,7 @@ def normed_tokens(
     they are the rows ``logit_rows`` of ``x``.
     """
     blocks, rows, slices = dense.blocks, dense.rows, dense.slices
+    shared_bytes = dense.fragment_bytes(1) + norm_bytes(blocks, 1)
     constants = (
         ("K_BLOCKS", blocks),
         ("SLICES", slices),
@@ -290,11 +298,12 @@ def normed_tokens(
         ("CAST_FIRST", int(rounding == "llama")),
         ("HAS_ROWS", int(gathered)),
         ("EPS", eps),
+        ("SHARED_BYTES", shared_bytes),
     )
     return OpLaunch(
         Kernel("linear", "normed_tokens", constants, file="normed_tokens.cu"),
         grid=(-(-rows // _NORMED_TOKENS), 1, 1),
         block=slices * 32,
-        shared_bytes=dense.fragment_bytes(1) + norm_bytes(blocks, 1),
+        shared_bytes=shared_bytes,
         arguments=("x", "logit_rows" if gathered else None, "norm", TOKENS, rows),
     )

@@ -12,13 +12,15 @@
 // 253 tiles are 1.92 waves of 132 CTAs; about 90 µs at 530 TFLOP/s, and 7 µs for the panels.
 #include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
+#include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     linear_rows(const uint16_t* x, unsigned char* workspace_panels, int rows, int panel_rows) {
-  write_panel_rows<Norm::kNone>(x, nullptr, 0.0f, workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, Norm::kNone>(x, nullptr, 0.0f, workspace_panels, rows,
+                                                  panel_rows);
 }
 
-struct LinearGemm : BiasedGemm {
+struct LinearGemm : BiasedGemm<Config> {
   const uint16_t* residual;
   uint16_t* y;
 
@@ -28,22 +30,23 @@ struct LinearGemm : BiasedGemm {
     stage_rows<columns>(sums, ahead.widened(), staging);
     const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
     const auto place = [&](int token, int piece) {
-      return static_cast<size_t>(tile.first + token) * (16 * ROW_TILES) + first_row + 8 * piece;
+      return static_cast<size_t>(tile.first + token) * (16 * Config::kRowTiles) + first_row +
+             8 * piece;
     };
-    const auto there = [&](int piece) { return first_row + 8 * piece < 16 * ROW_TILES; };
+    const auto there = [&](int piece) { return first_row + 8 * piece < 16 * Config::kRowTiles; };
     for_each_fetched_piece<8>(
         tile.live,
         [&](int token, int piece) {
-          const bool fetched = HAS_RESIDUAL && there(piece);
+          const bool fetched = Config::kHasResidual && there(piece);
           return fetched ? *reinterpret_cast<const uint4*>(residual + place(token, piece))
                          : make_uint4(0, 0, 0, 0);
         },
         [&](int token, int piece, uint4 r) {
           if (!there(piece)) return;
           uint4 v = *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
-#if HAS_RESIDUAL
-          v = make_uint4(added(v.x, r.x), added(v.y, r.y), added(v.z, r.z), added(v.w, r.w));
-#endif
+          if (Config::kHasResidual) {
+            v = make_uint4(added(v.x, r.x), added(v.y, r.y), added(v.z, r.z), added(v.w, r.w));
+          }
           *reinterpret_cast<uint4*>(y + place(token, piece)) = v;
         });
   }
@@ -55,11 +58,11 @@ struct LinearGemm : BiasedGemm {
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    linear_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
+    linear_gemm(const DenseWeights<Config>::Units::Stored* weight, const uint16_t* bias,
                 const uint16_t* residual, uint16_t* y, const unsigned char* workspace_panels,
                 int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
+  __shared__ TileRing<Config> ring;
   LinearGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;

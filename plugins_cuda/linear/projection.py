@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, OpLaunch
 from specbuild.plugins_cuda.linear.many_tokens import (
     ARRIVED,
     SUMS,
     TOKENS,
+    dense_kernel,
     many_tokens,
     ready_tokens,
 )
@@ -45,7 +46,7 @@ def lower_projection(
     norm = (("HAS_NORM", int(dense.normed)), ("CAST_FIRST", int(rounding == "llama")))
     built = (*cut.constants, *norm, *constants, ("EPS", eps))
     launch = OpLaunch(
-        Kernel(folder, f"{folder}_of_many" if many else folder, built),
+        dense_kernel(folder, built, many),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,

@@ -293,7 +293,6 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
             ("SLICES", warps),
             ("GROUP_SLICES", dense.group_slices),
             ("WEIGHTS", storage.code),
-            ("MANY_TOKENS", 0),
             ("TILES", tiles),
             ("TOKEN_TILES", token_tiles),
             ("DEPTH", depth),

@@ -53,9 +53,9 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
             ("HAS_BIAS", int(shape.has_value_bias)),
             ("CTAS_OF_AN_SM", ctas),
             ("AHEAD", MOST_AHEAD[ctas]),
+            ("SHARED_BYTES", _weight_bytes(shape)),
         ),
         file="absorbed_values.cu",
-        config=True,
     )
     launches = (
         _attend(shape, places, target, arguments),
@@ -112,6 +112,7 @@ def _attend(
         ("MOST_SLOTS", MOST_SPLITS),
         ("EVICT_FIRST", int(_keeps_states(shape, places))),
         ("LAUNCH_ROWS", shape.rows),
+        ("SHARED_BYTES", absorbed_shared_bytes(shape)),
     )
     return OpLaunch(
         # With entries of no whole panels the copier lacks some registers.
@@ -121,7 +122,6 @@ def _attend(
             constants,
             file="absorbed.cu",
             hot=shape.entry % PANEL == 0,
-            config=True,
         ),
         grid=(_ctas(shape, places, target), shape.head_groups, 1),
         block=THREADS,

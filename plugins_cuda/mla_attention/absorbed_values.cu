@@ -107,6 +107,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
                      const float* sinks, uint16_t* attended, const float4* workspace_sums,
                      const uint4* workspace_values, const int* workspace_counts) {
   DYNAMIC_SHARED(uint4, copied);  // [kSliceRows][kThreads]: w_v of the head
+  static_assert(16 * kSliceRows * kThreads == Config::kSharedBytes, "as the launch says");
   __shared__ float scratch[kScratch];
   __shared__ Weights slot_weights;
   __shared__ float mean[kColumns];

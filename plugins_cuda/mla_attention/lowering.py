@@ -144,7 +144,7 @@ def _project(shape: LatentGeometry, cut: LatentCut, panels: int, tiles: int) -> 
         ("HAS_BIAS", int(shape.has_value_bias)),
     )
     return OpLaunch(
-        Kernel("mla_attention", "project_values", constants, file="values.cu", config=True),
+        Kernel("mla_attention", "project_values", constants, file="values.cu"),
         grid=(panels, shape.v_heads, tiles),
         block=PROJECT_THREADS,
         shared_bytes=0,

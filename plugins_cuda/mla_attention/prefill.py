@@ -28,21 +28,23 @@ def lower_prefill(request: LoweringRequest, shape: LatentGeometry) -> Lowering:
     The workspaces take one layer's keys and values of the group's pages.
     """
     shape = replace(shape, tile=64 if shape.entry <= MOST_HELD else 32)
+    stage = shape.stage_bytes + shape.table_bytes
+    shared_bytes = 2 * stage + shape.waiting_bytes(MOST_HELD_STEPS)
     constants = (
         *shape.walk_constants(),
         *shape.key_constants(MOST_HELD_STEPS),
         ("BATCH", shape.batch),
         *UNCUT,
         ("LISTED", 0),
+        ("SHARED_BYTES", shared_bytes),
     )
     tiles = -(-shape.capacity // shape.tile)
     groups = 2 * shape.head_groups
-    stage = shape.stage_bytes + shape.table_bytes
     rebuild = OpLaunch(
-        Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu", config=True),
+        Kernel("mla_attention", "rebuild_context", constants, file="rebuild.cu"),
         grid=(min(tiles, max(1, request.target.multiprocessors // groups)), groups, 1),
         block=KEY_THREADS,
-        shared_bytes=2 * stage + shape.waiting_bytes(MOST_HELD_STEPS),
+        shared_bytes=shared_bytes,
         arguments=(
             *("c_pool", "w_k", "b_k", "w_v", "b_v", "cos", "sin", "page_table", "row_start"),
             *("row_slot", "tree_start", "ancestor_bits", "workspace_keys", "workspace_values"),

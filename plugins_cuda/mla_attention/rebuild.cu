@@ -90,6 +90,8 @@ extern "C" __global__ void __launch_bounds__(kLatentThreads, 1)
                     const int* ancestor_bits, uint32_t* workspace_keys,
                     uint32_t* workspace_values) {
   DYNAMIC_SHARED(unsigned char, shared);
+  static_assert(16 * (2 * (kStageUnits + kTableUnits) + kWaitingUnits) == Config::kSharedBytes,
+                "the launch gives as much as is laid out below");
   __shared__ int bounds[2];
   __shared__ int entries[2][kTile];
   uint4* ring = reinterpret_cast<uint4*>(shared);  // [2][kStageUnits]

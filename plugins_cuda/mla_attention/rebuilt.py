@@ -29,6 +29,7 @@ def attend_rebuilding(
 ) -> OpLaunch:
     """Rows that see everything, or with ``listed`` one that has a list, a CTA each ``cut.rows``."""
     stages = stages_of(request, shape, lambda count: _shared_bytes(shape, cut, count))
+    shared_bytes = _shared_bytes(shape, cut, stages)
     copy, keys, mix = _registers(shape, cut.rows)
     constants = (
         *cut.constants(shape),
@@ -41,12 +42,13 @@ def attend_rebuilding(
         ("MIX_REGISTERS", mix),
         ("LAUNCH_ROWS", shape.rows),
         ("SEQUENCE_ROWS", max(1, shape.rows // shape.batch)),
+        ("SHARED_BYTES", shared_bytes),
     )
     return OpLaunch(
-        Kernel("mla_attention", "attend_latents", constants, config=True),
+        Kernel("mla_attention", "attend_latents", constants),
         grid=(cut.context_ctas, shape.head_groups, shape.batch * cut.row_ctas),
         block=THREADS,
-        shared_bytes=_shared_bytes(shape, cut, stages),
+        shared_bytes=shared_bytes,
         arguments=(*KEYS, *arguments),
     )
 

@@ -41,6 +41,12 @@ struct Mine {
   float2* joined;  // [kStates]
 };
 
+constexpr int kSharedBytes =
+    16 * Config::kStages * (kStageUnits + kKeyUnits + 1) +
+    Config::kMixers * (16 * (kWeightUnits + kStates) + 4 * (kMixWarps * kWarpStates + kStates));
+static_assert(kSharedBytes == Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;      // [STAGES][kStageUnits]
   uint4* keys;      // [STAGES][kKeyUnits]

@@ -75,11 +75,12 @@ def _rebuild(request: LoweringRequest, shape: LatentGeometry) -> OpLaunch:
         *_sizes(shape, stages),
         ("LAUNCH_ROWS", shape.rows),
         ("KEY_REGISTERS", OTHER_REGISTERS),
+        ("SHARED_BYTES", shared_bytes(stages)),
     )
     fill = max(1, request.target.multiprocessors // shape.head_groups)
     ctas = min(shape.batch * _tiles(shape), fill)
     return OpLaunch(
-        Kernel("mla_attention", "rebuild_keys", constants, file="stored_keys.cu", config=True),
+        Kernel("mla_attention", "rebuild_keys", constants, file="stored_keys.cu"),
         grid=(ctas, shape.head_groups, 1),
         block=KEY_THREADS + WARPGROUP,
         shared_bytes=shared_bytes(stages),
@@ -112,9 +113,10 @@ def _attend(request: LoweringRequest, shape: LatentGeometry, cut: LatentCut) -> 
         *cut.constants(shape),
         *_sizes(shape, stages),
         ("MIX_REGISTERS", OTHER_REGISTERS),
+        ("SHARED_BYTES", shared_bytes(stages)),
     )
     return OpLaunch(
-        Kernel("mla_attention", "attend_stored", constants, file="stored.cu", config=True),
+        Kernel("mla_attention", "attend_stored", constants, file="stored.cu"),
         grid=(cut.context_ctas, shape.head_groups, row_tiles),
         block=(cut.consumer_warpgroups + 1) * WARPGROUP,
         shared_bytes=shared_bytes(stages),

@@ -23,6 +23,11 @@ namespace {
 constexpr int kThreads = kLatentThreads + kCopyThreads;
 constexpr int kCopyBarrier = 3;  // of the warpgroup that copies
 
+constexpr int kSharedBytes =
+    16 * (Config::kStages * (kStageUnits + kTableUnits + 1) + kLoadUnits + kWaitingUnits) + 8;
+static_assert(kSharedBytes <= Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;         // [STAGES][kStageUnits]
   uint4* tables;       // [STAGES][kTableUnits]

@@ -2,10 +2,11 @@
 //
 // Arguments as kernel.cu's. A CTA of a sequence with more rows leaves at once; any other is the
 // plain kernel's.
+#include "device/config.cuh"
 #include "device/few_rows.cuh"
 #include "kernel.cu"
 
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_few(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                const int* row_start, const int* row_slot, const int* tree_start,
                const int* ancestor_bits, const float* sinks, const int* selected, uint2* attended,

@@ -7,12 +7,13 @@
 // chunks of 128 positions up to its own, in order: 16 are 34 kB, which lie in L2.
 #include "../_device/attention_rows.cuh"
 #include "device/attention_slots.cuh"
+#include "device/config.cuh"
 #include "device/few_rows.cuh"
 #include "../_device/row_sequence.cuh"
 
 constexpr int kChunk = 128;
 constexpr int kThreads = round_up(kQuads, 32);
-static_assert(WINDOW == 0, "rows see everything before them");
+static_assert(Config::kWindow == 0, "rows see everything before them");
 
 extern "C" __global__ void __launch_bounds__(kThreads)
     join_slots(const int* row_start, const int* row_slot, const int* tree_start,
@@ -21,11 +22,11 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x;
-  const FirstSequences sequences(row_start, BATCH, tree_start, tree_start);
-  const RowSequence own = sequences.of_row(row, row_start, BATCH, tree_start, tree_start);
-  if (own.index >= BATCH || is_few(row_start, own.index)) return;
-  const RowView view =
-      view_of<WORDS, WINDOW>(row_slot[row], own.start, ancestor_bits + row * WORDS);
+  const FirstSequences sequences(row_start, Config::kBatch, tree_start, tree_start);
+  const RowSequence own = sequences.of_row(row, row_start, Config::kBatch, tree_start, tree_start);
+  if (own.index >= Config::kBatch || is_few(row_start, own.index)) return;
+  const RowView view = view_of<Config::kWords, Config::kWindow>(
+      row_slot[row], own.start, ancestor_bits + row * Config::kWords);
   const int slots = view.end() / kChunk + 1;
   const SlotStates states{workspace_sums, workspace_values, sinks, attended};
   states.join_rows(row, 1, threadIdx.x, kThreads, [&](int slot) { return slot < slots; });

@@ -33,20 +33,23 @@
 // begins.
 #include "device/attention_chain.cuh"
 #include "device/attention_join.cuh"
+#include "device/config.cuh"
 
 namespace {
 
-static_assert((CONTEXT_CTAS & (CONTEXT_CTAS - 1)) == 0, "slots are shared out by masks");
+static_assert((Config::kContextCtas & (Config::kContextCtas - 1)) == 0,
+              "slots are shared out by masks");
 
 // CTAs of different rows that read the same keys stand next to each other, so that they run at the
 // same time and L2 serves all but one.
 __device__ __forceinline__ int context_cta() {
-  return static_cast<int>(blockIdx.x) / ROW_CTAS;
+  return static_cast<int>(blockIdx.x) / Config::kRowCtas;
 }
 
 constexpr int kSharedBytes =
     16 * kTileMemoryUnits + 4 * kParts * kPartFloats + 8 * kParts * kPlaces + 16;
-static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
+static_assert(kSharedBytes <= Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
 
 struct Memory : TileMemory {
   int* last;  // whether this CTA arrives last
@@ -71,8 +74,8 @@ struct Cursor {
 
   // From a slot's end to the next slot that has tiles, or past the last slot.
   __device__ __forceinline__ void settle(const Walk& walk) {
-    while (slot < SPLIT && !walk.shares(tile)) {
-      slot += CONTEXT_CTAS;
+    while (slot < Config::kSplit && !walk.shares(tile)) {
+      slot += Config::kContextCtas;
       tile = walk.first_tile(slot, chain);
     }
   }
@@ -84,8 +87,8 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
                                              int first, int limit) {
   const Joiner& joiner = memory.joiner;
   const Rows& rows = walk.rows;
-  const bool has_tail = kHasTail && rows.tail_in_cta(context_cta(), CONTEXT_CTAS);
-  const TeamRows mine{joiner.chain, joiner.row_warp * ROWS, has_tail, memory.tail};
+  const bool has_tail = kHasTail && rows.tail_in_cta(context_cta(), Config::kContextCtas);
+  const TeamRows mine{joiner.chain, joiner.row_warp * Config::kRows, has_tail, memory.tail};
   const int slot_from = context_cta();
   TeamRing<Cursor> ring{memory.ring,
                         {joiner.chain, slot_from, walk.first_tile(slot_from, joiner.chain)}};
@@ -99,10 +102,10 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
   ring.start(walk, early);
   States states;
   if (kRows > 1) {
-    wait_but_for(STAGES - early);
+    wait_but_for(Config::kStages - early);
     __syncthreads();
   }
-  for (int slot = slot_from; slot < SPLIT; slot += CONTEXT_CTAS) {
+  for (int slot = slot_from; slot < Config::kSplit; slot += Config::kContextCtas) {
     if (!rows.occupy(slot)) continue;
     attend_chain(states, walk, ring, queries, mine, slot, joiner.chain);
     joiner.end_slot(states, rows, slot, first);
@@ -115,36 +118,37 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
   const Memory memory(shared, in, attended, slot_sums, slot_values);
   const Joiner& joiner = memory.joiner;
   const int sequence = blockIdx.z, lane = threadIdx.x % 32;
-  const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int view = sequence * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0);
+  const int kv_head = blockIdx.y, row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas * kRows;
+  const int view = sequence * Config::kViews + (Config::kViews > 1 ? kv_head / Config::kShare : 0);
   const int guess_row = row_cta + min(lane % kRowLanes, kRows - 1);
   const int guess =
-      min(sequence * SEQUENCE_ROWS + min(guess_row, SEQUENCE_ROWS - 1), LAUNCH_ROWS - 1);
-  Walk walk{in.k_pool, in.v_pool, in.page_table + view * TABLE,
+      min(sequence * Config::kSequenceRows + min(guess_row, Config::kSequenceRows - 1),
+          Config::kLaunchRows - 1);
+  Walk walk{in.k_pool, in.v_pool, in.page_table + view * Config::kTable,
             kv_head,   lane,      joiner.row_warp * 32 + lane};
   pdl_launch_dependents();
   const int begin = in.row_start[sequence], stop = in.row_start[sequence + 1];
   const int tree_start = in.tree_start[sequence];
   walk.rows.load(guess, in.row_slot, in.ancestor_bits);
-  if (PAGE_SIZE % kTile == 0) {
+  if (Config::kPageSize % kTile == 0) {
     const int slot = __shfl_sync(kAllLanes, walk.rows.slot, 0);
     walk.look_up(walk.first_tile_of(slot, context_cta(), joiner.chain));
   }
   if (threadIdx.x == 0) {
-    if (HAS_SINKS) warm_l2(in.sinks + kv_head * GROUP);
-    if (SLOTS > 1) warm_l2(arrivals + guess * KV_HEADS + kv_head);
+    if (Config::kHasSinks) warm_l2(in.sinks + kv_head * Config::kGroup);
+    if (Config::kSlots > 1) warm_l2(arrivals + guess * Config::kKvHeads + kv_head);
   }
   // Of the sequence's rows the first stands lowest.
   const int limit = begin < stop ? min(in.row_slot[begin], tree_start) : 0;
-  for (int first = begin + row_cta; first < stop; first += ROW_CTAS * kRows) {
+  for (int first = begin + row_cta; first < stop; first += Config::kRowCtas * kRows) {
     walk.open(first, min(kRows, stop - first), in.row_slot, tree_start, in.ancestor_bits);
-    if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) continue;
+    if (!walk.rows.occupy_cta(context_cta(), Config::kContextCtas)) continue;
     attend_slots(in, walk, memory, first, limit);
-    const bool joins = SLOTS > 1 && walk.rows.chunks() > 1;
-    int* count = arrivals + first * KV_HEADS + kv_head;
-    if (joins && MEETS) {
+    const bool joins = Config::kSlots > 1 && walk.rows.chunks() > 1;
+    int* count = arrivals + first * Config::kKvHeads + kv_head;
+    if (joins && Config::kMeets) {
       joiner.join_together(walk.rows, first, context_cta(), count, memory.last);
-    } else if (joins && is_last_of(count, walk.rows.ctas(CONTEXT_CTAS), memory.last)) {
+    } else if (joins && is_last_of(count, walk.rows.ctas(Config::kContextCtas), memory.last)) {
       joiner.join_slots(walk.rows, first);
     }
     walk.rows.index = -1;
@@ -158,24 +162,21 @@ __device__ __forceinline__ void attend(const Inputs& in, uint2* attended, int* a
 #define INPUTS \
   {q, k_pool, v_pool, page_table, row_start, row_slot, tree_start, ancestor_bits, sinks}
 
-#if SLOTS > 1
-
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+// Of the two one has a body: a launch with one slot has no workspaces.
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_split(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* ancestor_bits, const float* sinks, const int* selected, uint2* attended,
                  int* workspace_arrivals, float2* workspace_sums, float4* workspace_values) {
-  attend(INPUTS, attended, workspace_arrivals, workspace_sums, workspace_values);
+  if constexpr (Config::kSlots > 1) {
+    attend(INPUTS, attended, workspace_arrivals, workspace_sums, workspace_values);
+  }
 }
 
-#else
-
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_whole(const uint32_t* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
                  const int* row_start, const int* row_slot, const int* tree_start,
                  const int* ancestor_bits, const float* sinks, const int* selected,
                  uint2* attended) {
-  attend(INPUTS, attended, nullptr, nullptr, nullptr);
+  if constexpr (Config::kSlots == 1) attend(INPUTS, attended, nullptr, nullptr, nullptr);
 }
-
-#endif

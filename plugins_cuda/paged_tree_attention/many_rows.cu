@@ -25,23 +25,27 @@
 // row group it takes 128 cycles of the tensor cores and 145 for its exponentials. Of width 128 it
 // is twice as much, but for the exponentials.
 #include "device/chain_state.cuh"
+#include "device/config.cuh"
 
 namespace {
 
-constexpr int kGroups = WARPGROUPS;
+constexpr int kGroups = Config::kWarpgroups;
 constexpr int kGroupWarps = 4, kGroupThreads = 32 * kGroupWarps;
 constexpr int kGroupRows = kGroupWarps * kWarpRows;
-constexpr int kRows = ROW_GROUPS * kGroupRows;
-constexpr int kHolders = ROW_GROUPS * kGroupThreads;  // threads with sums of their own
+constexpr int kRows = Config::kRowGroups * kGroupRows;
+constexpr int kHolders = Config::kRowGroups * kGroupThreads;  // threads with sums of their own
 constexpr int kThreads = (kGroups + 2) * kGroupThreads;
-constexpr int kConsumerRegisters = WIDTH == 64 ? 104 : 208;
-constexpr int kCopyRegisters = WIDTH == 64 ? 32 : 48, kOpenRegisters = kCopyRegisters;
+constexpr int kConsumerRegisters = Config::kWidth == 64 ? 104 : 208;
+constexpr int kCopyRegisters = Config::kWidth == 64 ? 32 : 48, kOpenRegisters = kCopyRegisters;
 static_assert(kCopyWarps == kGroupWarps, "a warpgroup copies");
-static_assert(SLOTS > 1, "slots have workspaces");
-static_assert(16 * (STAGES * 2 * kTileUnits + kHolders * (WIDTH / 8 + 1)) == SHARED_BYTES,
+static_assert(Config::kSlots > 1, "slots have workspaces");
+static_assert(16 * (Config::kStages * 2 * kTileUnits + kHolders * (Config::kWidth / 8 + 1)) ==
+                  Config::kSharedBytes,
               "the launch gives as much as the stages and Held take");
-static_assert(ROW_GROUPS * kChainsAtOnce == kGroups, "every warpgroup has rows and a chain");
-static_assert(STAGES / kChainsAtOnce > 2, "a chain has a stage for the tile that is waited for");
+static_assert(Config::kRowGroups * kChainsAtOnce == kGroups,
+              "every warpgroup has rows and a chain");
+static_assert(Config::kStages / kChainsAtOnce > 2,
+              "a chain has a stage for the tile that is waited for");
 static_assert(kGroups * kConsumerRegisters + kCopyRegisters + kOpenRegisters <=
                   (kGroups + 2) * registers_at_entry(kThreads),
               "no more registers than there are");
@@ -53,7 +57,8 @@ struct Opened {
   int first;      // row of the launch
   ManyRow all[kRows];
   ManyRows rows;
-  int full_last[ROW_GROUPS];  // shared positions up to here are seen by all rows of a warpgroup
+  int full_last[Config::kRowGroups];  // shared positions up to here are seen by all rows of a
+                                      // warpgroup
 };
 
 constexpr int kAhead = 4;  // row tiles that are opened at once
@@ -71,7 +76,7 @@ constexpr int kSlotStep = 5;
 // A warpgroup that attends for its 8 rows, one chain after the other.
 struct Consumer {
   Chain chain;
-  Ring& ring;
+  StageRing& ring;
   LowMatrix stages;
   RingCount& place;
   const ManyRows& rows;
@@ -107,7 +112,8 @@ struct Consumer {
 
   // Whether only rows of other warpgroups see a tile.
   __device__ __forceinline__ bool passes(const Tiles& tiles) const {
-    return ROW_GROUPS > 1 && tiles.own >= 0 && tiles.own / kGroupRows != warp_row / kGroupRows;
+    return Config::kRowGroups > 1 && tiles.own >= 0 &&
+           tiles.own / kGroupRows != warp_row / kGroupRows;
   }
 
   // Ends the scores of a tile, and makes them weights; what the values are to be multiplied by.
@@ -138,7 +144,7 @@ struct Consumer {
   __device__ __forceinline__ void scale_values(const float (&by)[kHalves]) {
     if (!__any_sync(kAllLanes, by[0] != 1.0f || by[1] != 1.0f)) return;
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) chain.values[i / 4][i % 4] *= by[i % 4 / 2];
+    for (int i = 0; i < Config::kWidth / 2; ++i) chain.values[i / 4][i % 4] *= by[i % 4 / 2];
   }
 
   // The sums of a chain. Within the loop the wait for the next tile stands in front of the values',
@@ -208,18 +214,19 @@ __device__ __forceinline__ void open(const Inputs& in, Opened& opened, unsigned 
     opened.all[lane] = open_many_row(index, in.row_slot, start, in.ancestor_bits);
   }
   __syncwarp();
-  if (lane < ROW_GROUPS) {
+  if (lane < Config::kRowGroups) {
     const ManyRow* rows = opened.all + lane * kGroupRows;
     int full_last = rows[0].shared;
     for (int i = 1; i < kGroupRows; ++i) full_last = min(full_last, rows[i].shared);
     opened.full_last[lane] = full_last;
   }
   if (lane > 0) return;
-  const int view = sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
+  const int view = sequence * Config::kViews +
+                   (Config::kViews > 1 ? static_cast<int>(blockIdx.y) / Config::kShare : 0);
   opened.turn = turn;
-  opened.slot = (blockIdx.x + kSlotStep * turn) % SLOTS;
+  opened.slot = (blockIdx.x + kSlotStep * turn) % Config::kSlots;
   opened.first = first;
-  opened.rows = ManyRows(opened.all, count, start, view * TABLE);
+  opened.rows = ManyRows(opened.all, count, start, view * Config::kTable);
 }
 
 // The opening warp: this CTA's row tiles, as far ahead as there is room, and one without rows.
@@ -234,12 +241,13 @@ __device__ __forceinline__ void open_all(const Inputs& in, Openings& openings) {
   };
   unsigned number = 0, turn = 0;  // row tiles of the launch, and of this CTA
 #pragma unroll 1
-  for (int base = 0; base < BATCH; base += 32) {
+  for (int base = 0; base < Config::kBatch; base += 32) {
     const int own = base + static_cast<int>(thread_anew() % 32);
-    const int first = in.row_start[min(own, BATCH)];
-    const int rows = in.row_start[min(own + 1, BATCH)] - first;
+    const int first = in.row_start[min(own, Config::kBatch)];
+    const int rows = in.row_start[min(own + 1, Config::kBatch)] - first;
 #pragma unroll 1
-    for (uint32_t many = __ballot_sync(kAllLanes, rows > FEW_ROWS); many != 0; many &= many - 1) {
+    for (uint32_t many = __ballot_sync(kAllLanes, rows > Config::kFewRows); many != 0;
+         many &= many - 1) {
       const int owner = __ffs(static_cast<int>(many)) - 1;
       const int begin = __shfl_sync(kAllLanes, first, owner);
       const int count = __shfl_sync(kAllLanes, rows, owner);
@@ -276,7 +284,7 @@ struct Reader {
 };
 
 // A copying warp.
-__device__ __forceinline__ void produce(const Pool& pool, Openings& openings, Ring& ring,
+__device__ __forceinline__ void produce(const Pool& pool, Openings& openings, StageRing& ring,
                                         uint4* stages) {
   CopyingWarp warp(ring, stages);
 #pragma unroll 1
@@ -287,32 +295,34 @@ __device__ __forceinline__ void produce(const Pool& pool, Openings& openings, Ri
 
 // One of the other warpgroups: of every row tile its rows' sums over its chains.
 __device__ __forceinline__ void consume(const Inputs& in, const SlotStates& slots,
-                                        Openings& openings, Mbarrier (&joined)[ROW_GROUPS][kChains],
-                                        Ring& ring, uint4* stages) {
+                                        Openings& openings,
+                                        Mbarrier (&joined)[Config::kRowGroups][kChains],
+                                        StageRing& ring, uint4* stages) {
   const auto group = [] { return thread_anew() / kGroupThreads; };
   const int warp_row = thread_anew() / 32 * kWarpRows % kRows, row_group = warp_row / kGroupRows;
-  const LowMatrix matrix{panel_matrix<WIDTH, kTile>(in_register(stages))};
-  RingCount place{group() / ROW_GROUPS};
+  const LowMatrix matrix{panel_matrix<Config::kWidth, kTile>(in_register(stages))};
+  RingCount place{group() / Config::kRowGroups};
 #pragma unroll 1
   for (Reader reader(openings); !reader.ended(); reader.advance()) {
     const Opened& opened = *reader.now;
     Consumer consumer{{}, ring, matrix, place, opened.rows, warp_row, opened.full_last[row_group]};
     load_query_rows(consumer.chain.queries, in.q, opened.all + warp_row);
-    Tiles tiles(opened.rows, opened.slot, group() / ROW_GROUPS);
+    Tiles tiles(opened.rows, opened.slot, group() / Config::kRowGroups);
 #pragma unroll 1
     do {
-      if (ROW_GROUPS > 1 && row_group * kGroupRows >= opened.rows.count) {
+      if (Config::kRowGroups > 1 && row_group * kGroupRows >= opened.rows.count) {
         consumer.pass(tiles);
       } else {
         consumer.run(tiles);
       }
       const int chain = tiles.of_slot();
-      Mbarrier* turns = joined[group() % ROW_GROUPS];
+      Mbarrier* turns = joined[group() % Config::kRowGroups];
       if (kChainsAtOnce > 1) {
         mbarrier_wait(&turns[(chain + kChains - 1) % kChains], (opened.turn + (chain == 0)) % 2);
       }
-      const Held<kHolders> held{reinterpret_cast<float4*>(stages + STAGES * 2 * kTileUnits) +
-                                thread_anew() % kHolders};
+      const Held<kHolders> held{
+          reinterpret_cast<float4*>(stages + Config::kStages * 2 * kTileUnits) +
+          thread_anew() % kHolders};
       if (chain == 0) held.clear();
       held.join(consumer.chain);
       if (chain == kChains - 1 && opened.slot < opened.rows.chunks()) {
@@ -332,16 +342,16 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                 const int* row_start, const int* row_slot, const int* tree_start,
                 const int* ancestor_bits, float2* workspace_sums, float4* workspace_values) {
   DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024, and Held
-  __shared__ Ring ring;
-  __shared__ Mbarrier joined[ROW_GROUPS][kChains];  // chains of a row group, in their turn
+  __shared__ StageRing ring;
+  __shared__ Mbarrier joined[Config::kRowGroups][kChains];  // chains of a row group, in their turn
   __shared__ Openings openings;
   pdl_launch_dependents();
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread < STAGES) {
+  if (thread < Config::kStages) {
     mbarrier_init(&ring.full[thread], 32);
-    mbarrier_init(&ring.empty[thread], ROW_GROUPS * kGroupWarps);
+    mbarrier_init(&ring.empty[thread], Config::kRowGroups * kGroupWarps);
   }
-  if (thread < ROW_GROUPS * kChains) {
+  if (thread < Config::kRowGroups * kChains) {
     mbarrier_init(&joined[thread / kChains][thread % kChains], kGroupWarps);
   }
   if (thread < kAhead) {

@@ -20,14 +20,16 @@
 #include "device/attention_deal.cuh"
 #include "device/attention_held.cuh"
 #include "device/attention_shares.cuh"
+#include "device/config.cuh"
 
 namespace {
 
-static_assert(SLOTS > 1, "slots have workspaces");
+static_assert(Config::kSlots > 1, "slots have workspaces");
 
 constexpr int kSharedBytes = 16 * (kTileMemoryUnits + Running::kAll) + 4 * kParts * kPartFloats +
                              8 * kParts * kPartHeads + 16 + sizeof(Share);
-static_assert(kSharedBytes <= SHARED_BYTES, "the launch gives as much as is laid out below");
+static_assert(kSharedBytes <= Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
 
 struct Memory : TileMemory {
   float4* running;  // [Running::kAll]
@@ -56,7 +58,7 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
                                              int limit, int* arrivals) {
   const Rows& rows = walk.rows;
   const bool has_tail = kHasTail && rows.tail_in_cta(cta, ctas);
-  const TeamRows mine{memory.team, memory.row_warp * ROWS, has_tail, memory.tail};
+  const TeamRows mine{memory.team, memory.row_warp * Config::kRows, has_tail, memory.tail};
   const Deal deal(rows, cta, ctas);
   TeamRing<DealtTiles> ring{memory.ring, {deal, walk, memory.team}};
   const int early = ring.start_below(walk, limit);
@@ -68,17 +70,17 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
   if (kRows > 1) cp_async_commit();
   ring.start(walk, early);
   if (kRows > 1) {
-    wait_but_for(STAGES - early);
+    wait_but_for(Config::kStages - early);
     __syncthreads();
   }
-  const Held held(memory.parts, memory.sums, memory.team * ROW_WARPS + memory.row_warp);
+  const Held held(memory.parts, memory.sums, memory.team * Config::kRowWarps + memory.row_warp);
   const HeldParts parts{memory.parts, memory.sums};
   Running running(memory.running);
 #pragma unroll 1
   for (int round = 0; round < deal.count; round = deal.next(round)) {
     const int slot = deal.slot_of(round, memory.team);
     const int chain_from = deal.chain_from(round, memory.team);
-    const int chain_to = slot < SPLIT ? deal.chain_to(round, memory.team) : 0;
+    const int chain_to = slot < Config::kSplit ? deal.chain_to(round, memory.team) : 0;
 #pragma unroll 1
     for (int chain = chain_from; chain < chain_to; ++chain) {
       States states;
@@ -87,8 +89,8 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
     }
     const bool by_chains = deal.by_chains(round);
     if (ctas > 1 && !by_chains) {
-      if (slot < SPLIT) {
-        held.leave(slots, first + mine.first, min(ROWS, rows.count - mine.first), slot);
+      if (slot < Config::kSplit) {
+        held.leave(slots, first + mine.first, min(Config::kRows, rows.count - mine.first), slot);
       }
       continue;
     }
@@ -108,7 +110,7 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
     running.store(slots, first, rows.count);
     return;
   }
-  int* arrived = arrivals + first * KV_HEADS + walk.kv_head;
+  int* arrived = arrivals + first * Config::kKvHeads + walk.kv_head;
   if (!is_last_of(arrived, rows.ctas(ctas), memory.last)) return;
   slots.join_rows<8>(first, rows.count, threadIdx.x, kThreads,
                      [&](int slot) { return rows.occupy(slot); });
@@ -116,7 +118,7 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_own_slots(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
                      const int* page_table, const int* row_start, const int* row_slot,
                      const int* tree_start, const int* ancestor_bits, const float* sinks,
@@ -128,20 +130,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
                   row_slot, tree_start, ancestor_bits, sinks};
   const SlotStates slots{workspace_sums, workspace_values, sinks, attended};
   const int lane = threadIdx.x % 32, kv_head = blockIdx.y;
-  const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int most = static_cast<int>(gridDim.x) / ROW_CTAS;
-  const int number = static_cast<int>(blockIdx.x) / ROW_CTAS;
+  const int row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas * kRows;
+  const int most = static_cast<int>(gridDim.x) / Config::kRowCtas;
+  const int number = static_cast<int>(blockIdx.x) / Config::kRowCtas;
   pdl_launch_dependents();
-  if (HAS_SINKS && threadIdx.x == 0) warm_l2(sinks + kv_head * GROUP);
+  if (Config::kHasSinks && threadIdx.x == 0) warm_l2(sinks + kv_head * Config::kGroup);
   Walk walk{k_pool, v_pool, page_table, kv_head, lane, memory.row_warp * 32 + lane};
   Share share = share_of(Lengths(row_start, tree_start), number, most);
 #pragma unroll 1
-  while (share.sequence < BATCH) {
+  while (share.sequence < Config::kBatch) {
     if (threadIdx.x == 0) *memory.share = share;
-    const int table = share.sequence * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0);
-    walk.table = page_table + table * TABLE;
+    const int table =
+        share.sequence * Config::kViews + (Config::kViews > 1 ? kv_head / Config::kShare : 0);
+    walk.table = page_table + table * Config::kTable;
     walk.entries_from = -32 * kPeriod;  // of no tile
-    for (int first = share.row_begin + row_cta; first < share.row_end; first += ROW_CTAS * kRows) {
+    for (int first = share.row_begin + row_cta; first < share.row_end;
+         first += Config::kRowCtas * kRows) {
       const int count = min(kRows, share.row_end - first);
       // Of the sequence's rows the first stands lowest.
       const int limit = min(row_slot[share.row_begin], share.tree_start);

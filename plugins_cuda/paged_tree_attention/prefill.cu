@@ -18,6 +18,7 @@
 // 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and 4·128·64·WIDTH flops
 // a tile. No workspace.
 #include "../_device/attention_tile.cuh"
+#include "device/config.cuh"
 #include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
 
@@ -25,13 +26,14 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kParts = WIDTH <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
+constexpr int kParts = Config::kWidth <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
 constexpr int kWarpRows = Mma::kAll * kParts;
 constexpr int kRows = kWarps * kWarpRows;
 constexpr int kKeys = 64;
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a head
-constexpr int kTileUnits = kKeys * tile_row_units<WIDTH>();
-constexpr int kSteps = WIDTH / 16;
+constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a head
+constexpr int kTileUnits = kKeys * tile_row_units<Config::kWidth>();
+constexpr int kSteps = Config::kWidth / 16;
+static_assert(16 * 2 * 2 * kTileUnits == Config::kSharedBytes, "the launch gives two stages");
 
 struct Pool {
   const uint4* keys;
@@ -51,10 +53,11 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, i
     const bool seen = slot >= first && slot <= last;
     int64_t entry = 0;
     if (seen) {
-      const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, blockIdx.y, slot);
+      const int64_t page = pool.table[slot / Config::kPageSize];
+      entry =
+          pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, blockIdx.y, slot);
     }
-    const int to = tile_unit<WIDTH>(key, unit);
+    const int to = tile_unit<Config::kWidth>(key, unit);
     cp_async_16_or_zero(keys + to, pool.keys + entry * kUnits + unit, seen);
     cp_async_16_or_zero(keys + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }
@@ -106,7 +109,7 @@ struct States {
 #pragma unroll
       for (int part = 0; part < kSteps; ++part) {
         uint32_t low[2], high[2];
-        load_value_columns<WIDTH>(low, high, values_tile, 16 * k, part);
+        load_value_columns<Config::kWidth>(low, high, values_tile, 16 * k, part);
 #pragma unroll
         for (int m = 0; m < kParts; ++m) {
           mma_bf16(values[m][2 * part], a[m], low);
@@ -126,7 +129,7 @@ __device__ __forceinline__ void take_scores(float (&score)[kParts][kKeys / 8][4]
 #pragma unroll
     for (int n = 0; n < kKeys / 16; ++n) {
       uint32_t low[2], high[2];
-      load_key_columns<WIDTH>(low, high, keys, 16 * n, step);
+      load_key_columns<Config::kWidth>(low, high, keys, 16 * n, step);
 #pragma unroll
       for (int m = 0; m < kParts; ++m) {
         mma_bf16(score[m][2 * n], q[m][step], low);
@@ -148,20 +151,21 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
   pdl_launch_dependents();
   pdl_wait();
   const RowTile own =
-      row_tile<BATCH, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+      row_tile<Config::kBatch, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own.count == 0) return;
   const int start = tree_start[own.sequence];
   if (threadIdx.x < kRows) {
     const int index = own.first + min(static_cast<int>(threadIdx.x), own.count - 1);
-    rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * WORDS);
+    rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * Config::kWords);
   }
   __syncthreads();
   const Sight all(rows, kRows);
   const int warp_row = threadIdx.x / 32 * kWarpRows;
   const Row* mine = rows + warp_row;
   const Sight sight(mine, kWarpRows);
-  const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
-  const Pool pool{k_pool, v_pool, page_table + static_cast<int64_t>(view) * TABLE};
+  const int view = own.sequence * Config::kViews +
+                   (Config::kViews > 1 ? static_cast<int>(blockIdx.y) / Config::kShare : 0);
+  const Pool pool{k_pool, v_pool, page_table + static_cast<int64_t>(view) * Config::kTable};
   int stage = 0;
   fetch(pool, ring, all.first / kKeys, all.first, all.end);
   cp_async_commit();

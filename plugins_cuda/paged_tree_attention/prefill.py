@@ -45,6 +45,8 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
     else:
         keys, stages, warps = KEYS, 2, WARPS
         rows = WARPS * (2 if shape.width <= WIDE else 1)
+    shared_bytes = stages * 2 * keys * tile_row_bytes(shape.width)
+    constants += (("SHARED_BYTES", shared_bytes),)
     return OpLaunch(
         Kernel(
             "paged_tree_attention",
@@ -55,7 +57,7 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
         # Sequences end in a tile of their own: at most one more than whole tiles for each.
         grid=(shape.rows // (rows * shape.mma_rows) + shape.batch, shape.kv_heads, 1),
         block=32 * warps,
-        shared_bytes=stages * 2 * keys * tile_row_bytes(shape.width),
+        shared_bytes=shared_bytes,
         arguments=arguments,
     )
 

@@ -22,6 +22,7 @@
 // many for the 16384 exponentials of width 64, half for those of 128. No workspace.
 #include "../_device/attention_tile.cuh"
 #include "../_device/ring_place.cuh"
+#include "device/config.cuh"
 #include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
 #include "device/row_pair.cuh"
@@ -35,10 +36,15 @@ constexpr int kRows = kGroups * kGroupRows;
 constexpr int kConsumers = kGroups * kGroupThreads;
 constexpr int kThreads = kConsumers + kGroupThreads;
 constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
-constexpr int kKeys = KEYS;
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+constexpr int kKeys = Config::kKeys;
+using StageRing = Ring<Config::kStages>;
+using StagePlace = RingPlace<Config::kStages>;
+constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
-static_assert(kKeys * WIDTH == 8192 && WINDOW == 0, "32 KB a stage; rows see all before them");
+static_assert(16 * Config::kStages * 2 * kTileUnits == Config::kSharedBytes,
+              "the launch gives as much as the stages take");
+static_assert(kKeys * Config::kWidth == 8192 && Config::kWindow == 0,
+              "32 KB a stage; rows see all before them");
 static_assert(kGroups * kConsumerRegisters + kProducerRegisters <=
                   (kGroups + 1) * registers_at_entry(kThreads),
               "no more registers than there are");
@@ -60,10 +66,11 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
     const bool seen = slot <= last;
     int64_t entry = 0;
     if (seen) {
-      const int64_t page = pool.table[slot / PAGE_SIZE];
-      entry = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, blockIdx.y, slot);
+      const int64_t page = pool.table[slot / Config::kPageSize];
+      entry =
+          pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, blockIdx.y, slot);
     }
-    const int to = panel_unit<WIDTH, kKeys>(key, unit);
+    const int to = panel_unit<Config::kWidth, kKeys>(key, unit);
     cp_async_16_or_zero(stage + to, pool.keys + entry * kUnits + unit, seen);
     cp_async_16_or_zero(stage + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }
@@ -71,8 +78,9 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* stage, int tile, 
 }
 
 // A tile is given to the consumers behind the copies of the next one.
-__device__ __forceinline__ void produce(const Pool& pool, Ring& ring, uint4* stages, int last) {
-  RingPlace place, copied;
+__device__ __forceinline__ void produce(const Pool& pool, StageRing& ring, uint4* stages,
+                                        int last) {
+  StagePlace place, copied;
   const auto give = [&] {
     fence_async_shared();
     __syncwarp();
@@ -95,19 +103,19 @@ __device__ __forceinline__ void produce(const Pool& pool, Ring& ring, uint4* sta
 // The tiles of a warpgroup's rows, one after the other.
 struct Consumer {
   RowPair<kKeys> state;
-  Ring& ring;
+  StageRing& ring;
   const uint4* stages;
   const Row* rows;  // this warp's
   int tree_start;
   const int* ancestor_bits;
-  RingPlace place;
+  StagePlace place;
 
   __device__ __forceinline__ const uint4* stage() const {
     return stages + place.slot * 2 * kTileUnits;
   }
 
   __device__ __forceinline__ static uint64_t matrix(const uint4* tile) {
-    return panel_matrix<WIDTH, kKeys>(tile);
+    return panel_matrix<Config::kWidth, kKeys>(tile);
   }
 
   __device__ __forceinline__ void give_back(int slot) {
@@ -144,13 +152,13 @@ struct Consumer {
     state.begin_scores(matrix(stage()));
     state.begin_values(matrix(before));
     const float2 rescale = weigh_tile<hides, 1>(tile);
-    RingPlace behind = place;
+    StagePlace behind = place;
     if (!is_last) behind.advance();
     mbarrier_wait(&ring.full[behind.slot], behind.parity);
     state.end_values();
     give_back(spent);
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) {
+    for (int i = 0; i < Config::kWidth / 2; ++i) {
       state.values[i / 4][i % 4] *= i % 4 < 2 ? rescale.x : rescale.y;
     }
     state.pack();
@@ -165,7 +173,7 @@ struct Consumer {
       open<true>();
     }
     if (end > 0) {
-      RingPlace second = place;
+      StagePlace second = place;
       second.advance();
       mbarrier_wait(&ring.full[second.slot], second.parity);
     }
@@ -185,10 +193,10 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
                        const int* tree_start, const int* ancestor_bits, const float* sinks,
                        const int* selected, uint32_t* attended) {
   DYNAMIC_SHARED(uint4, stages);  // [STAGES][keys, values], from a multiple of 1024
-  __shared__ Ring ring;
+  __shared__ StageRing ring;
   __shared__ Row rows[kRows];
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
+    for (int i = 0; i < Config::kStages; ++i) {
       mbarrier_init(&ring.full[i], kGroupWarps);
       mbarrier_init(&ring.empty[i], kConsumers / 32);
     }
@@ -197,20 +205,22 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
   pdl_launch_dependents();
   pdl_wait();
   const RowTile own =
-      row_tile<BATCH, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
+      row_tile<Config::kBatch, kRows>(row_start, static_cast<int>(gridDim.x - 1 - blockIdx.x));
   if (own.count == 0) return;
   const int start = tree_start[own.sequence];
   if (threadIdx.x < kRows) {
     const int index = own.first + min(static_cast<int>(threadIdx.x), own.count - 1);
-    rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * WORDS);
+    rows[threadIdx.x] = open_row(index, row_slot, start, ancestor_bits + index * Config::kWords);
   }
   __syncthreads();
   const int last = Sight(rows, kRows).end;
   const int warp = threadIdx.x / 32;
   if (warp >= kConsumers / 32) {
     registers_lower<kProducerRegisters>();
-    const int view = own.sequence * VIEWS + (VIEWS > 1 ? static_cast<int>(blockIdx.y) / SHARE : 0);
-    produce({k_pool, v_pool, page_table + static_cast<int64_t>(view) * TABLE}, ring, stages, last);
+    const int view = own.sequence * Config::kViews +
+                     (Config::kViews > 1 ? static_cast<int>(blockIdx.y) / Config::kShare : 0);
+    produce({k_pool, v_pool, page_table + static_cast<int64_t>(view) * Config::kTable}, ring,
+            stages, last);
     return;
   }
   registers_raise<kConsumerRegisters>();

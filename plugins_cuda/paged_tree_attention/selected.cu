@@ -23,9 +23,10 @@
 // first entries of all tiles, their pages, their keys.
 #include "../_device/arrival.cuh"
 #include "../_device/row_sequence.cuh"
+#include "device/config.cuh"
 #include "kernel.cu"
 
-static_assert(kRows == 1 && WINDOW == 0, "one row, and what it sees is in its list");
+static_assert(kRows == 1 && Config::kWindow == 0, "one row, and what it sees is in its list");
 
 namespace {
 
@@ -40,7 +41,7 @@ struct Gather {
   const int* list;
   int held, kv_head, lane, chain;
   int own, tree_start;  // of the row
-  int ancestors[WORDS];
+  int ancestors[Config::kWords];
   int looked[kLooked];  // entries of the warp's first tiles, then pool rows
 
   // The list's entry of this lane in the warp's tile of a chunk.
@@ -56,7 +57,7 @@ struct Gather {
       const int node = slot - tree_start;
       uint32_t bits = 0;
 #pragma unroll
-      for (int i = 0; i < WORDS; ++i) {
+      for (int i = 0; i < Config::kWords; ++i) {
         bits = node / 32 == i ? static_cast<uint32_t>(ancestors[i]) : bits;
       }
       seen = bits >> (node % 32) & 1u;
@@ -72,11 +73,12 @@ struct Gather {
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       seen[i] = sees(entries[i]);
-      page[i] = load_l2_int(table + (seen[i] ? entries[i] / PAGE_SIZE : 0));
+      page[i] = load_l2_int(table + (seen[i] ? entries[i] / Config::kPageSize : 0));
     }
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      const int pool_row = pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page[i], kv_head, entries[i]);
+      const int pool_row = pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
+          page[i], kv_head, entries[i]);
       entries[i] = seen[i] ? pool_row : -1;
     }
   }
@@ -84,7 +86,7 @@ struct Gather {
   // Starts the copies of a tile's keys, and of its values right behind: those that the row sees in
   // front, zeros behind them. How many it sees.
   __device__ __forceinline__ int fetch(int chunk, uint4* keys) const {
-    const int number = chunk / CONTEXT_CTAS;
+    const int number = chunk / Config::kContextCtas;
     int mine = -1;
     if (number < kLooked) {
 #pragma unroll
@@ -103,7 +105,7 @@ struct Gather {
       const int source = __shfl_sync(kAllLanes, mine, entry);
       const int key = __shfl_sync(kAllLanes, place, entry);
       const int64_t from = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
-      const int to = tile_unit<WIDTH>(key, unit % kUnits);
+      const int to = tile_unit<Config::kWidth>(key, unit % kUnits);
       cp_async_16_or_zero(keys + to, k_pool + from, source >= 0);
       cp_async_16_or_zero(keys + kTileUnits + to, v_pool + from, source >= 0);
     }
@@ -113,12 +115,12 @@ struct Gather {
 
 // How many keys the tiles under way have, the oldest first.
 struct Counts {
-  int of[STAGES] = {};
+  int of[Config::kStages] = {};
 
   __device__ __forceinline__ void push(int count) {
 #pragma unroll
-    for (int i = 0; i + 1 < STAGES; ++i) of[i] = of[i + 1];
-    of[STAGES - 1] = count;
+    for (int i = 0; i + 1 < Config::kStages; ++i) of[i] = of[i + 1];
+    of[Config::kStages - 1] = count;
   }
 };
 
@@ -131,26 +133,26 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
   Cursor ahead{0, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.x)};  // of chunks
   Counts counts;
   auto fetch_next = [&](int stage) {
-    while (ahead.slot < SPLIT && ahead.tile >= chunks) {
-      ahead.slot += CONTEXT_CTAS;
+    while (ahead.slot < Config::kSplit && ahead.tile >= chunks) {
+      ahead.slot += Config::kContextCtas;
       ahead.tile = ahead.slot;
     }
     int count = 0;
-    if (ahead.slot < SPLIT) {
+    if (ahead.slot < Config::kSplit) {
       count = gather.fetch(ahead.tile, memory.ring + stage * 2 * kTileUnits);
-      ahead.tile += SPLIT;
+      ahead.tile += Config::kSplit;
     }
     counts.push(count);
     cp_async_commit();
   };
 #pragma unroll 1
-  for (int i = 0; i < STAGES; ++i) fetch_next(i);
+  for (int i = 0; i < Config::kStages; ++i) fetch_next(i);
   States states;
   int stage = 0;
-  for (int slot = blockIdx.x; slot < min(SPLIT, chunks); slot += CONTEXT_CTAS) {
+  for (int slot = blockIdx.x; slot < min(Config::kSplit, chunks); slot += Config::kContextCtas) {
     states.clear();
-    for (int chunk = slot; chunk < chunks; chunk += SPLIT) {
-      cp_async_wait<STAGES - 1>();
+    for (int chunk = slot; chunk < chunks; chunk += Config::kSplit) {
+      cp_async_wait<Config::kStages - 1>();
       __syncwarp();
       const int count = counts.of[0];
       const uint4* keys = memory.ring + stage * 2 * kTileUnits;
@@ -160,7 +162,7 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
       }
       __syncwarp();
       fetch_next(stage);
-      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      stage = stage + 1 == Config::kStages ? 0 : stage + 1;
     }
     joiner.end_slot(states, rows, slot, row);
   }
@@ -169,9 +171,10 @@ __device__ __forceinline__ void attend_lists(const Gather& gather, const Rows& r
 // Joins the slots of a row in the CTA that arrives last of those that share it.
 __device__ __forceinline__ void join_last(const Rows& rows, const Memory& memory, int* arrivals,
                                           int row) {
-  if (SLOTS == 1 || rows.chunks() == 1) return;
-  int* count = arrivals + static_cast<int64_t>(row) * KV_HEADS + blockIdx.y;
-  if (is_last_of(count, rows.ctas(CONTEXT_CTAS), memory.last)) memory.joiner.join_slots(rows, row);
+  if (Config::kSlots == 1 || rows.chunks() == 1) return;
+  int* count = arrivals + static_cast<int64_t>(row) * Config::kKvHeads + blockIdx.y;
+  if (is_last_of(count, rows.ctas(Config::kContextCtas), memory.last))
+    memory.joiner.join_slots(rows, row);
 }
 
 // A row that attends to everything: what the plain kernel does of a row that shares its keys with
@@ -183,7 +186,7 @@ __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory&
   const int lane = threadIdx.x % 32;
   Walk walk{in.k_pool, in.v_pool, table, static_cast<int>(blockIdx.y), lane, lane};
   walk.rows.open(row, 1, in.row_slot, tree_start, in.ancestor_bits);
-  if (!walk.rows.occupy_cta(context_cta(), CONTEXT_CTAS)) return;
+  if (!walk.rows.occupy_cta(context_cta(), Config::kContextCtas)) return;
   walk.look_up(walk.first_tile(context_cta(), joiner.chain));
   attend_slots(in, walk, memory, row, 0);
   join_last(walk.rows, memory, arrivals, row);
@@ -191,7 +194,7 @@ __device__ __forceinline__ void attend_whole_row(const Inputs& in, const Memory&
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_selected(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
                     const int* page_table, const int* row_start, const int* row_slot,
                     const int* tree_start, const int* ancestor_bits, const float* sinks,
@@ -201,7 +204,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   const Inputs in = INPUTS;
   const Memory memory(shared, in, attended, workspace_sums, workspace_values);
   const int row = blockIdx.z, kv_head = blockIdx.y, lane = threadIdx.x % 32;
-  const int64_t number = static_cast<int64_t>(row) * LISTS + (LISTS > 1 ? kv_head / SHARE : 0);
+  const int64_t number = static_cast<int64_t>(row) * Config::kLists +
+                         (Config::kLists > 1 ? kv_head / Config::kShare : 0);
   const int* list = selected + number * held;
   pdl_launch_dependents();
   pdl_wait();
@@ -210,23 +214,25 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   const int head_entry = lane * kChunk < held ? list[lane * kChunk] : -1;
 #pragma unroll
   for (int i = 0; i < kLooked; ++i) {
-    gather.looked[i] = gather.entry(static_cast<int>(blockIdx.x) + i * CONTEXT_CTAS);
+    gather.looked[i] = gather.entry(static_cast<int>(blockIdx.x) + i * Config::kContextCtas);
   }
   gather.own = row_slot[row];
 #pragma unroll
-  for (int i = 0; i < WORDS; ++i) {
-    gather.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * WORDS + i];
+  for (int i = 0; i < Config::kWords; ++i) {
+    gather.ancestors[i] = ancestor_bits[static_cast<int64_t>(row) * Config::kWords + i];
   }
   Queries queries;
   const int head = lane / 4;
-  const int64_t q_head = (static_cast<int64_t>(row) * KV_HEADS + kv_head) * GROUP + head;
-  queries.hold(q + q_head * (WIDTH / 2) + lane % 4, head < GROUP);
+  const int64_t q_head =
+      (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup + head;
+  queries.hold(q + q_head * (Config::kWidth / 2) + lane % 4, head < Config::kGroup);
   const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, tree_start);
   if (sequence.index >= batch) return;
-  gather.table +=
-      static_cast<int64_t>(sequence.index * VIEWS + (VIEWS > 1 ? kv_head / SHARE : 0)) * TABLE;
+  gather.table += static_cast<int64_t>(sequence.index * Config::kViews +
+                                       (Config::kViews > 1 ? kv_head / Config::kShare : 0)) *
+                  Config::kTable;
   if (__shfl_sync(kAllLanes, head_entry, 0) == kWhole) {
-    if (TAKES_WHOLE) {
+    if (Config::kTakesWhole) {
       attend_whole_row(in, memory, gather.table, sequence.start, row, workspace_arrivals);
     }
     return;
@@ -242,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
   Rows rows{};
   rows.count = 1;
   rows.end = max(chunks, 1) * kChunk - 1;
-  if (!rows.occupy_cta(static_cast<int>(blockIdx.x), CONTEXT_CTAS)) return;
+  if (!rows.occupy_cta(static_cast<int>(blockIdx.x), Config::kContextCtas)) return;
   gather.look_up(gather.looked);
   attend_lists(gather, rows, queries, memory, row);
   join_last(rows, memory, workspace_arrivals, row);

@@ -68,7 +68,12 @@ def with_lists(
     given |= settled
     needed = int(given["SHARED_BYTES"])
     chosen = OpLaunch(
-        Kernel("paged_tree_attention", "attend_selected", tuple(given.items()), "selected.cu"),
+        Kernel(
+            "paged_tree_attention",
+            "attend_selected",
+            tuple(given.items()),
+            "selected.cu",
+        ),
         grid=(ctas, shape.kv_heads, shape.rows),
         block=alone.block,
         shared_bytes=request.target.shared_bytes_to_ask_for(ctas * groups, needed),

@@ -6,6 +6,7 @@
 //
 // A CTA none of whose rows has such a list leaves at once; any other is the plain kernel's CTA, so
 // that these rows get its bits. What it writes of rows with other lists, attend_selected replaces.
+#include "device/config.cuh"
 #include "kernel.cu"
 
 namespace {
@@ -15,17 +16,17 @@ constexpr int kWhole = -2;
 // Whether a row of this CTA attends to everything. The first rows' lists are read at once, where a
 // launch of equal sequences has them.
 __device__ __forceinline__ bool any_whole(const int* row_start, const int* selected, int held) {
-  const int row_cta = static_cast<int>(blockIdx.x) % ROW_CTAS * kRows;
-  const int list = LISTS > 1 ? blockIdx.y / SHARE : 0, lane = threadIdx.x % 32;
+  const int row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas * kRows;
+  const int list = Config::kLists > 1 ? blockIdx.y / Config::kShare : 0, lane = threadIdx.x % 32;
   const auto begins_with = [&](int row) {
-    return selected[(static_cast<int64_t>(row) * LISTS + list) * held];
+    return selected[(static_cast<int64_t>(row) * Config::kLists + list) * held];
   };
-  const int guess = static_cast<int>(blockIdx.z) * SEQUENCE_ROWS + row_cta + lane;
-  const bool guessed = lane < kRows && guess < LAUNCH_ROWS;
+  const int guess = static_cast<int>(blockIdx.z) * Config::kSequenceRows + row_cta + lane;
+  const bool guessed = lane < kRows && guess < Config::kLaunchRows;
   const int first_entry = guessed ? begins_with(guess) : 0;
   const int begin = row_start[blockIdx.z] + row_cta, stop = row_start[blockIdx.z + 1];
   bool found = false;
-  for (int first = begin; first < stop; first += ROW_CTAS * kRows) {
+  for (int first = begin; first < stop; first += Config::kRowCtas * kRows) {
     const int row = first + lane;
     if (lane >= kRows || row >= stop) continue;
     found = found || (row == guess ? first_entry : begins_with(row)) == kWhole;
@@ -35,7 +36,7 @@ __device__ __forceinline__ bool any_whole(const int* row_start, const int* selec
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads, CTAS_OF_AN_SM)
+extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     attend_whole_rows(const uint32_t* q, const uint4* k_pool, const uint4* v_pool,
                       const int* page_table, const int* row_start, const int* row_slot,
                       const int* tree_start, const int* ancestor_bits, const float* sinks,

@@ -30,6 +30,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("DEPTH", depth),
         ("TABLE", request.tensors["page_table"].shape[1]),
         ("THREADS", THREADS),
+        ("SHARED_BYTES", staged),
     )
     launch = OpLaunch(
         Kernel("path_commit", "commit_paths", constants),

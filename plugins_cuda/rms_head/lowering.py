@@ -71,7 +71,7 @@ def lower(request: LoweringRequest) -> Lowering:
     head = head_streaming("RmsHead", request)
     cut = head.cut
     launch = OpLaunch(
-        Kernel("rms_head", f"rms_head{head.suffix}", cut.constants),
+        Kernel("rms_head", f"rms_head{head.suffix}", cut.constants, head.file),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,
@@ -99,10 +99,11 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 class Head:
     """The launch of a vocabulary projection, and the norm's in front of it where it has one.
 
-    ``suffix``: how the entry's name goes on.
+    ``file`` has its kernel, ``suffix`` is how the entry's name goes on.
     """
 
     cut: Streaming
+    file: str = "kernel.cu"
     suffix: str = ""
     norm: tuple[OpLaunch, ...] = ()
     workspaces: tuple[Workspace, ...] = ()
@@ -159,7 +160,6 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
         (
             *constants,
             ("WARPS", PANEL_WARPS),
-            ("PANELS", 1),
             ("TILES", _PANEL_TILES),
             ("NORMED_BYTES", panel_bytes(weight.blocks, columns)),
             ("DEPTH", depth),
@@ -172,7 +172,7 @@ def _by_panels(request: LoweringRequest, rows: int, fold_bytes: int) -> Head:
     )
     norm = _normed(request, columns // TOKENS_PER_TILE)
     tokens = Workspace(TOKENS, grid[1] * panel_bytes(weight.blocks, columns))
-    return Head(cut, "_of_panels", (norm,), (tokens,))
+    return Head(cut, "panels.cu", "_of_panels", (norm,), (tokens,))
 
 
 def _normed(request: LoweringRequest, token_tiles: int) -> OpLaunch:
@@ -204,7 +204,6 @@ def _cut(request: LoweringRequest, weight: Dense, token_tiles: int, shared: int)
     constants = (
         *constants,
         ("WARPS", WARPS),
-        ("PANELS", 0),
         ("NORM_SLICES", slices_of(weight.blocks)),
         ("DEPTH", _depth(request, weight, token_tiles)),
         ("CAST_FIRST", int(request.attributes["rounding"] == "llama")),

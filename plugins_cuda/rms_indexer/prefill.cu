@@ -13,19 +13,20 @@
 #include "../_device/prefill_dense.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"
+#include "device/config.cuh"
 #include "device/keys.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_indexer_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                      int rows, int panel_rows) {
-  write_panel_rows<HAS_NORM ? Norm::kGptOss : Norm::kNone>(x, norm, static_cast<float>(EPS),
-                                                           workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, Config::kHasNorm ? Norm::kGptOss : Norm::kNone>(
+      x, norm, static_cast<float>(Config::kEps), workspace_panels, rows, panel_rows);
 }
 
-constexpr int kQueryTiles = HEADS * WIDTH / 16, kKeyTiles = WIDTH / 16;
-constexpr bool kWeighted = ROW_TILES > kQueryTiles + kKeyTiles;
+constexpr int kQueryTiles = Config::kHeads * Config::kWidth / 16, kKeyTiles = Config::kWidth / 16;
+constexpr bool kWeighted = Config::kRowTiles > kQueryTiles + kKeyTiles;
 
-struct IndexerGemm : DenseGemm {
+struct IndexerGemm : DenseGemm<Config> {
   static constexpr int kStagingValues = kRowsStride;
   const int* write_slot;
   KeyElement* key_pool;
@@ -49,16 +50,18 @@ struct IndexerGemm : DenseGemm {
         },
         [&](int token, int piece, int slot) {
           const int packed = first_tile + piece, row = tile.first + token;
-          if (packed >= ROW_TILES) return;
+          if (packed >= Config::kRowTiles) return;
           const uint16_t* const staged = staging + token * kRowsStride + 16 * piece;
-          uint16_t* out = q + static_cast<size_t>(row) * (HEADS * WIDTH) + 16 * packed;
+          uint16_t* out =
+              q + static_cast<size_t>(row) * (Config::kHeads * Config::kWidth) + 16 * packed;
           if (packed >= kQueryTiles + kKeyTiles) {
             store_weights(staged, row, 16 * (packed - kQueryTiles - kKeyTiles));
             return;
           }
           const uint4* const from = reinterpret_cast<const uint4*>(staged);
           if (packed >= kQueryTiles) {
-            const int64_t first = static_cast<int64_t>(slot) * WIDTH + 16 * (packed - kQueryTiles);
+            const int64_t first =
+                static_cast<int64_t>(slot) * Config::kWidth + 16 * (packed - kQueryTiles);
             store_key(from[0], from[1], key_pool + first);
             return;
           }
@@ -70,7 +73,7 @@ struct IndexerGemm : DenseGemm {
   // 16 values of a key.
   __device__ __forceinline__ static void store_key(uint4 front, uint4 back, KeyElement* out) {
     uint4* const to = reinterpret_cast<uint4*>(out);
-    if (KEY_BYTES == 2) {
+    if (Config::kKeyBytes == 2) {
       to[0] = front;
       to[1] = back;
       return;
@@ -81,18 +84,18 @@ struct IndexerGemm : DenseGemm {
   }
 
   __device__ __forceinline__ void store_weights(const uint16_t* staged, int row, int first) const {
-    for (int i = 0; i < 16 && first + i < HEADS; ++i) {
-      head_weights[static_cast<size_t>(row) * HEADS + first + i] = staged[i];
+    for (int i = 0; i < 16 && first + i < Config::kHeads; ++i) {
+      head_weights[static_cast<size_t>(row) * Config::kHeads + first + i] = staged[i];
     }
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_indexer_gemm(const DenseWeights::Units::Stored* weight, const int* write_slot,
+    rms_indexer_gemm(const DenseWeights<Config>::Units::Stored* weight, const int* write_slot,
                      KeyElement* key_pool, uint16_t* q, uint16_t* head_weights,
                      const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
+  __shared__ TileRing<Config> ring;
   IndexerGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;
@@ -103,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   gemm.head_weights = head_weights;
   if (!kWeighted) {
     pdl_wait();  // a launch in front may still have use for these bytes
-    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * HEADS;
+    for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < rows * Config::kHeads;
          i += gridDim.x * blockDim.x) {
       head_weights[i] = float_to_bf16(1.0f);
     }

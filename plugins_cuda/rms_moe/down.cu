@@ -24,12 +24,10 @@
 // Gate/up lets this launch start only after its own wait for the router. The routing and row_start
 // are therefore final from the start, and the first weights are on their way before the wait for h.
 #include "../_device/l2_word.cuh"
+#include "device/config.cuh"
 #include "device/expert_routing.cuh"
 #include "device/expert_rows.cuh"
 #include "device/expert_stream.cuh"
-
-// Written by lowering.py.
-CONFIG
 
 constexpr int kBlocks = Config::kInner / 32;
 constexpr int kSteps = ceil_div(kBlocks, 2);

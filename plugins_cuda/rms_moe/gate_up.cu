@@ -20,12 +20,10 @@
 // own work counts: the weights alone come in 73 µs, decoding and products of 20 warps alone take 67
 // (16 of a step's 36 instructions are logic of half rate), and both beside each other 86. CTAs of
 // experts with more than 8 rows took 81 where others took 68, so what a CTA gets is cut by cost.
+#include "device/config.cuh"
 #include "device/expert_routing.cuh"
 #include "device/expert_rows.cuh"
 #include "device/expert_stream.cuh"
-
-// Written by lowering.py.
-CONFIG
 
 constexpr int kBlocks = Config::kHidden / 32;
 constexpr int kExpertTiles = Config::kInner / 8, kUnits = kExpertTiles / Config::kTiles;

@@ -256,7 +256,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
         ("EPS", float(request.attributes["eps"])),
     )
     return OpLaunch(
-        kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu", config=True),
+        kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu"),
         grid=(-(-sizes.experts // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
         shared_bytes=0,
@@ -282,7 +282,7 @@ def _gate_up(
         ("LIMIT", float(request.attributes["limit"])),
     )
     return OpLaunch(
-        kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu", config=True),
+        kernel=Kernel(FOLDER, "gate_up_experts", constants, file="gate_up.cu"),
         grid=(request.target.multiprocessors, 1, 1),
         block=32 * tactic.warps,
         shared_bytes=plan.dynamic,
@@ -309,7 +309,7 @@ def _down(
     read = ("workspace_h", "workspace_logits")
     return [
         OpLaunch(
-            kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu", config=True),
+            kernel=Kernel(FOLDER, "down_experts", constants, file="down.cu"),
             grid=(request.target.multiprocessors, 1, 1),
             block=32 * tactic.warps,
             shared_bytes=plan.dynamic,
@@ -317,7 +317,7 @@ def _down(
             reads_early=True,
         ),
         OpLaunch(
-            kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False, config=True),
+            kernel=Kernel(FOLDER, "add_experts", constants, file="down.cu", hot=False),
             grid=(-(-sizes.hidden // (ADD_THREADS * ADD_COLUMNS)), sizes.rows, 1),
             block=ADD_THREADS,
             shared_bytes=0,

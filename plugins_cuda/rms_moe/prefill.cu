@@ -20,18 +20,17 @@
 //   workspace_rows      panels of sorted rows, H rounded up to 64; later bf16 [sorted rows, H]
 //   workspace_h         panels of sorted rows, I rounded up to 64
 //
-// Launches: route; sort; gather (norm again, each row to its TOP_K places); gate/up; down; combine.
+// Launches: route; sort; gather (norm again, each row to its TOP_K places); gate/up and down
+// (prefill_gate_up.cu, prefill_down.cu); combine.
 // Numbers, 2048 rows of GPT-OSS-20B (see prefill_experts.cuh for the GEMMs' 450 and 225 µs): route
 // 6 µs; sort 4 µs; gather 12 MB in, 47 MB out, 20 µs; combine 59 MB in, 12 MB out, 20 µs.
-//
-// Compile-time constants: PART (which of the kernels), EXPERTS, TOP_K, and those of the headers.
-#if PART == 0
+#include "device/config.cuh"
 #include "device/expert_routing.cuh"
 #include "device/prefill_router.cuh"
 #include "device/prefill_sort.cuh"
 
 __device__ __forceinline__ int live_rows(const int* row_start) {
-  return load_l2_int(row_start + SEQUENCES);
+  return load_l2_int(row_start + Config::kSequences);
 }
 
 // 16 rows a CTA: their experts and shares.
@@ -46,24 +45,25 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   pdl_wait();
   const int live = live_rows(row_start), first = static_cast<int>(blockIdx.x) * kRouterRows;
   if (first >= live) return;
-  load_normed_rows(x, norm, static_cast<float>(EPS), first, live, rows);
+  load_normed_rows(x, norm, static_cast<float>(Config::kEps), first, live, rows);
   __syncthreads();
   multiply_router(router_weight, rows, sums);
   __syncthreads();
   const int count = min(kRouterRows, live - first);
-  for (int i = threadIdx.x; i < count * EXPERTS; i += kRowsThreads) {
-    const int r = i / EXPERTS, e = i % EXPERTS;
+  for (int i = threadIdx.x; i < count * Config::kExperts; i += kRowsThreads) {
+    const int r = i / Config::kExperts, e = i % Config::kExperts;
     float logit = 0.0f;
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) logit += sums.of[slice][r][e];
     logit = bf16_to_float(float_to_bf16(logit + bf16_to_float(router_bias[e])));
-    workspace_logits[static_cast<size_t>(first + r) * EXPERTS + e] = logit;
+    workspace_logits[static_cast<size_t>(first + r) * Config::kExperts + e] = logit;
   }
   __syncthreads();
   for (int r = threadIdx.x / 32; r < count; r += kRouterWarps) {
     const size_t row = first + r;
-    choose_experts<EXPERTS, TOP_K>(workspace_logits + row * EXPERTS, workspace_chosen + row * TOP_K,
-                                   workspace_shares + row * TOP_K);
+    choose_experts<Config::kExperts, Config::kTopK>(workspace_logits + row * Config::kExperts,
+                                                    workspace_chosen + row * Config::kTopK,
+                                                    workspace_shares + row * Config::kTopK);
   }
 }
 
@@ -73,8 +73,8 @@ extern "C" __global__ void __launch_bounds__(kSortThreads)
   __shared__ SharedSort shared;
   pdl_launch_dependents();
   pdl_wait();
-  sort_entries(workspace_chosen, live_rows(row_start) * TOP_K, workspace_position, workspace_tiles,
-               shared);
+  sort_entries(workspace_chosen, live_rows(row_start) * Config::kTopK, workspace_position,
+               workspace_tiles, shared);
 }
 
 // A warp a row: normed, to each of its places in the panels.
@@ -86,14 +86,15 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   const int row = static_cast<int>(blockIdx.x) * kRouterWarps + threadIdx.x / 32;
   if (row >= live_rows(row_start)) return;
   const uint16_t* const values = x + static_cast<size_t>(row) * kHidden;
-  const float scale = inverse_rms(values, static_cast<float>(EPS));
-  int places[TOP_K];
+  const float scale = inverse_rms<Config::kKBlocks>(values, static_cast<float>(Config::kEps));
+  int places[Config::kTopK];
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) places[k] = load_l2_int(workspace_position + row * TOP_K + k);
-  for (int c = threadIdx.x % 32; c < 8 * kRowPanels; c += 32) {
-    const uint4 chunk = row_chunk<kNorm>(values, norm, scale, c / 8, c % 8);
+  for (int k = 0; k < Config::kTopK; ++k)
+    places[k] = load_l2_int(workspace_position + row * Config::kTopK + k);
+  for (int c = threadIdx.x % 32; c < 8 * ceil_div(Config::kKBlocks, 2); c += 32) {
+    const uint4 chunk = row_chunk<Config::kKBlocks, kNorm>(values, norm, scale, c / 8, c % 8);
 #pragma unroll
-    for (int k = 0; k < TOP_K; ++k)
+    for (int k = 0; k < Config::kTopK; ++k)
       *reinterpret_cast<uint4*>(workspace_rows + panel_chunk(c / 8, c % 8, places[k], panel_rows)) =
           chunk;
   }
@@ -109,22 +110,24 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   const int row = unit / (kHidden / 8), column = unit % (kHidden / 8) * 8;
   if (row >= live_rows(row_start)) return;
   // Two rounds of loads: places, then rows.
-  int place[TOP_K];
-  float share[TOP_K];
-  uint4 expert[TOP_K];
+  int place[Config::kTopK];
+  float share[Config::kTopK];
+  uint4 expert[Config::kTopK];
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) place[k] = load_l2_int(workspace_position + row * TOP_K + k);
+  for (int k = 0; k < Config::kTopK; ++k)
+    place[k] = load_l2_int(workspace_position + row * Config::kTopK + k);
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) share[k] = load_l2_float(workspace_shares + row * TOP_K + k);
+  for (int k = 0; k < Config::kTopK; ++k)
+    share[k] = load_l2_float(workspace_shares + row * Config::kTopK + k);
   const size_t at = static_cast<size_t>(row) * kHidden + column;
   const uint4 v = load_l2_16(x + at);
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) {
+  for (int k = 0; k < Config::kTopK; ++k) {
     expert[k] = load_l2_16(workspace_rows + static_cast<size_t>(place[k]) * kHidden + column);
   }
   float sums[8] = {};
 #pragma unroll
-  for (int k = 0; k < TOP_K; ++k) {
+  for (int k = 0; k < Config::kTopK; ++k) {
     const uint32_t words[4] = {expert[k].x, expert[k].y, expert[k].z, expert[k].w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -143,108 +146,3 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
   }
   *reinterpret_cast<uint4*>(y + at) = make_uint4(out[0], out[1], out[2], out[3]);
 }
-
-#elif PART == 1
-#include "device/prefill_experts.cuh"
-#include "../_device/prefill_store.cuh"
-
-struct GateUpGemm : ExpertGemm<GateUpWeights> {
-  static constexpr int kStagingValues = kPairsStride;
-  const uint16_t* bias;
-  unsigned char* h;
-
-  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
-    return lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
-  }
-
-  // The panels of h have the 64 results of a tile in one of their own: 16-byte chunks of 8.
-  template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
-                                        const float (&sums)[columns / 2], uint16_t* staging) const {
-    const float2 b = ahead.widened();
-    const auto act = [b](float gate, float up) {
-#if !CLAMPED
-      const float plain = gate + b.x;
-      return __fdividef(plain, 1.0f + exp2_fast(-1.44269504f * plain)) * (up + b.y);
-#else
-      const float limit = static_cast<float>(LIMIT);
-      const float g = fminf(gate + b.x, limit);
-      const float u = fminf(fmaxf(up + b.y, -limit), limit);
-      const float power = exp2_fast(-1.44269504f * static_cast<float>(ALPHA) * g);
-      return __fdividef(g, 1.0f + power) * (u + 1.0f);
-#endif
-    };
-    stage_pairs<columns>(sums, act, staging);
-    const int panel = tile.row_tile / kConsumerWarps, group = warpgroup();
-    const bool there = 2 * panel + group < ROW_TILES / 4;
-    for_each_piece<4>(tile.live, [&](int token, int piece) {
-      const uint32_t* const words =
-          reinterpret_cast<const uint32_t*>(staging + token * kPairsStride);
-      const uint4 chunk = panel_chunk_of([&](int i) { return words[i]; }, piece);
-      *reinterpret_cast<uint4*>(
-          h + panel_chunk(panel, 4 * group + piece, tile.first + token, rows_of_panels)) =
-          there ? chunk : make_uint4(0, 0, 0, 0);
-    });
-  }
-};
-
-extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    moe_gate_up(const unsigned char* gate_up, const uint16_t* gate_up_bias, int* workspace_tiles,
-                const unsigned char* workspace_rows, unsigned char* workspace_h, int panel_rows) {
-  DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
-  GateUpGemm gemm;
-  gemm.packed = gate_up;
-  gemm.panel_start = workspace_rows;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenGateUp;
-  gemm.bias = gate_up_bias;
-  gemm.h = workspace_h;
-  prefill_gemm(gemm, ring, shared);
-}
-
-#else
-#include "device/prefill_experts.cuh"
-#include "../_device/prefill_store.cuh"
-
-struct DownGemm : ExpertGemm<DownWeights> {
-  static constexpr int kStagingValues = kRowsStride;
-  const uint16_t* bias;
-  uint16_t* out;  // [sorted rows, H]
-
-  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
-    return lane_bias(bias + static_cast<size_t>(tile.expert) * (16 * ROW_TILES), tile);
-  }
-
-  template <int columns>
-  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
-                                        const float (&sums)[columns / 2], uint16_t* staging) const {
-    stage_rows<columns>(sums, ahead.widened(), staging);
-    const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
-    for_each_piece<8>(tile.live, [&](int token, int piece) {
-      const int column = first_row + 8 * piece;
-      if (column >= 16 * ROW_TILES) return;
-      *reinterpret_cast<uint4*>(out + static_cast<size_t>(tile.first + token) * (16 * ROW_TILES) +
-                                column) =
-          *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
-    });
-  }
-};
-
-extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    moe_down(const unsigned char* down, const uint16_t* down_bias, int* workspace_tiles,
-             uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
-  DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
-  DownGemm gemm;
-  gemm.packed = down;
-  gemm.panel_start = workspace_h;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenDown;
-  gemm.bias = down_bias;
-  gemm.out = workspace_rows;
-  prefill_gemm(gemm, ring, shared);
-}
-#endif

@@ -80,10 +80,9 @@ class Layer:
         """Tiles of tokens, whatever the routing."""
         return min(self.experts, self.entries) + self.entries // self.columns
 
-    def constants(self, part: int, **more: float) -> tuple[tuple[str, int | float], ...]:
-        """What the kernels of one part are compiled with."""
+    def constants(self, **more: float) -> tuple[tuple[str, int | float], ...]:
+        """What kernels are compiled with, and ``more``."""
         return (
-            ("PART", part),
             ("EXPERTS", self.experts),
             ("TOP_K", self.top_k),
             ("COLUMNS", self.columns),
@@ -170,18 +169,20 @@ def _layer(request: LoweringRequest) -> Layer:
     return layer
 
 
-def _kernel(entry: str, constants: tuple[tuple[str, int | float], ...]) -> Kernel:
+def _kernel(
+    entry: str, constants: tuple[tuple[str, int | float], ...], file: str = "prefill.cu"
+) -> Kernel:
     # Sorting is one CTA's work of a few microseconds a chunk: what it spills does not show.
-    return Kernel("rms_moe", entry, constants, file="prefill.cu", hot=entry != "moe_sort")
+    return Kernel("rms_moe", entry, constants, file, hot=entry != "moe_sort")
 
 
 def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, int | float], ...]:
     return layer.constants(
-        0,
         K_BLOCKS=layer.hidden // BLOCK,
         SEQUENCES=layer.sequences,
         CAST_FIRST=int(rounding_of("RmsMoe", request.attributes) == "llama"),
         EPS=float(request.attributes["eps"]),
+        SHARED_BYTES=_router_bytes(layer),
     )
 
 
@@ -227,14 +228,18 @@ def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
 
 def _gemm(
     request: LoweringRequest,
-    entry: str,
+    name: str,
     constants: tuple[tuple[str, int | float], ...],
     shared_bytes: int,
     tiles: int,
     arguments: tuple[Argument, ...],
 ) -> OpLaunch:
     return OpLaunch(
-        _kernel(entry, constants),
+        _kernel(
+            f"moe_{name}",
+            (*constants, ("SHARED_BYTES", shared_bytes)),
+            f"prefill_{name}.cu",
+        ),
         grid=(min(tiles, request.target.multiprocessors), 1, 1),
         block=THREADS,
         shared_bytes=shared_bytes,
@@ -245,7 +250,6 @@ def _gemm(
 def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
     stages = stages_for(layer.columns, PAIRS_STAGING)
     constants = layer.constants(
-        1,
         K_BLOCKS=layer.hidden // BLOCK,
         ROW_TILES=layer.inner // TILE_OUTPUTS,
         STEPS=gate_up_steps(layer.hidden),
@@ -258,7 +262,7 @@ def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
     )
     return _gemm(
         request,
-        "moe_gate_up",
+        "gate_up",
         constants,
         ring_bytes(layer.columns, PAIRS_STAGING, stages),
         layer.most_tiles * panel_count(layer.inner // BLOCK),
@@ -272,7 +276,6 @@ def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
 def _down(request: LoweringRequest, layer: Layer) -> OpLaunch:
     stages = stages_for(layer.columns, ROWS_STAGING)
     constants = layer.constants(
-        2,
         K_BLOCKS=layer.inner // BLOCK,
         ROW_TILES=layer.hidden // PACKED_ROWS,
         STEPS=down_steps(layer.inner),
@@ -282,7 +285,7 @@ def _down(request: LoweringRequest, layer: Layer) -> OpLaunch:
     )
     return _gemm(
         request,
-        "moe_down",
+        "down",
         constants,
         ring_bytes(layer.columns, ROWS_STAGING, stages),
         layer.most_tiles * ceil_div(layer.hidden, TILE_ROWS),

@@ -17,9 +17,7 @@
 #include "../_device/bf16.cuh"
 #include "../_device/ptx.cuh"
 #include "../_device/ptx_load.cuh"
-
-// Written by lowering.py.
-CONFIG
+#include "device/config.cuh"
 
 constexpr int kBlocks = Config::kHidden / 32;
 constexpr int kSteps = ceil_div(kBlocks, Config::kRouterWarps);

@@ -10,13 +10,14 @@
 //
 // Grid: threads over heads of rows (device/normed_heads.cuh). A row of 40 heads of 128 is 10 KB in
 // and out, in L2: what it costs is a launch, less than 2 µs.
+#include "device/config.cuh"
 #include "device/normed_heads.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     rms_qkv_rope_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
                        const float* sin, const int* positions, const int* write_slot,
                        uint16_t* k_pool, uint16_t* q, int rows) {
-  const NormedHeads<Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE> heads{cos,        sin,    positions,
-                                                                  write_slot, k_pool, q};
-  heads.turn(q_norm, k_norm, static_cast<float>(EPS), rows);
+  const NormedHeads<Config::kQHeads, Config::kKvHeads, Config::kHeadDim, Config::kPageSize> heads{
+      cos, sin, positions, write_slot, k_pool, q};
+  heads.turn(q_norm, k_norm, static_cast<float>(Config::kEps), rows);
 }

@@ -19,17 +19,21 @@
 // about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
+#include "device/config.cuh"
 #include "device/normed_heads.cuh"
 
-constexpr Norm kNorm = !HAS_NORM ? Norm::kNone : CAST_FIRST ? Norm::kLlama : Norm::kGptOss;
+constexpr Norm kNorm = !Config::kHasNorm    ? Norm::kNone
+                       : Config::kCastFirst ? Norm::kLlama
+                                            : Norm::kGptOss;
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_qkv_rope_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                       int rows, int panel_rows) {
-  write_panel_rows<kNorm>(x, norm, static_cast<float>(EPS), workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, kNorm>(x, norm, static_cast<float>(Config::kEps),
+                                            workspace_panels, rows, panel_rows);
 }
 
-struct QkvGemm : HeadsGemm {
+struct QkvGemm : HeadsGemm<Config> {
   uint16_t* k_pool;
   uint16_t* v_pool;
 
@@ -43,34 +47,37 @@ struct QkvGemm : HeadsGemm {
         [&](int token, int piece) { return place_of(tile.first + token, first_tile + piece); },
         [&](int token, int piece, const Place& at) {
           const int packed = first_tile + piece, head = packed / kHeadTiles;
-          if (packed >= ROW_TILES) return;
+          if (packed >= Config::kRowTiles) return;
           const uint4* const staged =
               reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
           uint4 first = staged[0], second = staged[1];
-          if (!HEAD_NORMS && head < Q_HEADS + KV_HEADS) at.rotate(first, second);
+          if (!Config::kHeadNorms && head < Config::kQHeads + Config::kKvHeads)
+            at.rotate(first, second);
           uint16_t* const out = head_of(tile.first + token, head, at.slot);
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles)) = first;
-          *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles) + HEAD_DIM / 2) = second;
+          *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles) + Config::kHeadDim / 2) =
+              second;
         });
   }
 
   // Where a head of a row goes.
   __device__ __forceinline__ uint16_t* head_of(int row, int head, int slot) const {
-    if (head < Q_HEADS) return q + (static_cast<size_t>(row) * Q_HEADS + head) * HEAD_DIM;
-    const int h = (head - Q_HEADS) % KV_HEADS;
-    const size_t page = static_cast<size_t>(slot / PAGE_SIZE) * KV_HEADS + h;
-    return (head < Q_HEADS + KV_HEADS ? k_pool : v_pool) +
-           (page * PAGE_SIZE + slot % PAGE_SIZE) * HEAD_DIM;
+    if (head < Config::kQHeads)
+      return q + (static_cast<size_t>(row) * Config::kQHeads + head) * Config::kHeadDim;
+    const int h = (head - Config::kQHeads) % Config::kKvHeads;
+    const size_t page = static_cast<size_t>(slot / Config::kPageSize) * Config::kKvHeads + h;
+    return (head < Config::kQHeads + Config::kKvHeads ? k_pool : v_pool) +
+           (page * Config::kPageSize + slot % Config::kPageSize) * Config::kHeadDim;
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_qkv_rope_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
+    rms_qkv_rope_gemm(const DenseWeights<Config>::Units::Stored* weight, const uint16_t* bias,
                       const float* cos, const float* sin, const int* positions,
                       const int* write_slot, uint16_t* k_pool, uint16_t* v_pool, uint16_t* q,
                       const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
+  __shared__ TileRing<Config> ring;
   QkvGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;
@@ -90,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_qkv_rope_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
                        const float* sin, const int* positions, const int* write_slot,
                        uint16_t* k_pool, uint16_t* q, int rows) {
-  const NormedHeads<Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE> heads{cos,        sin,    positions,
-                                                                  write_slot, k_pool, q};
-  heads.turn(q_norm, k_norm, static_cast<float>(EPS), rows);
+  const NormedHeads<Config::kQHeads, Config::kKvHeads, Config::kHeadDim, Config::kPageSize> heads{
+      cos, sin, positions, write_slot, k_pool, q};
+  heads.turn(q_norm, k_norm, static_cast<float>(Config::kEps), rows);
 }

@@ -15,15 +15,16 @@
 // heads of D, of which tile j holds rows 8j … 8j+7 and D/2+8j … D/2+8j+7, and LATENT rows in order.
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
+#include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_query_latent_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                           int rows, int panel_rows) {
-  write_panel_rows<HAS_NORM ? Norm::kGptOss : Norm::kNone>(x, norm, static_cast<float>(EPS),
-                                                           workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, Config::kHasNorm ? Norm::kGptOss : Norm::kNone>(
+      x, norm, static_cast<float>(Config::kEps), workspace_panels, rows, panel_rows);
 }
 
-struct QueryLatentGemm : HeadsGemm {
+struct QueryLatentGemm : HeadsGemm<Config> {
   uint16_t* c_pool;
 
   template <int columns>
@@ -36,33 +37,34 @@ struct QueryLatentGemm : HeadsGemm {
         [&](int token, int piece) { return place_of(tile.first + token, first_tile + piece); },
         [&](int token, int piece, const Place& at) {
           const int packed = first_tile + piece, head = packed / kHeadTiles;
-          if (packed >= ROW_TILES) return;
+          if (packed >= Config::kRowTiles) return;
           const uint4* const staged =
               reinterpret_cast<const uint4*>(staging + token * kRowsStride + 16 * piece);
           uint4 first = staged[0], second = staged[1];
-          if (head >= Q_HEADS) {
-            uint16_t* const out = c_pool + static_cast<size_t>(at.slot) * LATENT +
-                                  16 * (packed - Q_HEADS * kHeadTiles);
+          if (head >= Config::kQHeads) {
+            uint16_t* const out = c_pool + static_cast<size_t>(at.slot) * Config::kLatent +
+                                  16 * (packed - Config::kQHeads * kHeadTiles);
             *reinterpret_cast<uint4*>(out) = first;
             *reinterpret_cast<uint4*>(out + 8) = second;
             return;
           }
           at.rotate(first, second);
           const size_t row = tile.first + token;
-          uint16_t* const out = q + (row * Q_HEADS + head) * HEAD_DIM + 8 * (packed % kHeadTiles);
+          uint16_t* const out =
+              q + (row * Config::kQHeads + head) * Config::kHeadDim + 8 * (packed % kHeadTiles);
           *reinterpret_cast<uint4*>(out) = first;
-          *reinterpret_cast<uint4*>(out + HEAD_DIM / 2) = second;
+          *reinterpret_cast<uint4*>(out + Config::kHeadDim / 2) = second;
         });
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_query_latent_gemm(const DenseWeights::Units::Stored* weight, const uint16_t* bias,
+    rms_query_latent_gemm(const DenseWeights<Config>::Units::Stored* weight, const uint16_t* bias,
                           const float* cos, const float* sin, const int* positions,
                           const int* write_slot, uint16_t* c_pool, uint16_t* q,
                           const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
+  __shared__ TileRing<Config> ring;
   QueryLatentGemm gemm;
   gemm.weight = weight;
   gemm.panel_start = workspace_panels;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch, Tactic
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, OpLaunch, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import (
     ARRIVED,
     SUMS,
     TOKENS,
+    dense_kernel,
     dense_tactics,
     many_tokens,
     ready_tokens,
@@ -24,12 +25,9 @@ def lower(request: LoweringRequest) -> Lowering:
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)
     eps = float(request.attributes["eps"])
+    constants = (*cut.constants, ("HAS_BIAS", int("bias" in request.tensors)), ("EPS", eps))
     launch = OpLaunch(
-        Kernel(
-            "rms_swiglu",
-            "rms_swiglu_of_many" if many else "rms_swiglu",
-            (*cut.constants, ("HAS_BIAS", int("bias" in request.tensors)), ("EPS", eps)),
-        ),
+        dense_kernel("rms_swiglu", constants, many),
         grid=cut.grid,
         block=cut.block,
         shared_bytes=cut.shared_bytes,

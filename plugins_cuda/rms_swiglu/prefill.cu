@@ -13,15 +13,16 @@
 #include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "../_device/prefill_store.cuh"
+#include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_swiglu_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                     int rows, int panel_rows) {
-  write_panel_rows<Norm::kLlama>(x, norm, static_cast<float>(EPS), workspace_panels, rows,
-                                 panel_rows);
+  write_panel_rows<Config::kKBlocks, Norm::kLlama>(x, norm, static_cast<float>(Config::kEps),
+                                                   workspace_panels, rows, panel_rows);
 }
 
-struct SwigluGemm : BiasedGemm {
+struct SwigluGemm : BiasedGemm<Config> {
   static constexpr int kStagingValues = kPairsStride;
   uint16_t* h;
 
@@ -39,25 +40,25 @@ struct SwigluGemm : BiasedGemm {
     stage_pairs<columns>(
         sums,
         [&](float gate, float up) {
-          return HAS_BIAS ? activate(gate + b.x, up + b.y) : activate(gate, up);
+          return Config::kHasBias ? activate(gate + b.x, up + b.y) : activate(gate, up);
         },
         staging);
     const int first_column = 8 * tile.row_tile + kGroupRows / 2 * warpgroup();
     for_each_piece<4>(tile.live, [&](int token, int piece) {
       const int column = first_column + 8 * piece;
-      if (column >= 8 * ROW_TILES) return;
-      *reinterpret_cast<uint4*>(h + static_cast<size_t>(tile.first + token) * (8 * ROW_TILES) +
-                                column) =
+      if (column >= 8 * Config::kRowTiles) return;
+      *reinterpret_cast<uint4*>(
+          h + static_cast<size_t>(tile.first + token) * (8 * Config::kRowTiles) + column) =
           *reinterpret_cast<const uint4*>(staging + token * kPairsStride + 8 * piece);
     });
   }
 };
 
 extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
-    rms_swiglu_gemm(const DenseWeights::Units::Stored* gate_up, const uint16_t* bias, uint16_t* h,
-                    const unsigned char* workspace_panels, int rows) {
+    rms_swiglu_gemm(const DenseWeights<Config>::Units::Stored* gate_up, const uint16_t* bias,
+                    uint16_t* h, const unsigned char* workspace_panels, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ TileRing ring;
+  __shared__ TileRing<Config> ring;
   SwigluGemm gemm;
   gemm.weight = gate_up;
   gemm.panel_start = workspace_panels;

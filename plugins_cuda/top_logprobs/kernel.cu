@@ -7,6 +7,7 @@
 //
 // All ranked keys of a row differ, since they hold the token. So the next largest is the largest of
 // those below the last one: nothing has to be taken out of a list.
+#include "../_device/block_max.cuh"
 #include "../_device/infinity.cuh"
 #include "../_device/l2_word.cuh"
 #include "../_device/ordered_key.cuh"
@@ -15,19 +16,6 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kTokens = 16;  // of a thread
 constexpr int kPartLogits = kThreads * kTokens;
 constexpr float kLog2E = 1.44269504f;
-
-__device__ __forceinline__ uint64_t block_max(uint64_t value) {
-  __shared__ uint64_t of_warps[kWarps];
-  value = warp_max(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = value;
-  __syncthreads();
-  return warp_max(of_warps[threadIdx.x % kWarps]);
-}
-
-__device__ __forceinline__ float value_of(uint64_t ranked) {
-  return key_value(static_cast<uint32_t>(ranked >> 32));
-}
 
 // The sum of all threads' values for thread 0, added up in one order.
 __device__ __forceinline__ float block_sum(float value) {
@@ -49,6 +37,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
                                                                   uint64_t* workspace_best,  // out
                                                                   float* workspace_sums,     // out
                                                                   int vocab, int most) {
+  __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
@@ -68,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
       const uint64_t key = token < vocab ? ranked_key(ordered_key(x[n]), token) : 0;
       if (key < bound && key > best) best = key;
     }
-    return block_max(best);
+    return block_max(best, of_warps);
   };
   const int wanted = max(1, min(load_l2_int(top_count + r), most));
   uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(most, 1);
@@ -79,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
     last = largest_below(last);
     if (threadIdx.x == 0) list[n] = last;
   }
-  const float shift = value_of(first);
+  const float shift = ranked_value(first);
   float sum = 0.0f;
   if (shift != minus_infinity()) {
 #pragma unroll
@@ -102,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                int* top_ids,                    // out [R, most]
                float* top_logprobs,             // out [R, most]
                int vocab, int parts, int most) {
+  __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.x, stride = max(most, 1);
@@ -114,14 +104,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
       const uint64_t key = load_l2_word(lists + i / listed * stride + i % listed);
       if (key < bound && key > best) best = key;
     }
-    return block_max(best);
+    return block_max(best, of_warps);
   };
   uint64_t best = largest_below(~uint64_t{0});
-  const float largest = value_of(best);
+  const float largest = ranked_value(best);
   float sum = 0.0f;
 #pragma unroll 1
   for (int part = threadIdx.x; part < parts; part += kThreads) {
-    const float most_of_part = value_of(load_l2_word(lists + part * stride));
+    const float most_of_part = ranked_value(load_l2_word(lists + part * stride));
     if (most_of_part == minus_infinity()) continue;
     sum += load_l2_float(workspace_sums + r * parts + part) *
            exp2_fast((most_of_part - largest) * kLog2E);
@@ -137,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     const bool is_there = n < wanted && best != 0;
     if (threadIdx.x == 0) {
       top_ids[r * most + n] = is_there ? static_cast<int>(ranked_index(best)) : -1;
-      top_logprobs[r * most + n] = is_there ? value_of(best) - chosen + own : minus_infinity();
+      top_logprobs[r * most + n] = is_there ? ranked_value(best) - chosen + own : minus_infinity();
     }
     if (is_there) best = largest_below(best);
   }

@@ -3,7 +3,9 @@
 // what it has written itself. At 131k tokens in pages of 16 a CTA takes 8 rounds of either.
 #include "../_device/ptx.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+CONFIG
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     view_positions(const int* page_table,   // [B, P]
                    const int* view_tables,  // [layers, B, kv_heads, P]
                    int* page_position,      // out [layers, B, P]
@@ -14,11 +16,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int64_t place = static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
   const int* whole = page_table + static_cast<int64_t>(blockIdx.x) * pages;
   const int* seen = view_tables + place * heads * pages;
-  for (int i = threadIdx.x; i < pages; i += THREADS) {
+  for (int i = threadIdx.x; i < pages; i += Config::kThreads) {
     if (whole[i] != 0) workspace_begins[whole[i]] = i * page_size;
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < pages; i += THREADS) {
+  for (int i = threadIdx.x; i < pages; i += Config::kThreads) {
     page_position[place * pages + i] = seen[i] != 0 ? workspace_begins[seen[i]] : 0;
   }
 }

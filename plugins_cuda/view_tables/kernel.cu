@@ -2,7 +2,9 @@
 // 12 layers of 8 KV heads, under a microsecond; one with a view a tenth of a megabyte.
 #include "../_device/ptx.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+CONFIG
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     view_tables(const int* page_table,      // [B, P]
                 const int* partial_tables,  // [layers, BM, kv_heads, V]
                 const int* viewed,          // [B]
@@ -17,7 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int* whole = page_table + static_cast<int64_t>(b) * pages;
   int* out = view_tables + ((layer * static_cast<int64_t>(gridDim.x) + b) * heads + head) * pages;
   const bool views = viewed[b] != 0;
-  for (int i = threadIdx.x; i < pages; i += THREADS) {
+  for (int i = threadIdx.x; i < pages; i += Config::kThreads) {
     out[i] = views ? (i < entries ? partial[i] : 0) : whole[i];
   }
 }

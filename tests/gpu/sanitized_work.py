@@ -37,7 +37,7 @@ Arrays: TypeAlias = dict[str, np.ndarray]
 # What it is, the op, its launches, its inputs and its outputs.
 Piece: TypeAlias = tuple[str, str, Lowering, Arrays, Arrays]
 
-FORMS = ("MANY_TOKENS", "PANELS", "TOKENS_READY", "ROW_GROUPS")
+FORMS = ("PANELS", "TOKENS_READY", "ROW_GROUPS")
 
 # Rows of heads that are panels, at real size.
 PANEL_ROWS = (33, 64, 80)

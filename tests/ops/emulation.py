@@ -214,9 +214,7 @@ def emulated_entry(kernel: Kernel) -> Any:
         f"  return emulation::launch({kernel.entry}, grid, block, arguments);\n"
         "}\n"
     )
-    constants = [f"-D{name}={value}" for name, value in kernel.constants]
-    if kernel.config:
-        constants = [*source_of(kernel).definitions()]
+    constants = source_of(kernel).definitions()
     emulator, header = str(_emulator()), str(_precompiled().with_suffix(""))
 
     def compiled(library: Path) -> None:

@@ -42,8 +42,8 @@ def violations(op: OpSpec, folder: Path) -> list[str]:
 
     Every pointer is named like an input or output of the declaration (or ``workspace…``), every
     declared tensor is named by some entry point (an alias's two names are one buffer), and an
-    entry point lists them in declared order. The kernels of a prompt's chunks (``prefill.cu``) name
-    every declared tensor themselves. ``SHARED`` sources are left out.
+    entry point lists them in declared order. The kernels of a prompt's chunks (``prefill….cu``)
+    name every declared tensor themselves. ``SHARED`` sources are left out.
     """
     paths = [p for p in sorted(folder.glob("*.cu")) if f"{folder.name}/{p.name}" not in SHARED]
     order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
@@ -55,10 +55,10 @@ def violations(op: OpSpec, folder: Path) -> list[str]:
             problems.append(f'{path.name}: no extern "C" __global__ function')
         for entry, names in entries.items():
             problems += _misplaced(f"{path.name}: {entry}", names, order)
-        by_phase.setdefault(path.stem == PREFILL, []).extend(entries.values())
+        by_phase.setdefault(path.stem.startswith(PREFILL), []).extend(entries.values())
     aliases = dict(op.aliases)
     for prefill, parameters in sorted(by_phase.items()):
-        where = f"{PREFILL}.cu" if prefill else "the decoding kernels"
+        where = "a prompt's kernels" if prefill else "the decoding kernels"
         missing = _missing(order, aliases, parameters)
         problems += [f"{name} is in no entry point of {where}" for name in missing]
     return problems

@@ -57,7 +57,7 @@ def test_every_file_counts(tmp_path: Path) -> None:
     (tmp_path / "second.cu").write_text(good.replace("write_rows", "others"))
     assert violations(op, tmp_path) == []
     (tmp_path / "prefill.cu").write_text(good.replace("const int* write_slot, ", ""))
-    assert violations(op, tmp_path) == ["write_slot is in no entry point of prefill.cu"]
+    assert violations(op, tmp_path) == ["write_slot is in no entry point of a prompt's kernels"]
     (tmp_path / "prefill.cu").write_text("int nothing;")
     assert 'prefill.cu: no extern "C" __global__ function' in violations(op, tmp_path)
 

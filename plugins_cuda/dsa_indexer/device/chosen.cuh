@@ -5,12 +5,14 @@
 
 #include "../../_device/list_range.cuh"
 #include "../../_device/ptx.cuh"
+#include "config.cuh"
 #include "digits.cuh"
 
-constexpr int kSelectWarps = THREADS / 32;
+constexpr int kSelectWarps = Config::kThreads / 32;
 // Slots whose order is found by comparing each with all.
 constexpr int kFew = 256;
-static_assert(THREADS % kFew == 0 && kDigits % (4 * THREADS) == 0, "threads share both evenly");
+static_assert(Config::kThreads % kFew == 0 && kDigits % (4 * Config::kThreads) == 0,
+              "threads share both evenly");
 
 struct SelectScratch {
   int sums[kSelectWarps];
@@ -65,23 +67,23 @@ struct Marks {
     return min(begin() + of_a_thread(), words);
   }
   __device__ __forceinline__ int of_a_thread() const {
-    return ceil_div(words, THREADS) | 1;
+    return ceil_div(words, Config::kThreads) | 1;
   }
 
   // What the row's CTAs wrote, {taken, near} a word.
   __device__ __forceinline__ void load(const uint2* marks) const {
     constexpr int kAtOnce = 4;
     const int pairs = ceil_div(words, 2);
-    for (int first = threadIdx.x; first < pairs; first += kAtOnce * THREADS) {
+    for (int first = threadIdx.x; first < pairs; first += kAtOnce * Config::kThreads) {
       uint4 two[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * THREADS;
+        const int at = first + i * Config::kThreads;
         if (at < pairs) two[i] = load_l2_16(marks + 2 * at);
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * THREADS;
+        const int at = first + i * Config::kThreads;
         if (at >= pairs) break;
         *reinterpret_cast<uint2*>(taken + 2 * at) = make_uint2(two[i].x, two[i].z);
         *reinterpret_cast<uint2*>(near + 2 * at) = make_uint2(two[i].y, two[i].w);
@@ -124,19 +126,19 @@ struct Marks {
     }
     __syncthreads();
     const int top = 1 << (31 - __clz(words));
-    for (int first = threadIdx.x; first < count; first += kAtOnce * THREADS) {
+    for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {
       // The last word with no more than an entry's number in front of it.
       int word[kAtOnce] = {};
       for (int step = top; step > 0; step /= 2) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int next = word[i] + step;
-          if (next < words && before[next] <= first + i * THREADS) word[i] = next;
+          if (next < words && before[next] <= first + i * Config::kThreads) word[i] = next;
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = first + i * THREADS;
+        const int at = first + i * Config::kThreads;
         if (at >= count) break;
         list[at] = 32 * word[i] + bit_number(taken[word[i]], at - before[word[i]]);
       }

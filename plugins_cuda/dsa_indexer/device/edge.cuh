@@ -3,6 +3,7 @@
 #pragma once
 
 #include "chosen.cuh"
+#include "config.cuh"
 
 // The digit of the last slot that a row takes, how many slots have it, how many of them are taken.
 struct Edge {
@@ -11,7 +12,7 @@ struct Edge {
 
 // Counts of this thread's digits, the highest first.
 struct DigitCounts {
-  static constexpr int kOwn = kDigits / THREADS;
+  static constexpr int kOwn = kDigits / Config::kThreads;
   int own[kOwn];
 
   __device__ __forceinline__ static int top() {
@@ -72,19 +73,19 @@ struct NearSlots {
                                        const Use& use) const {
     constexpr int kAtOnce = 4;
     const int count = is_listed ? edge.count : late - low;
-    for (int first = threadIdx.x; first < count; first += kAtOnce * THREADS) {
+    for (int first = threadIdx.x; first < count; first += kAtOnce * Config::kThreads) {
       int slot[kAtOnce];
       float score[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = min(first + i * THREADS, count - 1);
+        const int at = min(first + i * Config::kThreads, count - 1);
         slot[i] = is_listed ? static_cast<int>(listed[at]) : low + at;
         score[i] = scores[slot[i]];
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const uint32_t key = ordered_key(score[i]);
-        const bool near = first + i * THREADS < count && digit_of(key) == edge.digit;
+        const bool near = first + i * Config::kThreads < count && digit_of(key) == edge.digit;
         if (near) use(key - keys.first, slot[i]);
       }
     }
@@ -96,7 +97,7 @@ struct NearSlots {
 __device__ __forceinline__ void settle_few(const Marks& marks, const Edge& edge,
                                            const DigitKeys& keys, const NearSlots& slots,
                                            SelectScratch& scratch) {
-  constexpr int kShares = THREADS / kFew;
+  constexpr int kShares = Config::kThreads / kFew;
   static_assert(kCoarseBits + 8 <= 32 && kFew <= 256, "a key's rest and a place in one word");
   const int at = threadIdx.x % kFew, share = threadIdx.x / kFew;
   int slot = 0;
@@ -134,7 +135,7 @@ __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge
   constexpr int kPassBits = 11;
   static_assert(1 << kPassBits == kDigits && kCoarseBits <= 2 * kPassBits && kFineBits > kPassBits,
                 "two passes are enough");
-  for (int i = threadIdx.x; i < marks.words; i += THREADS) marks.near[i] = 0;
+  for (int i = threadIdx.x; i < marks.words; i += Config::kThreads) marks.near[i] = 0;
   uint32_t last = 0;
   int left = edge.left;
 #pragma unroll 1
@@ -142,7 +143,7 @@ __device__ __forceinline__ void settle_many(const Marks& marks, const Edge& edge
     const int shift = pass == 0 ? keys.bits - kPassBits : 0;
     const int above = pass == 0 ? keys.bits : keys.bits - kPassBits;
     __syncthreads();
-    for (int i = threadIdx.x; i < kDigits; i += THREADS) scratch.counts[i] = 0;
+    for (int i = threadIdx.x; i < kDigits; i += Config::kThreads) scratch.counts[i] = 0;
     __syncthreads();
     slots.each(is_listed, edge, keys, [&](uint32_t rest, int) {
       if (rest >> above == last >> above)

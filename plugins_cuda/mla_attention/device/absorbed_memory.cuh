@@ -35,6 +35,12 @@ static_assert(Config::kTile == 64 && Config::kScale > 0 && Config::kValue % 16 =
               "see above");
 
 // The last panel of the queries is held in registers; weights of odd tiles take its place.
+constexpr int kSharedBytes = 16 * (kStages * kStageUnits + (kEntryPanels + 1) * kQueryUnits) +
+                             4 * 6 * kHeads + 8 * (2 * kStages * kParts + 2 * kHalves + 2) +
+                             4 * (Config::kBatch + 1);
+static_assert(kSharedBytes == Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;          // [kStages][kStageUnits]
   uint4* queries;       // [kEntryPanels][kHeads][8]

@@ -24,6 +24,13 @@ static_assert(Config::kCopyRegisters * kCopyThreads + Config::kKeyRegisters * kL
               "no more registers than there are");
 static_assert(kLoadUnits <= 2 * kFragmentUnits, "weights come by way of the keys' place");
 
+constexpr int kSharedBytes = 16 * (Config::kStages * (kStageUnits + kTableUnits) +
+                                   2 * kFragmentUnits + kWeightUnits + kWaitingUnits) +
+                             4 * kMixWarps * kWarpStates + 20 * kStates +
+                             8 * (2 * Config::kStages + 4) + 16;
+static_assert(kSharedBytes == Config::kSharedBytes,
+              "the launch gives as much as is laid out below");
+
 struct Memory {
   uint4* ring;        // [STAGES][kStageUnits]
   uint4* tables;      // [STAGES][kTableUnits]

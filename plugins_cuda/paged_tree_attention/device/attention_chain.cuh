@@ -1,9 +1,10 @@
 // A team's tiles on their way, and a chain of them.
 //
-// Constants of the kernel: those of attention_inputs.cuh, and STAGES.
+// Config: those of attention_inputs.cuh, and STAGES.
 #pragma once
 
 #include "attention_inputs.cuh"
+#include "config.cuh"
 
 // Copies of tiles run STAGES ahead of what is attended to. `ahead` stands at the next one to fetch:
 // its settle() goes from the end of a chain to the next, and its slot is past SPLIT at the end.
@@ -15,7 +16,7 @@ struct TeamRing {
 
   __device__ __forceinline__ void fetch_next(Walk& walk, int to) {
     ahead.settle(walk);
-    if (ahead.slot < SPLIT) {
+    if (ahead.slot < Config::kSplit) {
       walk.fetch(ahead.tile, stages + to * 2 * kTileUnits);
       ahead.tile += kPeriod;
     }
@@ -25,16 +26,16 @@ struct TeamRing {
   // The first tiles, from number ``from`` on.
   __device__ __forceinline__ void start(Walk& walk, int from = 0) {
 #pragma unroll 1
-    for (int i = from; i < STAGES; ++i) fetch_next(walk, i);
+    for (int i = from; i < Config::kStages; ++i) fetch_next(walk, i);
   }
 
   // Those of them that end below ``limit``: how many.
   __device__ __forceinline__ int start_below(Walk& walk, int limit) {
     int started = 0;
 #pragma unroll 1
-    for (; started < STAGES; ++started) {
+    for (; started < Config::kStages; ++started) {
       ahead.settle(walk);
-      if (ahead.slot >= SPLIT || (ahead.tile + 1) * kTile > limit) break;
+      if (ahead.slot >= Config::kSplit || (ahead.tile + 1) * kTile > limit) break;
       fetch_next(walk, started);
     }
     return started;
@@ -43,14 +44,14 @@ struct TeamRing {
   // The keys of the next tile, values behind them; the tile before makes room for a later one.
   __device__ __forceinline__ const uint4* next(Walk& walk, int team) {
     if (spent < 0) {
-      cp_async_wait<STAGES - 1>();
+      cp_async_wait<Config::kStages - 1>();
     } else {
-      cp_async_wait<STAGES - 2>();
+      cp_async_wait<Config::kStages - 2>();
     }
     sync_team(team);
     if (spent >= 0) fetch_next(walk, spent);
     spent = stage;
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == Config::kStages ? 0 : stage + 1;
     return stages + spent * 2 * kTileUnits;
   }
 };
@@ -58,7 +59,7 @@ struct TeamRing {
 // Waits for all copies but those of the last ``left`` tiles.
 template <int tiles = 0>
 __device__ __forceinline__ void wait_but_for(int left) {
-  if constexpr (tiles < STAGES) {
+  if constexpr (tiles < Config::kStages) {
     if (left > tiles) return wait_but_for<tiles + 1>(left);
   }
   cp_async_wait<tiles>();
@@ -71,7 +72,7 @@ __device__ __forceinline__ void wait_for_launches_in_front() {
 }
 
 // What a CTA lays out first in its shared memory.
-constexpr int kTileMemoryUnits = kTeams * STAGES * 2 * kTileUnits +
+constexpr int kTileMemoryUnits = kTeams * Config::kStages * 2 * kTileUnits +
                                  (kHasTail ? 2 * kTailSlots * kRowUnits : 0) +
                                  (kRows > 1 ? kQueryRows * kRowUnits : 0);
 struct TileMemory {
@@ -81,9 +82,9 @@ struct TileMemory {
 
   __device__ __forceinline__ TileMemory(unsigned char* shared, int team)
       : ring(reinterpret_cast<uint4*>(shared)),
-        tail(ring + kTeams * STAGES * 2 * kTileUnits),
+        tail(ring + kTeams * Config::kStages * 2 * kTileUnits),
         queries(tail + (kHasTail ? 2 * kTailSlots * kRowUnits : 0)) {
-    ring += team * STAGES * 2 * kTileUnits;
+    ring += team * Config::kStages * 2 * kTileUnits;
   }
 
   // What stands behind it.
@@ -107,7 +108,7 @@ __device__ __forceinline__ void attend_chain(States& states, Walk& walk, Ring& r
   const Rows& rows = walk.rows;
   states.clear();
   int own = mine.first, own_tile = -1;  // of a row's own tiles
-  const int own_end = mine.has_tail ? min(mine.first + ROWS, rows.count) : 0;
+  const int own_end = mine.has_tail ? min(mine.first + Config::kRows, rows.count) : 0;
   for (int tile = walk.first_tile(slot, chain);; tile += kPeriod) {
     const uint4 *keys, *values;
     int from;

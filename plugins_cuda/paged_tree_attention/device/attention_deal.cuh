@@ -1,9 +1,10 @@
 // How a CTA whose teams have slots of their own deals these to them.
 //
-// Constants of the kernel: those of attention_walk.cuh.
+// Config: those of attention_walk.cuh.
 #pragma once
 
 #include "attention_walk.cuh"
+#include "config.cuh"
 
 // The slots of a CTA that its rows see keys of, numbered in their order, are dealt in rounds: a
 // whole slot to each team; in the end, where fewer are left and their tiles take less time so, a
@@ -17,12 +18,14 @@ struct Deal {
 
   // The rows see keys of some slot; `ctas` is a power of two.
   __device__ __forceinline__ Deal(const Rows& rows, int cta, int ctas) : cta(cta), ctas(ctas) {
-    const int number = rows.number_of(cta, ctas), shift = 31 - __clz(ctas), all = SPLIT >> shift;
+    const int number = rows.number_of(cta, ctas), shift = 31 - __clz(ctas),
+              all = Config::kSplit >> shift;
     count = min((rows.chunks() - number + ctas - 1) >> shift, all);
     const int left = count % kTeams;
     whole = left <= kByChains * (kChains - 1) ? count - left : count;
-    const int from = WINDOW > 0 ? (((rows.first >> 7) + number) & (SPLIT - 1)) >> shift : 0;
-    wrapped = WINDOW > 0 ? max(from + count - all, 0) : 0;
+    const int from =
+        Config::kWindow > 0 ? (((rows.first >> 7) + number) & (Config::kSplit - 1)) >> shift : 0;
+    wrapped = Config::kWindow > 0 ? max(from + count - all, 0) : 0;
     unseen = from - wrapped;
   }
 
@@ -41,7 +44,7 @@ struct Deal {
   // What a team has of a round: its slot, SPLIT where there is none for it, and its chains.
   __device__ __forceinline__ int slot_of(int round, int team) const {
     const int number = round + (by_chains(round) ? team / kChains : team);
-    return number < count ? slot(number) : SPLIT;
+    return number < count ? slot(number) : Config::kSplit;
   }
 
   __device__ __forceinline__ int chain_from(int round, int team) const {
@@ -65,7 +68,7 @@ struct DealtTiles {
 
   // From a chain's end to the next chain that has tiles, or past the last slot.
   __device__ __forceinline__ void settle(const Walk& walk) {
-    while (slot < SPLIT && !walk.shares(tile)) {
+    while (slot < Config::kSplit && !walk.shares(tile)) {
       if (++chain < deal.chain_to(round, team)) {
         tile = walk.first_tile(slot, chain);
       } else {

@@ -1,18 +1,20 @@
 // What a warp's chains come to, slot by slot, and what the slots of a CTA come to.
 //
-// Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh.
+// Config: those of attention_slots.cuh and of attention_states.cuh.
 #pragma once
 
 #include "attention_slots.cuh"
 #include "attention_states.cuh"
+#include "config.cuh"
 
 constexpr int kWarpHalves = kPairs * kSides;
-constexpr int kPartHeads = kWarpHalves * kPlaces, kPartFloats = kPartHeads * WIDTH;  // of a warp
-constexpr int kParts = ROW_WARPS * kTeams;
+constexpr int kPartHeads = kWarpHalves * kPlaces,
+              kPartFloats = kPartHeads * Config::kWidth;  // of a warp
+constexpr int kParts = Config::kRowWarps * kTeams;
 
 // Where column `column` of a place stands among WIDTH floats: places differ in their banks.
 __device__ __forceinline__ int part_column(int place, int column) {
-  return (column / 8 ^ place % (WIDTH / 8)) * 8 + column % 8;
+  return (column / 8 ^ place % (Config::kWidth / 8)) * 8 + column % 8;
 }
 
 // What the chains of a slot come to so far, where other warps find it at the slot's end: maximum
@@ -57,13 +59,13 @@ struct Held {
                                         int slot) const {
     const int lane = made_anew(threadIdx.x % 32), g = lane / 4, t = lane % 4;
     const int head = Mma::kOfHalf == 1 ? g : g % Mma::kHeads;
-    if (head >= GROUP) return;
+    if (head >= Config::kGroup) return;
 #pragma unroll
     for (int i = 0; i < kWarpHalves; ++i) {
       const int mine = Mma::kOfHalf == 1 ? i : i * Mma::kOfHalf + g / Mma::kHeads;
       if (mine >= count) continue;
       const unsigned place = SlotStates::place(row + mine, slot, head);
-      float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
+      float2* to = reinterpret_cast<float2*>(slots.values + place * (Config::kWidth / 4)) + t;
 #pragma unroll
       for (int n = 0; n < 2 * kSteps; ++n) {
         to[4 * n] = *pair_of(lane, i, n);
@@ -76,7 +78,7 @@ struct Held {
   // Columns 8n + 2t and the one behind it of a lane's place of a half.
   __device__ __forceinline__ float2* pair_of(int lane, int half, int n) const {
     const int g = lane / 4, t = lane % 4;
-    float* place = values + (half * kPlaces + g) * WIDTH;
+    float* place = values + (half * kPlaces + g) * Config::kWidth;
     return reinterpret_cast<float2*>(place + part_column(g, 8 * n + 2 * t));
   }
 };
@@ -88,10 +90,12 @@ struct HeldParts {
 
   // Four columns of a head of a row of the CTA.
   __device__ __forceinline__ Part of_team(int team, int row, int head, int column) const {
-    const int warp = team * ROW_WARPS + row / ROWS, at = row % ROWS * Mma::kHeads + head;
+    const int warp = team * Config::kRowWarps + row / Config::kRows,
+              at = row % Config::kRows * Mma::kHeads + head;
     const int place = Mma::kOfHalf == 1 ? head : at % kPlaces;
     const float2 pair = sums[warp * kPartHeads + at];
-    const float* from = values + warp * kPartFloats + at * WIDTH + part_column(place, column);
+    const float* from =
+        values + warp * kPartFloats + at * Config::kWidth + part_column(place, column);
     return {pair.x, pair.y, *reinterpret_cast<const float4*>(from)};
   }
 
@@ -154,7 +158,7 @@ struct Running {
     each(rows, [&](int, int, int row, int head, int column) {
       const Part part = held.of_chains(team, row, head, column);
       const unsigned at = SlotStates::place(first + row, slot, head);
-      slots.values[at * (WIDTH / 4) + column / 4] = part.values;
+      slots.values[at * (Config::kWidth / 4) + column / 4] = part.values;
       if (column == 0) slots.sums[at] = make_float2(part.maximum, part.sum);
     });
   }
@@ -170,7 +174,7 @@ struct Running {
 #pragma unroll
     for (int k = 0; k < kHeld; ++k) {
       const int i = static_cast<int>(threadIdx.x) + k * kThreads, row = i / kQuads;
-      const int head = i % kQuads * 4 / WIDTH, column = i % kQuads * 4 % WIDTH;
+      const int head = i % kQuads * 4 / Config::kWidth, column = i % kQuads * 4 % Config::kWidth;
       if (i < kAll && row < rows) visit(k, i, row, head, column);
     }
   }

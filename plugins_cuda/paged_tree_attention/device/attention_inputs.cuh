@@ -1,11 +1,12 @@
 // What the decode kernels of attention are given, and how a CTA's queries come into place.
 //
-// Constants of the kernel: those of attention_states.cuh.
+// Config: those of attention_states.cuh.
 #pragma once
 
 #include "attention_states.cuh"
+#include "config.cuh"
 
-constexpr int kQueryRows = ROW_WARPS * kPairs * kHalves * kPlaces;
+constexpr int kQueryRows = Config::kRowWarps * kPairs * kHalves * kPlaces;
 
 struct Inputs {
   const uint32_t* q;
@@ -21,10 +22,10 @@ struct Inputs {
 
 // The warps of a team wait for each other.
 __device__ __forceinline__ void sync_team(int team) {
-  if (ROW_WARPS == 1) {
+  if (Config::kRowWarps == 1) {
     __syncwarp();
   } else {
-    named_barrier_sync(1 + team, 32 * ROW_WARPS);
+    named_barrier_sync(1 + team, 32 * Config::kRowWarps);
   }
 }
 
@@ -33,8 +34,9 @@ __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const 
                                              const Walk& walk, int first) {
   if (kRows == 1) {
     const int t = walk.lane % 4, head = walk.lane / 4;
-    const int64_t q_head = (static_cast<int64_t>(first) * KV_HEADS + walk.kv_head) * GROUP + head;
-    queries.hold(from + q_head * (WIDTH / 2) + t, head < GROUP);
+    const int64_t q_head =
+        (static_cast<int64_t>(first) * Config::kKvHeads + walk.kv_head) * Config::kGroup + head;
+    queries.hold(from + q_head * (Config::kWidth / 2) + t, head < Config::kGroup);
     return;
   }
   const uint4* units = reinterpret_cast<const uint4*>(from);
@@ -44,12 +46,13 @@ __device__ __forceinline__ void load_queries(Queries& queries, uint4* to, const 
   for (int k = 0; k < ceil_div(kAll, kThreads); ++k) {
     const unsigned i = thread + k * kThreads, place = i / kUnits, head = place % Mma::kHeads;
     if (kAll % kThreads != 0 && i >= kAll) break;
-    const int row =
-        place / (kHalves * kPlaces * kPairs) * ROWS + place / Mma::kHeads % (Mma::kAll * kPairs);
+    const int row = place / (kHalves * kPlaces * kPairs) * Config::kRows +
+                    place / Mma::kHeads % (Mma::kAll * kPairs);
     const int target = first + min(row, walk.rows.count - 1);
-    const bool real = head < GROUP;
-    const int64_t q_head = (static_cast<int64_t>(target) * KV_HEADS + walk.kv_head) * GROUP;
+    const bool real = head < Config::kGroup;
+    const int64_t q_head =
+        (static_cast<int64_t>(target) * Config::kKvHeads + walk.kv_head) * Config::kGroup;
     const int64_t unit = (q_head + (real ? head : 0)) * kUnits + i % kUnits;
-    cp_async_16_or_zero(to + tile_unit<WIDTH>(place, i % kUnits), units + unit, real);
+    cp_async_16_or_zero(to + tile_unit<Config::kWidth>(place, i % kUnits), units + unit, real);
   }
 }

@@ -1,20 +1,21 @@
 // How the decode kernel's softmax states become one: over a slot's chains, then over the slots.
 //
-// Constants of the kernel: those of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
+// Config: those of attention_slots.cuh and of attention_states.cuh, CONTEXT_CTAS,
 // HALVES_AT_ONCE (of a warp's m16 tiles, whose states are in shared memory together).
 #pragma once
 
 #include "attention_slots.cuh"
 #include "attention_states.cuh"
 #include "../../_device/meeting.cuh"
+#include "config.cuh"
 
-constexpr int kHeadFloats = WIDTH + 8;  // heads of a part begin in different banks
+constexpr int kHeadFloats = Config::kWidth + 8;  // heads of a part begin in different banks
 constexpr int kPartFloats = kPlaces * kHeadFloats;
 constexpr int kAllHalves = kPairs * kSides;  // of a warp
-constexpr int kPartRows = HALVES_AT_ONCE * Mma::kOfHalf;
-constexpr int kParts = ROW_WARPS * HALVES_AT_ONCE * kChains;
+constexpr int kPartRows = Config::kHalvesAtOnce * Mma::kOfHalf;
+constexpr int kParts = Config::kRowWarps * Config::kHalvesAtOnce * kChains;
 constexpr int kItems = ceil_div(kPartRows * kQuads, kChunk);
-static_assert(kAllHalves % HALVES_AT_ONCE == 0, "halves take turns");
+static_assert(kAllHalves % Config::kHalvesAtOnce == 0, "halves take turns");
 
 // Joins states across teams in shared memory, across slots in the workspaces.
 struct Joiner {
@@ -27,7 +28,8 @@ struct Joiner {
   __device__ __forceinline__ void publish(const States& states, int half) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int m = half / kSides, j = half % kSides;
-    const int part = (row_warp * HALVES_AT_ONCE + half % HALVES_AT_ONCE) * kChains + chain;
+    const int part =
+        (row_warp * Config::kHalvesAtOnce + half % Config::kHalvesAtOnce) * kChains + chain;
     float sum = states.sum[m][j];
     sum += __shfl_xor_sync(kAllLanes, sum, 1);
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
@@ -47,7 +49,7 @@ struct Joiner {
 
     __device__ __forceinline__ explicit Item(int k) {
       const unsigned i = threadIdx.x % kChunk + k * kChunk, quad = i % kQuads;
-      row = i / kQuads, head = quad * 4 / WIDTH, column = quad * 4 % WIDTH;
+      row = i / kQuads, head = quad * 4 / Config::kWidth, column = quad * 4 % Config::kWidth;
     }
 
     __device__ __forceinline__ bool is_real() const {
@@ -61,7 +63,7 @@ struct Joiner {
     Part slot = empty_part();
 #pragma unroll
     for (int of = 0; of < kChains; ++of) {
-      const int part = (row_warp * HALVES_AT_ONCE + half) * kChains + of;
+      const int part = (row_warp * Config::kHalvesAtOnce + half) * kChains + of;
       const float2 pair = part_sums[part * kPlaces + place];
       const float* values = parts + part * kPartFloats + place * kHeadFloats + column;
       join(slot, {pair.x, pair.y, *reinterpret_cast<const float4*>(values)});
@@ -73,11 +75,11 @@ struct Joiner {
   // its rows see is the result.
   __device__ __forceinline__ void end_slot(const States& states, const Rows& rows, int slot,
                                            int first) const {
-    const bool only = SLOTS == 1 || rows.chunks() == 1;
+    const bool only = Config::kSlots == 1 || rows.chunks() == 1;
 #pragma unroll
-    for (int half = 0; half < kAllHalves; half += HALVES_AT_ONCE) {
+    for (int half = 0; half < kAllHalves; half += Config::kHalvesAtOnce) {
 #pragma unroll
-      for (int n = 0; n < HALVES_AT_ONCE; ++n) publish(states, half + n);
+      for (int n = 0; n < Config::kHalvesAtOnce; ++n) publish(states, half + n);
       __syncthreads();
       Part all[kItems];
 #pragma unroll
@@ -88,18 +90,21 @@ struct Joiner {
 #pragma unroll
       for (int k = 0; k < kItems; ++k) {
         const Item item(k);
-        const int mine = half * Mma::kOfHalf + item.row, row = row_warp * ROWS + mine;
+        const int mine = half * Mma::kOfHalf + item.row, row = row_warp * Config::kRows + mine;
         if (!item.is_real() || row >= rows.count) continue;
-        if (ROW_WARPS > 1 && kAllHalves * Mma::kOfHalf != ROWS && mine >= ROWS) continue;
+        if (Config::kRowWarps > 1 && kAllHalves * Mma::kOfHalf != Config::kRows &&
+            mine >= Config::kRows)
+          continue;
         if (only) {
           slots.store(all[k], first + row, item.head, item.column);
           continue;
         }
         const unsigned at = SlotStates::place(first + row, slot, item.head);
-        slots.values[at * (WIDTH / 4) + item.column / 4] = all[k].values;
+        slots.values[at * (Config::kWidth / 4) + item.column / 4] = all[k].values;
         if (item.column == 0) slots.sums[at] = make_float2(all[k].maximum, all[k].sum);
       }
-      if (half + HALVES_AT_ONCE < kAllHalves || CONTEXT_CTAS < SLOTS) __syncthreads();
+      if (half + Config::kHalvesAtOnce < kAllHalves || Config::kContextCtas < Config::kSlots)
+        __syncthreads();
     }
   }
 
@@ -113,18 +118,18 @@ struct Joiner {
   // which the emulated form alone needs.
   __device__ __forceinline__ void join_together(const Rows& rows, int first, int cta, int* count,
                                                 volatile int* last) const {
-    const int ctas = rows.ctas(CONTEXT_CTAS);
+    const int ctas = rows.ctas(Config::kContextCtas);
 #ifdef SPECBUILD_EMULATE
     // CTAs run one after the other, so the last one joins for all.
     if (!is_last_of(count, ctas, last)) return;
-    for (int of = 0; of < CONTEXT_CTAS; ++of) {
-      if (!rows.occupy_cta(of, CONTEXT_CTAS)) continue;
-      join_part(rows, first, rows.number_of(of, CONTEXT_CTAS), ctas);
+    for (int of = 0; of < Config::kContextCtas; ++of) {
+      if (!rows.occupy_cta(of, Config::kContextCtas)) continue;
+      join_part(rows, first, rows.number_of(of, Config::kContextCtas), ctas);
     }
 #else
     Meeting<kThreads - 1> others(count, ctas);
     others.wait();
-    join_part(rows, first, rows.number_of(cta, CONTEXT_CTAS), ctas);
+    join_part(rows, first, rows.number_of(cta, Config::kContextCtas), ctas);
     others.leave();
 #endif
   }

@@ -1,15 +1,16 @@
 // How the sequences of a launch are shared out to its CTAs: by their chunks of 128 positions, a
 // power of two of CTAs to each (rounded down, one at least).
 //
-// Constants of the kernel: BATCH, SPLIT.
+// Config: BATCH, SPLIT.
 #pragma once
 
 #include "../../_device/ptx_attention.cuh"
 #include "../../_device/ptx_routing.cuh"
+#include "config.cuh"
 
 // What is known of the sequences: lane i holds those of number i, i + 32, ….
 struct Lengths {
-  static constexpr int kSets = ceil_div(BATCH, 32);
+  static constexpr int kSets = ceil_div(Config::kBatch, 32);
   int lane;
   int row_begin[kSets], row_end[kSets], tree_start[kSets];
 
@@ -17,7 +18,7 @@ struct Lengths {
       : lane(made_anew(threadIdx.x % 32)) {
 #pragma unroll
     for (int i = 0; i < kSets; ++i) {
-      const int sequence = min(32 * i + lane, BATCH - 1);
+      const int sequence = min(32 * i + lane, Config::kBatch - 1);
       row_begin[i] = load_l2_int(row_starts + sequence);
       row_end[i] = load_l2_int(row_starts + sequence + 1);
       tree_start[i] = load_l2_int(tree_starts + sequence);
@@ -26,7 +27,7 @@ struct Lengths {
 
   // Chunks of this lane's sequence, none where it has no rows. A row may see fewer.
   __device__ __forceinline__ int chunks(int set) const {
-    const bool real = 32 * set + lane < BATCH;
+    const bool real = 32 * set + lane < Config::kBatch;
     const int rows = row_end[set] - row_begin[set];
     return real && rows > 0 ? ((tree_start[set] + rows) >> 7) + 1 : 0;
   }
@@ -53,14 +54,14 @@ __device__ __forceinline__ Share share_of(const Lengths& all, int number, int mo
   int before = 0, passed = 0;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
-    const int wanted = min(all.chunks(i) / of_a_cta, SPLIT);
+    const int wanted = min(all.chunks(i) / of_a_cta, Config::kSplit);
     ctas[i] = all.chunks(i) == 0 ? 0 : 1 << (31 - __clz(max(1, wanted)));
     through[i] = before + warp_prefix_sum(ctas[i], all.lane);
     before = __shfl_sync(~0u, through[i], 31);
     passed += __popc(__ballot_sync(~0u, through[i] <= number));
   }
-  Share share{BATCH, 0, 0, 0, 0, 1, number + most, before};
-  if (passed >= BATCH) return share;
+  Share share{Config::kBatch, 0, 0, 0, 0, 1, number + most, before};
+  if (passed >= Config::kBatch) return share;
 #pragma unroll
   for (int i = 0; i < kSets; ++i) {
     const int from = passed % 32;

@@ -1,15 +1,16 @@
 // The softmax states of a decode warp's rows, in registers.
 //
-// Constants of the kernel: GROUP, WIDTH, SCALE, ROWS, and those of attention_walk.cuh.
+// Config: GROUP, WIDTH, SCALE, ROWS, and those of attention_walk.cuh.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
 #include "attention_walk.cuh"
+#include "config.cuh"
 
-constexpr int kSides = ROWS <= Mma::kOfHalf ? 1 : kHalves;  // of each m16 tile
-constexpr int kSteps = WIDTH / 16;
-constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(SCALE > 0, "the greatest score stays so");
+constexpr int kSides = Config::kRows <= Mma::kOfHalf ? 1 : kHalves;  // of each m16 tile
+constexpr int kSteps = Config::kWidth / 16;
+constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
+static_assert(Config::kScale > 0, "the greatest score stays so");
 
 // Rows of a tile that a lane addresses: 16 keys each, as operands of scores and of sums.
 struct Places {
@@ -48,7 +49,7 @@ struct Queries {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = held[kRows == 1 ? step : 0][i];
     } else {
-      ldmatrix_x4(a, tile + tile_unit<WIDTH>(16 * m + lane % 16, 2 * step + lane / 16));
+      ldmatrix_x4(a, tile + tile_unit<Config::kWidth>(16 * m + lane % 16, 2 * step + lane / 16));
     }
   }
 };
@@ -94,7 +95,7 @@ struct States {
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         uint32_t low[2], high[2];
-        load_key_columns_at<WIDTH>(low, high, keys, places.key[part], step);
+        load_key_columns_at<Config::kWidth>(low, high, keys, places.key[part], step);
 #pragma unroll
         for (int m = 0; m < kPairs; ++m) {
           mma_bf16(score[m][2 * part], q[m], low);
@@ -104,7 +105,7 @@ struct States {
     }
     if (!full) {
 #pragma unroll
-      for (int half = 0; half < ceil_div(ROWS, Mma::kOfHalf); ++half) {
+      for (int half = 0; half < ceil_div(Config::kRows, Mma::kOfHalf); ++half) {
         const Span span = span_of(Mma::row(half));
         const int key = from + static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
@@ -141,7 +142,7 @@ struct States {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t low[2], high[2];
-        load_value_columns_at<WIDTH>(low, high, values_tile, places.value[part], step);
+        load_value_columns_at<Config::kWidth>(low, high, values_tile, places.value[part], step);
 #pragma unroll
         for (int m = 0; m < kPairs; ++m) {
           mma_bf16(values[m][2 * step], weight[m][part], low);

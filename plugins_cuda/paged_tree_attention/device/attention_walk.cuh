@@ -1,6 +1,6 @@
 // How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
-// Constants of the kernel: KV_HEADS, SHARE, GROUP, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
+// Config: KV_HEADS, SHARE, GROUP, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
 // ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it
 // SHARED_BYTES (what their launch gives them), too.
 //
@@ -16,31 +16,35 @@
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/attention_tile.cuh"
 #include "../../_device/ptx_routing.cuh"
+#include "config.cuh"
 #include "mma_rows.cuh"
 #include "pool_row.cuh"
 
 constexpr int kTile = 32;
 constexpr int kChains = 4;  // of a slot
 constexpr int kChunk = kTile * kChains;
-constexpr int kPeriod = SPLIT * kChains;  // tiles from one of a chain's tiles to its next
-constexpr int kTeams = SLOT_TEAMS > 0 ? SLOT_TEAMS : kChains;
-constexpr int kTeamChains = SLOT_TEAMS > 0 ? kChains : 1;  // of a slot, of one team
-constexpr int kRows = ROWS * ROW_WARPS;
-using Mma = MmaRows<GROUP, ROWS>;
-constexpr int kPairs = ceil_div(ROWS, Mma::kAll);  // m16 tiles of a warp
+constexpr int kPeriod = Config::kSplit * kChains;  // tiles from one of a chain's tiles to its next
+constexpr int kTeams = Config::kSlotTeams > 0 ? Config::kSlotTeams : kChains;
+constexpr int kTeamChains = Config::kSlotTeams > 0 ? kChains : 1;  // of a slot, of one team
+constexpr int kRows = Config::kRows * Config::kRowWarps;
+using Mma = MmaRows<Config::kGroup, Config::kRows>;
+constexpr int kPairs = ceil_div(Config::kRows, Mma::kAll);  // m16 tiles of a warp
 // Loops stay rolled where registers would spill.
-constexpr bool kIsCrowded = kPairs > (SLOT_TEAMS > 0 ? 1 : 2);
-constexpr int kCopiesAtOnce = kIsCrowded ? 1 : SLOT_TEAMS > 0 && WIDTH > 64 ? 4 : 32;
+constexpr bool kIsCrowded = kPairs > (Config::kSlotTeams > 0 ? 1 : 2);
+constexpr int kCopiesAtOnce = kIsCrowded                                      ? 1
+                              : Config::kSlotTeams > 0 && Config::kWidth > 64 ? 4
+                                                                              : 32;
 constexpr int kRowLanes = 16;
-constexpr int kThreads = 32 * kTeams * ROW_WARPS;
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a head
-constexpr int kRowUnits = tile_row_units<WIDTH>();
+constexpr int kThreads = 32 * kTeams * Config::kRowWarps;
+constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a head
+constexpr int kRowUnits = tile_row_units<Config::kWidth>();
 constexpr int kTileUnits = kTile * kRowUnits;
 constexpr bool kHasTail = kRows > 1;
-constexpr int kTailSlots = kTile * (1 + WORDS);
+constexpr int kTailSlots = kTile * (1 + Config::kWords);
 // Pages that the tail may touch: it begins at a tile's first slot.
-constexpr int kTailPages = ceil_div(kTailSlots, PAGE_SIZE) + (kTile % PAGE_SIZE == 0 ? 0 : 1);
-static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
+constexpr int kTailPages =
+    ceil_div(kTailSlots, Config::kPageSize) + (kTile % Config::kPageSize == 0 ? 0 : 1);
+static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "slots are found by masks");
 static_assert(kRows <= kRowLanes, "every 16 lanes hold the views of all rows");
 static_assert(kTile == 32 && kChunk == 128, "shifts by 5 and 7");
 
@@ -62,7 +66,7 @@ struct Span {
 struct Rows {
   int index = -1;  // this lane's row of the launch
   int slot;
-  int words[WORDS];
+  int words[Config::kWords];
   RowView view;
   int shared_last;  // the last position that it sees in tiles that all rows share
   int count;
@@ -76,7 +80,7 @@ struct Rows {
     index = row;
     slot = row_slot[row];
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) words[i] = ancestor_bits[row * WORDS + i];
+    for (int i = 0; i < Config::kWords; ++i) words[i] = ancestor_bits[row * Config::kWords + i];
   }
 
   __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
@@ -85,15 +89,15 @@ struct Rows {
     const int row = first_row + min(static_cast<int>(threadIdx.x) % kRowLanes, count - 1);
     if (row != index) load(row, row_slot, ancestor_bits);
     __syncwarp();
-    view = view_of<WORDS, WINDOW>(slot, tree_start, words);
+    view = view_of<Config::kWords, Config::kWindow>(slot, tree_start, words);
     const bool in_tail = kHasTail && view.last >= 0;
     shared_last = in_tail ? (tree_start & -kTile) - 1 : view.end();
-    first = WINDOW > 0 ? least(view.first) : 0;
+    first = Config::kWindow > 0 ? least(view.first) : 0;
     end = greatest(view.end());
     shared_end = greatest(shared_last);
     tail_end = kHasTail ? greatest(view.last) : -1;
     any_tree = tail_end >= 0;
-    full_first = WINDOW > 0 ? greatest(view.first) : 0;
+    full_first = Config::kWindow > 0 ? greatest(view.first) : 0;
     full_last = least(shared_last);
   }
 
@@ -117,7 +121,7 @@ struct Rows {
   // power of two), how many CTAs have such a slot, the number of CTA `cta` if it is one of them,
   // and whether it is.
   __device__ __forceinline__ bool occupy(int slot) const {
-    return ((slot - (first >> 7)) & (SPLIT - 1)) < chunks();
+    return ((slot - (first >> 7)) & (Config::kSplit - 1)) < chunks();
   }
 
   __device__ __forceinline__ int ctas(int of) const {
@@ -161,7 +165,7 @@ struct Walk {
 
   // The same, should a row at ``slot`` be the CTA's first.
   __device__ __forceinline__ static int first_tile_of(int slot, int from_slot, int chain) {
-    const int first = WINDOW > 0 ? max(slot - WINDOW + 1, 0) : 0;
+    const int first = Config::kWindow > 0 ? max(slot - Config::kWindow + 1, 0) : 0;
     return own_tile_from(first >> 5, from_slot * kChains + chain);
   }
 
@@ -170,7 +174,8 @@ struct Walk {
   }
 
   __device__ __forceinline__ int pool_row(int slot) const {
-    return pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(table[slot / PAGE_SIZE], kv_head, slot);
+    return pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
+        table[slot / Config::kPageSize], kv_head, slot);
   }
 
   // From a team's tile in a chunk to its tile number `i` behind that one, chunk by chunk.
@@ -182,7 +187,7 @@ struct Walk {
   __device__ __forceinline__ void look_up(int tile) {
     entries_from = tile & -kTeamChains;
     const int slot = (entries_from + tiles_ahead(lane)) * kTile;
-    entries = slot < TABLE * PAGE_SIZE ? pool_row(slot) : 0;
+    entries = slot < Config::kTable * Config::kPageSize ? pool_row(slot) : 0;
   }
 
   // The pool row of this lane's key of a shared tile, -1 where nobody sees it.
@@ -192,17 +197,17 @@ struct Walk {
       return pool_row(position);
     }
     const int start = rows.view.tree_start;
-    return pool_row(start + set_bit<WORDS>(rows.words, position - start));
+    return pool_row(start + set_bit<Config::kWords>(rows.words, position - start));
   }
 
   // Starts the copies of a tile into `keys` and of its values right behind. What no row sees
   // becomes zeros, since a weight of 0 does not silence a NaN.
   __device__ __forceinline__ void fetch(int tile, uint4* keys) {
-    constexpr int kSpan = 32 * ROW_WARPS, kAll = kTile * kUnits;
+    constexpr int kSpan = 32 * Config::kRowWarps, kAll = kTile * kUnits;
     constexpr int kCopies = ceil_div(kAll, kSpan);
     const int from = tile * kTile, to = from + kTile - 1;
     const bool lineage = !kHasTail && rows.view.last >= 0 && to >= rows.view.tree_start;
-    if (PAGE_SIZE % kTile == 0 && !lineage) {
+    if (Config::kPageSize % kTile == 0 && !lineage) {
       const int ahead = tile - entries_from;
       if (ahead < 0 || ahead >= 32 / kTeamChains * kPeriod ||
           (ahead & (kPeriod - 1)) >= kTeamChains) {
@@ -218,7 +223,7 @@ struct Walk {
         const int unit = i * kSpan + pair_lane, key = unit / kUnits;
         if (kAll % kSpan != 0 && unit >= kAll) break;
         const bool seen = from + key >= rows.first && from + key <= rows.shared_end;
-        const int place = tile_unit<WIDTH>(key, unit % kUnits);
+        const int place = tile_unit<Config::kWidth>(key, unit % kUnits);
         cp_async_16_or_zero(keys + place, k + unit, seen);
         cp_async_16_or_zero(keys + kTileUnits + place, v + unit, seen);
       }
@@ -232,7 +237,7 @@ struct Walk {
       const int source = __shfl_sync(kAllLanes, mine, key);
       if (unit >= kAll) continue;
       const int64_t place = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
-      const int target = tile_unit<WIDTH>(key, unit % kUnits);
+      const int target = tile_unit<Config::kWidth>(key, unit % kUnits);
       cp_async_16_or_zero(keys + target, k_pool + place, source >= 0);
       cp_async_16_or_zero(keys + kTileUnits + target, v_pool + place, source >= 0);
     }
@@ -241,16 +246,17 @@ struct Walk {
   // The CTA's rows. The tail's pages are on their way meanwhile, should there be a tail.
   __device__ __forceinline__ void open(int first_row, int row_count, const int* row_slot,
                                        int tree_start, const int* ancestor_bits) {
-    const int first_page = (tree_start & -kTile) / PAGE_SIZE;
-    if (kHasTail) tail_page = table[min(first_page + lane, TABLE - 1)];
+    const int first_page = (tree_start & -kTile) / Config::kPageSize;
+    if (kHasTail) tail_page = table[min(first_page + lane, Config::kTable - 1)];
     rows.open(first_row, row_count, row_slot, tree_start, ancestor_bits);
   }
 
   // The pool row of a slot of the tail, which begins at slot `base`; by all lanes.
   __device__ __forceinline__ int tail_entry(int slot, int base) const {
-    if (kTailPages > 32) return pool_row(min(slot, TABLE * PAGE_SIZE - 1));
-    const int page = __shfl_sync(kAllLanes, tail_page, slot / PAGE_SIZE - base / PAGE_SIZE);
-    return pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, kv_head, slot);
+    if (kTailPages > 32) return pool_row(min(slot, Config::kTable * Config::kPageSize - 1));
+    const int page =
+        __shfl_sync(kAllLanes, tail_page, slot / Config::kPageSize - base / Config::kPageSize);
+    return pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, kv_head, slot);
   }
 
   // Starts the copies of the tree's slots, from the tile that it begins in; values behind keys.
@@ -261,7 +267,7 @@ struct Walk {
       const int row = unit / kUnits, entry = tail_entry(base + row, base);
       if (unit >= units) continue;
       const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;
-      const int to = tile_unit<WIDTH>(row, unit % kUnits);
+      const int to = tile_unit<Config::kWidth>(row, unit % kUnits);
       cp_async_16(tail + to, k_pool + from);
       cp_async_16(tail + kTailSlots * kRowUnits + to, v_pool + from);
     }
@@ -287,12 +293,13 @@ struct Walk {
     const int first = __shfl_sync(kAllLanes, rows.view.first, row);
     const int last = __shfl_sync(kAllLanes, rows.view.last, row);
     const int own = __shfl_sync(kAllLanes, rows.slot, row);
-    int ancestors[WORDS];
+    int ancestors[Config::kWords];
 #pragma unroll
-    for (int i = 0; i < WORDS; ++i) ancestors[i] = __shfl_sync(kAllLanes, rows.words[i], row);
+    for (int i = 0; i < Config::kWords; ++i)
+      ancestors[i] = __shfl_sync(kAllLanes, rows.words[i], row);
     const int position = tile * kTile + lane;
     if (position < first || position > last) return own - base;
     if (position < start) return position - base;
-    return start - base + set_bit<WORDS>(ancestors, position - start);
+    return start - base + set_bit<Config::kWords>(ancestors, position - start);
   }
 };

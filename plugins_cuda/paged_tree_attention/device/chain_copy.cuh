@@ -1,6 +1,6 @@
 // Copies of the tiles of chains (chain_steps.cuh) into a ring, for wgmma.
 //
-// Constants of the kernel: KV_HEADS, SHARE, WIDTH, PAGE_SIZE, STAGES, WORDS, WARPGROUPS,
+// Config: KV_HEADS, SHARE, WIDTH, PAGE_SIZE, STAGES, WORDS, WARPGROUPS,
 // ROW_GROUPS.
 //
 // Each of WARPGROUPS / ROW_GROUPS chains at once has stages and copying warps of its own: stage i
@@ -11,23 +11,27 @@
 #include "../../_device/ptx_registers.cuh"
 #include "../../_device/ptx_ring.cuh"
 #include "../../_device/ptx_wgmma_rows.cuh"
+#include "config.cuh"
 #include "ring_count.cuh"
 #include "../../_device/ring_place.cuh"
 #include "pool_row.cuh"
 
-constexpr int kUnits = WIDTH / 8;  // of 16 bytes, in a row of a tile
+using StageRing = Ring<Config::kStages>;
+
+constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kTile * kUnits;
 constexpr int kCopyWarps = 4;
-constexpr int kChainsAtOnce = WARPGROUPS / ROW_GROUPS;
+constexpr int kChainsAtOnce = Config::kWarpgroups / Config::kRowGroups;
 constexpr int kChainWarps = kCopyWarps / kChainsAtOnce;
-constexpr int kRunKeys = PAGE_SIZE % kTile == 0 ? kTile : PAGE_SIZE;  // of a tile, in a page
+constexpr int kRunKeys =
+    Config::kPageSize % kTile == 0 ? kTile : Config::kPageSize;  // of a tile, in a page
 constexpr bool kFewRuns = kTile % kRunKeys == 0 && kTile / kRunKeys <= 2;
 constexpr int kRuns = kFewRuns ? kTile / kRunKeys : 1;
 constexpr int kCopies = kTileUnits / 32, kKeysAtOnce = 32 / kUnits;  // of a lane, of a warp
 constexpr int kOrders = 8 / kKeysAtOnce;  // every eighth key has its units in the same order
 static_assert(kCopyWarps % kChainsAtOnce == 0, "chains have as many copying warps each");
 static_assert(kRunKeys >= kKeysAtOnce, "a page holds what a warp copies at once");
-static_assert(STAGES % kCopyWarps == 0, "a stage is always the same copying warp's");
+static_assert(Config::kStages % kCopyWarps == 0, "a stage is always the same copying warp's");
 static_assert(kChains % kChainsAtOnce == 0, "chains end together");
 
 struct Pool {
@@ -39,9 +43,9 @@ struct Pool {
   // Where this lane's unit of a slot's key, and of its value, stands by the page table from entry
   // `table` on.
   __device__ __forceinline__ int64_t unit_of(int table, unsigned slot, int unit) const {
-    const int page = page_table[table + slot / PAGE_SIZE];
-    const int row =
-        pool_row_of<KV_HEADS, SHARE, PAGE_SIZE>(page, static_cast<int>(blockIdx.y), slot);
+    const int page = page_table[table + slot / Config::kPageSize];
+    const int row = pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(
+        page, static_cast<int>(blockIdx.y), slot);
     return static_cast<int64_t>(row) * kUnits + unit;
   }
 
@@ -50,8 +54,8 @@ struct Pool {
                                          const Tiles& at) const {
     if (position > at.end() || (at.own >= 0 && position < (rows.tree_start & -kTile))) return -1;
     if (at.own < 0 || position < rows.tree_start) return position;
-    const int* ancestors = ancestor_bits + rows.rows[at.own].index * WORDS;
-    return rows.tree_start + set_bit<WORDS>(ancestors, position - rows.tree_start);
+    const int* ancestors = ancestor_bits + rows.rows[at.own].index * Config::kWords;
+    return rows.tree_start + set_bit<Config::kWords>(ancestors, position - rows.tree_start);
   }
 
   // Starts this lane's part of the copies of a tile, values behind keys; zeros for what no row
@@ -72,8 +76,8 @@ struct Pool {
       wait();
 #pragma unroll
       for (int i = 0; i < kCopies; ++i) {
-        const int to =
-            panel_unit<WIDTH, kTile>(key + i % kOrders * kKeysAtOnce, unit) + i / kOrders * 64;
+        const int to = panel_unit<Config::kWidth, kTile>(key + i % kOrders * kKeysAtOnce, unit) +
+                       i / kOrders * 64;
         const int64_t from = run[i / kOfRun % kRuns] + i % kOfRun * kKeysAtOnce * kUnits;
         cp_async_16(stage + to, keys + from);
         cp_async_16(stage + kTileUnits + to, values + from);
@@ -85,7 +89,7 @@ struct Pool {
     for (int i = 0; i < kCopies; ++i) {
       const int slot = slot_of(at.from + key + i * kKeysAtOnce, rows, at);
       const int64_t from = slot >= 0 ? unit_of(rows.table, slot, unit) : 0;
-      const int to = panel_unit<WIDTH, kTile>(key + i * kKeysAtOnce, unit);
+      const int to = panel_unit<Config::kWidth, kTile>(key + i * kKeysAtOnce, unit);
       cp_async_16_or_zero(stage + to, keys + from, slot >= 0);
       cp_async_16_or_zero(stage + kTileUnits + to, values + from, slot >= 0);
     }
@@ -95,12 +99,12 @@ struct Pool {
 // A copying warp: of its chains' tiles every kChainWarps-th. Each announces itself when it has
 // landed; who reads it by wgmma executes fence_async_shared() first.
 struct CopyingWarp {
-  Ring& ring;
+  StageRing& ring;
   uint4* stages;
   RingCount place;  // of this warp's next tile
   int ahead;        // tiles to it
 
-  __device__ __forceinline__ CopyingWarp(Ring& of, uint4* memory)
+  __device__ __forceinline__ CopyingWarp(StageRing& of, uint4* memory)
       : ring(of), stages(memory), place{number()}, ahead(number() / kChainsAtOnce) {}
 
   static __device__ __forceinline__ unsigned number() {

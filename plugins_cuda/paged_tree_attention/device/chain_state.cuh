@@ -1,10 +1,11 @@
 // A chain's softmax state of a warp's rows, by wgmma; and what a slot's chains come to.
 //
-// Constants of the kernel: those of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
+// Config: those of chain_copy.cuh, attention_slots.cuh and prompt_rows.cuh.
 #pragma once
 
 #include "attention_slots.cuh"
 #include "chain_copy.cuh"
+#include "config.cuh"
 #include "prompt_rows.cuh"
 #include "row_pair.cuh"
 
@@ -35,8 +36,8 @@ struct Held {
 
   __device__ __forceinline__ void clear() const {
 #pragma unroll
-    for (int i = 0; i < WIDTH / 8; ++i) at(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    at(WIDTH / 8) = make_float4(no_maximum(), 0.0f, no_maximum(), 0.0f);
+    for (int i = 0; i < Config::kWidth / 8; ++i) at(i) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    at(Config::kWidth / 8) = make_float4(no_maximum(), 0.0f, no_maximum(), 0.0f);
   }
 
   __device__ __forceinline__ void join(const Chain& chain) const {
@@ -47,14 +48,14 @@ struct Held {
       added[j] += __shfl_xor_sync(kAllLanes, added[j], 1);
       added[j] += __shfl_xor_sync(kAllLanes, added[j], 2);
     }
-    float4 state = at(WIDTH / 8);
+    float4 state = at(Config::kWidth / 8);
     const bool first =
         join_sums(state.x, state.y, __fmul_rn(chain.maximum[0], kScale), added[0], a[0], b[0]);
     const bool second =
         join_sums(state.z, state.w, __fmul_rn(chain.maximum[1], kScale), added[1], a[1], b[1]);
-    at(WIDTH / 8) = state;
+    at(Config::kWidth / 8) = state;
 #pragma unroll
-    for (int n = 0; n < WIDTH / 8; ++n) {
+    for (int n = 0; n < Config::kWidth / 8; ++n) {
       float4 mine = at(n);
       const float (&v)[4] = chain.values[n];
       if (first) {
@@ -73,16 +74,16 @@ struct Held {
   __device__ __forceinline__ void leave(const SlotStates& slots, int row, int count,
                                         int slot) const {
     const int g = Mma::head(), t = threadIdx.x % 4;
-    if (g >= GROUP) return;
+    if (g >= Config::kGroup) return;
     for (int j = 0; Mma::row(j) < count; ++j) {
       const unsigned place = SlotStates::place(row + Mma::row(j), slot, g);
-      float2* to = reinterpret_cast<float2*>(slots.values + place * (WIDTH / 4)) + t;
+      float2* to = reinterpret_cast<float2*>(slots.values + place * (Config::kWidth / 4)) + t;
 #pragma unroll
-      for (int n = 0; n < WIDTH / 8; ++n) {
+      for (int n = 0; n < Config::kWidth / 8; ++n) {
         const float4 mine = at(n);
         to[4 * n] = j == 0 ? make_float2(mine.x, mine.y) : make_float2(mine.z, mine.w);
       }
-      const float4 state = at(WIDTH / 8);
+      const float4 state = at(Config::kWidth / 8);
       if (t > 0) continue;
       slots.sums[place] = j == 0 ? make_float2(state.x, state.y) : make_float2(state.z, state.w);
     }

@@ -1,7 +1,7 @@
 // What the rows of a row tile see, and the order in which their sums take it: that of
 // attention_walk.cuh.
 //
-// Constants of the kernel: SPLIT, WORDS, WINDOW.
+// Config: SPLIT, WORDS, WINDOW.
 //
 // Tiles of 32 positions, four to a chunk; chunks go to slot `chunk mod SPLIT`, the tiles of a chunk
 // to the slot's four chains. Tiles of committed keys are shared by all of these rows. A row with
@@ -10,10 +10,11 @@
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
+#include "config.cuh"
 
 constexpr int kTile = 32, kChains = 4, kChunk = kChains * kTile;
-static_assert((SPLIT & (SPLIT - 1)) == 0, "slots are found by masks");
-static_assert(WINDOW == 0, "rows see everything before them");
+static_assert((Config::kSplit & (Config::kSplit - 1)) == 0, "slots are found by masks");
+static_assert(Config::kWindow == 0, "rows see everything before them");
 
 // Positions first … last.
 struct Span {
@@ -28,8 +29,9 @@ struct ManyRow {
 
 __device__ __forceinline__ ManyRow open_many_row(int index, const int* row_slot, int tree_start,
                                                  const int* ancestor_bits) {
-  const int* ancestors = ancestor_bits + index * WORDS;
-  const RowView view = view_of<WORDS, WINDOW>(row_slot[index], tree_start, ancestors);
+  const int* ancestors = ancestor_bits + index * Config::kWords;
+  const RowView view =
+      view_of<Config::kWords, Config::kWindow>(row_slot[index], tree_start, ancestors);
   return {index, view.last >= 0 ? (tree_start & -kTile) - 1 : view.end(), view.last};
 }
 
@@ -99,7 +101,7 @@ struct Tiles {
   }
 
  private:
-  static constexpr int kStride = SPLIT * kChunk;
+  static constexpr int kStride = Config::kSplit * kChunk;
 
   __device__ __forceinline__ bool next_owner() {
     while (++own < rows.count) {

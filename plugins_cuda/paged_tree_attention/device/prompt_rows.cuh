@@ -1,19 +1,20 @@
 // Rows that a CTA takes together: their queries; of a prompt's chunk also what they see, their
 // softmax (its sums in another order than weigh_tile's) and their results.
 //
-// Constants of the kernel: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
+// Config: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
 // halves j = 0, 1 of an mma hold rows as mma_rows.cuh says.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/row_tile.cuh"
+#include "config.cuh"
 #include "mma_rows.cuh"
 
-constexpr float kScale = static_cast<float>(SCALE) * kLog2E;
-static_assert(SCALE > 0, "the greatest score stays so");
+constexpr float kScale = static_cast<float>(Config::kScale) * kLog2E;
+static_assert(Config::kScale > 0, "the greatest score stays so");
 
-using Mma = MmaRows<GROUP, 2>;  // several rows
+using Mma = MmaRows<Config::kGroup, 2>;  // several rows
 
 // What a row sees, by view slot.
 struct Row {
@@ -25,19 +26,21 @@ struct Row {
 
 __device__ __forceinline__ Row open_row(int index, const int* row_slot, int tree_start,
                                         const int* ancestors) {
-  const RowView view = view_of<WORDS, WINDOW>(row_slot[index], tree_start, ancestors);
+  const RowView view =
+      view_of<Config::kWords, Config::kWindow>(row_slot[index], tree_start, ancestors);
   const int nodes = view.last - tree_start;
-  const int end = view.last < 0 ? view.chain : tree_start + set_bit<WORDS>(ancestors, nodes);
+  const int end =
+      view.last < 0 ? view.chain : tree_start + set_bit<Config::kWords>(ancestors, nodes);
   return {index, view.first, view.chain, end};
 }
 
 __device__ __forceinline__ bool tree_sees(const Row& row, int tree_start, int slot,
                                           const int* ancestor_bits) {
-  const int* ancestors = ancestor_bits + row.index * WORDS;
+  const int* ancestors = ancestor_bits + row.index * Config::kWords;
   const int bit = slot - tree_start;
-  if (bit < 0 || bit >= 32 * WORDS) return false;
+  if (bit < 0 || bit >= 32 * Config::kWords) return false;
   if (!(static_cast<uint32_t>(ancestors[bit / 32]) >> (bit % 32) & 1u)) return false;
-  return tree_start + bits_below<WORDS>(ancestors, bit) >= row.first;
+  return tree_start + bits_below<Config::kWords>(ancestors, bit) >= row.first;
 }
 
 // Positions that some of a tile's rows see, and those that all of them see for sure.
@@ -121,12 +124,12 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
   const int g = Mma::head(), t = threadIdx.x % 4;
   sum += __shfl_xor_sync(kAllLanes, sum, 1);
   sum += __shfl_xor_sync(kAllLanes, sum, 2);
-  if (g >= GROUP || !real) return;
+  if (g >= Config::kGroup || !real) return;
   Part all{__fmul_rn(maximum, kScale), sum, make_float4(1.0f, 0.0f, 0.0f, 0.0f)};
-  if (HAS_SINKS) join_sink(all, sinks[blockIdx.y * GROUP + g]);
+  if (Config::kHasSinks) join_sink(all, sinks[blockIdx.y * Config::kGroup + g]);
   const float scale = all.sum > 0.0f ? all.values.x / all.sum : 0.0f;
-  const int64_t head = (row.index * KV_HEADS + blockIdx.y) * GROUP + g;
-  uint32_t* to = attended + head * (WIDTH / 2) + t;
+  const int64_t head = (row.index * Config::kKvHeads + blockIdx.y) * Config::kGroup + g;
+  uint32_t* to = attended + head * (Config::kWidth / 2) + t;
 #pragma unroll
   for (int n = 0; n < columns; ++n) {
     to[4 * n] = pack_bf16x2(values[n][2 * j] * scale, values[n][2 * j + 1] * scale);
@@ -135,17 +138,18 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
 
 // The queries of an mma's rows as A operands of 16 columns each.
 template <class AnyRow>
-__device__ __forceinline__ void load_query_rows(uint32_t (&q)[WIDTH / 16][4],
+__device__ __forceinline__ void load_query_rows(uint32_t (&q)[Config::kWidth / 16][4],
                                                 const uint32_t* queries, const AnyRow* rows) {
   const int g = Mma::head(), t = threadIdx.x % 4;
 #pragma unroll
   for (int j = 0; j < kHalves; ++j) {
-    const int64_t head = (rows[Mma::row(j)].index * KV_HEADS + blockIdx.y) * GROUP + g;
-    const uint32_t* from = queries + head * (WIDTH / 2) + t;
+    const int64_t head =
+        (rows[Mma::row(j)].index * Config::kKvHeads + blockIdx.y) * Config::kGroup + g;
+    const uint32_t* from = queries + head * (Config::kWidth / 2) + t;
 #pragma unroll
-    for (int step = 0; step < WIDTH / 16; ++step) {
-      q[step][j] = g < GROUP ? from[8 * step] : 0u;
-      q[step][j + 2] = g < GROUP ? from[8 * step + 4] : 0u;
+    for (int step = 0; step < Config::kWidth / 16; ++step) {
+      q[step][j] = g < Config::kGroup ? from[8 * step] : 0u;
+      q[step][j + 2] = g < Config::kGroup ? from[8 * step + 4] : 0u;
     }
   }
 }

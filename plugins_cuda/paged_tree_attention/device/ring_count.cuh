@@ -4,17 +4,18 @@
 #pragma once
 
 #include "../../_device/types.cuh"
+#include "config.cuh"
 
-static_assert((STAGES & (STAGES - 1)) == 0, "counts run over");
+static_assert((Config::kStages & (Config::kStages - 1)) == 0, "counts run over");
 
 struct RingCount {
   unsigned passed;  // stages that it has passed by
 
   __device__ __forceinline__ int slot() const {
-    return passed % STAGES;
+    return passed % Config::kStages;
   }
   // Of the barriers that stand there.
   __device__ __forceinline__ uint32_t parity() const {
-    return passed / STAGES % 2;
+    return passed / Config::kStages % 2;
   }
 };

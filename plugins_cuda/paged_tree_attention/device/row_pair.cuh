@@ -1,15 +1,16 @@
 // The rows of a warp, of the four whose warpgroup multiplies by wgmma: scores of `keys` keys at a
 // time, weights, and the values' sums. mma_rows.cuh says how rows and heads share an mma.
 //
-// Constants of the kernel: WIDTH (64 or 128), GROUP.
+// Config: WIDTH (64 or 128), GROUP.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/ptx_wgmma_rows.cuh"
+#include "config.cuh"
 #include "prompt_rows.cuh"
 
 constexpr int kWarpRows = Mma::kAll;
-constexpr int kSteps = WIDTH / 16;
+constexpr int kSteps = Config::kWidth / 16;
 
 // `Matrix`: a matrix of keys or values in shared memory, which moves on by units of 16 bytes.
 template <int keys>
@@ -17,20 +18,21 @@ struct RowPair {
   uint32_t queries[kSteps][4];
   float score[keys / 8][4];
   uint32_t weight[keys / 16][4];
-  float values[WIDTH / 8][4];
+  float values[Config::kWidth / 8][4];
   float maximum[kHalves];  // of the scores, before the scale
   float sum[kHalves];      // over this lane's keys
 
   __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; ++i) values[i / 4][i % 4] = 0.0f;
+    for (int i = 0; i < Config::kWidth / 2; ++i) values[i / 4][i % 4] = 0.0f;
     maximum[0] = maximum[1] = no_maximum();
     sum[0] = sum[1] = 0.0f;
   }
 
   __device__ __forceinline__ float (&scores())
       [keys / 2] { return reinterpret_cast<float (&)[keys / 2]>(score); } __device__ __forceinline__
-      float (&sums()) [WIDTH / 2] { return reinterpret_cast<float (&)[WIDTH / 2]>(values); }
+      float (&sums())
+          [Config::kWidth / 2] { return reinterpret_cast<float (&)[Config::kWidth / 2]>(values); }
 
   // Begins S = Q·Kᵀ.
   template <class Matrix>
@@ -54,7 +56,7 @@ struct RowPair {
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < keys / 16; ++step) {
-      wgmma_bf16_rows<WIDTH>(sums(), weight[step], matrix + step * 128);
+      wgmma_bf16_rows<Config::kWidth>(sums(), weight[step], matrix + step * 128);
     }
     wgmma_commit();
   }

@@ -1,19 +1,21 @@
-// What a key is cached as: KEY_BYTES 2 for bf16, 1 for fp8 (e4m3).
+// What a key is cached as: bf16, or fp8 (e4m3) where its elements are a byte.
 #pragma once
 
 #include "../../_device/e4m3.cuh"
+#include "config.cuh"
 
-#if KEY_BYTES == 1
-using KeyElement = uint8_t;
-#else
-using KeyElement = uint16_t;
-#endif
+template <int bytes>
+struct CachedKey {
+  using Element = uint16_t;
+};
+template <>
+struct CachedKey<1> {
+  using Element = uint8_t;
+};
+using KeyElement = CachedKey<Config::kKeyBytes>::Element;
 
 // Two bf16 as two elements, the first in the lower bits.
 __device__ __forceinline__ uint32_t as_keys(uint32_t pair) {
-#if KEY_BYTES == 1
-  return pack_e4m3x2(bf16_low_to_float(pair), bf16_high_to_float(pair));
-#else
-  return pair;
-#endif
+  const bool fp8 = Config::kKeyBytes == 1;
+  return fp8 ? pack_e4m3x2(bf16_low_to_float(pair), bf16_high_to_float(pair)) : pair;
 }

@@ -3,26 +3,29 @@
 // Numbers, 2048 rows of GPT-OSS-20B: 128 CTAs, each 92 KB of rows and 184 KB of router weights from
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
-// Compile-time constants: K_BLOCKS (hidden/32), EXPERTS, TOP_K, CAST_FIRST (LLaMA's norm).
+// Config: kKBlocks (hidden/32), kExperts, kTopK, kSharedBytes, kCastFirst (LLaMA's norm).
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
+#include "config.cuh"
 
-constexpr Norm kNorm = CAST_FIRST ? Norm::kLlama : Norm::kGptOss;
+constexpr Norm kNorm = Config::kCastFirst ? Norm::kLlama : Norm::kGptOss;
 constexpr int kRouterRows = 16;
 constexpr int kRouterWarps = kRowsThreads / 32;
-constexpr int kHidden = 32 * K_BLOCKS;
+constexpr int kHidden = 32 * Config::kKBlocks;
 // 16-bit values between rows in shared memory: the 8 rows of a B operand start in other banks.
 constexpr int kRouterStride = kHidden + 8;
-constexpr int kExpertTiles = ceil_div(EXPERTS, 16);
+constexpr int kExpertTiles = ceil_div(Config::kExperts, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
-constexpr int kSliceBlocks = ceil_div(K_BLOCKS, kSlices);
+constexpr int kSliceBlocks = ceil_div(Config::kKBlocks, kSlices);
 // Of router weights: asked for at once. The choice of many experts takes registers too.
-constexpr int kBlocksAhead = TOP_K > 4 ? 4 : 6;
+constexpr int kBlocksAhead = Config::kTopK > 4 ? 4 : 6;
 
 struct RouterSums {
   float of[kSlices][kRouterRows][16 * kExpertTiles];
 };
+static_assert(2 * kRouterRows * kRouterStride + sizeof(RouterSums) == Config::kSharedBytes,
+              "the launch gives as much as rows and sums take");
 
 // Rows ``first`` … + 15 of x [rows, hidden], normed, into shared memory; zeros from ``live`` on.
 __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16_t* norm, float eps,
@@ -30,7 +33,7 @@ __device__ __forceinline__ void load_normed_rows(const uint16_t* x, const uint16
   for (int r = threadIdx.x / 32; r < kRouterRows; r += kRouterWarps) {
     const uint16_t* const row = x + static_cast<size_t>(first + r) * kHidden;
     const bool there = first + r < live;
-    const float scale = there ? inverse_rms(row, eps) : 0.0f;
+    const float scale = there ? inverse_rms<Config::kKBlocks>(row, eps) : 0.0f;
     for (int c = threadIdx.x % 32; c < kHidden / 8; c += 32) {
       uint4 out = make_uint4(0, 0, 0, 0);
       if (there) {
@@ -50,8 +53,9 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int unit = threadIdx.x / 32; unit < kExpertTiles * kSlices; unit += kRouterWarps) {
     const int tile = unit % kExpertTiles, slice = unit / kExpertTiles;
-    const int low = min(16 * tile + g, EXPERTS - 1), high = min(16 * tile + g + 8, EXPERTS - 1);
-    const int end = min(K_BLOCKS, (slice + 1) * kSliceBlocks);
+    const int low = min(16 * tile + g, Config::kExperts - 1),
+              high = min(16 * tile + g + 8, Config::kExperts - 1);
+    const int end = min(Config::kKBlocks, (slice + 1) * kSliceBlocks);
     float d[2][4] = {};
     for (int first = slice * kSliceBlocks; first < end; first += kBlocksAhead) {
       uint4 a[kBlocksAhead], b[kBlocksAhead];

@@ -1,12 +1,13 @@
 // Sorts the rows of a prompt chunk by expert: a counting sort by one CTA, the same for every run.
 //
-// Compile-time constants: EXPERTS, COLUMNS (tokens of the widest tile).
+// Config: kExperts, kColumns (tokens of the widest tile).
 // An entry (row · top_k + place) gets a position among the sorted rows: experts ascending, entries
 // ascending. An expert's rows begin at a multiple of 8, and are cut into tiles of equal size. Large
 // tiles come first, so that the GEMMs' CTAs, which take them one by one, end at about the same
 // time. Numbers: 8192 entries, 16 ballots for 32 of them, twice: about 4 µs.
 #pragma once
 
+#include "config.cuh"
 #include "prefill_tiles.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_routing.cuh"
@@ -16,17 +17,17 @@ constexpr int kSortWarps = kSortThreads / 32;
 constexpr int kSortAhead = 8;  // loads of a lane that are under way at once
 
 struct SharedSort {
-  int counts[kSortWarps][EXPERTS];  // of a warp's entries, then where they begin
-  int totals[EXPERTS];
-  int first_row[EXPERTS];
-  int size[EXPERTS], parts[EXPERTS];  // ExpertCut
+  int counts[kSortWarps][Config::kExperts];  // of a warp's entries, then where they begin
+  int totals[Config::kExperts];
+  int first_row[Config::kExperts];
+  int size[Config::kExperts], parts[Config::kExperts];  // ExpertCut
 };
 
 // Lanes that have the same expert as this one; ``expert`` is below EXPERTS, or EXPERTS for none.
 __device__ __forceinline__ uint32_t lanes_of_same(int expert) {
   uint32_t same = ~0u;
 #pragma unroll
-  for (int bit = 1; bit <= EXPERTS; bit *= 2) {
+  for (int bit = 1; bit <= Config::kExperts; bit *= 2) {
     const uint32_t set = __ballot_sync(~0u, (expert & bit) != 0);
     same &= (expert & bit) != 0 ? set : ~set;
   }
@@ -47,17 +48,17 @@ __device__ __forceinline__ void walk_entries(const int* chosen, int entries, int
     if (i == 0) {
 #pragma unroll
       for (int j = 0; j < kSortAhead; ++j) {
-        ahead[j] = entry + 32 * j < end ? load_l2_int(chosen + entry + 32 * j) : EXPERTS;
+        ahead[j] = entry + 32 * j < end ? load_l2_int(chosen + entry + 32 * j) : Config::kExperts;
       }
     }
-    int expert = EXPERTS;
+    int expert = Config::kExperts;
 #pragma unroll
     for (int j = 0; j < kSortAhead; ++j) expert = i == j ? ahead[j] : expert;
     const uint32_t same = lanes_of_same(expert);
     const int before = __popc(same & ((1u << lane) - 1u));
-    const int rank = expert < EXPERTS ? counts[expert] + before : 0;
+    const int rank = expert < Config::kExperts ? counts[expert] + before : 0;
     __syncwarp();
-    if (expert < EXPERTS) {
+    if (expert < Config::kExperts) {
       use(entry, expert, rank);
       if (before == 0) counts[expert] += __popc(same);
     }
@@ -69,14 +70,15 @@ __device__ __forceinline__ void walk_entries(const int* chosen, int entries, int
 struct ExpertCut {
   int parts, size;
   __device__ __forceinline__ explicit ExpertCut(int rows)
-      : parts(ceil_div(rows, COLUMNS)), size(parts == 0 ? 0 : round_up(ceil_div(rows, parts), 8)) {}
+      : parts(ceil_div(rows, Config::kColumns)),
+        size(parts == 0 ? 0 : round_up(ceil_div(rows, parts), 8)) {}
 };
 
 // Where the tiles of an expert begin: behind those of the experts with larger ones. In every lane.
 __device__ __forceinline__ int tiles_before(const SharedSort& shared, int expert) {
   const int own = shared.size[expert];
   int before = 0;
-  for (int e = threadIdx.x % 32; e < EXPERTS; e += 32) {
+  for (int e = threadIdx.x % 32; e < Config::kExperts; e += 32) {
     const int size = shared.size[e];
     if (size > own || (size == own && e < expert)) before += shared.parts[e];
   }
@@ -89,11 +91,11 @@ __device__ __forceinline__ int tiles_before(const SharedSort& shared, int expert
 __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int* position,
                                              int* tiles, SharedSort& shared) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  for (int e = lane; e < EXPERTS; e += 32) shared.counts[warp][e] = 0;
+  for (int e = lane; e < Config::kExperts; e += 32) shared.counts[warp][e] = 0;
   __syncwarp();
   walk_entries(chosen, entries, shared.counts[warp], [](int, int, int) {});
   __syncthreads();
-  for (int e = threadIdx.x; e < EXPERTS; e += kSortThreads) {
+  for (int e = threadIdx.x; e < Config::kExperts; e += kSortThreads) {
     int total = 0;
     for (int w = 0; w < kSortWarps; ++w) {
       const int count = shared.counts[w][e];
@@ -108,11 +110,11 @@ __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int
   __syncthreads();
   if (warp == 0) {
     int rows_before = 0, all_tiles = 0;
-    for (int base = 0; base < EXPERTS; base += 32) {
-      const int e = base + lane, total = e < EXPERTS ? shared.totals[e] : 0;
+    for (int base = 0; base < Config::kExperts; base += 32) {
+      const int e = base + lane, total = e < Config::kExperts ? shared.totals[e] : 0;
       const int rows = round_up(total, 8), rows_through = warp_prefix_sum(rows);
-      const int parts_through = warp_prefix_sum(e < EXPERTS ? shared.parts[e] : 0);
-      if (e < EXPERTS) shared.first_row[e] = rows_before + rows_through - rows;
+      const int parts_through = warp_prefix_sum(e < Config::kExperts ? shared.parts[e] : 0);
+      if (e < Config::kExperts) shared.first_row[e] = rows_before + rows_through - rows;
       rows_before += __shfl_sync(~0u, rows_through, 31);
       all_tiles += __shfl_sync(~0u, parts_through, 31);
     }
@@ -124,7 +126,7 @@ __device__ __forceinline__ void sort_entries(const int* chosen, int entries, int
   }
   __syncthreads();
   auto* const out = reinterpret_cast<TokenTile*>(tiles + kTilesHeader);
-  for (int e = warp; e < EXPERTS; e += kSortWarps) {
+  for (int e = warp; e < Config::kExperts; e += kSortWarps) {
     const int total = shared.totals[e], size = shared.size[e];
     const int first = tiles_before(shared, e);
     for (int i = lane; i < shared.parts[e]; i += 32) {

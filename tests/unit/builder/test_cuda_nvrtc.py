@@ -16,13 +16,14 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.cubin import kernel_parameters
 
 PLAIN = """#include "../_device/factor.cuh"
+CONFIG
 extern "C" __global__ void scale(float* x) {
   __shared__ float held[64];
   held[threadIdx.x] = x[threadIdx.x];
   __syncthreads();
-  x[threadIdx.x] = held[63 - threadIdx.x] * factor() * EPS;
+  x[threadIdx.x] = held[63 - threadIdx.x] * factor() * Config::kEps;
 }
-extern "C" __global__ void shift(float* x) { x[threadIdx.x] += WIDTH; }
+extern "C" __global__ void shift(float* x) { x[threadIdx.x] += Config::kWidth; }
 """
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024) greedy(float* x) {

@@ -13,18 +13,13 @@ CONSTANTS = (("ROWS", 8), ("RING_STAGES", 2), ("EPS", 1e-5), ("WEIGHTS", "BF16")
 KERNEL = '#include "../_device/two.cuh"\n// A comment.\nint four = TWO + TWO;  /* two\nlines */\n'
 
 
-def test_constants_are_macros_or_members_of_one_struct() -> None:
-    plain, config = (
-        source.source_of(Kernel("plain", "go", CONSTANTS, config=config))
-        for config in (False, True)
-    )
-    assert plain.definitions() == ("-DROWS=8", "-DRING_STAGES=2", "-DEPS=1e-05f", "-DWEIGHTS=BF16")
-    assert config.definitions() == (
+def test_constants_are_members_of_one_struct() -> None:
+    assert source.source_of(Kernel("plain", "go")).definitions() == ()
+    assert source.source_of(Kernel("plain", "go", CONSTANTS)).definitions() == (
         "-DCONFIG=struct Config { static constexpr int kRows = 8; "
         "static constexpr int kRingStages = 2; static constexpr float kEps = 1e-05f; "
         "static constexpr auto kWeights = BF16; };",
     )
-    assert plain != config
 
 
 @pytest.fixture

@@ -21,15 +21,11 @@ _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class KernelSource:
-    """A file that is compiled with one set of constants; its entries share a cubin.
-
-    ``config``: the constants are members of a struct.
-    """
+    """A file that is compiled with one set of constants; its entries share a cubin."""
 
     folder: str
     file: str
     constants: tuple[tuple[str, int | float | str], ...]
-    config: bool = False
 
     @property
     def path(self) -> Path:
@@ -42,14 +38,14 @@ class KernelSource:
         return f"{self.folder}/{self.file}"
 
     def definitions(self) -> tuple[str, ...]:
-        """The constants as the compiler takes them; a float is a float literal."""
-        if self.config:
-            members = (
-                f"static constexpr {_type(value)} {_member(name)} = {_literal(value)};"
-                for name, value in self.constants
-            )
-            return (f"-DCONFIG=struct Config {{ {' '.join(members)} }};",)
-        return tuple(f"-D{name}={_literal(value)}" for name, value in self.constants)
+        """The struct of the constants as the compiler takes it; nothing where there are none."""
+        if not self.constants:
+            return ()
+        members = (
+            f"static constexpr {_type(value)} {_member(name)} = {_literal(value)};"
+            for name, value in self.constants
+        )
+        return (f"-DCONFIG=struct Config {{ {' '.join(members)} }};",)
 
     def digest(self, compiler: Iterable[str]) -> str:
         """Changes with any byte of the file or its headers, a constant, or the compiler."""
@@ -63,7 +59,7 @@ class KernelSource:
 
 def source_of(kernel: Kernel) -> KernelSource:
     """What a kernel is compiled from."""
-    return KernelSource(kernel.folder, kernel.file, kernel.constants, kernel.config)
+    return KernelSource(kernel.folder, kernel.file, kernel.constants)
 
 
 def source_digest(name: str) -> str | None:

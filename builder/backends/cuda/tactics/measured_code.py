@@ -16,7 +16,7 @@ from specbuild.builder.backends.cuda.compile.machine_code import machine_code
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
 from specbuild.builder.backends.cuda.tactics.entry_request import entry_request
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry, TacticFile, tactic_file
-from specbuild.plugins_cuda.launches import Kernel, Target, Unsupported
+from specbuild.plugins_cuda.launches import Kernel, Lowering, Target, Unsupported
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
 
@@ -80,13 +80,17 @@ class MeasuredCode:
         """The file of the sources that are here: the entries that hold, and why others do not.
 
         Code of changed sources that another compiler made cannot be compared, and does not hold.
+        What holds names the files that its kernels lie in now.
         """
         stale = set(file.stale_sources())
         kept, refused = [], []
         for entry in file.entries:
-            reason = self._strict_refusal(entry) if stale.intersection(entry.sources) else None
-            if reason is None:
+            if not stale.intersection(entry.sources):
                 kept.append(entry)
+                continue
+            reason = self._strict_refusal(entry)
+            if reason is None:
+                kept.append(replace(entry, sources=self._sources(entry)))
             else:
                 refused.append(reason)
         return tactic_file(file.gpu, file.device, kept), tuple(refused)
@@ -113,16 +117,35 @@ class MeasuredCode:
         return None
 
     def _digest(self, entry: TacticEntry) -> str | Unsupported:
+        lowered = self._lowered(entry)
+        if isinstance(lowered, Unsupported):
+            return lowered
+        return code_digest((launch.kernel for launch in lowered.launches), self._compiler)
+
+    def _lowered(self, entry: TacticEntry) -> Lowering | Unsupported:
         request = entry_request(entry, self._target)
         if isinstance(request, Unsupported):
             return request
         try:
-            lowered = op_named(entry.op).lowered(request)
+            return op_named(entry.op).lowered(request)
         except SpecbuildError as error:
             return Unsupported(str(error))
-        if isinstance(lowered, Unsupported):
-            return lowered
-        return code_digest((launch.kernel for launch in lowered.launches), self._compiler)
+
+    def _sources(self, entry: TacticEntry) -> tuple[str, ...]:
+        """The kernel files that any candidate launches; those it names where it has no op here."""
+        request = entry_request(entry, self._target)
+        if isinstance(request, Unsupported):
+            return entry.sources
+        op = op_named(entry.op)
+        candidates = op.tactics(request) if op.tactics is not None else ({},)
+        lowered = (self._lowered(replace(entry, tactic=dict(tactic))) for tactic in candidates)
+        kernels = (
+            launch.kernel
+            for some in lowered
+            if not isinstance(some, Unsupported)
+            for launch in some.launches
+        )
+        return tuple(sorted({f"{kernel.folder}/{kernel.file}" for kernel in kernels}))
 
 
 def of_other_compilers(entries: Iterable[TacticEntry], version: str) -> tuple[Unsupported, ...]:

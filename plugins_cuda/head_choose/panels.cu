@@ -1,0 +1,54 @@
+// HeadChoose of many rows, as panels that warps share: folds of the segments of the vocabulary.
+//
+//   weight … position  as kernel.cu's
+//   workspace_tokens   normed rows, as linear/normed_tokens.cu describes them
+//   workspace_folds … logprob  as kernel.cu's
+//
+// Grids are those of kernel.cu.
+#include "../_device/head_panels.cuh"
+#include "device/choice.cuh"
+#include "device/config.cuh"
+#include "device/panel_folding.cuh"
+
+using Head = HeadOfPanels<Config>;
+using Chunks = Head::Chunks;
+using Panels = Head::Panels;
+constexpr int kColumns = Head::kColumns;
+using PanelFolds = PanelFolding<kColumns, Config::kTiles, Config::kWarps>;
+static_assert(Config::kSharedBytes == Panels::kBytes + PanelFolds::kBytes, "as the launch says");
+
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
+    head_folds_of_panels(const Head::Units::Stored* weight, const float* temperature,
+                         const int* seed, const int* position,
+                         const unsigned char* workspace_tokens, float4* workspace_folds,
+                         int* workspace_ids, int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Panels::Barriers barriers;
+  __shared__ Sampling sampling[kColumns];
+  __shared__ Fold folds[Config::kWarps * Config::kTiles * kColumns];
+  pdl_launch_dependents();
+  const Chunks chunks(blockIdx.x, gridDim.x);
+  const int first_row = blockIdx.y * kColumns;
+  const PanelFolds folding{sampling,
+                           folds,
+                           reinterpret_cast<float*>(shared + Panels::kBytes),
+                           {workspace_folds, workspace_ids, Config::kSegments},
+                           first_row,
+                           min(kColumns, rows - first_row)};
+  stream_head_panels<Head::Shape, Panels>(
+      workspace_tokens + static_cast<int64_t>(blockIdx.y) * Config::kNormedBytes, weight, chunks,
+      shared, barriers,
+      [&] {
+        prepare_folds(sampling, folds, Config::kWarps * Config::kTiles * kColumns, first_row,
+                      folding.live, temperature, seed, position);
+      },
+      [&](int round, const float (&sums)[Config::kTiles][kColumns / 2]) {
+        folding(chunks, round, sums);
+      });
+}
+
+extern "C" __global__ void __launch_bounds__(kFoldThreads)
+    choose_of_folds(const float4* workspace_folds, const int* workspace_ids, int* choice,
+                    float* logprob) {
+  fold_segments(workspace_folds, workspace_ids, choice, logprob);
+}

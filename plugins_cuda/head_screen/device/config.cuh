@@ -1,0 +1,11 @@
+// What the kernels of HeadScreen are specialised by: the struct ``Config``, which the lowering
+// writes for each launch (CONFIG). A launch has those that its kernels read.
+//
+//   kKBlocks, kTileCount   of the weight; kWeights, how it or its codes are stored
+//   kSegments              of the vocabulary, each of kSegmentTiles tiles
+//   kTokenTiles            groups of 8 rows of a CTA
+//   of a CTA               kWarps, kDepth (steps in flight), kNormSlices (warps that norm a row),
+//                          kCastFirst (the norm's rounding), kEps, kSharedBytes; kCtaTiles
+#pragma once
+
+CONFIG

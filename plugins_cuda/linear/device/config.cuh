@@ -1,0 +1,12 @@
+// What the kernels of Linear are specialised by: the struct ``Config``, which the lowering writes
+// for each launch (CONFIG). Headers of dense kernels say what they take of it
+// (_device/dense_few.cuh, dense_many.cuh, prefill_gemm.cuh). The others:
+//
+//   kHasBias, kHasResidual   the op's own
+//   kFragments               tokens of few rows come as fragments
+//   normed_tokens.cu         kSlices, kUnitBlocks (of a unit of the weight), kTokens (of a CTA),
+//                            kHasRows (rows are named), kCastFirst (the norm's rounding), kEps
+//   token_panels.cu          kColumns (tokens of a panel)
+#pragma once
+
+CONFIG

@@ -1,0 +1,18 @@
+// What the kernels of attention are specialised by: the struct ``Config``, which the lowering
+// writes for each launch (CONFIG). A launch has those that its kernels read.
+//
+//   of the layer     kKvHeads and kGroup (query heads of a KV head), kShare (KV heads that read one
+//                    of the pools'), kWidth, kWindow (0: none), kScale, kHasSinks
+//   of the caches    kPageSize, kTable (pages of a sequence), kViews (page tables of a sequence),
+//                    kWords (of ancestor bits), kLists (of slots, of a row)
+//   of the launch    kBatch, kLaunchRows, kSequenceRows, kFewRows (of a sequence: another
+//   kernel's),
+//                    kTakesWhole (also rows without a list)
+//   of the cut       kSplit (slots that chunks are dealt to in turn), kSlots (states of a row),
+//                    kContextCtas, kRowCtas, kMeets (CTAs of a row join it together)
+//   of a CTA         kRows (of a warp), kRowWarps (of a team), kSlotTeams, kHalvesAtOnce, kStages
+//                    (of a ring), kKeys (of a prompt's tile), kWarpgroups (that attend), kRowGroups
+//                    (of them that share a chain), kSharedBytes, kCtasOfAnSm
+#pragma once
+
+CONFIG

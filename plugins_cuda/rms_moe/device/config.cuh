@@ -1,0 +1,15 @@
+// What the kernels of RmsMoe are specialised by: the struct ``Config``, which the lowerings write
+// for each launch (CONFIG). A launch has those that its kernels read.
+//
+//   of the layer    kHidden, kInner, kExperts, kTopK, kBf16 (how experts are stored), kClamped (the
+//                   activation; kAlpha, kLimit), kCastFirst (the norm's rounding), kEps
+//   of the launch   kRows (of the bucket), kSequences
+//   of decoding     kRouterExperts and kRouterWarps of a CTA; kCtas, kWarps, kRingStages, kPieces
+//                   (of a stage), kTiles (that advance together), kPassRows (of one pass over
+//                   weights), kPlaces (for rows in shared memory), kRowsResident (all have one),
+//                   kStaticBytes, kSharedBytes, kAddThreads, kAddColumns
+//   of prompts      those of _device/prefill_gemm.cuh; kSteps (of a packed tile, 16 mma rows × 32
+//                   columns each), kMostTiles (of tokens, whatever the routing)
+#pragma once
+
+CONFIG

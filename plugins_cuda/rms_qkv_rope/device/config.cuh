@@ -1,0 +1,11 @@
+// What the kernels of RmsQkvRope are specialised by: the struct ``Config``, which the lowering
+// writes for each launch (CONFIG). Headers of dense kernels say what they take of it
+// (_device/dense_few_pairs.cuh, dense_many.cuh, prefill_heads.cuh). The others:
+//
+//   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
+//                   kCastFirst (the norm's rounding), kEps
+//   of the caches   kPageSize
+//   of a CTA        kThreads (of normed_heads.cu)
+#pragma once
+
+CONFIG

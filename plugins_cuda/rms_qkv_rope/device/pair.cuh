@@ -1,0 +1,81 @@
+// A pair of outputs of RmsQkvRope, rows g and g + 8 of a tile for one token.
+#pragma once
+
+#include "../../_device/bf16.cuh"
+#include "../../_device/ptx.cuh"
+#include "../../_device/ptx_load.cuh"
+#include "config.cuh"
+
+constexpr int kTilesPerHead = Config::kHeadDim / 16, kHalf = Config::kHeadDim / 2;
+
+struct Tensors {
+  const float* cos;
+  const float* sin;
+  const int* positions;
+  const int* write_slot;
+  uint16_t* k_pool;
+  uint16_t* v_pool;
+  uint16_t* q;
+};
+
+// What one thread needs beside the sums for a pair of outputs, fetched in the order in which it can
+// be known: constants, then the token's place, then the tables at it.
+struct Pair {
+  int head, i, token;
+  float bias[2];
+  int position, slot;
+  float cosine, sine;
+
+  Pair() = default;
+  __device__ __forceinline__ Pair(int tile, int g, int token_)
+      : head(tile / kTilesPerHead), i(tile % kTilesPerHead * 8 + g), token(token_) {}
+
+  __device__ __forceinline__ bool is_value() const {
+    return head >= Config::kQHeads + Config::kKvHeads;
+  }
+  __device__ __forceinline__ void load_bias(const uint16_t* bias_row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      bias[half] = Config::kHasBias ? bf16_to_float(load_early_bf16(bias_row + 8 * half)) : 0.0f;
+    }
+  }
+  __device__ __forceinline__ void load_place(const Tensors& tensors) {
+    position = load_l2_int(tensors.positions + token);
+    slot = load_l2_int(tensors.write_slot + token);
+  }
+  __device__ __forceinline__ void load_tables(const Tensors& tensors) {
+    cosine = 1.0f;
+    sine = 0.0f;
+    if (Config::kHeadNorms || is_value()) return;
+    const int64_t entry = static_cast<int64_t>(position) * kHalf + i;
+    cosine = load_constant_float(tensors.cos + entry);
+    sine = load_constant_float(tensors.sin + entry);
+  }
+  __device__ __forceinline__ void store(const Tensors& tensors, float low, float high) const {
+    const float first = bf16_to_float(float_to_bf16(low + bias[0]));
+    const float second = bf16_to_float(float_to_bf16(high + bias[1]));
+    uint16_t* out = place(tensors);
+    if (Config::kHeadNorms || is_value()) {
+      out[0] = float_to_bf16(first);
+      out[kHalf] = float_to_bf16(second);
+    } else {
+      out[0] = float_to_bf16(first * cosine - second * sine);
+      out[kHalf] = float_to_bf16(second * cosine + first * sine);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint16_t* place(const Tensors& tensors) const {
+    if (head < Config::kQHeads) {
+      return tensors.q + (static_cast<int64_t>(token) * Config::kQHeads + head) * Config::kHeadDim +
+             i;
+    }
+    uint16_t* pool = is_value() ? tensors.v_pool : tensors.k_pool;
+    const int64_t kv_head = (head - Config::kQHeads) % Config::kKvHeads;
+    const int64_t page = slot / Config::kPageSize;
+    return pool +
+           ((page * Config::kKvHeads + kv_head) * Config::kPageSize + slot % Config::kPageSize) *
+               Config::kHeadDim +
+           i;
+  }
+};

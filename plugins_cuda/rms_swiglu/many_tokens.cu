@@ -1,0 +1,48 @@
+// RmsSwiglu of more than a few tokens, which come normed: CTAs split K, too.
+//
+//   gate_up, bias, h   as kernel.cu's
+//   workspace_tokens   normed tokens, as linear/normed_tokens.cu describes them
+//   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
+//   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
+//
+// Grid (CTAs over tiles and groups of slices of K, groups of 8·TOKEN_TILES tokens):
+// _device/many_tokens.cuh, with PANELS _device/many_panels.cuh.
+#include "../_device/dense_many.cuh"
+#include "device/activated.cuh"
+#include "device/config.cuh"
+
+using Dense = DenseMany<Config>;
+
+constexpr int kInner = Config::kTileCount * 8;
+
+namespace {
+
+// The outputs as GroupSums::emit_all() takes them.
+struct Outputs {
+  struct Held {
+    uint16_t* place;
+    const uint16_t* bias_row;
+  };
+  const uint16_t* bias;
+  uint16_t* h;
+
+  __device__ __forceinline__ Held begin(int tile, int g, int token) const {
+    return {h + static_cast<int64_t>(token) * kInner + tile * kPairsPerTile + g,
+            bias + tile * 16 + g};
+  }
+  __device__ __forceinline__ void more(const Held&) const {}
+  __device__ __forceinline__ void end(const Held& held, float gate, float up) const {
+    *held.place = activated(gate, up, held.bias_row);
+  }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(Dense::Many::kThreads, 1)
+    rms_swiglu_of_many(const Dense::Units::Stored* gate_up, const uint16_t* bias, uint16_t* h,
+                       const unsigned char* workspace_tokens, float* workspace_sums,
+                       unsigned* workspace_arrived, int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  project_many<Config>(nullptr, gate_up, workspace_tokens, workspace_sums, workspace_arrived, rows,
+                       shared, Outputs{bias, h}, [](const Dense::Many&) {});
+}
