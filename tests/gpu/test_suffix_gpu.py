@@ -34,7 +34,7 @@ def engine(
     """The example with suffix decoding, without its draft and with it."""
     output = tmp_path_factory.mktemp("suffix") / request.param
     if request.param == "beside":
-        build_example(output, CHAIN, drafter="suffix")
+        build_example(output, CHAIN, drafter="suffix", max_batch_size=4)
     else:
         options = BuildOptions.from_flat(
             model=EXAMPLE / "target",
@@ -60,7 +60,7 @@ def decoded(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
 def test_every_bit_is_that_without(engine: Engine, count: int, temperature: float) -> None:
-    """Up to eight together; of twenty those behind arrive as others end."""
+    """Up to eight together, beside a draft four; those behind arrive as others end."""
     texts = example_prompts()
     prompts = [texts[i % len(texts)] for i in range(count)]
     wanted = [
