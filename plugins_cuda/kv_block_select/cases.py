@@ -122,6 +122,8 @@ KERNEL_CASES: tuple[Case, ...] = (
     ),
     select("a tree wider than a tile of queries", Context(20, 6, tree=21), reduction="max"),
     select("heads of 128", Context(40, 6, tree=3), width=128, group=8, kv_heads=1),
+    select("sixteen heads of 128", Context(40, 6, tree=7), width=128, group=16, kv_heads=2),
+    select("twelve query heads a KV head", Context(20, 6, tree=5), group=12, reduction="max"),
     select(
         "gpu: 8 sequences of 131k",
         *[Context(8170 - 13 * b, 256, tree=4) for b in range(8)],

@@ -13,9 +13,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 SCORE_THREADS = 128
 SELECT_THREADS = 512
-QUERY_TILE = 8
+# Queries of all heads of a group that stand in shared memory: rows of so many heads, or fewer.
+QUERIES = 64
 CTAS_OF_AN_SM = 16
-MOST_GROUP = 8
+MOST_GROUP = 16
 MOST_WIDTH = 128
 
 _SCORE_ARGUMENTS = (
@@ -52,6 +53,7 @@ def lower(request: LoweringRequest) -> Lowering:
             f"values; its kernels take up to {MOST_GROUP} of up to {MOST_WIDTH} bfloat16 values, "
             "in multiples of 8: build for the cpu target."
         )
+    query_tile = QUERIES // (8 if group <= 8 else 16)
     sink_pages = int(request.attributes["sink_pages"])
     block_pages = int(request.attributes["block_pages"])
     most_blocks = max(1, (table - sink_pages) // block_pages)
@@ -60,11 +62,11 @@ def lower(request: LoweringRequest) -> Lowering:
         ("KV_HEADS", kv_heads),
         ("GROUP", group),
         ("WIDTH", width),
-        ("QUERY_TILE", QUERY_TILE),
+        ("QUERY_TILE", query_tile),
         ("OVER_QUERIES", {"mean": 0, "max": 1, "last": 2}[str(request.attributes["reduction"])]),
         ("QUEST", int(request.attributes["score"] == "quest")),
         ("THREADS", SCORE_THREADS),
-        ("SHARED_BYTES", 4 * QUERY_TILE * group * width),
+        ("SHARED_BYTES", 4 * query_tile * group * width),
     )
     tiles = -(-most_blocks * (1 + (width > 64)) // SCORE_THREADS)
     # Mostly one sequence chooses: its CTAs are to fill the GPU, and those of the others leave.
