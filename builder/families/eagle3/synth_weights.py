@@ -56,8 +56,25 @@ class DraftWriter:
 
     def tensors(self) -> dict[str, SynthTensor]:
         """All tensors, by their names in a checkpoint, with ``d2t`` and ``t2d``."""
+        whole, by_rows = self._whole(), self._by_rows()
+        made = {}
+        for name, expected in draft_tensors(self._geometry, self._target).items():
+            if name in by_rows:
+                made[name] = SynthTensor("BF16", expected.shape, by_rows[name])
+            elif name.endswith("norm.weight"):
+                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
+            elif name in whole:
+                dtype = "I64" if name == "d2t" else "BF16"
+                made[name] = whole_tensor(dtype, expected.shape, whole[name])
+            else:
+                made[name] = self._noisy(name, expected.shape)
+        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
+        return made
+
+    def _whole(self) -> dict[str, Callable[[], torch.Tensor]]:
+        """What is made at once, and is no noise."""
         d = self._geometry
-        special: dict[str, Callable[[], torch.Tensor]] = {
+        return {
             "fc.weight": self._fuse,
             f"{_ATTENTION}q_proj.weight": lambda: self._queries("q_proj", d.q_heads),
             f"{_ATTENTION}k_proj.weight": lambda: self._queries("k_proj", d.kv_heads),
@@ -65,19 +82,10 @@ class DraftWriter:
             f"{_ATTENTION}o_proj.weight": self._output,
             "d2t": lambda: self._rules.offsets,
         }
-        made = {}
-        for name, expected in draft_tensors(d, self._target).items():
-            if name == "lm_head.weight":
-                made[name] = SynthTensor("BF16", expected.shape, self._head)
-            elif name.endswith("norm.weight"):
-                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
-            elif name in special:
-                dtype = "I64" if name == "d2t" else "BF16"
-                made[name] = whole_tensor(dtype, expected.shape, special[name])
-            else:
-                made[name] = self._mlp(name, expected.shape)
-        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
-        return made
+
+    def _by_rows(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
+        """What is made by rows, from one to an end."""
+        return {"lm_head.weight": self._head}
 
     def _fuse(self) -> torch.Tensor:
         """fc [H, aux_layers·Ht]: the constant of the aux hidden states becomes that of g."""
@@ -123,7 +131,8 @@ class DraftWriter:
         noise = self._normal(f"{_ATTENTION}o_proj.weight", d.hidden, width)
         return (weight + noise * (_OUTPUT_NOISE / (shared * math.sqrt(d.hidden)))).bfloat16()
 
-    def _mlp(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
+    def _noisy(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
+        """The MLP, which adds noise."""
         std = 1 / math.sqrt(shape[1])
         if name == f"{_MLP}down_proj.weight":
             std *= _MLP_NOISE * self._hidden_rms / _GATED_RMS

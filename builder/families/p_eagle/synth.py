@@ -25,7 +25,7 @@ from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.eagle3.synth import draft_config as eagle3_config
 from specbuild.builder.families.eagle3.synth import draft_geometry as eagle3_geometry
 from specbuild.builder.families.eagle3.synth_weights import DraftWriter
-from specbuild.builder.families.eagle3.tensors import LAYER, draft_tensors
+from specbuild.builder.families.eagle3.tensors import LAYER
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.families.p_eagle.checkpoint import MASK_HIDDEN, mask_tensors
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES
@@ -87,32 +87,15 @@ class PEagleWriter(DraftWriter):
 
     def tensors(self) -> dict[str, SynthTensor]:
         """All tensors, by their names in a checkpoint, with ``d2t``, ``t2d`` and the mask's."""
-        d = self._geometry
-        special: dict[str, Callable[[], torch.Tensor]] = {
-            "fc.weight": self._fuse,
-            f"{_ATTENTION}q_proj.weight": lambda: self._queries("q_proj", d.q_heads),
-            f"{_ATTENTION}k_proj.weight": lambda: self._queries("k_proj", d.kv_heads),
-            f"{_ATTENTION}v_proj.weight": self._place_values,
-            f"{_ATTENTION}o_proj.weight": self._output,
-            "d2t": lambda: self._rules.offsets,
-        }
-        made = {}
-        for name, expected in draft_tensors(d, self._target).items():
-            if name == "lm_head.weight":
-                made[name] = SynthTensor("BF16", expected.shape, self._head)
-            elif name == "embed_tokens.weight":
-                made[name] = SynthTensor("BF16", expected.shape, self._embedding)
-            elif name.endswith("norm.weight"):
-                made[name] = whole_tensor("BF16", expected.shape, partial(self._norm, name))
-            elif name in special:
-                dtype = "I64" if name == "d2t" else "BF16"
-                made[name] = whole_tensor(dtype, expected.shape, special[name])
-            else:
-                made[name] = self._noisy(name, expected.shape)
-        width = len(d.aux_layers) * self._target.hidden
-        made["t2d"] = whole_tensor("BOOL", (self._target.vocab,), self._members)
-        made[MASK_HIDDEN] = whole_tensor("BF16", (1, 1, width), partial(self._mask, width))
-        return made
+        width = len(self._geometry.aux_layers) * self._target.hidden
+        mask = whole_tensor("BF16", (1, 1, width), partial(self._mask, width))
+        return super().tensors() | {MASK_HIDDEN: mask}
+
+    def _whole(self) -> dict[str, Callable[[], torch.Tensor]]:
+        return super()._whole() | {f"{_ATTENTION}v_proj.weight": self._place_values}
+
+    def _by_rows(self) -> dict[str, Callable[[int, int], torch.Tensor]]:
+        return super()._by_rows() | {"embed_tokens.weight": self._embedding}
 
     def _mask(self, width: int) -> torch.Tensor:
         """mask_hidden [1, 1, aux_layers·Ht]: states that hold their constant alone."""
