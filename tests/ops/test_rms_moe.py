@@ -14,7 +14,8 @@ from gpt_oss_requests import experts_request
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
+from specbuild.builder.backends.cuda.tuning.inputs import LaunchData
+from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits, values
 from specbuild.builder.families.gpt_oss.model import MoeBlock, RmsNorm
 from specbuild.plugins_cuda.cases import Arrays
 from specbuild.plugins_cuda.launches import (
@@ -83,6 +84,20 @@ def test_packing_bf16_loses_nothing(width: int) -> None:
     # Row 5 of tile 4 at the even block of step 0, columns 16 to 23.
     tile = packed[1, 4].view(-1, 2, 32, 8)
     assert torch.equal(tile[0, 0, 4 * 5 + 2], weight[1, 16:24, 8 * 4 + 5])
+
+
+def test_bf16_is_drawn_for_tune_as_the_kernels_read_it() -> None:
+    infos = {
+        "x": TensorInfo((2, 96), "bfloat16"),
+        "gate_up": TensorInfo((3, 8, 16 * 96), "bfloat16"),
+        "gate_up_bias": TensorInfo((3, 128), "bfloat16"),
+        "down": TensorInfo((3, 12, 512), "bfloat16"),
+    }
+    request = LoweringRequest(infos, OP.complete(Layer().attributes()))
+    drawn = LaunchData(request, 64, np.random.default_rng(3)).arrays(["gate_up", "down"])
+    gate_up, down = (values(drawn[name], torch.bfloat16) for name in ("gate_up", "down"))
+    assert 0.8 < unpack_gate_up_values(torch.from_numpy(gate_up)).std() * 96**0.5 < 1.2
+    assert unpack_down_values(torch.from_numpy(down), 64).shape == (3, 64, 96)
 
 
 @settings(max_examples=20, deadline=None)

@@ -16,7 +16,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.packing import TILE_VALUES
 from specbuild.plugins_cuda.linear.storage import storage_of
-from specbuild.plugins_cuda.rms_moe.packing import pack_down, pack_gate_up
+from specbuild.plugins_cuda.rms_moe.packing import in_bf16, pack_down, pack_gate_up
 from specbuild.runtime.errors import SpecbuildError
 
 Draw: TypeAlias = "Callable[[LaunchData, TensorInfo], np.ndarray]"
@@ -202,7 +202,9 @@ def _experts(
     rows: int,
     columns: int,
 ) -> np.ndarray:
-    """Packed MXFP4 experts; one is drawn, and each of the others is a copy in its own place."""
+    """Packed experts; of MXFP4 one is drawn, and each of the others is a copy in its own place."""
+    if in_bf16(info.dtype):
+        return data.normal(info, columns**-0.5)
     blocks = data.rng.integers(0, 256, (1, rows, columns // 32, 16), dtype=np.uint8)
     middle = 126 - round(math.log2(2.9 * columns**0.5))
     scales = data.rng.integers(middle - 1, middle + 3, blocks.shape[:3], dtype=np.uint8)
