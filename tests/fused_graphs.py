@@ -75,7 +75,7 @@ def fused_model(
         sources.bind(model)
         passes = cuda_passes(
             role,
-            draft_dtype="bf16",
+            draft_dtype=asked.drafting.dtype or "bf16",
             weights_dtype=asked.kernels.weights_dtype or "bf16",
             tied=g.tied_head,
         )

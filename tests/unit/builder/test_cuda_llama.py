@@ -152,6 +152,25 @@ def test_experts_are_transformers_own(tmp_path: Path, coded: bool) -> None:
     assert relative_error(logits, expected).median() < 2 * TOLERANCE
 
 
+def test_a_models_weights_are_codes_beside_a_draft(tmp_path: Path) -> None:
+    """Other nodes stand beside those that multiply: what the draft reads is put together."""
+    write_llama(tmp_path / "model", "qwen3_moe", head_dim=16, moe_intermediate_size=32)
+    write_draft(
+        tmp_path / "draft", target_layers=LAYERS, target_hidden=64, target_vocab=32, hidden=64,
+        draft_vocab=32, aux_layers=(0, 1, 2), norm_before_fc=True, norm_output=True,
+    )  # fmt: skip
+    fused = fused_model(
+        tmp_path / "model", tmp_path / "draft", max_seq_len=64, page_size=PAGE,
+        weights_dtype="mxfp4", draft_dtype="fp8",
+    )  # fmt: skip
+    multiply = {"Linear", "RmsQkvRope", "RmsSwiglu", "RmsMoe", "RmsHead"}
+    for model in fused.models.values():
+        assert {node.op_type for node in model.graph} - multiply
+        for node in [node for node in model.graph if node.op_type in multiply]:
+            dtypes = [value.dtype for value in node.inputs if value is not None]
+            assert ir.DataType.UINT8 in dtypes, node.op_type
+
+
 def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
     write_llama(tmp_path, "qwen3_moe", head_dim=16, moe_intermediate_size=32)
     geometry = read_target(tmp_path, strict=True).geometry
