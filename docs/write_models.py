@@ -75,6 +75,7 @@ RUN = {
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
+    ("cuda", "qwen3_moe"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "p_eagle"): "benchmarks/results/h200-2026-11-26/p-eagle.txt",
     ("cuda", "dflash"): "benchmarks/results/dflash-2026-11-26.txt",
     ("cuda", "norms"): "benchmarks/results/h200-2026-11-26/dense.txt",
