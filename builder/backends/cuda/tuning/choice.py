@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.backends.cuda.tactics.tactic_book import layer_of, rows_of
@@ -186,11 +186,15 @@ class _Trial:
 def _measured(
     shape: Shape, compiler: Compiler, timer: CandidateTimer, note: Callable[[str], None]
 ) -> _Trial:
-    """Times the candidates of one shape that compile."""
+    """Times the candidates of one shape that compile.
+
+    A default that spills registers gives way to the first that does not, as in a build.
+    """
     op, request = shape.op, shape.request
     what = f"{shape.layer} of {shape.rows} rows"
     usable: list[Tactic] = []
     candidates: list[Candidate] = []
+    refused: Unsupported | None = None
     cuts = cuts_of(op, request)
     if isinstance(_candidate(shape, cuts, {}, compiler), Unsupported):
         cuts = ()
@@ -199,10 +203,13 @@ def _measured(
         if isinstance(candidate, Candidate):
             usable.append(tactic)
             candidates.append(candidate)
-        elif usable:
+        elif usable or isinstance(candidate, Spills):
             note(f"{what}: {dict(tactic)} is left out: {candidate.reason}")
+            refused = candidate
         else:
             require(candidate)
+    if not usable:
+        require(refused)
     measured = timer.measure(op, request, candidates)
     if measured[0].differing:
         note(f"{what}: cut, the default differs from itself in {measured[0].differing} values")
