@@ -110,6 +110,7 @@ def sort_launch(rows: int, experts: int, top_k: int, columns: int) -> tuple[Lowe
     layer = Layer(rows=rows, hidden=32, inner=32, experts=experts, top_k=top_k)
     tensors = {
         "x": TensorInfo((rows, 32), "bfloat16"),
+        "gate_up": TensorInfo((experts, 4, 512), "uint8"),
         "gate_up_bias": TensorInfo((experts, 64), "bfloat16"),
         "row_start": TensorInfo((2,), "int32"),
     }
@@ -184,7 +185,9 @@ def test_parameters_follow_the_declaration(name: str) -> None:
     op = op_named(name)
     folder = Path(package.__path__[0]) / op.reference.__module__.split(".")[-2]
     order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
-    entries = tensor_parameters((folder / "prefill.cu").read_text())
+    entries: dict[str, tuple[str, ...]] = {}
+    for file in sorted(folder.glob("prefill*.cu")):
+        entries |= tensor_parameters(file.read_text())
     seen = set()
     for entry, names in entries.items():
         known = [n for n in names if not n.startswith("workspace")]
@@ -247,6 +250,7 @@ def test_a_weight_of_another_width_is_refused() -> None:
 def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message: str) -> None:
     tensors = {
         "x": TensorInfo((64, 96), "bfloat16"),
+        "gate_up": TensorInfo((16, 4, 1024), "uint8"),
         "gate_up_bias": TensorInfo((16, 64), "bfloat16"),
         "row_start": TensorInfo((3,), "int32"),
     }
