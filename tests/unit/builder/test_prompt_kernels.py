@@ -16,8 +16,9 @@ from specbuild.builder.backends.cuda.step.programs import PREFILL_ROWS
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 
-# Tokens of a tile, places of the ring that they leave, tiles of tokens there are at most.
-OF_TOKENS = {"COLUMNS", "STAGES", "MOST_TILES"}
+# Tokens of a tile, places of the ring that they leave, tiles of tokens there are at most, and the
+# shared memory of ring and outputs.
+OF_TOKENS = {"COLUMNS", "STAGES", "MOST_TILES", "SHARED_BYTES"}
 
 
 def swiglu(rows: int) -> LoweringRequest:
