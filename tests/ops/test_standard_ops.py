@@ -69,10 +69,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graphs, "export_graphs", export_once)
         for name, passes in (
-            ("cpu", cpu_backend.CPU_PASSES),
-            ("standard", (retyped, *standard_passes(INT8))),
+            ("cpu", cpu_backend.cpu_passes),
+            ("standard", lambda role, **_: (retyped, *standard_passes(INT8))),
         ):
-            patch.setattr(cpu_backend, "CPU_PASSES", passes)
+            patch.setattr(cpu_backend, "cpu_passes", passes)
 
             def kept(models: dict[str, ir.Model], *rest: Any, name: str = name) -> Any:
                 lowered[name] = models
