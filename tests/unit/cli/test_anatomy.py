@@ -132,10 +132,8 @@ def test_without_times_the_table_has_floors(
 
 def test_the_picture_has_every_launch(tmp_path: Path) -> None:
     steps = [small_step(), replace(small_step(), draft="no draft")]
-    for name in ("one.svg", "two.svg"):
-        plot_anatomies(steps, tmp_path / name, engine="toy on Fake")
-    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    ids = {element.get("id") for element in ElementTree.parse(tmp_path / "one.svg").iter()}
+    plot_anatomies(steps, tmp_path / "steps.svg", engine="toy on Fake")
+    ids = {element.get("id") for element in ElementTree.parse(tmp_path / "steps.svg").iter()}
     for number, step in enumerate(steps):
         assert {f"step-{number}-launch-{i}" for i in range(len(step.launches))} <= ids
         layers = [group for group in folded(step) if group.is_layers]
