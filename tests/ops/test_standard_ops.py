@@ -70,7 +70,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         patch.setattr(graphs, "export_graphs", export_once)
         for name, passes in (
             ("cpu", cpu_backend.cpu_passes),
-            ("standard", lambda role, **_: (retyped, *standard_passes(INT8))),
+            ("standard", lambda *_, **__: (retyped, *standard_passes(INT8))),
         ):
             patch.setattr(cpu_backend, "cpu_passes", passes)
 
