@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.plugins_cuda.launches import (
-    Argument,
     Kernel,
     Lowering,
     LoweringRequest,
@@ -25,7 +24,6 @@ from specbuild.plugins_cuda.prefill_gemm import (
     TILE_ROWS,
     ceil_div,
     panel_bytes,
-    panel_count,
     ring_bytes,
     stages_for,
 )
@@ -36,6 +34,14 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     gate_up_steps,
     in_bf16,
 )
+from specbuild.plugins_cuda.rms_moe.prefill_few import (
+    CHUNK_STEPS,
+    FEW_TILES,
+    FEWEST_ROWS,
+    plan_rings,
+)
+from specbuild.plugins_cuda.rms_moe.prefill_few import MOST_COLUMNS as FEW_COLUMNS
+from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
 from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
@@ -51,6 +57,7 @@ class Layer:
     """Sizes of a request: ``columns`` = tokens of the widest tile, ``panel_rows`` = sorted rows.
 
     Each expert's rows begin at a multiple of 8, and a tile computes whole steps of 16 columns.
+    ``few``: warps of a CTA in the form for few rows an expert, else 0.
     """
 
     rows: int
@@ -62,6 +69,7 @@ class Layer:
     columns: int
     wgmma: int
     bf16: bool
+    few: int
 
     @property
     def entries(self) -> int:
@@ -120,10 +128,28 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
-    """Tokens of the widest tile, and whether wgmma computes it."""
+    """Tokens of the widest tile, whether wgmma computes it, and the form for few rows an expert."""
     widest = _widest_columns(request.tensors["x"].shape[0])
-    narrower = ({"columns": c} for c in (192, 128, 64) if c < widest)
-    return ({"columns": widest}, *narrower, {"columns": widest, "wgmma": 0})
+    few: list[dict[str, int]] = []
+    if not in_bf16(request.tensors["gate_up"].dtype):
+        tiles = ((32, 16), *FEW_TILES.values())
+        few = [{"columns": c, "few": warps} for c, warps in tiles if c <= widest]
+    many = [{"columns": c} for c in (widest, 192, 128, 64) if c <= widest]
+    default = _default_tactic(request)
+    others = [*few, *many, {"columns": widest, "wgmma": 0}]
+    return (default, *(t for i, t in enumerate(others) if t != default and t not in others[:i]))
+
+
+def _default_tactic(request: LoweringRequest) -> dict[str, int]:
+    """The form for few rows an expert, where they are few, with tiles that hold most experts'."""
+    rows, experts = request.tensors["x"].shape[0], request.tensors["gate_up_bias"].shape[0]
+    widest = _widest_columns(rows)
+    if not in_bf16(request.tensors["gate_up"].dtype):
+        of_an_expert = rows * int(request.attributes["top_k"]) / experts
+        for most, (columns, warps) in FEW_TILES.items():
+            if FEWEST_ROWS <= of_an_expert <= most and columns <= widest:
+                return {"columns": columns, "few": warps}
+    return {"columns": widest}
 
 
 def _widest_columns(rows: int) -> int:
@@ -132,6 +158,7 @@ def _widest_columns(rows: int) -> int:
 
 def _layer(request: LoweringRequest) -> Layer:
     tensors, attributes = request.tensors, request.attributes
+    tactic = request.tactic or _default_tactic(request)
     rows, hidden = tensors["x"].shape
     experts, two_inner = tensors["gate_up_bias"].shape
     layer = Layer(
@@ -141,9 +168,10 @@ def _layer(request: LoweringRequest) -> Layer:
         inner=two_inner // 2,
         experts=experts,
         top_k=int(attributes["top_k"]),
-        columns=request.tactic.get("columns", _widest_columns(rows)),
-        wgmma=request.tactic.get("wgmma", 1),
+        columns=tactic.get("columns", _widest_columns(rows)),
+        wgmma=tactic.get("wgmma", 1),
         bf16=in_bf16(tensors["gate_up"].dtype),
+        few=tactic.get("few", 0),
     )
     if attributes["gating"] != "softmax_selected":
         raise SpecbuildError(
@@ -161,12 +189,22 @@ def _layer(request: LoweringRequest) -> Layer:
             f"RmsMoe got top {layer.top_k} of {experts} experts, expected 1 to "
             f"{min(_MOST_TOP_K, experts)}: build this model for the CPU."
         )
-    if layer.columns % COLUMN_STEP or not COLUMN_STEP <= layer.columns <= MOST_COLUMNS:
+    _check_tiles(layer)
+    return layer
+
+
+def _check_tiles(layer: Layer) -> None:
+    most = FEW_COLUMNS if layer.few else MOST_COLUMNS
+    if layer.columns % COLUMN_STEP or not COLUMN_STEP <= layer.columns <= most:
         raise SpecbuildError(
             f"RmsMoe's tactic has tiles of {layer.columns} tokens, expected a multiple of "
-            f"{COLUMN_STEP} up to {MOST_COLUMNS}: tune again."
+            f"{COLUMN_STEP} up to {most}: tune again."
         )
-    return layer
+    if layer.few and (layer.bf16 or layer.few not in FEW_WARPS):
+        raise SpecbuildError(
+            f"RmsMoe's tactic has {layer.few} warps for few rows an expert, expected one of "
+            f"{FEW_WARPS} and experts in MXFP4: tune again."
+        )
 
 
 def _kernel(
@@ -226,74 +264,89 @@ def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
     return route, sort, gather
 
 
+@dataclass(frozen=True)
+class Product:
+    """A grouped GEMM of [experts, 16·row_tiles, 32·blocks]: what its launch follows from.
+
+    ``staging``: PAIRS_STAGING or ROWS_STAGING, ``warp_tiles``: packed tiles that make up 16 rows,
+    ``steps`` of each.
+    """
+
+    name: str
+    blocks: int
+    row_tiles: int
+    steps: int
+    staging: int
+    warp_tiles: int
+
+
 def _gemm(
     request: LoweringRequest,
-    name: str,
-    constants: tuple[tuple[str, int | float], ...],
-    shared_bytes: int,
-    tiles: int,
-    arguments: tuple[Argument, ...],
+    layer: Layer,
+    product: Product,
+    constants: tuple[tuple[str, int | float], ...] = (),
 ) -> OpLaunch:
+    name, rows, threads = product.name, TILE_ROWS, THREADS
+    stages = stages_for(layer.columns, product.staging)
+    shared_bytes = ring_bytes(layer.columns, product.staging, stages)
+    if layer.few:
+        name, rows, threads = f"few_{name}", PACKED_ROWS * layer.few, 32 * (layer.few + 2)
+        rings = plan_rings(layer.columns, product.staging, layer.few, product.warp_tiles)
+        stages, shared_bytes = rings.stages, rings.shared_bytes
+        constants = (
+            *(("WARPS", layer.few), ("CHUNK_STEPS", CHUNK_STEPS), ("CHUNKS", rings.chunks)),
+            *(("WARP_TILES", product.warp_tiles), *constants),
+        )
+    sizes = layer.constants(
+        K_BLOCKS=product.blocks,
+        ROW_TILES=product.row_tiles,
+        STEPS=product.steps,
+        STAGES=stages,
+        MOST_TILES=layer.most_tiles,
+        WGMMA=layer.wgmma,
+    )
+    constants = (*sizes, *constants, ("SHARED_BYTES", shared_bytes))
+    tiles = layer.most_tiles * ceil_div(product.row_tiles * PACKED_ROWS, rows)
+    weights = (product.name, f"{product.name}_bias")
     return OpLaunch(
-        _kernel(
-            f"moe_{name}",
-            (*constants, ("SHARED_BYTES", shared_bytes)),
-            f"prefill_{name}.cu",
-        ),
+        _kernel(f"moe_{name}", constants, f"prefill_{name}.cu"),
         grid=(min(tiles, request.target.multiprocessors), 1, 1),
-        block=THREADS,
+        block=threads,
         shared_bytes=shared_bytes,
-        arguments=arguments,
+        arguments=(
+            *(*weights, "workspace_tiles", "workspace_rows", "workspace_h"),
+            layer.panel_rows,
+        ),
     )
 
 
 def _gate_up(request: LoweringRequest, layer: Layer) -> OpLaunch:
-    stages = stages_for(layer.columns, PAIRS_STAGING)
-    constants = layer.constants(
-        K_BLOCKS=layer.hidden // BLOCK,
-        ROW_TILES=layer.inner // TILE_OUTPUTS,
-        STEPS=gate_up_steps(layer.hidden),
-        STAGES=stages,
-        MOST_TILES=layer.most_tiles,
-        WGMMA=layer.wgmma,
-        CLAMPED=int(request.attributes["activation"] == "swiglu_clamped"),
-        ALPHA=float(request.attributes["alpha"]),
-        LIMIT=float(request.attributes["limit"]),
+    product = Product(
+        name="gate_up",
+        blocks=layer.hidden // BLOCK,
+        row_tiles=layer.inner // TILE_OUTPUTS,
+        steps=gate_up_steps(layer.hidden),
+        staging=PAIRS_STAGING,
+        warp_tiles=1,
     )
-    return _gemm(
-        request,
-        "gate_up",
-        constants,
-        ring_bytes(layer.columns, PAIRS_STAGING, stages),
-        layer.most_tiles * panel_count(layer.inner // BLOCK),
-        (
-            *("gate_up", "gate_up_bias", "workspace_tiles", "workspace_rows", "workspace_h"),
-            layer.panel_rows,
-        ),
+    activation = (
+        ("CLAMPED", int(request.attributes["activation"] == "swiglu_clamped")),
+        ("ALPHA", float(request.attributes["alpha"])),
+        ("LIMIT", float(request.attributes["limit"])),
     )
+    return _gemm(request, layer, product, activation)
 
 
 def _down(request: LoweringRequest, layer: Layer) -> OpLaunch:
-    stages = stages_for(layer.columns, ROWS_STAGING)
-    constants = layer.constants(
-        K_BLOCKS=layer.inner // BLOCK,
-        ROW_TILES=layer.hidden // PACKED_ROWS,
-        STEPS=down_steps(layer.inner),
-        STAGES=stages,
-        MOST_TILES=layer.most_tiles,
-        WGMMA=layer.wgmma,
+    product = Product(
+        name="down",
+        blocks=layer.inner // BLOCK,
+        row_tiles=layer.hidden // PACKED_ROWS,
+        steps=down_steps(layer.inner),
+        staging=ROWS_STAGING,
+        warp_tiles=2,
     )
-    return _gemm(
-        request,
-        "down",
-        constants,
-        ring_bytes(layer.columns, ROWS_STAGING, stages),
-        layer.most_tiles * ceil_div(layer.hidden, TILE_ROWS),
-        (
-            *("down", "down_bias", "workspace_tiles", "workspace_rows", "workspace_h"),
-            layer.panel_rows,
-        ),
-    )
+    return _gemm(request, layer, product)
 
 
 def _combine(request: LoweringRequest, layer: Layer) -> OpLaunch:

@@ -1,4 +1,4 @@
-"""Cases of RmsMoe over prompt chunks: experts of several tiles, and real sizes."""
+"""Cases of RmsMoe over prompt chunks: experts of several tiles and of few rows, real sizes."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ KERNEL_CASES: tuple[Case, ...] = (
         "several tiles of one expert, bf16"
     ),
     replace(QWEN3_BF16, rows=512, live=500).case("gpu: qwen3-30b-a3b, bf16, 512 rows"),
+    Layer(rows=150, live=141, hidden=1056, inner=96, experts=6, top_k=2).case(
+        "weights of several stages, an odd number of blocks"
+    ),
+    Layer(rows=80, live=77, hidden=160, inner=1056, experts=4, top_k=2, popular=True).case(
+        "few rows of some experts, several of others, inner of an odd number of blocks"
+    ),
+    Layer(rows=512, live=509, hidden=2880, inner=2880, experts=128, top_k=4).case(
+        "gpu: gpt-oss-120b, 512 rows"
+    ),
+    Layer(rows=512, hidden=2880, inner=2880, experts=32, top_k=4).case(
+        "gpu: gpt-oss-20b, 512 rows"
+    ),
     Layer(rows=2048, hidden=2880, inner=2880, experts=32, top_k=4).case(
         "gpu: gpt-oss-20b, 2048 rows"
     ),

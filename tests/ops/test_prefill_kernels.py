@@ -87,6 +87,24 @@ def test_a_row_depends_on_no_other_row_and_on_no_tile(
 
 
 @emulated
+@pytest.mark.parametrize("tactic", [{"columns": 32, "few": 16}, {"columns": 64, "few": 12}])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Layer(rows=75, hidden=96, inner=96, experts=6, top_k=3),
+        Layer(rows=40, live=37, hidden=1056, inner=1056, experts=3, top_k=2, popular=True),
+    ],
+    ids=["one stage", "several stages"],
+)
+def test_few_rows_an_expert_have_the_bits_of_many(layer: Layer, tactic: dict[str, int]) -> None:
+    """Weights through shared memory: several stages and chunks, tiles that end within a panel."""
+    drawn = kernel_case(op_named("RmsMoe"), layer.case("chunk"))
+    many, few = outputs(drawn, {"columns": 64}), outputs(drawn, tactic)
+    drawn.check(few)
+    np.testing.assert_array_equal(few["y"], many["y"])
+
+
+@emulated
 @pytest.mark.parametrize("columns", [64, 96])
 def test_panels_are_what_their_header_says(columns: int) -> None:
     """A value's place, by the words of prefill_panel.cuh, one value at a time."""
@@ -232,6 +250,21 @@ def lower(op: OpSpec, request: LoweringRequest) -> Lowering:
 def test_a_tile_that_no_kernel_has_is_refused(columns: int) -> None:
     with pytest.raises(SpecbuildError, match=rf"{columns} tokens, expected a multiple of 16"):
         lower(op_named("Linear"), linear_request(tactic={"columns": columns}))
+
+
+@pytest.mark.parametrize(
+    ("tactic", "message"),
+    [
+        ({"columns": 64, "few": 8}, r"8 warps .*, expected one of \(12, 16\)"),
+        ({"columns": 112, "few": 12}, "112 tokens, expected a multiple of 16 up to 96"),
+    ],
+)
+def test_a_form_for_few_rows_that_no_kernel_has_is_refused(
+    tactic: dict[str, int], message: str
+) -> None:
+    drawn = kernel_case(op_named("RmsMoe"), Layer(rows=128, hidden=96, inner=96).case("chunk"))
+    with pytest.raises(SpecbuildError, match=message):
+        drawn.lowering("prefill", SMALL_TARGET, tactic)
 
 
 def test_a_weight_of_another_width_is_refused() -> None:

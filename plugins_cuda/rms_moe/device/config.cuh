@@ -9,7 +9,8 @@
 //                   weights), kPlaces (for rows in shared memory), kRowsResident (all have one),
 //                   kStaticBytes, kSharedBytes, kAddThreads, kAddColumns
 //   of prompts      those of _device/prefill_gemm.cuh; kSteps (of a packed tile, 16 mma rows × 32
-//                   columns each), kMostTiles (of tokens, whatever the routing)
+//                   columns each), kMostTiles (of tokens, whatever the routing);
+//                   those of prefill_few.cuh
 #pragma once
 
 CONFIG

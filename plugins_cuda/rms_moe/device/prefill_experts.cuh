@@ -30,11 +30,11 @@ using Experts = StoredExperts<Config::kBf16 != 0>;
 
 // What grouped GEMMs share: CTAs take the next tile when they are free, weight rows fastest, so
 // that those under way at a time read few rows and few experts.
-template <class ExpertWeights>
+template <class ExpertWeights, int warps>
 struct ExpertGemm {
   using Weights = ExpertWeights;
   static constexpr bool kAnyColumns = true;
-  static constexpr int kRowTiles = ceil_div(Config::kRowTiles, kConsumerWarps);
+  static constexpr int kRowTiles = ceil_div(Config::kRowTiles, warps);
   const unsigned char* packed;
   const unsigned char* panel_start;
   int rows_of_panels;
@@ -65,7 +65,7 @@ struct ExpertGemm {
   __device__ __forceinline__ GemmTile tile(const Found& found) const {
     if (found.id / kRowTiles >= found.count) return no_tile();
     const int live = static_cast<int>(found.tokens.z);
-    return {found.id % kRowTiles * kConsumerWarps, static_cast<int>(found.tokens.x),
+    return {found.id % kRowTiles * warps, static_cast<int>(found.tokens.x),
             static_cast<int>(found.tokens.y), round_up(live, 16), live};
   }
   __device__ __forceinline__ Weights weights(const GemmTile& tile, int row_tile) const {

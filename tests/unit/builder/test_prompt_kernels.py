@@ -1,4 +1,5 @@
-"""Prompt programs of every size launch the same kernels: only the tokens of a tile may differ.
+"""Prompt programs of every size launch the same kernels: only the tokens of a tile may differ,
+and how the weights of experts with few rows come to them.
 
 So a row's sums go in one order, whatever the program: the other constants say how K and the context
 are cut.
@@ -19,6 +20,8 @@ from specbuild.plugins_cuda.registry import op_named
 # Tokens of a tile, places of the ring that they leave, tiles of tokens there are at most, and the
 # shared memory of ring and outputs.
 OF_TOKENS = {"COLUMNS", "STAGES", "MOST_TILES", "SHARED_BYTES"}
+# Weight rows of a tile of few tokens, and the ring that brings them.
+OF_FEW = {"WARPS", "CHUNK_STEPS", "CHUNKS", "WARP_TILES"}
 
 
 def swiglu(rows: int) -> LoweringRequest:
@@ -54,12 +57,19 @@ REQUESTS: dict[str, tuple[str, Callable[[int], LoweringRequest]]] = {
 }
 
 
-def kernels(name: str, request: LoweringRequest, tokens: set[str]) -> list[object]:
+def kernels(
+    name: str, request: LoweringRequest, tokens: set[str]
+) -> list[tuple[str, str, str, object]]:
     """What is launched in order, without the constants of a tile's tokens."""
     lower = op_named(name).lower
     assert lower is not None
     return [
-        (k.folder, k.file, k.entry, [c for c in k.constants if c[0] not in tokens])
+        (
+            k.folder,
+            k.file.replace("prefill_few_", "prefill_"),
+            k.entry.replace("moe_few_", "moe_"),
+            [c for c in k.constants if c[0] not in tokens],
+        )
         for k in (launch.kernel for launch in lower(replace(request, phase="prefill")).launches)
     ]
 
@@ -68,8 +78,9 @@ def kernels(name: str, request: LoweringRequest, tokens: set[str]) -> list[objec
 def test_every_size_launches_the_same_kernels(layer: str) -> None:
     name, request_of = REQUESTS[layer]
     tokens = set() if "ttention" in name else OF_TOKENS
+    tokens = tokens | OF_FEW if name == "RmsMoe" else tokens
     first = kernels(name, request_of(PREFILL_ROWS[0]), tokens)
-    assert all(file.startswith(("prefill", "rebuild")) for _, file, _, _ in first)  # type: ignore[misc]
+    assert all(file.startswith(("prefill", "rebuild")) for _, file, _, _ in first)
     for rows in (*PREFILL_ROWS, 72, 1000):
         assert kernels(name, request_of(rows), tokens) == first, rows
 
@@ -78,11 +89,11 @@ def test_every_size_launches_the_same_kernels(layer: str) -> None:
 def test_candidates_differ_in_tokens_and_in_the_instruction_alone(layer: str) -> None:
     """``wgmma`` 0 computes the same products in the same order; ``tune`` compares their bits."""
     name, request_of = REQUESTS[layer]
-    op, tokens = op_named(name), OF_TOKENS | {"WGMMA"}
+    op, tokens = op_named(name), OF_TOKENS | OF_FEW | {"WGMMA"}
     for rows in PREFILL_ROWS:
         request = replace(request_of(rows), phase="prefill")
         default = kernels(name, request, tokens)
         assert op.tactics is not None
         for tactic in op.tactics(request):
-            assert set(tactic) <= {"columns", "wgmma"}
+            assert set(tactic) <= {"columns", "wgmma", "few"}
             assert kernels(name, replace(request, tactic=tactic), tokens) == default

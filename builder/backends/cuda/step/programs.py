@@ -31,7 +31,7 @@ from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry,
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.engine_dir.plan import ACCEPT, CHECK_BUDGET, LIST_BUDGET, TARGET
 
-PREFILL_ROWS = (64, 256, 1024, 2048, 4096, 8192)
+PREFILL_ROWS = (64, 256, 512, 1024, 2048, 4096, 8192)
 SCORE_ROWS = (8, 64, 256)
 MAX_CHAIN = 4
 NO_DRAFT = DraftShape(0, 0, 0)

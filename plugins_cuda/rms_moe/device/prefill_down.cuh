@@ -1,0 +1,31 @@
+// What a prefill GEMM of experts stores, down: rows of bf16, sorted.
+#pragma once
+
+#include "../../_device/prefill_store.cuh"
+#include "prefill_experts.cuh"
+
+template <int warps>
+struct DownGemm : ExpertGemm<Experts::Down, warps> {
+  static constexpr int kStagingValues = kRowsStride;
+  const uint16_t* bias;
+  uint16_t* out;  // [sorted rows, H]
+
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
+    return lane_bias<Config::kRowTiles>(
+        bias + static_cast<size_t>(tile.expert) * (16 * Config::kRowTiles), tile);
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    stage_rows<columns>(sums, ahead.widened(), staging);
+    const int first_row = 16 * tile.row_tile + kGroupRows * warpgroup();
+    for_each_piece<8>(tile.live, [&](int token, int piece) {
+      const int column = first_row + 8 * piece;
+      if (column >= 16 * Config::kRowTiles) return;
+      *reinterpret_cast<uint4*>(
+          out + static_cast<size_t>(tile.first + token) * (16 * Config::kRowTiles) + column) =
+          *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
+    });
+  }
+};

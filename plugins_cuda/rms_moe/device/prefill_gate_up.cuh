@@ -1,0 +1,60 @@
+// What a prefill GEMM of experts stores, gate/up: activated results as panels of h.
+#pragma once
+
+#include "../../_device/prefill_store.cuh"
+#include "prefill_experts.cuh"
+
+template <int warps>
+struct GateUpGemm : ExpertGemm<Experts::GateUp, warps> {
+  static constexpr int kStagingValues = kPairsStride;
+  const uint16_t* bias;
+  unsigned char* h;
+
+  __device__ __forceinline__ LaneBias ahead_of(const GemmTile& tile) const {
+    return lane_bias<Config::kRowTiles>(
+        bias + static_cast<size_t>(tile.expert) * (16 * Config::kRowTiles), tile);
+  }
+
+  // A panel of h has the 64 results of two warpgroups: 16-byte chunks of 8.
+  template <int columns>
+  __device__ __forceinline__ void store(const GemmTile& tile, LaneBias ahead,
+                                        const float (&sums)[columns / 2], uint16_t* staging) const {
+    const float2 b = ahead.widened();
+    const auto act = [b](float gate, float up) {
+      if constexpr (Config::kClamped == 0) {
+        const float plain = gate + b.x;
+        return __fdividef(plain, 1.0f + exp2_fast(-1.44269504f * plain)) * (up + b.y);
+      } else {
+        const float limit = static_cast<float>(Config::kLimit);
+        const float g = fminf(gate + b.x, limit);
+        const float u = fminf(fmaxf(up + b.y, -limit), limit);
+        const float power = exp2_fast(-1.44269504f * static_cast<float>(Config::kAlpha) * g);
+        return __fdividef(g, 1.0f + power) * (u + 1.0f);
+      }
+    };
+    stage_pairs<columns>(sums, act, staging);
+    constexpr int kGroups = Config::kRowTiles / 4;
+    const int own = tile.row_tile / 4 + warpgroup();
+    const int panel = warps == 8 ? tile.row_tile / 8 : own / 2;
+    const int group = warps == 8 ? warpgroup() : own % 2;
+    const bool there = 2 * panel + group < kGroups;
+    if constexpr (warps != 8) {
+      // Tiles may end where no panel does: the last warpgroup fills its panel up.
+      if (own >= kGroups) return;
+      if (kGroups % 2 != 0 && own == kGroups - 1) {
+        for_each_piece<4>(tile.live, [&](int token, int piece) {
+          *reinterpret_cast<uint4*>(h + panel_chunk(panel, 4 + piece, tile.first + token,
+                                                    this->rows_of_panels)) = make_uint4(0, 0, 0, 0);
+        });
+      }
+    }
+    for_each_piece<4>(tile.live, [&](int token, int piece) {
+      const uint32_t* const words =
+          reinterpret_cast<const uint32_t*>(staging + token * kPairsStride);
+      const uint4 chunk = panel_chunk_of([&](int i) { return words[i]; }, piece);
+      *reinterpret_cast<uint4*>(
+          h + panel_chunk(panel, 4 * group + piece, tile.first + token, this->rows_of_panels)) =
+          there ? chunk : make_uint4(0, 0, 0, 0);
+    });
+  }
+};

@@ -1,0 +1,53 @@
+"""Shared memory of the experts' prefill GEMMs for few rows an expert (``prefill_few.cuh``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.prefill_gemm import PANEL_ROW_BYTES
+from specbuild.plugins_cuda.rms_moe.packing import STEP_BYTES
+from specbuild.runtime.errors import SpecbuildError
+
+# Warps of a CTA, 16 weight rows each: a tile of more tokens takes more of a thread's registers.
+WARPS = (12, 16)
+# Of a packed tile's steps, what one copy brings: a divisor of a stage's.
+CHUNK_STEPS = 5
+MOST_COLUMNS = 96
+# By the most rows of an expert on average: tokens of the widest tile, and warps of a CTA. Launches
+# with fewer rows than the first stands for, down to FEWEST_ROWS, take its tiles.
+FEW_TILES = {16: (48, 16), 32: (64, 12), 64: (96, 12)}
+FEWEST_ROWS = 9
+_SHARED_BYTES, _STATIC_BYTES = 227 * 1024, 2048
+_MOST_STAGES, _FEWEST_STAGES, _MOST_CHUNKS = 8, 3, 8
+# Weights that must be under way for memory's rate: 35 bytes a nanosecond and multiprocessor, a
+# microsecond of latency, and as much again while the slot in front is emptied.
+_WEIGHTS_UNDER_WAY = 72 * 1024
+
+
+@dataclass(frozen=True)
+class Rings:
+    """Places of the tokens' ring and of the weights', and the dynamic shared memory of all."""
+
+    stages: int
+    chunks: int
+    shared_bytes: int
+
+
+def plan_rings(columns: int, staging: int, warps: int, warp_tiles: int) -> Rings:
+    """The longest ring of tokens beside enough weights.
+
+    ``staging``: 16-bit values of a token and warpgroup; ``warp_tiles``: packed tiles of a warp.
+    SpecbuildError where they do not fit.
+    """
+    slot = warps * warp_tiles * STEP_BYTES * (CHUNK_STEPS + 1)
+    outputs = columns * warps // 4 * staging * 2
+    for stages in range(_MOST_STAGES, _FEWEST_STAGES - 1, -1):
+        tokens = columns * PANEL_ROW_BYTES * stages
+        free = _SHARED_BYTES - _STATIC_BYTES - outputs - tokens
+        chunks = min(_MOST_CHUNKS, free // slot)
+        if chunks >= 2 and chunks * slot >= _WEIGHTS_UNDER_WAY:
+            return Rings(stages, chunks, tokens + chunks * slot + outputs)
+    raise SpecbuildError(
+        f"RmsMoe's tactic has tiles of {columns} tokens for {warps} warps, which do not fit shared "
+        "memory beside their weights: tune again."
+    )

@@ -1,0 +1,22 @@
+// RmsMoe over a prompt chunk with few rows an expert, down: sorted rows of h · down of their
+// experts.
+//
+// Tensors and numbers are those of prefill.cu.
+#include "device/prefill_few.cuh"
+#include "device/prefill_down.cuh"
+
+extern "C" __global__ void __launch_bounds__(kFewThreads, 1)
+    moe_few_down(const unsigned char* down, const uint16_t* down_bias, int* workspace_tiles,
+                 uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ FewRings rings;
+  DownGemm<kFewWarps> gemm;
+  gemm.packed = down;
+  gemm.panel_start = workspace_h;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = workspace_tiles;
+  gemm.taken = kTakenDown;
+  gemm.bias = down_bias;
+  gemm.out = workspace_rows;
+  few_gemm(gemm, rings, shared);
+}

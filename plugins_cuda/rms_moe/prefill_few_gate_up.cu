@@ -1,0 +1,23 @@
+// RmsMoe over a prompt chunk with few rows an expert, gate/up: h = activation(sorted rows · gate
+// and up of their experts).
+//
+// Tensors and numbers are those of prefill.cu.
+#include "device/prefill_few.cuh"
+#include "device/prefill_gate_up.cuh"
+
+extern "C" __global__ void __launch_bounds__(kFewThreads, 1)
+    moe_few_gate_up(const unsigned char* gate_up, const uint16_t* gate_up_bias,
+                    int* workspace_tiles, const unsigned char* workspace_rows,
+                    unsigned char* workspace_h, int panel_rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ FewRings rings;
+  GateUpGemm<kFewWarps> gemm;
+  gemm.packed = gate_up;
+  gemm.panel_start = workspace_rows;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = workspace_tiles;
+  gemm.taken = kTakenGateUp;
+  gemm.bias = gate_up_bias;
+  gemm.h = workspace_h;
+  few_gemm(gemm, rings, shared);
+}
