@@ -209,7 +209,7 @@ def test_levels_are_bounded_by_the_block(tmp_path: Path) -> None:
     assert len(found[0]) == 100
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_verify_compares_its_stages(tmp_path: Path, causal: bool) -> None:
     built(tmp_path, causal=causal)
     report = verify_engine(

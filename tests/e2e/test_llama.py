@@ -21,10 +21,10 @@ NEW_TOKENS = 64
 BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama tied": ("llama", {"tie_word_embeddings": True, "dtype": "bfloat16"}),
-    "qwen3": ("qwen3", {"shards": 2}),
     "qwen3_moe": ("qwen3_moe", {"decoder_sparse_step": 2, "num_hidden_layers": 4}),
 }
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3": ("qwen3", {"shards": 2}),
     "one KV head of 16": ("llama", {"num_attention_heads": 16, "num_key_value_heads": 1}),
     "as many KV heads": ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "dtype": "float16"}),

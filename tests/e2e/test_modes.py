@@ -86,6 +86,7 @@ def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) ->
     assert rows["base", 160]["perplexity"] == pytest.approx(loss.exp().item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_engines_are_kept_until_the_checkpoint_changes(command: Command, checkpoint: Path) -> None:
     folder = checkpoint.parent / "changing"
     shutil.copytree(checkpoint, folder, ignore=shutil.ignore_patterns("engines"))

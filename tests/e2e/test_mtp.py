@@ -73,6 +73,7 @@ def check(folder: Path) -> None:
     assert report.passed
 
 
+@pytest.mark.slow
 def test_every_stage_and_every_token(folder: Path) -> None:
     check(folder)
     with pytest.raises(SpecbuildError, match="its draft is an MTP layer of the model"):

@@ -47,7 +47,11 @@ def states_of(lowered: LoweredEngine, ids: list[int]) -> torch.Tensor:
     return host.port("score.captured")[: len(ids)].float().clone()
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"normed": False}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"causal": True}, *(pytest.param(o, marks=pytest.mark.slow) for o in ({}, {"normed": False}))],
+    ids=str,
+)
 def test_steps_draft_by_the_published_maths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:

@@ -42,6 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory):
     return model, path, run(engine, prompts, DraftShape(1, LEVELS, LEVELS))
 
 
+@pytest.mark.slow
 def test_chain_is_accepted_where_the_rules_agree(made) -> None:
     """Row d is right where the draft agrees after the true token in front of it."""
     model, _, records = made
@@ -51,6 +52,7 @@ def test_chain_is_accepted_where_the_rules_agree(made) -> None:
         assert list(record.stats.acceptance_histogram) == expected
 
 
+@pytest.mark.slow
 def test_every_position_is_accepted_as_often_as_asked(made) -> None:
     model, _, records = made
     histogram = np.sum([record.stats.acceptance_histogram for record in records], axis=0)
@@ -59,6 +61,7 @@ def test_every_position_is_accepted_as_often_as_asked(made) -> None:
         assert accepted / reached == pytest.approx(model.options.acceptance, abs=0.07)
 
 
+@pytest.mark.slow
 def test_checkpoints_are_what_their_reader_expects(made) -> None:
     model, path, _ = made
     target = read_target(path / "target", strict=True)

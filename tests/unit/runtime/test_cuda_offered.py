@@ -122,7 +122,7 @@ def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor
     return pool[:, pages].transpose(2, 3).flatten(1, 2)
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_drafts_cache_is_that_of_drafting(beside: LoweredEngine, count: int) -> None:
     """Behind long chains, right or wrong in the middle, and behind steps of any kind."""
     expected = plain(beside, count)

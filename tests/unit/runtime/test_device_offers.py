@@ -110,7 +110,7 @@ def mixed(
     return toy, knowing
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     st.integers(0, 2**31),
     st.booleans(),

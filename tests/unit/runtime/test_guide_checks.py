@@ -69,7 +69,7 @@ def started(toy: ToyCuda) -> tuple[int, int]:
     return len(steps) - masked, masked
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @example([[REFUSED] * 12, [FREE] * 12], 0.0, 1, SHAPES[1], 2)
 @example([[FREE, FREE, LED, FREE, FREE, FREE, REFUSED, FREE, FORCED]] * 2, 0.9, 2, SHAPES[2], 1)
 @example([[LED] * 10 + [FREE] * 10, [FREE] * 5], 0.9, 3, None, 1)
@@ -206,7 +206,7 @@ def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:
     return pairs
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @example([FREE, FREE, REFUSED, FREE, FREE, FREE, FREE, LED, LED, LED, FREE, FREE], 1, SHAPES[1])
 @example([FREE, REFUSED, *[FREE] * 6], 37, SHAPES[1])  # an end of sequence is refused
 @given(st.lists(places, min_size=8, max_size=24), st.integers(0, 1000), st.sampled_from(SHAPES[1:]))
