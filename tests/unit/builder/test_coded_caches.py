@@ -98,8 +98,10 @@ def test_caches_take_a_quarter(drafted: Path, capsys: pytest.CaptureFixture[str]
     assert {pool.numpy().dtype for pool in engine.executor.pools.values()} == {np.dtype("uint8")}
     assert manifest.lossy_groups == ("full", "sliding")
     assert lossy_names(manifest) == ("fp8 caches",)
-    assert main(["inspect", str(drafted)]) == 0
-    assert "(lossy)" in capsys.readouterr().out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "160")
+        assert main(["inspect", str(drafted)]) == 0
+    assert "float8_e4m3fn (lossy)" in capsys.readouterr().out
     (drafted.parent / "p.jsonl").write_text('{"id": "a", "prompt_ids": [5, 6]}\n')
     asked = ["--prompts", str(drafted.parent / "p.jsonl"), "--max-new-tokens", "2"]
     assert main(["run", str(drafted), *asked]) == 0
