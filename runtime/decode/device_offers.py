@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -52,13 +53,8 @@ class DeviceOffers:
     ) -> None:
         """Queues the first ``depths[row]`` tokens of each chain for the step behind."""
         offered = {id(s): c for s, c in zip(self._sequences, self._offer.tokens, strict=True)}
-        counts = np.ones(entry.batch, np.int32)
-        chains = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)
-        for row, sequence in rows.items():
-            depth = depths[row]
-            counts[row] += depth
-            chains[row, 1 : 1 + depth] = offered[id(sequence)][:depth]
-        self._executor.write(OFFERED, np.concatenate([counts, chains.reshape(-1)]))
+        chains = {row: offered[id(sequence)][: depths[row]] for row, sequence in rows.items()}
+        self._executor.write(OFFERED, offered_values(entry, chains))
 
     def taken(self, became: Iterable[tuple[SequenceState, int, int]]) -> None:
         """Of what was written for each sequence so many tokens, and so many were accepted."""
@@ -70,12 +66,26 @@ class DeviceOffers:
         self._drafter.release(sequence)
 
 
-def unread_tokens(sequence: SequenceState, steps: Iterable[StepAhead]) -> int:
-    """The most tokens of a sequence that are in flight, in ``steps`` or with its prompt."""
-    if not sequence.emitted:
-        return 1
-    rows = ((step, row) for step in steps for row, s in step.rows.items() if s is sequence)
-    return sum(1 + step.depth_of(row) for step, row in rows)
+def unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:
+    """The most tokens of each sequence that are in flight, in ``steps`` or with its prompt."""
+    most: Counter[int] = Counter()
+    for step in steps:
+        most.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
+    return [most[id(s)] if s.emitted else 1 for s in sequences]
+
+
+def offered_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:
+    """The port ``offered`` for a program: the chain of each row, none of others.
+
+    int32: a count for each row, 1 and its tokens; then rows of ``draft_tokens`` + 1, the first of
+    which is passed over.
+    """
+    counts = np.ones(entry.batch, np.int32)
+    tokens = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)
+    for row, chain in chains.items():
+        counts[row] += len(chain)
+        tokens[row, 1 : 1 + len(chain)] = chain
+    return np.concatenate([counts, tokens.reshape(-1)])
 
 
 def offered_ahead(

@@ -133,9 +133,10 @@ class DeviceStepper:
 
     def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
         """Drafts are taken up in the step: none is behind."""
-        unread = [unread_tokens(sequence, self._steps_ahead) for sequence in sequences]
+        unread: Sequence[int] = ()
         reach: tuple[tuple[float, ...], ...] = ()
         if self._offers is not None:
+            unread = unread_tokens(sequences, self._steps_ahead)
             rows, full_logits = self._ahead(sequences, None).batch, _full_logits(sequences)
             reach = self._offers.look(sequences, unread, rows=rows, full_logits=full_logits)
         return Outlook(
@@ -280,10 +281,9 @@ class DeviceStepper:
             check_count(flight, result, row)
             for mode, plan in zip(self._modes, flight.plans, strict=True):
                 mode.received(sequence, plan, result, row)
-            kept = allowed = self._kept(flight, sequence, result.tokens[row][:count])
-            if sequence not in self._checks:
-                kept, allowed = count, 0
-            elif not kept and sequence.guide is not None and sequence.guide.failure is None:
+            kept = self._kept(flight, sequence, result.tokens[row][:count])
+            allowed = kept if sequence in self._checks else 0
+            if not kept and sequence.guide is not None and sequence.guide.failure is None:
                 count_lost(sequence, proposed)
                 continue
             # A draft that could be emitted by no step was not worth verifying: it counts for none.
@@ -306,12 +306,12 @@ class DeviceStepper:
         return LaunchDone(self._read, outcome)
 
     def _kept(self, flight: StepInFlight, sequence: SequenceState, tokens: Sequence[int]) -> int:
-        """How many of a step's tokens a guide lets stand; 0 where steps are not checked."""
+        """How many of a step's tokens stand: all where no guide checks them."""
         masked = flight.waiting is None
         if masked and sequence.guide is not None and not sequence.to_repeat:
             sequence.counters.mask(len(tokens))
         if sequence not in self._checks:
-            return 0
+            return len(tokens)
         steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
         behind = any(sequence in step.ahead.rows.values() for step in steps)
         return self._checks.received(sequence, ReceivedStep(tokens, masked, flight.extends, behind))

@@ -13,8 +13,9 @@ class ProgramTable:
     """The programs of a plan by what they are for."""
 
     def __init__(self, plan: Plan) -> None:
-        apart = [p for p in plan.programs if p.adjusts or p.offered or p.kind == "adjust"]
-        self._programs = [p for p in plan.programs if p not in apart]
+        self._programs = [
+            p for p in plan.programs if not (p.adjusts or p.offered or p.kind == "adjust")
+        ]
         self._offered = [p for p in plan.programs if p.offered]
         self._adjusting = sorted(
             (p for p in plan.programs if p.adjusts), key=lambda program: program.batch

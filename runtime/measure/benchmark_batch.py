@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.device_offers import offered_values
 from specbuild.runtime.decode.device_rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
@@ -44,12 +45,8 @@ class BenchmarkBatch:
 
     def offer(self, entry: ProgramEntry) -> None:
         """Puts whole chains of the sequences' own tokens where a step finds the host's."""
-        length = entry.draft_tokens
-        counts = np.ones(entry.batch, np.int32)
-        counts[: self.batch] += length
-        chains = np.zeros((entry.batch, length + 1), np.int32)
-        chains[: self.batch, 1:] = np.resize(self.tokens.T, (length, self.batch)).T
-        self.executor.write(OFFERED, np.concatenate([counts, chains.reshape(-1)]))
+        chains = np.resize(self.tokens.T, (entry.draft_tokens, self.batch)).T
+        self.executor.write(OFFERED, offered_values(entry, dict(enumerate(chains))))
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:
