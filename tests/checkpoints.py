@@ -281,6 +281,13 @@ def write_draft(
     return tensors
 
 
+def write_pair(path: Path) -> None:
+    """``target`` and ``draft`` under ``path``: two layers of four experts, heads of 32."""
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
+    write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
+    write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
+
+
 def default_aux_layers(target_layers: int) -> tuple[int, int, int]:
     """The target layers whose outputs a draft reads when its config names none."""
     if target_layers > 5:

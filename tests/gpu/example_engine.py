@@ -9,6 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
@@ -18,6 +20,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.sampling import SamplingParams
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
@@ -56,6 +59,24 @@ def example_prompts() -> list[Prompt]:
     """What stands beside the example model."""
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     return [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
+
+
+def random_prompts(vocab: int, lengths: Sequence[int]) -> list[Prompt]:
+    """Always the same ones, of tokens from 3 on."""
+    random = np.random.default_rng(7)
+    return [Prompt(str(n), tuple(random.integers(3, vocab, n).tolist())) for n in lengths]
+
+
+def every_other_sampled(count: int, tokens: int) -> list[GenerateParams]:
+    """Of so many requests every second one samples."""
+    return [
+        GenerateParams(
+            max_new_tokens=tokens,
+            sampling=SamplingParams(temperature=float(i % 2), seed=i),
+            ignore_eos=True,
+        )
+        for i in range(count)
+    ]
 
 
 def records(

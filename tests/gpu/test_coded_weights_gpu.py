@@ -17,7 +17,14 @@ import numpy as np
 import pytest
 from checkpoint_files import edit_tensors
 from checkpoints import write_draft, write_target
-from example_engine import CHAIN, on_gpu, outputs, records
+from example_engine import (
+    CHAIN,
+    every_other_sampled,
+    on_gpu,
+    outputs,
+    random_prompts,
+    records,
+)
 from mx_rounding import round_checkpoint
 
 from specbuild.builder.build import build
@@ -26,7 +33,6 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -83,20 +89,11 @@ def coded(model: Path) -> Iterator[Engine]:
 
 
 def prompts() -> list[Prompt]:
-    random = np.random.default_rng(7)
-    return [Prompt(str(n), tuple(random.integers(3, VOCAB, n).tolist())) for n in LENGTHS]
+    return random_prompts(VOCAB, LENGTHS)
 
 
 def params() -> list[GenerateParams]:
-    """Every other one samples."""
-    return [
-        GenerateParams(
-            max_new_tokens=TOKENS,
-            sampling=SamplingParams(temperature=float(i % 2), seed=i),
-            ignore_eos=True,
-        )
-        for i in range(len(LENGTHS))
-    ]
+    return every_other_sampled(len(LENGTHS), TOKENS)
 
 
 def test_codes_take_half_the_bytes(exact: Engine, coded: Engine) -> None:

@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import torch
 from dense_models import GEOMETRIES, VOCAB, build_dense
-from example_engine import CHAIN, TREE, on_gpu, outputs, records
+from example_engine import (
+    CHAIN,
+    TREE,
+    every_other_sampled,
+    on_gpu,
+    outputs,
+    random_prompts,
+    records,
+)
 from prompt_cuts import cut_at_random
 from test_transformers_gpu import Forward, check_choices, check_errors, near_tie, scores
 
@@ -26,7 +34,6 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
-from specbuild.runtime.sampling import SamplingParams
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -53,20 +60,11 @@ def model(
 
 
 def prompts() -> list[Prompt]:
-    random = np.random.default_rng(7)
-    return [Prompt(str(n), tuple(random.integers(3, VOCAB, n).tolist())) for n in LENGTHS]
+    return random_prompts(VOCAB, LENGTHS)
 
 
 def params() -> list[GenerateParams]:
-    """Every other one samples."""
-    return [
-        GenerateParams(
-            max_new_tokens=TOKENS,
-            sampling=SamplingParams(temperature=float(i % 2), seed=i),
-            ignore_eos=True,
-        )
-        for i in range(len(LENGTHS))
-    ]
+    return every_other_sampled(len(LENGTHS), TOKENS)
 
 
 def alone(engine: Engine, shape: DraftShape | None) -> list[Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from synthetic_chains import expected_histogram
-from synthetic_models import MAX_SEQ_LEN, PROMPTS, run, successors, tiny, written_prompts
+from synthetic_models import (
+    built_with_draft,
+    run,
+    successors,
+    written_prompts,
+)
 
-from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.dflash.synth import BLOCK
 from specbuild.builder.families.family import DraftSizes
 from specbuild.builder.families.registry import synth_draft
-from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.geometry import named_geometry
-from specbuild.builder.synth.synth import write_checkpoints
-from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
@@ -26,18 +26,7 @@ LEVELS = BLOCK - 1
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
     """A model, its checkpoints, and what an engine of them gives in chains of seven."""
-    model = tiny(0.78, draft_kind="dflash")
-    path = tmp_path_factory.mktemp("synth") / "checkpoints"
-    write_checkpoints(model, path, SilentProgress(), force=False)
-    options = BuildOptions(
-        model=path / "target",
-        draft=path / "draft",
-        output=path.parent / "engine",
-        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
-        drafting=DraftOptions(top_k=1, tokens=LEVELS),
-    )
-    build(options, SilentProgress())
-    engine = Engine.load(options.output)
+    model, path, engine = built_with_draft(tmp_path_factory.mktemp("synth"), "dflash", LEVELS)
     prompts = written_prompts(path / "prompts.jsonl")
     return model, path, run(engine, prompts, DraftShape(1, LEVELS, LEVELS))
 

@@ -10,20 +10,18 @@ from synthetic_chains import expected_histogram
 from synthetic_models import (
     MAX_SEQ_LEN,
     PROMPTS,
+    built_with_draft,
     run,
     successors,
-    tiny,
     written_prompts,
 )
 
-from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.families.p_eagle.synth import POSITIONS
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.builder.synth.synth import build_engine, write_checkpoints
+from specbuild.builder.synth.synth import build_engine
 from specbuild.cli.main import main
-from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.geometry import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -35,18 +33,7 @@ CHAIN = DraftShape(1, LEVELS, LEVELS)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory):
     """A model, its checkpoints, and what an engine of them gives in chains of seven."""
-    model = tiny(0.78, draft_kind="p-eagle")
-    path = tmp_path_factory.mktemp("synth") / "checkpoints"
-    write_checkpoints(model, path, SilentProgress(), force=False)
-    options = BuildOptions(
-        model=path / "target",
-        draft=path / "draft",
-        output=path.parent / "engine",
-        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
-        drafting=DraftOptions(top_k=1, tokens=LEVELS),
-    )
-    build(options, SilentProgress())
-    engine = Engine.load(options.output)
+    model, path, engine = built_with_draft(tmp_path_factory.mktemp("synth"), "p-eagle", LEVELS)
     return model, path, run(engine, written_prompts(path / "prompts.jsonl"), CHAIN)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import write_draft, write_target
+from checkpoints import write_pair, write_target
 from dflash_drafts import write_dflash
 from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
@@ -24,9 +24,7 @@ NEAR = 0.05
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoints")
-    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}
-    write_target(path / "target", layers=2, experts=4, experts_per_token=2, **sizes)
-    write_draft(path / "draft", target_layers=2, target_hidden=96, inner=64, **sizes)
+    write_pair(path)
     return path
 
 
