@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import numbers
-from specbuild.builder.training.options import TEXT, TrainingOptions
+from specbuild.builder.training.options import OPTIMISATION, TEXT, TrainingOptions
 from specbuild.runtime.errors import SpecbuildError
 
 LARGEST_DRAFT_VOCAB = 32000
@@ -35,6 +35,45 @@ class SelfText(OptionGroup):
     prompt_tokens: int | None = None
     temperature: Annotated[float, Described("How the target writes them.", "T", least=0.0)] = 0.0
     batch_size: int = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LkLoss(OptionGroup):
+    """Which LK loss is minimised in place of the kind's own (arXiv 2602.23881, section 4).
+
+    Names as SpecForge has them; its ``kl_decay`` is 1 unless given, the paper's η is 3.
+    """
+
+    PANEL: ClassVar[str] = OPTIMISATION
+
+    lk_loss_type: Annotated[
+        Literal["lambda", "alpha"] | None,
+        Described(
+            "Loss on the acceptance rate a = sum of min(p, q): alpha, -log a; or lambda, "
+            "w KL + (1 - w)(1 - a) with w = S exp(-D a) (arXiv 2602.23881).",
+            "NAME",
+            shown="the kind's own loss",
+        ),
+    ] = None
+    kl_scale: Annotated[
+        float, Described("Of lambda: the weight of KL at a = 0.", "S", least=0, most=1)
+    ] = 1.0
+    kl_decay: Annotated[
+        float, Described("Of lambda: how fast a takes weight from KL.", "D", least=0)
+    ] = 3.0
+
+    def check(self) -> None:
+        """Raises SpecbuildError where values are out of bounds, or of a loss that is not asked."""
+        if not 0 <= self.kl_scale <= 1:
+            raise SpecbuildError(f"train draft: kl_scale is {self.kl_scale}, expected 0 to 1")
+        if not math.isfinite(self.kl_decay) or self.kl_decay < 0:
+            raise SpecbuildError(f"train draft: kl_decay is {self.kl_decay}, expected 0 or more")
+        unused = [name for name in self.given() if name != "lk_loss_type"]
+        if unused and self.lk_loss_type != "lambda":
+            raise SpecbuildError(
+                f"train draft: {unused[0]} is of lk_loss_type lambda, which is "
+                f"{self.lk_loss_type}; leave it out or ask for lambda"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +144,7 @@ class TrainOptions(TrainingOptions):
         ),
     ] = None
     self_text: SelfText = SelfText()
+    lk: LkLoss = LkLoss()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "sequence_length", "ttt_steps", "save_every"):
@@ -119,6 +159,7 @@ class TrainOptions(TrainingOptions):
         if self.decay is not None:
             _positive("decay", self.decay)
         self._check_kind()
+        self.lk.check()
         _at_least("seed", self.seed, 0)
         _at_least("held_out_rows", self.held_out_rows, 1)
         _fraction("held_out_fraction", self.held_out_fraction)

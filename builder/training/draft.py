@@ -257,6 +257,7 @@ def _objective(
         known=vocabulary.t2d.to(options.device),
         words=Words(model.model.embed_tokens.weight, model.lm_head.weight),
         hard=kind.hard,
+        lk=options.lk if options.lk.lk_loss_type else None,
     )
 
 

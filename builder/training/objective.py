@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
+from specbuild.builder.training.config import LkLoss
 from specbuild.builder.training.draft_layers import Drafted, TrainedDraft, Words
 from specbuild.builder.training.frozen_target import Teaching
+from specbuild.builder.training.lk_loss import lk_losses
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Objective:
     """The loss over ``ttt_steps`` steps, each weighted ``decay`` times the one before.
 
     A step is a position ahead. ``target_ids`` int64 [Vd] of the draft ids; ``known`` bool [V] the
-    ids in the draft vocabulary. ``hard`` learns the target's argmax, not its distribution.
+    ids in the draft vocabulary. ``hard`` learns the target's argmax, not its distribution; ``lk``
+    the chance of acceptance, whatever ``hard`` says.
     """
 
     ttt_steps: int
@@ -33,6 +36,7 @@ class Objective:
     known: torch.Tensor
     words: Words
     hard: bool = False
+    lk: LkLoss | None = None
 
     def rows(self, batch: Batch) -> int:
         """Rows t whose every step has a target to predict: T − ttt_steps."""
@@ -53,24 +57,28 @@ class Objective:
         return draft.drafted(aux_hidden, batch.ids, self.words, self.ttt_steps, random)
 
     def losses(self, drafted: list[Drafted], batch: Batch, teaching: Teaching) -> torch.Tensor:
-        """mean(−mask · Σ_v p_v log q_v) of each step, fp32 [ttt_steps].
+        """mean(mask · loss) of each step, fp32 [ttt_steps].
 
-        p is the softmax of the target logits over the draft vocabulary, or 1 for its best token;
-        the mask drops positions that do not count and those whose target argmax the draft does not
-        know.
+        The loss of a position is −Σ_v p_v log q_v, or the LK loss asked for. p is the softmax of
+        the target logits over the draft vocabulary, or 1 for its best token; of LK losses over all
+        tokens. The mask drops positions that do not count and those whose target argmax the draft
+        does not know.
         """
         said = teaching.logits[..., self.target_ids].float()
         best = said.argmax(dim=-1)
-        p = None if self.hard else said.softmax(dim=-1)
+        if self.lk is not None:
+            said = said - teaching.logits.float().logsumexp(dim=-1, keepdim=True)
         mask = (self.known[teaching.logits.argmax(dim=-1)] & batch.counted).float()
         losses = []
         for step, (rows, logits) in enumerate(drafted):
             ahead, log_q = rows + 1 + step, logits.float().log_softmax(dim=-1)
-            if p is None:
-                cross_entropy = -log_q.gather(-1, best[:, ahead, None]).squeeze(-1)
+            if self.lk is not None:
+                loss = lk_losses(self.lk, said[:, ahead], log_q, mask[:, ahead])
+            elif self.hard:
+                loss = -log_q.gather(-1, best[:, ahead, None]).squeeze(-1)
             else:
-                cross_entropy = -(p[:, ahead] * log_q).sum(dim=-1)
-            losses.append((mask[:, ahead] * cross_entropy).mean())
+                loss = -(said[:, ahead].softmax(dim=-1) * log_q).sum(dim=-1)
+            losses.append((mask[:, ahead] * loss).mean())
         return torch.stack(losses)
 
     def total(self, losses: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,161 @@
+"""LK losses against rejection sampling counted token by token, and gradients in closed form."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from draft_training import make_options
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbuild.builder.progress import SilentProgress
+from specbuild.builder.training.config import LkLoss
+from specbuild.builder.training.draft import train_draft
+from specbuild.builder.training.draft_layers import Drafted, Words
+from specbuild.builder.training.frozen_target import Teaching
+from specbuild.builder.training.lk_loss import lk_losses
+from specbuild.builder.training.objective import Batch, Objective
+from specbuild.runtime.errors import SpecbuildError
+
+ALPHA, LAMBDA = LkLoss(lk_loss_type="alpha"), LkLoss(lk_loss_type="lambda")
+VOCAB, STEPS, LENGTH = 11, 2, 9
+ROWS = LENGTH - STEPS
+NO_WORDS = Words(torch.empty(0), torch.empty(0))
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)
+
+
+def accepted(p: np.ndarray, q: np.ndarray) -> float:
+    """The chance that rejection sampling keeps a token of q for p (arXiv 2211.17192)."""
+    return sum(qx * min(1.0, px / qx) for px, qx in zip(p, q, strict=True) if qx > 0)
+
+
+def case(ids: torch.Tensor, seed: int = 0) -> tuple[list[Drafted], Batch, Teaching]:
+    random = torch.Generator().manual_seed(seed)
+    batch = Batch(
+        ids=torch.randint(0, VOCAB, (2, LENGTH), generator=random),
+        counted=torch.rand(2, LENGTH, generator=random) < 0.8,
+    )
+    logits = 2 * torch.randn(2, LENGTH, VOCAB, generator=random)
+    drafted = [
+        Drafted(torch.arange(ROWS), 2 * torch.randn(2, ROWS, len(ids), generator=random))
+        for _ in range(STEPS)
+    ]
+    return drafted, batch, Teaching(torch.empty(2, LENGTH, 0), logits)
+
+
+def objective(ids: torch.Tensor, lk: LkLoss | None, *, hard: bool = False) -> Objective:
+    known = torch.zeros(VOCAB, dtype=torch.bool).scatter(0, ids, True)
+    return Objective(STEPS, 0.8, ids, known, NO_WORDS, hard, lk)
+
+
+@pytest.mark.parametrize("hard", [False, True])
+@pytest.mark.parametrize("asked", [ALPHA, LAMBDA, replace(LAMBDA, kl_scale=0.6, kl_decay=1.0)])
+@pytest.mark.parametrize("size", [VOCAB, 6])
+def test_losses_are_those_of_tokens_counted_one_by_one(size: int, asked: LkLoss, hard: bool):
+    ids = torch.arange(VOCAB)[:: VOCAB // size][:size]
+    drafted, batch, teaching = case(ids)
+    losses = objective(ids, asked, hard=hard).losses(drafted, batch, teaching)
+    for step in range(STEPS):
+        found = []
+        for sequence, row in np.ndindex(2, ROWS):
+            at = row + 1 + step
+            p = softmax(teaching.logits[sequence, at].double().numpy())
+            if int(p.argmax()) not in ids.tolist() or not batch.counted[sequence, at]:
+                continue
+            q = np.zeros(VOCAB)
+            q[ids] = softmax(drafted[step].logits[sequence, row].double().numpy())
+            inside = p[ids] / p[ids].sum()
+            kl = sum(a * math.log(a / b) for a, b in zip(inside, q[ids], strict=True))
+            alpha, variation = accepted(p, q), 0.5 * np.abs(p - q).sum()
+            assert alpha == pytest.approx(1 - variation)
+            found.append((alpha, kl, variation))
+        assert 0 < len(found) < 2 * ROWS
+        alphas, kls, variations = map(np.array, zip(*found, strict=True))
+        weight = asked.kl_scale * math.exp(-asked.kl_decay * alphas.mean())
+        mixed = weight * kls + (1 - weight) * variations
+        summed = (-np.log(alphas) if asked is ALPHA else mixed).sum()
+        assert float(losses[step]) == pytest.approx(summed / (2 * ROWS), rel=1e-5)
+
+
+def gradient(asked: LkLoss, said: torch.Tensor, logits: torch.Tensor) -> np.ndarray:
+    logits = logits.clone().requires_grad_()
+    lk_losses(asked, said, logits.log_softmax(-1), torch.ones(said.shape[:2])).sum().backward()
+    assert logits.grad is not None
+    return logits.grad[0].numpy()
+
+
+@given(seed=st.integers(0, 10_000), outside=st.integers(0, 5), scale=st.floats(0.1, 6.0))
+@settings(max_examples=40, deadline=None)
+def test_gradients_are_the_closed_forms(seed: int, outside: int, scale: float):
+    """dα/dz_j = q_j·([q_j < p_j] − Σ_{q < p} q): mass outside the draft's tokens moves nothing."""
+    random = np.random.default_rng(seed)
+    rows, width = 4, 7
+    p = softmax(scale * random.normal(size=(rows, width + outside)))[:, :width]
+    logits = scale * random.normal(size=(rows, width))
+    q = softmax(logits)
+    said, given_logits = torch.from_numpy(np.log(p))[None], torch.from_numpy(logits)[None]
+    below = (q < p).astype(float)
+    of_alpha = q * (below - (q * below).sum(-1, keepdims=True))
+    alpha = np.minimum(p, q).sum(-1, keepdims=True)
+    found = gradient(ALPHA, said, given_logits)
+    np.testing.assert_allclose(found, -of_alpha / alpha, rtol=1e-9, atol=1e-12)
+    weight = math.exp(-3.0 * alpha.mean())  # a constant: its own slope is left out
+    of_kl = q - p / p.sum(-1, keepdims=True)
+    mixed = weight * of_kl - (1 - weight) * of_alpha
+    found = gradient(LAMBDA, said, given_logits)
+    np.testing.assert_allclose(found, mixed, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("asked", [ALPHA, LAMBDA])
+def test_a_draft_that_says_nothing_of_the_targets_still_learns(asked: LkLoss):
+    """α is 1e-130 here, which is 0 in fp32: its logarithm and gradient are finite all the same."""
+    said = torch.tensor([[[300.0, 0.0, 0.0]]]).log_softmax(-1)
+    logits = torch.tensor([[[0.0, 300.0, 0.0]]])
+    loss = lk_losses(asked, said, logits.log_softmax(-1), torch.ones(1, 1))
+    slope = gradient(asked, said, logits)
+    assert torch.isfinite(loss).all() and np.isfinite(slope).all()
+    assert slope[0, 0] < 0 < slope[0, 1]
+
+
+def test_without_decay_lambda_is_the_kinds_own_loss_to_the_gradient():
+    ids = torch.arange(0, VOCAB, 2)
+    slopes = []
+    for asked in (None, replace(LAMBDA, kl_decay=0.0)):
+        drafted, batch, teaching = case(ids)
+        logits = [step.logits.requires_grad_() for step in drafted]
+        objective(ids, asked).losses(drafted, batch, teaching).sum().backward()
+        slopes.append(torch.stack([step.grad for step in logits if step.grad is not None]))
+    torch.testing.assert_close(*slopes)
+
+
+@pytest.mark.parametrize(("kind", "asked"), [("eagle3", LAMBDA), ("dflash", ALPHA)])
+def test_training_with_it_lowers_it_at_every_position(model, text, tmp_path, kind, asked):
+    changes: dict[str, Any] = {"draft_vocab": None} if kind == "dflash" else {}
+    options = make_options(model, text, tmp_path / "d", kind=kind, lk=asked, **changes)
+    report = train_draft(options, SilentProgress())
+    first, last = report.losses[0].per_position, report.losses[-1].per_position
+    assert all(b < a for a, b in zip(first, last, strict=True))
+    assert report.options["lk"]["lk_loss_type"] == asked.lk_loss_type
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (LkLoss(lk_loss_type="lambda", kl_scale=1.5), "kl_scale is 1.5, expected 0 to 1"),
+        (LkLoss(lk_loss_type="lambda", kl_decay=-1.0), "kl_decay is -1.0, expected 0 or more"),
+        (LkLoss(lk_loss_type="alpha", kl_decay=1.0), "kl_decay is of lk_loss_type lambda"),
+        (LkLoss(kl_scale=0.5), "kl_scale is of lk_loss_type lambda"),
+    ],
+)
+def test_values_out_of_bounds_or_of_another_loss_are_refused(model, text, tmp_path, asked, message):
+    with pytest.raises(SpecbuildError, match=message):
+        make_options(model, text, tmp_path / "d", lk=asked)
