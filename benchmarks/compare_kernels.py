@@ -11,7 +11,9 @@ are paired by request and order; a pair is
   byte (``builder/backends/cuda/compile/machine_code.py``);
 - ``changed``: some are not. Names of symbols, debug frames and constants that no instruction loads
   may differ;
-- ``new`` or ``gone``: only one version has it.
+- ``new`` or ``gone``: only one version has it;
+- a ``problem``: a version does not compile;
+- ``left``: there was no time for it.
 
 How a launch is made (grid, block, shared memory, arguments) is compared too.
 """
@@ -19,34 +21,54 @@ How a launch is made (grid, block, shared memory, arguments) is compared too.
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import os
-import subprocess
 import sys
-import tarfile
 import tempfile
+import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+from kernel_versions import Listing
 
 from specbuild.builder.backends.cuda.compile.machine_code import MachineCode, machine_code
 
-BENCHMARKS = Path(__file__).parent
-PACKAGES = ("builder", "plugins_cuda", "runtime", "cli")
-STATES = ("same source", "identical", "changed", "new", "gone", "problem")
+STATES = ("same source", "identical", "changed", "new", "gone", "problem", "left")
 HELP = """examples:
   python benchmarks/kernel_requests.py requests.json
-  python benchmarks/compare_kernels.py main . --requests requests.json --store kernels
+  python benchmarks/compare_kernels.py main . --requests requests.json --store kernels --jobs 16
+  python benchmarks/compare_kernels.py main . --requests requests.json --record pairs.jsonl
   python benchmarks/compare_kernels.py v0.1 v0.2 --requests requests.json --only RmsMoe Linear
 
 A version is a folder with a checkout, or a revision of the repository that this script lies in.
-What both versions give the compiler is not compiled, unless --afresh is given, and with --store
-nothing is compiled twice. Exit code: 0 where every pair is the same and launched alike, 1 where
-something differs, 2 for a wrong command."""
+What both versions give the compiler is not compiled, unless --afresh is given. With --store nothing
+is compiled twice; with --record nothing is compared twice, wherever the file is taken. Kernels of
+every file come first, so a run that --seconds ends has seen something of each. Exit code: 0 where
+every pair is the same and launched alike, 1 where something differs or is left, 2 for a wrong
+command."""
+
+
+class Pair(NamedTuple):
+    """Two kernels: digests of what the compiler is given, and entries."""
+
+    old: str
+    new: str
+    old_entry: str
+    new_entry: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What comparing a pair gave: its state, the old machine code, and what differs."""
+
+    state: str
+    code: str = ""
+    said: str = ""
 
 
 @dataclass
@@ -71,22 +93,43 @@ class Comparison:
 
 
 class Cubins:
-    """Machine code by the content and the entry that a listing names."""
+    """Machine code by the content that a listing names, and the entry."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._codes = cache(self._read)
 
-    def code(self, launch: Mapping[str, Any]) -> MachineCode:
-        """What a launch of a listing runs."""
-        return self._codes(launch["cubin"])[launch["entry"]]
+    def code(self, cubin: str, entry: str) -> MachineCode:
+        """What a launch runs."""
+        return self._codes(cubin)[entry]
 
     def _read(self, name: str) -> dict[str, MachineCode]:
         return machine_code((self._folder / name).read_bytes(), name)
 
 
+def judged(pair: Pair, old: Mapping[str, str], new: Mapping[str, str], cubins: Cubins) -> Verdict:
+    """Compares what compiling both gave."""
+    problems = [code.get("problem") for code in (old, new)]
+    if any(problems):
+        said = "" if problems[0] == problems[1] else f"{problems[0]} → {problems[1]}"
+        return Verdict("problem", said=said)
+    before = cubins.code(old["cubin"], pair.old_entry)
+    after = cubins.code(new["cubin"], pair.new_entry)
+    if before.digest == after.digest:
+        return Verdict("identical", before.digest)
+    parts = [
+        part
+        for part in sorted(before.parts.keys() | after.parts.keys())
+        if before.parts.get(part) != after.parts.get(part)
+    ]
+    return Verdict("changed", before.digest, f"changed in {', '.join(parts)}")
+
+
 def compare(
-    requests: list[dict[str, Any]], old: list[Any], new: list[Any], cubins: Cubins
+    requests: Sequence[Mapping[str, Any]],
+    old: Sequence[Mapping[str, Any]],
+    new: Sequence[Mapping[str, Any]],
+    verdicts: Mapping[Pair, Verdict],
 ) -> Comparison:
     """Holds two listings of the same requests against each other."""
     result = Comparison()
@@ -98,7 +141,7 @@ def compare(
                 if "refused" in listing:
                     result.lines[f"{op}: the {version} version refuses: {listing['refused']}"] += 1
         for one, other in zip(*launches, strict=False):
-            _pair(result, op, cubins, one, other)
+            _count_pair(result, op, one, other, verdicts)
         for state, some, others in (("gone", *launches), ("new", *reversed(launches))):
             for launch in some[len(others) :]:
                 result.count(op, state)
@@ -106,8 +149,12 @@ def compare(
     return result
 
 
-def _pair(
-    result: Comparison, op: str, cubins: Cubins, one: Mapping[str, Any], other: Mapping[str, Any]
+def _count_pair(
+    result: Comparison,
+    op: str,
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
+    verdicts: Mapping[Pair, Verdict],
 ) -> None:
     name = one["kernel"]
     if other["kernel"] != name:
@@ -116,101 +163,102 @@ def _pair(
         if other["launch"][key] != value:
             result.launched_otherwise += 1
             result.lines[f"{op}: {name}: launched with another {key}"] += 1
-    if "cubin" not in one and one["source"] == other["source"]:
-        result.count(op, "same source", one["source"])
-        return
-    problems = [launch.get("problem") for launch in (one, other)]
-    if any(problems):
-        # A kernel that spills where no build takes it is compared by what the compiler says.
-        same = problems[0] == problems[1]
-        result.count(op, "problem")
-        if not same:
-            result.lines[f"{op}: {name}: {problems[0]} → {problems[1]}"] += 1
-        return
-    before, after = (cubins.code(launch) for launch in (one, other))
-    if before.digest == after.digest:
-        result.count(op, "identical", before.digest)
-        return
-    result.count(op, "changed", before.digest)
-    parts = [
-        part
-        for part in sorted(before.parts.keys() | after.parts.keys())
-        if before.parts.get(part) != after.parts.get(part)
-    ]
-    result.lines[f"{op}: {name}: changed in {', '.join(parts)}"] += 1
+    pair = pair_of(one, other)
+    verdict = verdicts.get(pair)
+    if verdict is None:
+        same = pair.old == pair.new and pair.old_entry == pair.new_entry
+        verdict = Verdict("same source", pair.old) if same else Verdict("left", said="left")
+    result.count(op, verdict.state, verdict.code)
+    if verdict.said:
+        result.lines[f"{op}: {name}: {verdict.said}"] += 1
 
 
-def checkout(version: str, folder: Path) -> Path:
-    """The folder of a version: itself, or the files of a revision written to ``folder``."""
-    if (Path(version) / "plugins_cuda").is_dir():
-        return Path(version).resolve()
-    command = ["git", "archive", version, *PACKAGES]
-    archive = subprocess.run(command, cwd=BENCHMARKS.parent, capture_output=True, check=False)
-    if archive.returncode != 0:
-        raise ValueError(f"{version} is neither a checkout nor a revision: {archive.stderr!r}")
-    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-        files.extractall(folder, filter="data")
-    return folder
+def pair_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> Pair:
+    """What must be compared for two launches."""
+    return Pair(one["source"], other["source"], one["entry"], other["entry"])
 
 
-def packages(tree: Path, folder: Path) -> Path:
-    """A folder for Python's path, in which specbuild is that of ``tree``."""
-    inside = folder / "specbuild"
-    inside.mkdir(parents=True)
-    for package in PACKAGES:
-        (inside / package).symlink_to(tree / package)
-    for file in (tree / "cli" / "specbuild").glob("*.py"):
-        (inside / file.name).symlink_to(file)
-    return folder
+def pairs(
+    old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]], *, same: bool
+) -> list[Pair]:
+    """What two listings launch, each once, in turn of each file and entry.
+
+    ``same``: with what is the same for the compiler.
+    """
+    by_kernel: dict[str, dict[Pair, None]] = {}
+    for before, after in zip(old, new, strict=True):
+        launches = (listing.get("launches", []) for listing in (before, after))
+        for one, other in zip(*launches, strict=False):
+            pair = pair_of(one, other)
+            if same or pair.old != pair.new or pair.old_entry != pair.new_entry:
+                by_kernel.setdefault(one["kernel"], {})[pair] = None
+    in_turn = chain.from_iterable(zip_longest(*by_kernel.values()))
+    return list(dict.fromkeys(pair for pair in in_turn if pair is not None))
 
 
-class Listing:
-    """A process that lists what a version launches for requests."""
+def compiled(
+    listings: Sequence[Listing], wanted: Sequence[Pair], seconds: float | None
+) -> Iterator[tuple[Pair, Mapping[str, str], Mapping[str, str]]]:
+    """Each pair with what compiling both gave, as soon as it is known."""
+    results: SimpleQueue[tuple[int, str, Mapping[str, str] | None, str]] = SimpleQueue()
 
-    def __init__(
-        self, version: str, requests: Path, asked: argparse.Namespace, folder: Path
-    ) -> None:
-        path = packages(checkout(version, folder / "files"), folder / "packages")
-        self._output = folder / "listing.json"
-        command = [sys.executable, str(BENCHMARKS / "kernel_listing.py"), str(requests)]
-        command += [str(self._output), "--store", str(asked.store), "--jobs", str(asked.jobs)]
-        command += ["--afresh"] if asked.afresh else []
-        found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self._process = subprocess.Popen(
-            command,
-            env=os.environ | {"PYTHONPATH": found},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    def read(version: int) -> None:
+        sources = list(dict.fromkeys(pair[version] for pair in wanted))
+        failure = ""
+        try:
+            for source, code in listings[version].compiled(sources, seconds):
+                results.put((version, source, code, ""))
+        except ValueError as error:
+            failure = str(error)
+        results.put((version, "", None, failure))
 
-    def sources(self) -> set[str]:
-        """Digests of what the version gives the compiler."""
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise ValueError("what is above ended a listing")
-        return set(json.loads(line))
-
-    def launches(self, common: Path) -> list[Any]:
-        """The listing; ``common`` holds digests of what is not to be compiled."""
-        self._process.communicate(f"{common}\n")
-        if self._process.returncode != 0:
-            raise ValueError("what is above ended a listing")
-        return list(json.loads(self._output.read_text()))
+    threads = [threading.Thread(target=read, args=(version,)) for version in range(2)]
+    for thread in threads:
+        thread.start()
+    codes: tuple[dict[str, Mapping[str, str]], ...] = ({}, {})
+    ended = 0
+    while ended < 2:
+        version, source, code, failure = results.get()
+        if failure:
+            raise ValueError(failure)
+        if code is None:
+            ended += 1
+            continue
+        codes[version][source] = code
+        for pair in wanted:
+            if pair[version] == source and pair[1 - version] in codes[1 - version]:
+                yield pair, codes[0][pair.old], codes[1][pair.new]
 
 
-def listings(wanted: Path, asked: argparse.Namespace, folder: Path) -> list[list[Any]]:
-    """What both versions launch."""
-    begun = [
-        Listing(version, wanted, asked, folder / name)
-        for name, version in (("old", asked.old), ("new", asked.new))
-    ]
-    old, new = (each.sources() for each in begun)
-    common = folder / "common.json"
-    common.write_text(json.dumps([] if asked.afresh else sorted(old & new)))
-    print(f"{len(old)} and {len(new)} sources, {len(old & new)} of both", file=sys.stderr)
-    return [each.launches(common) for each in begun]
+def recorded(record: Path | None) -> dict[Pair, Verdict]:
+    """What a file of earlier runs says; a line that a stopped run left unfinished is cut off."""
+    if record is None or not record.is_file():
+        return {}
+    text = record.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        record.write_text(whole)
+    read = (json.loads(line) for line in whole.splitlines())
+    return {Pair(*pair): Verdict(**verdict) for pair, verdict in read}
+
+
+def compared(asked: argparse.Namespace, requests: Path, folder: Path) -> Comparison:
+    """Lists, compiles and compares; what is known by then is in ``asked.record``."""
+    versions = (("old", asked.old), ("new", asked.new))
+    begun = [Listing(version, requests, asked, folder / name) for name, version in versions]
+    old, new = (each.launches() for each in begun)
+    known = {} if asked.afresh else recorded(asked.record)
+    every = pairs(old, new, same=asked.afresh)
+    wanted = [pair for pair in every if pair not in known]
+    print(f"{len(every)} pairs to compare, {len(every) - len(wanted)} known", file=sys.stderr)
+    cubins = Cubins(asked.store / "cubins")
+    with (asked.record or folder / "record.jsonl").open("a") as record:
+        for pair, one, other in compiled(begun, wanted, asked.seconds):
+            known[pair] = judged(pair, one, other, cubins)
+            print(json.dumps([pair, asdict(known[pair])]), file=record, flush=True)
+            if len(known) % 100 == 0:
+                print(f"  {len(known)} compared", file=sys.stderr, flush=True)
+    return compare(json.loads(requests.read_text()), old, new, known)
 
 
 def table(result: Comparison) -> Iterator[str]:
@@ -236,8 +284,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", metavar="OP", nargs="+", default=[], help="requests of these ops")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="one request in N")
     parser.add_argument("--store", metavar="DIR", type=Path, help="keep machine code there")
-    parser.add_argument("--afresh", action="store_true", help="compile all of it, stored or not")
-    parser.add_argument("--jobs", metavar="N", type=int, default=2, help="compilations at once (2)")
+    parser.add_argument(
+        "--record", metavar="FILE", type=Path, help="append what was compared, and go on from it"
+    )
+    parser.add_argument("--afresh", action="store_true", help="compile all, kept or not")
+    parser.add_argument("--jobs", metavar="N", type=int, default=2, help="processes (2)")
+    parser.add_argument("--seconds", metavar="S", type=float, help="begin no compilation after")
     parser.add_argument("--most", metavar="N", type=int, default=40, help="lines printed (40)")
     return parser.parse_args()
 
@@ -255,11 +307,10 @@ def main() -> int:
         wanted = Path(folder) / "requests.json"
         wanted.write_text(json.dumps(kept))
         try:
-            old, new = listings(wanted, asked, Path(folder))
+            result = compared(asked, wanted, Path(folder))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
-        result = compare(kept, old, new, Cubins(asked.store / "cubins"))
     for line, count in result.lines.most_common(asked.most):
         print(f"{line} ({count} launches)")
     if len(result.lines) > asked.most:

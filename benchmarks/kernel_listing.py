@@ -1,9 +1,12 @@
 """Lowers requests with the specbuild that Python finds, and compiles their kernels.
 
-``compare_kernels.py`` starts it for each of two versions. Written is a JSON list, an item for each
-request: its launches, each with what the compiler is given, and the content that its cubin is kept
-by, or why it has none. Nothing is compiled before a line on standard input names a file with the
-digests of what need not be: both versions give it to the compiler.
+``compare_kernels.py`` starts it for each of two versions, and reads lines of JSON:
+
+- once ``output`` has, for each request, its launches or why there are none: ``null``;
+- then, of every source that a line on standard input asks for, as it is compiled: its digest, and
+  the content that its cubin is kept by, or why it has none.
+
+A source is a kernel's file with its constants; the digest is of what the compiler is given.
 """
 
 from __future__ import annotations
@@ -11,18 +14,21 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
-import threading
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cuda.bindings import nvrtc
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
-from specbuild.builder.backends.cuda.compile.source import source_of
+from specbuild.builder.backends.cuda.compile.source import KernelSource, source_of
 from specbuild.plugins_cuda.launches import (
     Kernel,
     LoweringRequest,
@@ -33,6 +39,8 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
+
+GPU = "sm_90a"
 
 
 def launches_of(described: Mapping[str, Any]) -> tuple[OpLaunch, ...] | str:
@@ -54,90 +62,90 @@ def launches_of(described: Mapping[str, Any]) -> tuple[OpLaunch, ...] | str:
     return lowered.reason if isinstance(lowered, Unsupported) else lowered.launches
 
 
-def preprocessed(kernel: Kernel) -> str:
-    """The kernel's source as the compiler proper gets it, by g++.
+def preprocessed(source: KernelSource) -> str:
+    """The source as the compiler proper gets it, by g++.
 
     Comments, blank lines and the names of files are gone: what is left decides the machine code.
     """
-    source = source_of(kernel)
     command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", "-D__CUDACC_RTC__"]
     command += [*source.definitions(), str(source.path)]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return "\n".join(line.strip() for line in text.splitlines() if line.strip())
 
 
-class Codes:
-    """Compiles kernels, each once, and keeps cubins by their content.
+def digests(kernels: Mapping[KernelSource, Kernel], jobs: int) -> dict[KernelSource, str]:
+    """A digest of what the compiler is given of each source."""
+    options = (Compiler(GPU)._common, nvrtc.nvrtcVersion())
 
-    ``afresh``: also those of a source that was compiled before.
+    def told(source: KernelSource) -> str:
+        return hashlib.sha256(repr((preprocessed(source), options)).encode()).hexdigest()
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return dict(zip(kernels, pool.map(told, kernels), strict=True))
+
+
+def compiled(kernel: Kernel, digest: str, store: Path, afresh: bool) -> dict[str, str]:
+    """What to write of a source: the content of its cubin, or what the compiler says.
+
+    ``afresh``: it is compiled, kept or not. That a kernel spills registers is no matter here.
     """
+    known = store / "known" / digest
+    if not afresh and known.is_file():
+        return dict(json.loads(known.read_text()))
+    found = Compiler(GPU).compile([replace(kernel, hot=False)], lambda: None)
+    if isinstance(found, Unsupported):
+        code = {"problem": found.reason.partition(" (")[0]}
+    else:
+        [data] = found.files.values()
+        code = {"cubin": hashlib.sha256(data).hexdigest()}
+        _keep(store / "cubins" / code["cubin"], data)
+    _keep(known, json.dumps(code).encode())
+    return code
 
-    def __init__(self, gpu: str, store: Path, *, afresh: bool) -> None:
-        self._gpu, self._afresh = gpu, afresh
-        self._cubins, self._known = store / "cubins", store / "known"
-        for folder in (self._cubins, self._known):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._said, self._compiled = threading.Lock(), 0
 
-    def sources(self, kernels: Iterable[Kernel], jobs: int) -> dict[Kernel, str]:
-        """A digest of what the compiler is given of each kernel."""
-        wanted = list(dict.fromkeys(kernels))
-        with ThreadPoolExecutor(jobs) as pool:
-            return dict(zip(wanted, pool.map(self._source, wanted), strict=True))
-
-    def of(self, sources: Mapping[Kernel, str], jobs: int) -> dict[Kernel, dict[str, str]]:
-        """What to write of each kernel: the cubin's content, or what the compiler says."""
-        with ThreadPoolExecutor(jobs) as pool:
-            made = pool.map(self._code, sources.keys(), sources.values())
-            found = dict(zip(sources, made, strict=True))
-        print(f"  {len(sources)} kernels, {self._compiled} compiled", file=sys.stderr, flush=True)
-        return found
-
-    def _source(self, kernel: Kernel) -> str:
-        options = (Compiler(self._gpu)._common, nvrtc.nvrtcVersion())
-        told = (preprocessed(kernel), kernel.entry, kernel.hot, options)
-        return hashlib.sha256(repr(told).encode()).hexdigest()
-
-    def _code(self, kernel: Kernel, source: str) -> dict[str, str]:
-        known = self._known / source
-        if not self._afresh and known.is_file():
-            return dict(json.loads(known.read_text()))
-        found = Compiler(self._gpu).compile([kernel], lambda: None)
-        with self._said:
-            self._compiled += 1
-            if self._compiled % 50 == 0:
-                print(f"  {self._compiled} compiled", file=sys.stderr, flush=True)
-        if isinstance(found, Unsupported):
-            code = {"problem": found.reason.partition(" (")[0]}
-        else:
-            [data] = found.files.values()
-            code = {"cubin": hashlib.sha256(data).hexdigest()}
-            _keep(self._cubins / code["cubin"], data)
-        _keep(known, json.dumps(code).encode())
-        return code
+def compile_all(
+    asked: argparse.Namespace, kernels: Mapping[str, Kernel], seconds: float | None
+) -> None:
+    """Prints a line of each, by its digest; after so many seconds no more are begun."""
+    for name in ("cubins", "known"):
+        (asked.store / name).mkdir(parents=True, exist_ok=True)
+    end = None if seconds is None else time.monotonic() + seconds
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(asked.jobs, mp_context=spawned) as pool:
+        begun = {
+            pool.submit(compiled, kernel, digest, asked.store, asked.afresh): digest
+            for digest, kernel in kernels.items()
+        }
+        try:
+            for each in as_completed(begun, seconds):
+                print(json.dumps([begun[each], each.result()]), flush=True)
+                if end is not None and time.monotonic() > end:
+                    break
+        except TimeoutError:
+            pass
+        pool.shutdown(cancel_futures=True)
 
 
 def _keep(file: Path, data: bytes) -> None:
-    """Writes a file that another thread may write too."""
-    made = file.with_name(f"{file.name}.{threading.get_ident()}")
+    """Writes a file that another process may write too."""
+    made = file.with_name(f"{file.name}.{os.getpid()}")
     made.write_bytes(data)
     made.replace(file)
 
 
-def _described(launch: OpLaunch, code: Mapping[str, str]) -> dict[str, Any]:
+def _described(launch: OpLaunch, source: str) -> dict[str, Any]:
     fields = ("grid", "block", "shared_bytes", "arguments", "programmatic", "reads_early")
     kernel = launch.kernel
     return {
         "kernel": f"{kernel.folder}/{kernel.file}:{kernel.entry}",
         "entry": kernel.entry,
-        "hot": kernel.hot,
+        "source": source,
         "launch": {name: getattr(launch, name) for name in (*fields, "triggers_late")},
-        **code,
     }
 
 
 def main() -> int:
-    """Lists what the requests launch."""
+    """Lists what the requests launch, and compiles what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("requests", type=Path)
     parser.add_argument("output", type=Path)
@@ -146,24 +154,20 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
     listed = [launches_of(each) for each in json.loads(asked.requests.read_text())]
-    codes = Codes("sm_90a", asked.store, afresh=asked.afresh)
     launched = (launch for some in listed if not isinstance(some, str) for launch in some)
-    sources = codes.sources((launch.kernel for launch in launched), asked.jobs)
-    print(json.dumps(sorted(sources.values())), flush=True)
-    common = set(json.loads(Path(sys.stdin.readline().strip()).read_text()))
-    found = codes.of({k: v for k, v in sources.items() if v not in common}, asked.jobs)
-
-    def described(launch: OpLaunch) -> dict[str, Any]:
-        source = {"source": sources[launch.kernel]}
-        return _described(launch, source | found.get(launch.kernel, {}))
-
+    kernels = {source_of(launch.kernel): launch.kernel for launch in launched}
+    sources = digests(kernels, asked.jobs)
     written = [
         {"refused": some}
         if isinstance(some, str)
-        else {"launches": [described(launch) for launch in some]}
+        else {"launches": [_described(each, sources[source_of(each.kernel)]) for each in some]}
         for some in listed
     ]
     asked.output.write_text(json.dumps(written))
+    print("null", flush=True)
+    wanted, seconds = json.loads(sys.stdin.readline())
+    by_digest = {digest: kernels[source] for source, digest in sources.items()}
+    compile_all(asked, {digest: by_digest[digest] for digest in wanted}, seconds)
     return 0
 
 

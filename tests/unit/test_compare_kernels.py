@@ -22,23 +22,24 @@ def script() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
         yield importlib.import_module("compare_kernels")
-        sys.modules.pop("compare_kernels", None)
+        for name in ("compare_kernels", "kernel_versions"):
+            sys.modules.pop(name, None)
 
 
-class Codes:
-    """Machine code whose parts a listing itself spells: ``cubin`` is JSON of them."""
+class Cubins:
+    """Machine code whose parts the name of a cubin spells, as JSON."""
 
-    def code(self, launch: dict[str, Any]) -> SimpleNamespace:
-        return SimpleNamespace(parts=json.loads(launch["cubin"]), digest=launch["cubin"])
+    def code(self, cubin: str, entry: str) -> SimpleNamespace:
+        return SimpleNamespace(parts=json.loads(cubin), digest=f"{entry}{cubin.strip()}")
 
 
 def launch(kernel: str = "linear/kernel.cu:go", *, grid: int = 1, **parts: str) -> dict[str, Any]:
+    """Its source spells the machine code that compiling gives."""
     return {
         "kernel": kernel,
         "entry": kernel.rpartition(":")[2],
-        "source": json.dumps([kernel, parts]),
+        "source": json.dumps(parts),
         "launch": {"grid": [grid, 1, 1]},
-        "cubin": json.dumps(parts),
     }
 
 
@@ -47,24 +48,30 @@ def listing(*launches: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"launches": list(launches)} for _ in REQUESTS]
 
 
+def compared(script: ModuleType, old: list[Any], new: list[Any]) -> Any:
+    """Every pair that must be is compiled and judged."""
+
+    def code(source: str) -> dict[str, str]:
+        return json.loads(source) if "problem" in source else {"cubin": source}
+
+    verdicts = {
+        pair: script.judged(pair, code(pair.old), code(pair.new), Cubins())
+        for pair in script.pairs(old, new, same=False)
+    }
+    return script.compare(REQUESTS, old, new, verdicts)
+
+
 def test_a_listing_equals_itself(script: ModuleType) -> None:
     same = listing(launch(text="a"), launch(text="b"))
-    result = script.compare(REQUESTS, same, same, Codes())
+    assert script.pairs(same, same, same=False) == []
+    result = script.compare(REQUESTS, same, same, {})
     assert result.equal
     assert {op: dict(states) for op, states in result.states.items()} == {
-        "Linear": {"identical": 2},
-        "RmsMoe": {"identical": 2},
+        "Linear": {"same source": 2},
+        "RmsMoe": {"same source": 2},
     }
-    assert [line.split() for line in script.table(result)][-1] == [
-        "all",
-        "0",
-        "4",
-        "0",
-        "0",
-        "0",
-        "0",
-        "2",
-    ]
+    total = [line.split() for line in script.table(result)][-1]
+    assert total == ["all", "4", "0", "0", "0", "0", "0", "0", "2"]
 
 
 @pytest.mark.parametrize(
@@ -80,46 +87,67 @@ def test_a_listing_equals_itself(script: ModuleType) -> None:
         ([launch(text="a")], [launch(text="a", bank="1")], "changed", "changed in bank"),
         ([launch()], [launch(), launch("x/y.cu:z")], "new", "new: x/y.cu:z"),
         ([launch(), launch("x/y.cu:z")], [launch()], "gone", "gone: x/y.cu:z"),
-        ([launch()], [launch(grid=2)], "identical", "launched with another grid"),
+        ([launch()], [launch(grid=2)], "same source", "launched with another grid"),
         (
             [launch()],
-            [launch() | {"problem": "it spills"}],
+            [launch(problem="no such name")],
             "problem",
-            "linear/kernel.cu:go: None → it spills",
+            "linear/kernel.cu:go: None → no such name",
         ),
     ],
 )
 def test_a_difference_is_found_and_named(
     script: ModuleType, old: list[Any], new: list[Any], state: str, line: str
 ) -> None:
-    result = script.compare(REQUESTS, listing(*old), listing(*new), Codes())
+    result = compared(script, listing(*old), listing(*new))
     assert not result.equal
     assert result.states["Linear"][state] == 1
     assert [found for found in result.lines if found.endswith(line)] != []
 
 
-def test_what_both_give_the_compiler_is_the_same(script: ModuleType) -> None:
-    uncompiled = {k: v for k, v in launch().items() if k != "cubin"}
-    same, other = ({**uncompiled, "source": key} for key in ("a", "b"))
-    result = script.compare(REQUESTS, listing(same), listing(same), Codes())
-    assert result.equal and result.states["Linear"] == {"same source": 1}
-    changed = listing(other | {"cubin": "{}"})
-    result = script.compare(REQUESTS, listing(same | {"cubin": "{}"}), changed, Codes())
+def test_other_sources_may_give_the_same_machine_code(script: ModuleType) -> None:
+    old, new = listing(launch(text="a")), listing(launch(text="a"))
+    for described in new:
+        described["launches"][0]["source"] += " "
+    [pair] = script.pairs(old, new, same=False)
+    result = compared(script, old, new)
     assert result.equal and result.states["Linear"] == {"identical": 1}
+    left = script.compare(REQUESTS, old, new, {})
+    assert not left.equal and left.states["Linear"] == {"left": 1}
+    assert script.pairs(old, old, same=True) == [script.Pair(pair.old, pair.old, "go", "go")]
+
+
+def test_every_file_has_its_turn(script: ModuleType) -> None:
+    names = ["a", "a", "b", "c", "b", "a"]
+    old = listing(*(launch(name, text=f"{name}{i}") for i, name in enumerate(names)))
+    new = listing(*(launch(name, text=f"{name}{i}'") for i, name in enumerate(names)))
+    order = [pair.old_entry for pair in script.pairs(old, new, same=False)]
+    assert order == ["a", "b", "c", "a", "b", "a"]
+
+
+def test_a_record_goes_on_where_a_run_was_stopped(script: ModuleType, tmp_path: Path) -> None:
+    pair, verdict = script.Pair("1", "2", "go", "go"), script.Verdict("identical", "code")
+    record = tmp_path / "record.jsonl"
+    assert script.recorded(record) == script.recorded(None) == {}
+    line = json.dumps([pair, vars(verdict)])
+    record.write_text(f'{line}\n["half')
+    assert script.recorded(record) == {pair: verdict}
+    assert record.read_text() == f"{line}\n"
 
 
 def test_a_version_that_refuses_is_named(script: ModuleType) -> None:
     refused = [{"refused": "too wide"}] * 2
-    result = script.compare(REQUESTS, refused, listing(launch()), Codes())
+    result = script.compare(REQUESTS, refused, listing(launch()), {})
     assert "Linear: the old version refuses: too wide" in result.lines
     assert result.states["Linear"]["new"] == 1
-    assert script.compare(REQUESTS, refused, refused, Codes()).equal
+    assert script.compare(REQUESTS, refused, refused, {}).equal
 
 
 def test_a_version_is_a_checkout_or_a_revision(script: ModuleType, tmp_path: Path) -> None:
-    assert script.checkout(str(ROOT), tmp_path) == ROOT
+    versions = sys.modules["kernel_versions"]
+    assert versions.checkout(str(ROOT), tmp_path) == ROOT
     with pytest.raises(ValueError, match="neither a checkout nor a revision"):
-        script.checkout("no-such-revision", tmp_path)
-    found = script.packages(ROOT, tmp_path / "packages") / "specbuild"
+        versions.checkout("no-such-revision", tmp_path)
+    found = versions.packages(ROOT, tmp_path / "packages") / "specbuild"
     assert (found / "plugins_cuda" / "registry.py").is_file()
     assert (found / "__init__.py").is_file()
