@@ -16,6 +16,7 @@ from specbuild.builder.options import (
     LimitOptions,
     SpecPvOptions,
 )
+from specbuild.builder.suffix_options import SuffixOptions
 from specbuild.builder.synth.options import DEFAULT_ACCEPTANCE, SynthOptions
 from specbuild.cli.options.derived import Without, takes_options
 from specbuild.cli.options.shared import Debug
@@ -76,8 +77,19 @@ def synth(
         bool,
         typer.Option("--force", help="Replace an existing output.", rich_help_panel=_OUTPUT),
     ] = False,
+    drafter: Annotated[
+        Literal["suffix"] | None,
+        typer.Option(
+            "--drafter",
+            metavar="NAME",
+            help="suffix: give the engine suffix decoding, alone or beside --draft.",
+            show_default=False,
+            rich_help_panel=SuffixOptions.PANEL,
+        ),
+    ] = None,
     limits: LimitOptions,
     drafting: DraftOptions,
+    suffix: SuffixOptions,
     kernels: KernelOptions,
     specpv: SpecPvOptions,
     dsa: Annotated[DsaOptions, Without(("enabled",))],
@@ -97,6 +109,7 @@ def synth(
     specbuild synth --geometry gpt-oss-20b --draft --output synth-20b
     specbuild synth --geometry tiny --draft --acceptance 0.5 --engine tiny-engine
     specbuild synth --geometry gpt-oss-20b --latent 512 --engine e --backend cuda
+    specbuild synth --geometry tiny --draft --drafter suffix --engine tiny-engine
     """
     from specbuild.builder.synth.model import SynthModel
 
@@ -109,8 +122,9 @@ def synth(
     if (output is None) == (engine is None):
         raise SpecbuildError("give one of --output DIR, for checkpoints, and --engine DIR")
     if engine is None:
-        own = [flag for flag, given in (("--backend", backend), ("--gpu", gpu)) if given]
-        groups = (limits, drafting, kernels, specpv, dsa)
+        flags = {"--backend": backend, "--gpu": gpu, "--drafter": drafter}
+        own = [flag for flag, given in flags.items() if given]
+        groups = (limits, drafting, suffix, kernels, specpv, dsa)
         own += [group.flag(name) for group in groups for name in group.given()]
         if own:
             raise SpecbuildError(
@@ -125,8 +139,10 @@ def synth(
             output=engine,
             backend=backend or "cpu",
             gpu=gpu,
+            drafter=drafter,
             limits=limits,
             drafting=drafting,
+            suffix=suffix,
             kernels=kernels,
             specpv=specpv,
             dsa=dsa,

@@ -4,6 +4,7 @@ sentence where it cannot be."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Command
@@ -15,6 +16,7 @@ from specbuild.builder.verify import verify_engine
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -83,6 +85,28 @@ def test_the_manifest_lists_what_drafts(engines: dict[str, Path], command: Comma
     assert shown.code == 0 and "drafter: suffix" in shown.out and "up to 10 tokens" in shown.out
     shown = command("run", engines["beside"], "--prompt", "ab", "--drafter", "suffix", "--json")
     assert shown.code == 0, shown.err
+
+
+def test_synthetic_engines_have_it_too(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "engine"
+    words = ("--geometry", "tiny", "--layers", "1", "--drafter", "suffix")
+    made = command("synth", *words, "--suffix-max-tokens", "6", "--engine", path)
+    assert made.code == 0, made.err
+    [drafter] = read_manifest(path).drafters
+    assert (drafter.kind, drafter.max_tokens) == ("suffix", 6)
+    engine = Engine.load(path)
+
+    def record_of(ids: tuple[int, ...], **options: Any) -> RunRecord:
+        params = GenerateParams(12, ignore_eos=True)
+        *_, last = engine.generate([Prompt("0", prompt_ids=ids)], params, **options)
+        assert isinstance(last, FinishEvent)
+        return last.record
+
+    # A token follows from the one before it: what followed in the prompt follows again.
+    said = record_of((5,), speculation=None).output_ids
+    again = record_of((5, *said, 5), drafter="suffix")
+    assert again.output_ids == said
+    assert again.stats.steps <= 4
 
 
 @pytest.mark.parametrize(

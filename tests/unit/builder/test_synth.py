@@ -349,6 +349,8 @@ def test_layers_that_cache_latents_follow_the_same_permutation(tmp_path: Path) -
         ),
         (["--geometry", "tiny", "--engine", "e", "--dsa-top-k", "16"], "--dsa-top-k needs --dsa"),
         (["--geometry", "tiny", "--output", "o", "--page-size", "16"], "--page-size is about an"),
+        (["--geometry", "tiny", "--output", "o", "--drafter", "suffix"], "--drafter is about an"),
+        (["--geometry", "tiny", "--engine", "e", "--suffix-max-tokens", "4"], "add --drafter suf"),
         (["--geometry", "tiny", "--output", "taken"], "exists; remove it or pass --force"),
         (["--geometry", "tiny", "--output", "taken", "--force"], "was not written by synth"),
     ],
