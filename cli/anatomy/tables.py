@@ -78,12 +78,14 @@ def _whole(step: StepAnatomy, group: LaunchGroup) -> tuple[str, ...]:
 
 
 def _sums(step: StepAnatomy) -> Iterator[str]:
-    if step.step_s is None or step.serial_s is None:
+    if step.step_s is None:
         return
     share = _share(step, step.bytes_read, step.step_s)
-    yield f"\nthe step as its graph: {1e6 * step.step_s:.1f} µs, {share} of the streaming read"
+    yield f"\nas one graph: {1e6 * step.step_s:.1f} µs, {share} of the streaming read"
     added_s = sum(launch.added_s or 0.0 for launch in step.launches)
     yield f"its launches add up to {1e6 * added_s:.1f} µs: {100 * added_s / step.step_s:.1f} %"
+    if step.serial_s is None:
+        return
     serial_s = sum(launch.serial_s or 0.0 for launch in step.launches)
     yield (
         f"none beside another (serial): {1e6 * step.serial_s:.1f} µs, add up to "

@@ -126,7 +126,7 @@ def bench(
 
     [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
     bytes that it must read and a streaming read in the same process;
-    [b]--sweep anatomy[/b] every launch of a step.
+    [b]--sweep anatomy[/b] every launch of a step and of a prompt.
 
     [b]--suite[/b] judges scenarios by thresholds; exit code 1 where one is missed.
 

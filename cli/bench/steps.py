@@ -28,6 +28,7 @@ from specbuild.runtime.measure.byte_floor import (
     Work,
 )
 from specbuild.runtime.measure.graph_timing import profile_program
+from specbuild.runtime.measure.prompt_timing import measure_prompt_anatomy
 from specbuild.runtime.measure.step_timing import (
     MeasuredStep,
     measure_anatomy,
@@ -132,6 +133,10 @@ class StepSweep:
             if self._wants_anatomy:
                 for step in (None, *shapes[-1:]):
                     self.anatomies.append(self._anatomy(placed, step))
+                if batch == 1 and budget.allows(f"anatomy of a prompt of {context} tokens"):
+                    self.anatomies.append(
+                        measure_prompt_anatomy(placed, bytes_per_s=self.ceiling_bytes_per_s)
+                    )
 
     def _shapes(self, batch: int) -> list[DraftShape]:
         return shapes_for(ProgramTable(cuda_executor(self.engine).plan), batch)

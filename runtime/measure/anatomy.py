@@ -41,17 +41,21 @@ class LaunchAnatomy:
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Seconds of every launch, as in :class:`LaunchAnatomy`, and of whole steps."""
+    """Seconds of every launch, as in :class:`LaunchAnatomy`, and of the whole.
+
+    The serial ones are None where launches were timed as they overlap alone.
+    """
 
     added_s: Sequence[float]
-    serial_s: Sequence[float]
     step_s: float
-    serial_step_s: float
+    serial_s: Sequence[float] | None = None
+    serial_step_s: float | None = None
 
 
 @dataclass(frozen=True)
 class StepAnatomy:
-    """A step of ``batch`` sequences of ``context`` tokens; ``draft`` says what it drafts.
+    """A step of ``batch`` sequences of ``context`` tokens; ``draft`` says what it drafts, or how
+    much of a prompt it is.
 
     ``experts``: distinct ones that its rows choose in a layer, read back from the step where
     ``experts_measured``, else as random routing does. ``step_s``: the median time of the whole
@@ -76,7 +80,8 @@ class StepAnatomy:
 
     def timed(self, times: LaunchTimes) -> StepAnatomy:
         """The same with what was measured."""
-        each = zip(self.launches, times.added_s, times.serial_s, strict=True)
+        serial_s: Sequence[float | None] = times.serial_s or [None] * len(self.launches)
+        each = zip(self.launches, times.added_s, serial_s, strict=True)
         launches = tuple(
             replace(one, added_s=added, serial_s=serial) for one, added, serial in each
         )
@@ -92,7 +97,7 @@ def step_anatomy(
     draft: str,
     bytes_per_s: float | None = None,
 ) -> StepAnatomy:
-    """The anatomy of a step program from its plan.
+    """The anatomy of a step's or a prompt's program from its plan.
 
     ``work`` is the target's; its experts None takes what random routing would. ``bytes_per_s``:
     of a streaming read.

@@ -34,7 +34,7 @@ class _Share:
 
 
 def launch_bytes(plan: Plan, entry: ProgramEntry, program: Program, work: Work) -> list[float]:
-    """Bytes that each launch of a step must read, in order; together those of its op calls.
+    """Bytes that each launch of a step or a prompt must read, in order; together its op calls'.
 
     ``work`` is the target's. A call's bytes go to those of its launches that point to what is
     counted: whole weights, tables that rows look up, experts, or a cache. Where several do, each
@@ -61,7 +61,12 @@ def launch_bytes(plan: Plan, entry: ProgramEntry, program: Program, work: Work) 
 
 
 def _level_works(entry: ProgramEntry, target: Work) -> dict[str, Work]:
-    """What the draft's levels work on: a row a sequence, then as many as the tree is wide."""
+    """What the draft's levels work on: a row a sequence, then as many as the tree is wide.
+
+    Of a prompt it takes every row up, and has no tokens to choose.
+    """
+    if entry.kind == "prefill":
+        return {level_section(1): replace(target, experts=0.0, logit_rows=0)}
     works = {}
     for level in range(1, max(entry.draft_depth, 1) + 1):
         rows = target.batch * (1 if level == 1 else entry.draft_top_k)

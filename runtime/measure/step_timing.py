@@ -111,8 +111,8 @@ def measure_anatomy(
     reset()
     times = LaunchTimes(
         [launch.added_s for launch in added],
-        [launch.added_s for launch in serial],
         step_s,
+        [launch.added_s for launch in serial],
         serial_step_s,
     )
     work = Work(placed.batch * (entry.draft_tokens + 1), placed.batch, context, experts)

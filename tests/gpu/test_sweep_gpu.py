@@ -59,8 +59,12 @@ def test_an_anatomy_adds_up_to_the_step(report: SweepReport) -> None:
 
     Others may use the GPU meanwhile.
     """
-    assert [step.draft for step in report.anatomies] == ["no draft", "chain of 4"]
-    for step in report.anatomies:
+    *steps, prompt = report.anatomies
+    assert [step.draft for step in steps] == ["no draft", "chain of 4"]
+    added_s = sum(launch.added_s or 0.0 for launch in prompt.launches)
+    assert prompt.draft.endswith("tokens of a prompt")
+    assert added_s == pytest.approx(prompt.step_s, rel=0.3)
+    for step in steps:
         assert step.step_s is not None and step.serial_s is not None
         added_s = sum(launch.added_s or 0.0 for launch in step.launches)
         serial_s = sum(launch.serial_s or 0.0 for launch in step.launches)

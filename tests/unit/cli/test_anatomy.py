@@ -114,7 +114,7 @@ def test_the_table_is_80_columns_wide(tmp_path: Path, monkeypatch: pytest.Monkey
     assert any("behind" in row for row in rows)
     text = "\n".join(lines)
     total = sum(launch.added_s or 0.0 for launch in step.launches)
-    assert f"the step as its graph: {1.02e6 * total:.1f} µs" in text
+    assert f"as one graph: {1.02e6 * total:.1f} µs" in text
     assert f"its launches add up to {1e6 * total:.1f} µs: 98.0 %" in text
     assert f"none beside another (serial): {1.53e6 * total:.1f} µs" in text
 

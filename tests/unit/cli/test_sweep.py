@@ -25,6 +25,8 @@ from specbuild.cli.bench.roofline import plot_sweep
 from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console
+from specbuild.runtime.decode.launch_rows import prompt_launches
+from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import (
     ACCEPT,
@@ -42,6 +44,7 @@ from specbuild.runtime.engine_dir.traffic import Part, Term, Traffic
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.program_file import read_launches
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
+from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.read_speed import ReadKernel, streaming_read
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
@@ -180,6 +183,21 @@ def test_an_anatomy_times_every_launch_of_the_first_batch_and_context(
     with (tmp_path / "table.txt").open("w") as file:
         plain_console(file).print(sweep_tables(report))
     assert "its launches add up to 2000000.0 µs: 100.0 %" in (tmp_path / "table.txt").read_text()
+
+
+def test_an_anatomy_of_one_sequence_has_its_prompt_too(toy: ToyCuda) -> None:
+    """The last launch that read it, of the rows that this one had."""
+    progress = new_progress()
+    plan = replace(plan_of("anatomy"), batches=(1,), contexts=(5,))
+    measure(toy.engine, plan, CEILING, PROMPTS, progress)
+    *steps, prompt = progress.anatomies
+    assert [step.draft for step in steps] == ["no draft", "chain of 2"]
+    assert prompt.program.startswith("prefill") and prompt.batch == 1
+    table = ProgramTable(cuda_executor(toy.engine).plan)
+    *before, rows = prompt_launches(5, table.prefill_rows)
+    assert (prompt.draft, prompt.context) == (f"{rows} tokens of a prompt", sum(before))
+    assert prompt.step_s == 2 and prompt.serial_s is None
+    assert all(launch.added_s == 2 and launch.serial_s is None for launch in prompt.launches)
 
 
 def test_what_an_engine_does_not_take_is_left_out(measured: Progress) -> None:
