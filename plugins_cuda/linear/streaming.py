@@ -328,8 +328,7 @@ def _usual_unit(dense: Dense, target: Target) -> int:
 
 def _usual_ctas(dense: Dense, target: Target, units: int, unit: int) -> int:
     every = target.multiprocessors
-    alone = dense.op not in _BESIDE_SMALL_LAUNCHES or dense.storage.scaled
-    if alone or dense.rows > TOKENS_PER_TILE:
+    if dense.op not in _BESIDE_SMALL_LAUNCHES or dense.rows > TOKENS_PER_TILE:
         return every
     most_units = -(-units // every)
     few = max(every - every // _ONE_SPARE_OF, -(-units // most_units))
