@@ -1,0 +1,175 @@
+"""What a draft's training begins with: its sizes, its vocabulary, and the run; and its files."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
+from specbuild.builder.training.config import INNER_PER_HIDDEN, LARGEST_DRAFT_VOCAB, TrainOptions
+from specbuild.builder.training.corpus import TrainingText
+from specbuild.builder.training.draft_kinds import DraftKind, draft_tensors, kind_of, layer_config
+from specbuild.builder.training.draft_layers import DraftShape, Words
+from specbuild.builder.training.frozen_target import FrozenTarget
+from specbuild.builder.training.initial_draft import begin_from, initial_vocabulary
+from specbuild.builder.training.objective import Objective
+from specbuild.builder.training.output import write_draft
+from specbuild.builder.training.training_loop import TrainingRun
+from specbuild.builder.training.vocabulary import DraftVocabulary, choose_vocabulary
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class DraftWords:
+    """The tokens that a draft can say, and the token of rows that have none."""
+
+    vocabulary: DraftVocabulary
+    mask: int
+
+
+def draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
+    """The sizes of a draft of this target, as asked for or to fit.
+
+    Raises SpecbuildError where they do not fit the target or one another.
+    """
+    config = model.config
+    aux_layers = options.aux_layers or default_aux_layers(config.num_hidden_layers)
+    wrong = [aux_layer for aux_layer in aux_layers if not 0 <= aux_layer < config.num_hidden_layers]
+    if wrong:
+        raise SpecbuildError(
+            f"train draft: aux layer {wrong[0]} is no layer of the target, expected 0 to "
+            f"{config.num_hidden_layers - 1}"
+        )
+    if options.draft_vocab is not None and options.draft_vocab > config.vocab_size:
+        raise SpecbuildError(
+            f"train draft: draft_vocab is {options.draft_vocab}, expected at most the target's "
+            f"{config.vocab_size}"
+        )
+    shape = DraftShape(
+        hidden=config.hidden_size,
+        target_hidden=config.hidden_size,
+        aux_layers=tuple(aux_layers),
+        vocab=_vocab(options, config.vocab_size),
+        inner=options.inner or INNER_PER_HIDDEN * config.hidden_size,
+        q_heads=options.q_heads or config.num_attention_heads,
+        kv_heads=options.kv_heads or config.num_key_value_heads,
+        head_dim=options.head_dim or config.head_dim,
+        rope_theta=options.rope_theta,
+        rms_eps=config.rms_norm_eps,
+        layers=options.layers,
+    )
+    if shape.q_heads % shape.kv_heads:
+        raise SpecbuildError(
+            f"train draft: q_heads {shape.q_heads} is no multiple of kv_heads {shape.kv_heads}"
+        )
+    return shape
+
+
+def draft_words(
+    options: TrainOptions, tokens: np.ndarray, shape: DraftShape, target_vocab: int
+) -> DraftWords:
+    """What a draft of these sizes says where ``tokens`` int [n] are the training text."""
+    return DraftWords(
+        _vocabulary(options, tokens, target_vocab, shape.vocab),
+        _mask_token(options, tokens, target_vocab),
+    )
+
+
+def prepare(
+    options: TrainOptions,
+    model: PreTrainedModel,
+    shape: DraftShape,
+    words: DraftWords,
+    text: TrainingText,
+) -> TrainingRun:
+    """A run at its beginning: the draft with random weights, or those of another."""
+    kind = kind_of(options)
+    draft: Any = kind.make(shape, options, words.mask)
+    draft.initialise(torch.Generator().manual_seed(options.seed))
+    with torch.no_grad():  # the target's own head is where the draft's begins
+        if kind.own_vocabulary:
+            draft.lm_head.weight.copy_(model.lm_head.weight[words.vocabulary.target_ids].float())
+        draft.norm.weight.copy_(model.model.norm.weight.float())
+    if options.initial is not None:
+        begin_from(options.initial, draft)
+    draft.to(options.device)
+    dtype = getattr(torch, options.dtype)
+
+    def autocast() -> AbstractContextManager[object]:
+        enabled = dtype != torch.float32
+        return torch.autocast(options.device, dtype=dtype if enabled else None, enabled=enabled)
+
+    return TrainingRun(
+        options=options,
+        draft=draft,
+        optimiser=torch.optim.AdamW(
+            draft.parameters(), lr=options.learning_rate, betas=BETAS, weight_decay=0.0
+        ),
+        target=FrozenTarget(model, shape.aux_layers),
+        objective=_objective(options, kind, model, words.vocabulary),
+        text=text,
+        autocast=autocast,
+    )
+
+
+def write_trained(folder: Path, run: TrainingRun, words: DraftWords, positions: int) -> None:
+    """The draft's config and weights; it was trained at positions below ``positions``."""
+    kind, shape = kind_of(run.options), run.draft.shape
+    layers = layer_config(shape, run.target.model.config.vocab_size, positions)
+    tensors = draft_tensors(run.draft, words.vocabulary, own_vocabulary=kind.own_vocabulary)
+    write_draft(folder, kind.config(shape, run.options, words.mask) | layers, tensors)
+
+
+def _vocab(options: TrainOptions, target_vocab: int) -> int:
+    """How many tokens the draft can say."""
+    if not kind_of(options).own_vocabulary:
+        return target_vocab
+    return options.draft_vocab or min(target_vocab, LARGEST_DRAFT_VOCAB)
+
+
+def _vocabulary(
+    options: TrainOptions, tokens: np.ndarray, target_vocab: int, size: int
+) -> DraftVocabulary:
+    """That of the draft to begin from, or the tokens that the text uses most."""
+    found = None
+    if options.initial is not None and kind_of(options).own_vocabulary:
+        found = initial_vocabulary(options.initial, tokens, target_vocab=target_vocab, size=size)
+    return found or choose_vocabulary(tokens, target_vocab=target_vocab, size=size)
+
+
+def _mask_token(options: TrainOptions, tokens: np.ndarray, target_vocab: int) -> int:
+    """The token of rows that have none: the one that the text has least, of several the last."""
+    asked = options.mask_token
+    if asked is None:
+        counts = np.bincount(tokens, minlength=target_vocab)
+        return int(target_vocab - 1 - np.argmin(counts[::-1]))
+    if asked >= target_vocab:
+        raise SpecbuildError(
+            f"train draft: mask_token is {asked}, expected a token below the target's "
+            f"vocabulary of {target_vocab}"
+        )
+    return asked
+
+
+def _objective(
+    options: TrainOptions, kind: DraftKind, model: PreTrainedModel, vocabulary: DraftVocabulary
+) -> Objective:
+    return Objective(
+        ttt_steps=options.ttt_steps,
+        decay=kind.decay(options) if options.decay is None else options.decay,
+        target_ids=vocabulary.target_ids.to(options.device),
+        known=vocabulary.t2d.to(options.device),
+        words=Words(model.model.embed_tokens.weight, model.lm_head.weight),
+        hard=kind.hard,
+        lk=options.lk if options.lk.lk_loss_type else None,
+    )
