@@ -1,15 +1,16 @@
 """Times attention over cached keys and values, or latents, at real geometry on a GPU.
 
     python benchmarks/latent_attention.py [--contexts 8192,32768,131072] [--batches 1,8]
-        [--rows 1,4] [--forms plain,view,512,256,absorbed] [--windows 0] [--page 64]
+        [--rows 1,4] [--forms plain,codes,view,512,256,absorbed] [--windows 0] [--page 64]
         [--heads 64x8x64] [--prompt] [--capacity N] [--tactics] [--tflops T] [--json FILE]
 
 One layer of GPT-OSS-20B geometry, or with ``--heads`` so many query heads on so many KV heads of
-such a width (32x8x128 is Llama-3.1-8B): keys and values (``plain``), the same through a page table
-of its own for each KV head, each over half of the pages (``view``: a partial view of SpecPV, whose
-engines have pages of 16), a latent of so many values with keys rebuilt, or absorbed MLA with 64
-heads over 512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a chain, in front of them
-re-verified tokens (``--forms plain --rows 52``); with ``--prompt`` they are a chunk of a prompt.
+such a width (32x8x128 is Llama-3.1-8B): keys and values (``plain``), the same in fp8 (``codes``),
+or through a page table of its own for each KV head, each over half of the pages (``view``: a
+partial view of SpecPV, whose engines have pages of 16), a latent of so many values with keys
+rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: up to
+8 of a chain, in front of them re-verified tokens (``--forms plain --rows 52``); with ``--prompt``
+they are a chunk of a prompt.
 ``--capacity`` are slots of a page table, where an engine takes longer contexts: it chooses kernels
 by them. Calls take turns over copies of the caches, so that nothing is found in L2. The floor is
 the larger of the bytes at the rate of a streaming read of 8 GiB and of the operations at the rate
@@ -45,6 +46,7 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
 LAUNCHES = 24
@@ -101,7 +103,12 @@ class Work:
     @property
     def has_keys(self) -> bool:
         """Whether keys and values are cached, not a latent."""
-        return self.form in ("plain", "view")
+        return self.form in ("plain", "codes", "view")
+
+    @property
+    def cached_dtype(self) -> str:
+        """Of a value in the pools."""
+        return "uint8" if self.form == "codes" else "bfloat16"
 
     @property
     def tables(self) -> int:
@@ -150,13 +157,15 @@ class Work:
     @property
     def bytes_read(self) -> int:
         weights = sum(info.nbytes for name, info in self.tensors().items() if name.startswith("w_"))
-        return weights + 2 * self.batch * self.tokens_read * self.entry
+        value = ITEM_BYTES[self.cached_dtype]
+        return weights + value * self.batch * self.tokens_read * self.entry
 
     @property
     def operations(self) -> int:
         """Of a row and token: scores and sums; once for a token: its rebuilt keys."""
         width = self.heads.width
-        known = dict.fromkeys(("plain", "view"), 4 * width) | {"absorbed": 2 * (2 * RANK + ROPE)}
+        known = dict.fromkeys(("plain", "codes", "view"), 4 * width)
+        known |= {"absorbed": 2 * (2 * RANK + ROPE)}
         per_row = self.heads.q * known.get(self.form, 2 * (width + self.entry))
         shared = 0 if self.form in known else 2 * self.entry * self.heads.kv * width
         # Of a prompt's chunk a row sees those in front of it.
@@ -175,7 +184,7 @@ class Work:
 
         made: dict[str, TensorInfo] = {"q": half(total, q_heads, width)}
         if self.has_keys:
-            pool = half(pool_pages, kv_heads, self.page, width)
+            pool = TensorInfo((pool_pages, kv_heads, self.page, width), self.cached_dtype)
             made |= {"k_pool": pool, "v_pool": pool}
         else:
             made["c_pool"] = half(pool_pages, 1, self.page, self.entry)
@@ -227,8 +236,10 @@ class Bench:
         self.runner = OpRunner(Compiler("sm_90a"))
         self.ceiling = stream_ceiling(self.runner)
         noise = np.random.default_rng(1).standard_normal(32 << 20, np.float32)
+        codes = noise.view(np.uint8)
         self._noise = {
             "float32": noise,
+            "uint8": codes & np.uint8(0xBF),  # below 2, and no NaN
             "bfloat16": (noise.view(np.uint32) >> 16).astype(np.uint16),
         }
 

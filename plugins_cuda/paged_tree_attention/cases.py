@@ -106,6 +106,11 @@ def _wide(branches: Sequence[Branch], **changes: Any) -> Launch:
     return Launch(branches, **(shape | changes))
 
 
+def _coded(branches: Sequence[Branch], **changes: Any) -> Launch:
+    """The same from a cache in fp8."""
+    return _wide(branches, codes=True, **({"page_size": 16} | changes))
+
+
 _KERNEL_LAUNCHES = {
     "example geometry, 6 on 2 heads of 32": Launch(
         [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)], group=3, width=32, v_width=32,
@@ -187,6 +192,34 @@ _KERNEL_LAUNCHES = {
     ),
     "heads of 128, blocks": _wide(
         [Branch(170, 0, chain_of(10), block=True), Branch(50, 0, chain_of(10), block=True)]
+    ),
+    "codes, 8 heads of 64 a KV head, trees": _coded(
+        [Branch(140, 0, BUSHY), Branch(300, 1), Branch(0, 5)], group=8, width=64, v_width=64
+    ),
+    "codes, alone, two chunks": _coded([Branch(200, 1)], group=3, width=32, v_width=32),
+    "codes, a window": _coded(
+        [Branch(300, 0, BUSHY), Branch(150, 3)], window=40, group=8, width=64, v_width=64
+    ),
+    "codes, 4 heads of 128 a KV head": _coded(
+        [Branch(50, 0, (*BUSHY, *range(9, 24))), Branch(170, 2), Branch(0, 3)]
+    ),
+    "codes, heads of 96, a view per KV head": _coded(
+        [Branch(130, 0, BUSHY), Branch(70, 1)], group=5, width=96, v_width=96, view_per_head=True
+    ),
+    "codes, longer than the context's splits": _coded(
+        [Branch(4300, 0, BUSHY)], kv_heads=1, group=8, width=64, v_width=64, page_size=64
+    ),
+    "codes, capacity for a long context": _coded(
+        [Branch(270, 0, BUSHY[:7]), Branch(90, 0, chain_of(6), block=True)], kv_heads=1, group=8,
+        width=64, v_width=64, page_size=64, padding_pages=1020,
+    ),
+    "codes, selected slots": _coded(
+        [Branch(300, 0, BUSHY), Branch(200, 2)], group=8, width=64, v_width=64, selected=90,
+        whole_rows=2,
+    ),
+    "codes, many sequences": _coded(
+        [Branch(130 + 31 * b, 0, chain_of(1 + b % 3)) for b in range(9)], kv_heads=8, group=2,
+        width=32, v_width=32,
     ),
     "heads of 80": _wide([Branch(50, 0, BUSHY), Branch(170, 1)], width=80, v_width=80),
     "heads of 96": _wide(
@@ -282,6 +315,26 @@ _GPU_LAUNCHES = {
         [Branch(8000, 0, chain_of(4))], kv_heads=4, group=16, padding_rows=0
     ),
     "prompt chunks, ragged, window": _real([Branch(0, 300), Branch(777, 130)], window=128),
+    "codes, decode at 131k": _real([Branch(131071, 1)], padding_rows=0, codes=True),
+    "codes, verify a chain of 4 at 1k": _real(
+        [Branch(1000, 0, chain_of(4))], padding_rows=0, codes=True
+    ),
+    "codes, a tree of 24 nodes at 9k": _real(
+        [Branch(9000, 0, (*BUSHY, *range(9, 24)))], padding_rows=0, codes=True
+    ),
+    "codes, verify 16 sequences, ragged": _real(
+        [Branch(100 + 211 * b, 0, chain_of(1 + b % 4)) for b in range(16)], codes=True
+    ),
+    "codes, 64 sequences, window": _real(
+        [Branch(17 * b, 1) for b in range(64)], window=128, padding_rows=0, codes=True
+    ),
+    "codes, prompt chunk of 500 at 1k": _real([Branch(1000, 500)], codes=True),
+    "codes, heads of 128, a tree of 10 at 32k": _wide(
+        [Branch(32700, 0, BUSHY)], kv_heads=8, padding_rows=0, codes=True
+    ),
+    "codes, heads of 128, prompt chunk of 700 at 1k": _wide(
+        [Branch(1000, 700)], kv_heads=8, codes=True
+    ),
 }
 
 KERNEL_CASES: tuple[Case, ...] = (

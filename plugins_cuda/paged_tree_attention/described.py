@@ -56,9 +56,19 @@ class Branch:
         return tuple(reversed(found))
 
 
+def _codes(pool: np.ndarray) -> np.ndarray:
+    """A pool of a cache in fp8; what is no number stays none."""
+    import torch
+
+    return torch.from_numpy(pool).to(torch.float8_e4m3fn).view(torch.uint8).numpy()
+
+
 @dataclass(frozen=True)
 class Launch:
-    """The sequences of a launch and the geometry of the layer."""
+    """The sequences of a launch and the geometry of the layer.
+
+    With ``codes`` the pools hold e4m3.
+    """
 
     branches: Sequence[Branch]
     kv_heads: int = 2
@@ -75,6 +85,7 @@ class Launch:
     padding_rows: int = 2
     padding_pages: int = 1
     words: int = 0
+    codes: bool = False
 
     @property
     def row_start(self) -> np.ndarray:
@@ -132,6 +143,8 @@ class Launch:
         sinks = rng.standard_normal(q_heads).astype(np.float32) if self.sinks else None
         chosen = self._selected(rng, total) if self.selected else None
         bits = self._ancestor_bits(total)
+        if self.codes:
+            k, v = _codes(k), _codes(v)
         return q, k, v, table, self.row_start, row_slot, tree_start, bits, sinks, chosen
 
     def _ancestor_bits(self, total: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.paged_tree_attention.split_per_warp import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.splits import WIDEST_UNSPLIT_WINDOW, splits_of
 
-WGMMA_TEXT = " or ".join(map(str, WGMMA_WIDTHS))
+WGMMA_TEXT = " or ".join(map(str, WGMMA_WIDTHS)) + ", in bf16"
 # Rows of a sequence, and slots of a view, from which on many_rows.cu is the quicker one. With
 # several rows it is so behind long contexts only: all sequences' views have so many splits
 # together, and each has more than tactics are measured with. Views of a KV head's own, SpecPV's
@@ -60,7 +60,7 @@ class Facts:
     @property
     def may_be_many(self) -> bool:
         """Whether many_rows.cu is able to do it."""
-        return self.shape.width in WGMMA_WIDTHS and not self.shape.window and self.splits > 1
+        return self.shape.takes_wgmma and not self.shape.window and self.splits > 1
 
 
 def is_long(shape: Geometry) -> bool:

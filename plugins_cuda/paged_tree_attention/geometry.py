@@ -8,6 +8,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
 WIDTHS = (16, 32, 64, 80, 96, 128)
+CODED_WIDTHS = (32, 64, 96, 128)  # of keys that are codes: two steps of 16 columns at once
 WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
 WIDE = 64  # of wider heads registers hold half as many rows, and shared memory half as many tiles
 MOST_GROUP = 16
@@ -30,10 +31,10 @@ ARGUMENTS = (
 )
 
 
-def tile_row_bytes(width: int) -> int:
-    """From a row of a tile of keys to the next: of heads that are no power of two an odd number of
-    16-byte units, so that rows lie in different banks (_device/attention_tile.cuh)."""
-    units = width // 8
+def tile_row_bytes(head_bytes: int) -> int:
+    """From a row of a tile to the next: of heads that are no power of two an odd number of 16-byte
+    units, so that rows lie in different banks (_device/attention_tile.cuh)."""
+    units = head_bytes // 16
     return 16 * (units if units & (units - 1) == 0 else units | 1)
 
 
@@ -42,12 +43,13 @@ def tile_bytes(shape: Geometry, *, teams: int, stages: int, rows: int, row_warps
 
     ``rows`` are those of a warp, ``row_warps`` the warps of a team.
     """
-    row = tile_row_bytes(shape.width)
+    row = tile_row_bytes(shape.head_bytes)
     ring = teams * stages * 2 * TILE_KEYS * row
     if rows * row_warps == 1:
         return ring
     tail = 2 * TILE_KEYS * (1 + shape.words) * row
-    return ring + tail + row_warps * shape.mmas(rows) * 2 * HEADS * row
+    queries = row_warps * shape.mmas(rows) * 2 * HEADS * tile_row_bytes(2 * shape.width)
+    return ring + tail + queries
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Geometry:
     Query heads of one KV head that are more than half an mma holds are those of several here, which
     read the same keys: ``share`` of ``kv_heads`` are one of the pools.
     ``uneven``: one of several sequences may have most rows (where SpecPV re-verifies tokens).
+    ``codes``: keys and values are e4m3, a byte each (kv_write/codes.py).
     """
 
     rows: int
@@ -73,6 +76,17 @@ class Geometry:
     has_sinks: bool
     uneven: bool = False
     share: int = 1
+    codes: bool = False
+
+    @property
+    def head_bytes(self) -> int:
+        """Of a key, or of a value, as the pools hold it."""
+        return self.width if self.codes else 2 * self.width
+
+    @property
+    def takes_wgmma(self) -> bool:
+        """Whether its kernels read these keys and values: not codes, which are no operands."""
+        return self.width in WGMMA_WIDTHS and not self.codes
 
     @property
     def most_rows(self) -> int:
@@ -105,6 +119,7 @@ class Geometry:
             ("SHARE", self.share),
             ("GROUP", self.group),
             ("WIDTH", self.width),
+            ("CODES", int(self.codes)),
             ("PAGE_SIZE", self.page_size),
             ("VIEWS", self.views),
             ("TABLE", self.table),
@@ -122,16 +137,19 @@ def geometry_of(request: LoweringRequest) -> Geometry:
     _, kv_heads, page_size, v_width = tensors["v_pool"].shape
     batch, views, table = tensors["page_table"].shape
     scale = float(request.attributes["scale"])
-    dtypes = {name: tensors[name].dtype for name in ("q", "k_pool", "v_pool")}
-    if set(dtypes.values()) != {"bfloat16"}:
+    dtypes = tuple(tensors[name].dtype for name in ("q", "k_pool", "v_pool"))
+    codes = dtypes == ("bfloat16", "uint8", "uint8")
+    if not codes and set(dtypes) != {"bfloat16"}:
         raise SpecbuildError(
-            f"PagedTreeAttention: the CUDA kernels take bfloat16, got {dtypes}: build the engine "
-            "in bfloat16."
+            f"PagedTreeAttention: q, k_pool and v_pool are {', '.join(dtypes)}, the CUDA kernels "
+            "take bfloat16, or uint8 (e4m3) of both pools: build the engine in bfloat16."
         )
-    if width != v_width or width not in WIDTHS:
+    widths = CODED_WIDTHS if codes else WIDTHS
+    if width != v_width or width not in widths:
         raise SpecbuildError(
             f"PagedTreeAttention: keys of width {width} and values of {v_width}, the CUDA kernels "
-            f"take equal widths of {WIDTHS}: build for the cpu target."
+            f"take equal widths of {widths}{' from a cache in fp8' * codes}: build for the cpu "
+            "target."
         )
     if q_heads % kv_heads or q_heads // kv_heads > MOST_GROUP:
         raise SpecbuildError(
@@ -159,4 +177,5 @@ def geometry_of(request: LoweringRequest) -> Geometry:
         scale=scale,
         has_sinks="sinks" in tensors,
         uneven=request.uneven,
+        codes=codes,
     )

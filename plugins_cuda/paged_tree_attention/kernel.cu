@@ -1,7 +1,7 @@
 // PagedTreeAttention for decoding, verification and drafting: split over the context.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
 //   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [B + 1]
 //   row_slot       i32  [T]
@@ -24,13 +24,13 @@
 //
 // S = Q·Kᵀ with two rows × 8 heads, or four × 4, as the 16 rows of an mma (more query heads of a
 // pools' head are SHARE of KV_HEADS, which read the same keys); then P·V with P staying in
-// registers. Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring. Up to 1k
-// keys it is latency that counts: what the launch says of its rows and the page table are read at
-// once (the rows are where a launch of equal sequences has them, else they are read again), and
-// that before the wait, as tiles of the caches are that the launch in front does not write
-// (launches.py: reads_early). It writes the launch's own rows, none of which stands below its
-// sequence's first. L1 holds nothing older of what is read through it: it is emptied where a grid
-// begins.
+// registers. Bytes: 4·WIDTH a key and KV head; 512·WIDTH·STAGES under way in a CTA's ring (with
+// CODES half as many, of which the operands are f16). Up to 1k keys it is latency that counts: what
+// the launch says of its rows and the page table are read at once (the rows are where a launch of
+// equal sequences has them, else they are read again), and that before the wait, as tiles of the
+// caches are that the launch in front does not write (launches.py: reads_early). It writes the
+// launch's own rows, none of which stands below its sequence's first. L1 holds nothing older of
+// what is read through it: it is emptied where a grid begins.
 #include "device/attention_chain.cuh"
 #include "device/attention_join.cuh"
 #include "device/config.cuh"
@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend_slots(const Inputs& in, Walk& walk, const
   const int early = ring.start_below(walk, limit);
   pdl_wait();
   Queries queries;
-  queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kRowUnits;
+  queries.tile = memory.queries + joiner.row_warp * kPairs * 16 * kQueryUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();

@@ -64,7 +64,7 @@ __device__ __forceinline__ void attend_share(const Inputs& in, Walk& walk, const
   const int early = ring.start_below(walk, limit);
   pdl_wait();
   Queries queries;
-  queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kRowUnits;
+  queries.tile = memory.queries + memory.row_warp * kPairs * 16 * kQueryUnits;
   load_queries(queries, memory.queries, in.q, walk, first);
   if (has_tail) walk.fetch_tail(memory.tail);
   if (kRows > 1) cp_async_commit();

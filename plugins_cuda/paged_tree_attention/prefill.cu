@@ -2,7 +2,7 @@
 // up to 4 query heads) of one KV head's query heads against tiles of keys.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
 //   page_table     i32  [BATCH, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [BATCH + 1]
 //   row_slot       i32  [T]
@@ -13,11 +13,10 @@
 //   attended       bf16 [T, KV_HEADS·GROUP, WIDTH], out
 //
 // Grid (row tiles, KV_HEADS), the tiles with most keys first; CTAs past the last tile leave at
-// once. Tiles of 64 keys lie at multiples of 64 of the view, so a row's sums do not depend on the
-// chunk that it came in. Each of four warps owns 4 rows × 8 heads as two m16 tiles (one of width
-// 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and 4·128·64·WIDTH flops
-// a tile. No workspace.
-#include "../_device/attention_tile.cuh"
+// once. Tiles of 64 keys (32 with CODES) lie at multiples of 64 of the view, so a row's sums do not
+// depend on the chunk that it came in. Each of four warps owns 4 rows × 8 heads as two m16 tiles
+// (one of width 128): S = Q·Kᵀ, then P·V, with P staying in registers. 4·64·WIDTH bytes and
+// 4·128·64·WIDTH flops a tile. No workspace.
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
 #include "device/prompt_rows.cuh"
@@ -29,9 +28,8 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kParts = Config::kWidth <= 64 ? 2 : 1;  // m16 tiles of a warp, two rows each
 constexpr int kWarpRows = Mma::kAll * kParts;
 constexpr int kRows = kWarps * kWarpRows;
-constexpr int kKeys = 64;
-constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a head
-constexpr int kTileUnits = kKeys * tile_row_units<Config::kWidth>();
+constexpr int kKeys = Config::kCodes ? 32 : 64;  // operands made of codes take registers
+constexpr int kTileUnits = kKeys * kRowUnits;
 constexpr int kSteps = Config::kWidth / 16;
 static_assert(16 * 2 * 2 * kTileUnits == Config::kSharedBytes, "the launch gives two stages");
 
@@ -44,9 +42,13 @@ struct Pool {
 // Starts the copies of a tile and, behind it, of its values; zeros outside of first … last.
 __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, int first,
                                       int last) {
+  constexpr int kAll = kKeys * kUnits, kCopies = ceil_div(kAll, kThreads);
 #pragma unroll
-  for (int i = 0; i < kKeys * kUnits / kThreads; ++i) {
+  for (int i = 0; i < kCopies; ++i) {
     const int key = (i * kThreads + static_cast<int>(threadIdx.x)) / kUnits;
+    if constexpr (kAll % kThreads != 0) {
+      if (key >= kKeys) break;
+    }
     const int turn = kThreads % kUnits == 0 ? 0 : i * kThreads;
     const int unit = (turn + static_cast<int>(threadIdx.x)) % kUnits;
     const int slot = tile * kKeys + key;
@@ -57,13 +59,13 @@ __device__ __forceinline__ void fetch(const Pool& pool, uint4* keys, int tile, i
       entry =
           pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, blockIdx.y, slot);
     }
-    const int to = tile_unit<Config::kWidth>(key, unit);
+    const int to = tile_unit<kCacheWords>(key, unit);
     cp_async_16_or_zero(keys + to, pool.keys + entry * kUnits + unit, seen);
     cp_async_16_or_zero(keys + kTileUnits + to, pool.values + entry * kUnits + unit, seen);
   }
 }
 
-// The states of a warp's rows, as m16 tiles of two rows, at columns 8·n + 2t, + 1.
+// The states of a warp's rows, as m16 tiles of two rows, at columns as cache_tile.cuh has them.
 struct States {
   float values[kParts][2 * kSteps][4];
   float maximum[kParts][2];  // of the scores, before the scale
@@ -103,22 +105,78 @@ struct States {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const float (&pair)[4] = score[m][2 * k + i / 2];
-          a[m][i] = pack_bf16x2(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
+          a[m][i] = pack_weights(pair[i % 2 * 2], pair[i % 2 * 2 + 1]);
         }
       }
+      if constexpr (Config::kCodes) {
+        add_codes(a, values_tile, 16 * k + value_row());
+      } else {
+        add_bf16(a, values_tile, 16 * k);
+      }
+    }
+  }
+
+ private:
+  // Of 16 values, from `key` on.
+  __device__ __forceinline__ void add_bf16(const uint32_t (&weight)[kParts][4],
+                                           const uint4* values_tile, int key) {
 #pragma unroll
-      for (int part = 0; part < kSteps; ++part) {
-        uint32_t low[2], high[2];
-        load_value_columns<Config::kWidth>(low, high, values_tile, 16 * k, part);
+    for (int part = 0; part < kSteps; ++part) {
+      uint32_t low[2], high[2];
+      load_value_columns<Config::kWidth>(low, high, values_tile, key, part);
+#pragma unroll
+      for (int m = 0; m < kParts; ++m) {
+        multiply(values[m][2 * part], weight[m], low);
+        multiply(values[m][2 * part + 1], weight[m], high);
+      }
+    }
+  }
+
+  // The same of codes; `row` is this lane's of the tile.
+  __device__ __forceinline__ void add_codes(const uint32_t (&weight)[kParts][4],
+                                            const uint4* values_tile, int row) {
+#pragma unroll
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+      uint32_t codes[2][2];
+      load_value_codes(codes, values_tile, row, pair);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t even[2], odd[2];
+        value_operands(even, odd, codes[i]);
 #pragma unroll
         for (int m = 0; m < kParts; ++m) {
-          mma_bf16(values[m][2 * part], a[m], low);
-          mma_bf16(values[m][2 * part + 1], a[m], high);
+          multiply(values[m][4 * pair + 2 * i], weight[m], even);
+          multiply(values[m][4 * pair + 2 * i + 1], weight[m], odd);
         }
       }
     }
   }
 };
+
+// score = Q·Kᵀ of keys that are codes.
+__device__ __forceinline__ void take_scores_of_codes(float (&score)[kParts][kKeys / 8][4],
+                                                     const uint32_t (&q)[kParts][kSteps][4],
+                                                     const uint4* keys) {
+#pragma unroll
+  for (int pair = 0; pair < kSteps / 2; ++pair) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 16; ++n) {
+      uint32_t first[2], second[2];
+      load_key_codes(first, second, keys, 16 * n + key_row(), pair);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t low[2], high[2];
+        key_operand(low, first[i]);
+        key_operand(high, second[i]);
+#pragma unroll
+        for (int m = 0; m < kParts; ++m) {
+          multiply(score[m][2 * n], q[m][2 * pair + i], low);
+          multiply(score[m][2 * n + 1], q[m][2 * pair + i], high);
+        }
+      }
+    }
+  }
+}
 
 // score = Q·Kᵀ
 __device__ __forceinline__ void take_scores(float (&score)[kParts][kKeys / 8][4],
@@ -132,8 +190,8 @@ __device__ __forceinline__ void take_scores(float (&score)[kParts][kKeys / 8][4]
       load_key_columns<Config::kWidth>(low, high, keys, 16 * n, step);
 #pragma unroll
       for (int m = 0; m < kParts; ++m) {
-        mma_bf16(score[m][2 * n], q[m][step], low);
-        mma_bf16(score[m][2 * n + 1], q[m][step], high);
+        multiply(score[m][2 * n], q[m][step], low);
+        multiply(score[m][2 * n + 1], q[m][step], high);
       }
     }
   }
@@ -186,7 +244,11 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
     const int from = tile * kKeys, to = from + kKeys - 1;
     if (to < sight.first || from > sight.end) continue;
     float score[kParts][kKeys / 8][4] = {};
-    take_scores(score, queries, keys);
+    if constexpr (Config::kCodes) {
+      take_scores_of_codes(score, queries, keys);
+    } else {
+      take_scores(score, queries, keys);
+    }
     const bool full = from >= sight.full_first && to <= sight.full_last;
 #pragma unroll
     for (int m = 0; m < kParts; ++m) {

@@ -14,7 +14,6 @@ from specbuild.plugins_cuda.launches import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     ARGUMENTS,
-    WGMMA_WIDTHS,
     WIDE,
     Geometry,
     geometry_of,
@@ -22,7 +21,7 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 )
 from specbuild.plugins_cuda.paged_tree_attention.selected import refusal
 
-WARPS, KEYS = 4, 64
+WARPS, KEYS, KEYS_IN_CODES = 4, 64, 32
 WARPS_OF_FULL_ROWS, COPYING_WARPS, STAGES = 8, 4, 4
 FULL_KEYS_TIMES_WIDTH = 8192  # 32 KB a stage
 
@@ -43,9 +42,9 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
         warps = WARPS_OF_FULL_ROWS + COPYING_WARPS
         constants += (("KEYS", keys), ("STAGES", stages))
     else:
-        keys, stages, warps = KEYS, 2, WARPS
+        keys, stages, warps = KEYS_IN_CODES if shape.codes else KEYS, 2, WARPS
         rows = WARPS * (2 if shape.width <= WIDE else 1)
-    shared_bytes = stages * 2 * keys * tile_row_bytes(shape.width)
+    shared_bytes = stages * 2 * keys * tile_row_bytes(shape.head_bytes)
     constants += (("SHARED_BYTES", shared_bytes),)
     return OpLaunch(
         Kernel(
@@ -64,4 +63,4 @@ def attend_prompt(shape: Geometry, arguments: tuple[str, ...]) -> OpLaunch:
 
 def has_full_rows(shape: Geometry) -> bool:
     """Whether the kernel by wgmma takes it."""
-    return shape.width in WGMMA_WIDTHS and shape.window == 0
+    return shape.takes_wgmma and shape.window == 0

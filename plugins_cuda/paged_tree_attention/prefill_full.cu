@@ -20,7 +20,6 @@
 // other's products. Tiles lie at multiples of their keys of the view, so a row's sums do not depend
 // on the chunk that it came in. 32 KB and 4.2 MFLOP a tile: 1024 cycles of the tensor cores, and as
 // many for the 16384 exponentials of width 64, half for those of 128. No workspace.
-#include "../_device/attention_tile.cuh"
 #include "../_device/ring_place.cuh"
 #include "device/config.cuh"
 #include "device/pool_row.cuh"
@@ -39,7 +38,6 @@ constexpr int kConsumerRegisters = 224, kProducerRegisters = 56;
 constexpr int kKeys = Config::kKeys;
 using StageRing = Ring<Config::kStages>;
 using StagePlace = RingPlace<Config::kStages>;
-constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kKeys * kUnits;
 static_assert(16 * Config::kStages * 2 * kTileUnits == Config::kSharedBytes,
               "the launch gives as much as the stages take");

@@ -1,7 +1,7 @@
 // PagedTreeAttention over lists of slots (DSA): a CTA gathers the keys of one row and KV head.
 //
 //   q              bf16 [T, KV_HEADS·GROUP, WIDTH], rotated
-//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH]
+//   k_pool, v_pool bf16 [pages, KV_HEADS/SHARE, PAGE_SIZE, WIDTH], with CODES e4m3
 //   page_table     i32  [B, VIEWS, TABLE]   VIEWS 1 or KV_HEADS/SHARE
 //   row_start      i32  [B + 1]
 //   row_slot       i32  [T]
@@ -105,7 +105,7 @@ struct Gather {
       const int source = __shfl_sync(kAllLanes, mine, entry);
       const int key = __shfl_sync(kAllLanes, place, entry);
       const int64_t from = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
-      const int to = tile_unit<Config::kWidth>(key, unit % kUnits);
+      const int to = tile_unit<kCacheWords>(key, unit % kUnits);
       cp_async_16_or_zero(keys + to, k_pool + from, source >= 0);
       cp_async_16_or_zero(keys + kTileUnits + to, v_pool + from, source >= 0);
     }
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   const int head = lane / 4;
   const int64_t q_head =
       (static_cast<int64_t>(row) * Config::kKvHeads + kv_head) * Config::kGroup + head;
-  queries.hold(q + q_head * (Config::kWidth / 2) + lane % 4, head < Config::kGroup);
+  queries.hold(q + q_head * (Config::kWidth / 2) + query_lane(lane % 4), head < Config::kGroup);
   const RowSequence sequence = sequences.of_row(row, row_start, batch, tree_start, tree_start);
   if (sequence.index >= batch) return;
   gather.table += static_cast<int64_t>(sequence.index * Config::kViews +

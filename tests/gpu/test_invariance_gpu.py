@@ -197,7 +197,9 @@ class Attention:
         given = {s.name: a for s, a in zip(self._op.inputs, arrays, strict=True) if a is not None}
         rounded = {spec.name for spec in self._op.inputs if spec.dtype == "T"}
         self.tensors = {
-            n: torch.from_numpy(a).bfloat16() if n in rounded else torch.from_numpy(a)
+            n: torch.from_numpy(a).bfloat16()
+            if n in rounded and a.dtype == np.float32
+            else torch.from_numpy(a)
             for n, a in given.items()
         }
 
@@ -238,13 +240,14 @@ CONTEXTS = (200, 3, 64, 700, 127)
 @pytest.mark.parametrize(("heads", "group", "width"), [(2, 3, 32), (8, 8, 64)])
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("nodes", [1, 4, 5, 9])
+@pytest.mark.parametrize("codes", [False, True], ids=["bf16", "codes"])
 def test_sequences_do_not_see_each_other(
-    runner: OpRunner, heads: int, group: int, width: int, window: int, nodes: int
+    runner: OpRunner, heads: int, group: int, width: int, window: int, nodes: int, codes: bool
 ) -> None:
     branches = [Branch(c, 0, chain_of(nodes)) for c in CONTEXTS]
     launch = Launch(
         branches, kv_heads=heads, group=group, width=width, v_width=width, page_size=64,
-        window=window, padding_rows=0,
+        window=window, padding_rows=0, codes=codes,
     )  # fmt: skip
     check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
 
@@ -255,14 +258,16 @@ def test_sequences_do_not_see_each_other(
     (1000,) * 16,
 ], ids=["9", "20", "16 alike"])  # fmt: skip
 @pytest.mark.parametrize("nodes", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("codes", [False, True], ids=["bf16", "codes"])
 def test_many_sequences_have_the_bits_that_each_has_alone(
-    runner: OpRunner, contexts: tuple[int, ...], nodes: int
+    runner: OpRunner, contexts: tuple[int, ...], nodes: int, codes: bool
 ) -> None:
     """Slots dealt by lengths, against the kernel of one sequence."""
     branches = [Branch(c, 0, chain_of(nodes)) for c in contexts]
     launch = Launch(
-        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=0
-    )
+        branches, kv_heads=8, group=8, width=64, v_width=64, page_size=64, padding_rows=0,
+        codes=codes,
+    )  # fmt: skip
     check_sequences_apart(runner, "PagedTreeAttention", launch, len(branches), nodes)
 
 

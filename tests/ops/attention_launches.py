@@ -11,6 +11,7 @@ from emulation import run_lowering, tensor_info
 from launch_branches import Branch
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits, values
+from specbuild.plugins_cuda.kv_write.codes import as_codes, as_values
 from specbuild.plugins_cuda.launches import (
     Lowering,
     LoweringRequest,
@@ -36,6 +37,11 @@ class Text:
         heads = (geometry.kv_heads * geometry.group, geometry.kv_heads, geometry.kv_heads)
         drawn = [torch.randn(length, n, geometry.width, generator=generator) for n in heads]
         return cls(*(bits(tensor.bfloat16()) for tensor in drawn))
+
+    def coded(self) -> Text:
+        """The tokens with keys and values as e4m3 codes: uint8."""
+        k, v = (as_codes(torch.from_numpy(_numbers(array))).numpy() for array in (self.k, self.v))
+        return Text(self.q, k, v)
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,9 @@ class Launch:
         pages = 1 + rng.permutation(sum(needed)).astype(np.int32)
         table = np.zeros((len(needed), 1, max(self.pages, *needed)), np.int32)
         # NaN wherever nothing was written.
-        pool = np.full((len(pages) + 1, shape.kv_heads, size, shape.width), 0x7FC0, np.uint16)
+        codes = self.sequences[0].text.k.dtype == np.uint8
+        blank = np.uint8(0x7F) if codes else np.uint16(0x7FC0)
+        pool = np.full((len(pages) + 1, shape.kv_heads, size, shape.width), blank)
         k, v = pool, pool.copy()
         q, slots, words = [], [], []
         for index, sequence in enumerate(self.sequences):
@@ -142,11 +150,19 @@ class Launch:
         return max(0, first - self.geometry.window + 1)
 
 
+def _numbers(array: np.ndarray) -> np.ndarray:
+    """What bits of bf16, or codes, stand for: fp32."""
+    if array.dtype != np.uint8:
+        return values(array, torch.bfloat16)
+    numbers: np.ndarray = as_values(torch.from_numpy(array)).numpy()
+    return numbers
+
+
 def expected(geometry: Geometry, text: Text, position: int) -> np.ndarray:
     """Dense attention of one token in float64 → [Hq, D]."""
     first = max(0, position - geometry.window + 1) if geometry.window else 0
     q, k, v = (
-        values(array, torch.bfloat16).astype(np.float64)
+        _numbers(array).astype(np.float64)
         for array in (text.q[position], text.k[first : position + 1], text.v[first : position + 1])
     )
     k, v = (np.repeat(array, geometry.group, axis=1) for array in (k, v))

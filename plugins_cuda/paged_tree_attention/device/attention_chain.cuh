@@ -74,7 +74,7 @@ __device__ __forceinline__ void wait_for_launches_in_front() {
 // What a CTA lays out first in its shared memory.
 constexpr int kTileMemoryUnits = kTeams * Config::kStages * 2 * kTileUnits +
                                  (kHasTail ? 2 * kTailSlots * kRowUnits : 0) +
-                                 (kRows > 1 ? kQueryRows * kRowUnits : 0);
+                                 (kRows > 1 ? kQueryRows * kQueryUnits : 0);
 struct TileMemory {
   uint4* ring;  // [kTeams][STAGES][keys, values], from the team's on
   uint4* tail;  // [keys, values] of kTailSlots

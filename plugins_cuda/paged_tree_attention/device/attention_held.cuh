@@ -44,11 +44,11 @@ struct Held {
       if (!joins && !first) continue;
 #pragma unroll
       for (int n = 0; n < 2 * kSteps; ++n) {
-        float2& mine = *pair_of(lane, i, n);
+        float2& mine = *held_pair(lane, i, n);
         const float2 before = first ? make_float2(0.0f, 0.0f) : mine;
-        const float (&v)[4] = chain.values[m][n];
-        mine = make_float2(__fmaf_rn(v[2 * j], b, __fmul_rn(before.x, a)),
-                           __fmaf_rn(v[2 * j + 1], b, __fmul_rn(before.y, a)));
+        const float2 v = pair_of(chain.values[m], n, j);
+        mine = make_float2(__fmaf_rn(v.x, b, __fmul_rn(before.x, a)),
+                           __fmaf_rn(v.y, b, __fmul_rn(before.y, a)));
       }
     }
     __syncwarp();
@@ -65,21 +65,22 @@ struct Held {
       const int mine = Mma::kOfHalf == 1 ? i : i * Mma::kOfHalf + g / Mma::kHeads;
       if (mine >= count) continue;
       const unsigned place = SlotStates::place(row + mine, slot, head);
-      float2* to = reinterpret_cast<float2*>(slots.values + place * (Config::kWidth / 4)) + t;
+      float2* to =
+          reinterpret_cast<float2*>(slots.values + place * (Config::kWidth / 4)) + kPairLane * t;
 #pragma unroll
       for (int n = 0; n < 2 * kSteps; ++n) {
-        to[4 * n] = *pair_of(lane, i, n);
+        to[pair_step(n)] = *held_pair(lane, i, n);
       }
       if (t == 0) slots.sums[place] = sums[i * kPlaces + g];
     }
   }
 
  private:
-  // Columns 8n + 2t and the one behind it of a lane's place of a half.
-  __device__ __forceinline__ float2* pair_of(int lane, int half, int n) const {
+  // Pair n of a lane's place of a half.
+  __device__ __forceinline__ float2* held_pair(int lane, int half, int n) const {
     const int g = lane / 4, t = lane % 4;
     float* place = values + (half * kPlaces + g) * Config::kWidth;
-    return reinterpret_cast<float2*>(place + part_column(g, 8 * n + 2 * t));
+    return reinterpret_cast<float2*>(place + part_column(g, column_step(n) + kColumnLane * t));
   }
 };
 

@@ -35,11 +35,10 @@ struct Joiner {
     sum += __shfl_xor_sync(kAllLanes, sum, 2);
     const float maximum = __fmul_rn(states.maximum[m][j], kScale);
     if (t == 0) part_sums[part * kPlaces + g] = make_float2(maximum, sum);
-    float* to = parts + part * kPartFloats + g * kHeadFloats + 2 * t;
+    float* to = parts + part * kPartFloats + g * kHeadFloats + kColumnLane * t;
 #pragma unroll
     for (int n = 0; n < 2 * kSteps; ++n) {
-      const float (&v)[4] = states.values[m][n];
-      *reinterpret_cast<float2*>(to + 8 * n) = make_float2(v[2 * j], v[2 * j + 1]);
+      *reinterpret_cast<float2*>(to + column_step(n)) = pair_of(states.values[m], n, j);
     }
   }
 

@@ -1,6 +1,6 @@
 // The softmax states of a decode warp's rows, in registers.
 //
-// Config: GROUP, WIDTH, SCALE, ROWS, and those of attention_walk.cuh.
+// Config: GROUP, WIDTH, CODES, SCALE, ROWS, and those of attention_walk.cuh.
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
@@ -37,9 +37,9 @@ struct Queries {
   __device__ __forceinline__ void hold(const uint32_t* from, bool real) {
 #pragma unroll
     for (int step = 0; step < kSteps && kRows == 1; ++step) {
-      held[step][0] = real ? from[8 * step] : 0u;
+      held[step][0] = real ? query_operand(from[query_step(step, 0)]) : 0u;
       held[step][1] = held[step][3] = 0u;
-      held[step][2] = real ? from[8 * step + 4] : 0u;
+      held[step][2] = real ? query_operand(from[query_step(step, 1)]) : 0u;
     }
   }
 
@@ -54,8 +54,8 @@ struct Queries {
   }
 };
 
-// Softmax states of a warp's rows. Lane 4·g + t has place g of half j of tile m, columns 8·n + 2t,
-// + 1.
+// Softmax states of a warp's rows. Lane 4·g + t has place g of half j of tile m, and columns as
+// cache_tile.cuh has them.
 struct States {
   float values[kPairs][2 * kSteps][4];
   float maximum[kPairs][kSides];  // of the scores, before the scale
@@ -81,12 +81,10 @@ struct States {
     }
   }
 
-  // S = Q·Kᵀ, and the weights as A operands.
-  template <class SpanOf>
-  __device__ __forceinline__ void take_weights(uint32_t (&weight)[kPairs][2][4], const uint4* keys,
-                                               const Places& places, const Queries& queries,
-                                               int from, bool full, const SpanOf& span_of) {
-    float score[kPairs][4][4] = {};
+  // S = Q·Kᵀ.
+  __device__ __forceinline__ static void take_scores(float (&score)[kPairs][4][4],
+                                                     const uint4* keys, const Places& places,
+                                                     const Queries& queries) {
 #pragma unroll(kIsCrowded ? 1 : kSteps)
     for (int step = 0; step < kSteps; ++step) {
       uint32_t q[kPairs][4];
@@ -98,10 +96,96 @@ struct States {
         load_key_columns_at<Config::kWidth>(low, high, keys, places.key[part], step);
 #pragma unroll
         for (int m = 0; m < kPairs; ++m) {
-          mma_bf16(score[m][2 * part], q[m], low);
-          mma_bf16(score[m][2 * part + 1], q[m], high);
+          multiply(score[m][2 * part], q[m], low);
+          multiply(score[m][2 * part + 1], q[m], high);
         }
       }
+    }
+  }
+
+  // The same of keys that are codes.
+  __device__ __forceinline__ static void take_scores_of_codes(float (&score)[kPairs][4][4],
+                                                              const uint4* keys,
+                                                              const Places& places,
+                                                              const Queries& queries) {
+#pragma unroll(kIsCrowded ? 1 : kSteps / 2)
+    for (int pair = 0; pair < kSteps / 2; ++pair) {
+      uint32_t first[2][2], second[2][2];  // [of keys][step]
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        load_key_codes(first[part], second[part], keys, places.key[part], pair);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t q[kPairs][4];
+#pragma unroll
+        for (int m = 0; m < kPairs; ++m) queries.get(q[m], m, 2 * pair + i);
+#pragma unroll
+        for (int part = 0; part < 2; ++part) {
+          uint32_t low[2], high[2];
+          key_operand(low, first[part][i]);
+          key_operand(high, second[part][i]);
+#pragma unroll
+          for (int m = 0; m < kPairs; ++m) {
+            multiply(score[m][2 * part], q[m], low);
+            multiply(score[m][2 * part + 1], q[m], high);
+          }
+        }
+      }
+    }
+  }
+
+  // values += weights · V
+  __device__ __forceinline__ void add_values(const uint32_t (&weight)[kPairs][2][4],
+                                             const uint4* tile, const Places& places) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) {
+        uint32_t low[2], high[2];
+        load_value_columns_at<Config::kWidth>(low, high, tile, places.value[part], step);
+#pragma unroll
+        for (int m = 0; m < kPairs; ++m) {
+          multiply(values[m][2 * step], weight[m][part], low);
+          multiply(values[m][2 * step + 1], weight[m][part], high);
+        }
+      }
+    }
+  }
+
+  // The same of values that are codes.
+  __device__ __forceinline__ void add_codes(const uint32_t (&weight)[kPairs][2][4],
+                                            const uint4* tile, const Places& places) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (int pair = 0; pair < kSteps / 2; ++pair) {
+        uint32_t codes[2][2];
+        load_value_codes(codes, tile, places.value[part], pair);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          uint32_t even[2], odd[2];
+          value_operands(even, odd, codes[i]);
+#pragma unroll
+          for (int m = 0; m < kPairs; ++m) {
+            multiply(values[m][4 * pair + 2 * i], weight[m][part], even);
+            multiply(values[m][4 * pair + 2 * i + 1], weight[m][part], odd);
+          }
+        }
+      }
+    }
+  }
+
+  // S = Q·Kᵀ, and the weights as A operands.
+  template <class SpanOf>
+  __device__ __forceinline__ void take_weights(uint32_t (&weight)[kPairs][2][4], const uint4* keys,
+                                               const Places& places, const Queries& queries,
+                                               int from, bool full, const SpanOf& span_of) {
+    float score[kPairs][4][4] = {};
+    if constexpr (Config::kCodes) {
+      take_scores_of_codes(score, keys, places, queries);
+    } else {
+      take_scores(score, keys, places, queries);
     }
     if (!full) {
 #pragma unroll
@@ -124,7 +208,7 @@ struct States {
       for (int i = 0; i < 8; ++i) {
         const float (&pair)[4] = score[m][i / 4 * 2 + i % 4 / 2];
         const int j = i % 2;
-        weight[m][i / 4][i % 4] = j < kSides ? pack_bf16x2(pair[2 * j], pair[2 * j + 1]) : 0u;
+        weight[m][i / 4][i % 4] = j < kSides ? pack_weights(pair[2 * j], pair[2 * j + 1]) : 0u;
       }
     }
   }
@@ -137,18 +221,10 @@ struct States {
                                          bool full, const SpanOf& span_of) {
     uint32_t weight[kPairs][2][4];
     take_weights(weight, keys, places, queries, from, full, span_of);
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        uint32_t low[2], high[2];
-        load_value_columns_at<Config::kWidth>(low, high, values_tile, places.value[part], step);
-#pragma unroll
-        for (int m = 0; m < kPairs; ++m) {
-          mma_bf16(values[m][2 * step], weight[m][part], low);
-          mma_bf16(values[m][2 * step + 1], weight[m][part], high);
-        }
-      }
+    if constexpr (Config::kCodes) {
+      add_codes(weight, values_tile, places);
+    } else {
+      add_values(weight, values_tile, places);
     }
   }
 };

@@ -1,6 +1,6 @@
 // How a team of warps of the decode kernels walks over tiles of keys, and how it fetches them.
 //
-// Config: KV_HEADS, SHARE, GROUP, WIDTH, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
+// Config: KV_HEADS, SHARE, GROUP, WIDTH, CODES, PAGE_SIZE, TABLE, WORDS, WINDOW, SPLIT,
 // ROWS (per warp), ROW_WARPS (of a team), ROW_CTAS, SLOT_TEAMS; of the kernels that include it
 // SHARED_BYTES (what their launch gives them), too.
 //
@@ -14,8 +14,8 @@
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
-#include "../../_device/attention_tile.cuh"
 #include "../../_device/ptx_routing.cuh"
+#include "cache_tile.cuh"
 #include "config.cuh"
 #include "mma_rows.cuh"
 #include "pool_row.cuh"
@@ -36,8 +36,6 @@ constexpr int kCopiesAtOnce = kIsCrowded                                      ? 
                                                                               : 32;
 constexpr int kRowLanes = 16;
 constexpr int kThreads = 32 * kTeams * Config::kRowWarps;
-constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a head
-constexpr int kRowUnits = tile_row_units<Config::kWidth>();
 constexpr int kTileUnits = kTile * kRowUnits;
 constexpr bool kHasTail = kRows > 1;
 constexpr int kTailSlots = kTile * (1 + Config::kWords);
@@ -223,7 +221,7 @@ struct Walk {
         const int unit = i * kSpan + pair_lane, key = unit / kUnits;
         if (kAll % kSpan != 0 && unit >= kAll) break;
         const bool seen = from + key >= rows.first && from + key <= rows.shared_end;
-        const int place = tile_unit<Config::kWidth>(key, unit % kUnits);
+        const int place = tile_unit<kCacheWords>(key, unit % kUnits);
         cp_async_16_or_zero(keys + place, k + unit, seen);
         cp_async_16_or_zero(keys + kTileUnits + place, v + unit, seen);
       }
@@ -237,7 +235,7 @@ struct Walk {
       const int source = __shfl_sync(kAllLanes, mine, key);
       if (unit >= kAll) continue;
       const int64_t place = static_cast<int64_t>(max(source, 0)) * kUnits + unit % kUnits;
-      const int target = tile_unit<Config::kWidth>(key, unit % kUnits);
+      const int target = tile_unit<kCacheWords>(key, unit % kUnits);
       cp_async_16_or_zero(keys + target, k_pool + place, source >= 0);
       cp_async_16_or_zero(keys + kTileUnits + target, v_pool + place, source >= 0);
     }
@@ -267,7 +265,7 @@ struct Walk {
       const int row = unit / kUnits, entry = tail_entry(base + row, base);
       if (unit >= units) continue;
       const int64_t from = static_cast<int64_t>(entry) * kUnits + unit % kUnits;
-      const int to = tile_unit<Config::kWidth>(row, unit % kUnits);
+      const int to = tile_unit<kCacheWords>(row, unit % kUnits);
       cp_async_16(tail + to, k_pool + from);
       cp_async_16(tail + kTailSlots * kRowUnits + to, v_pool + from);
     }

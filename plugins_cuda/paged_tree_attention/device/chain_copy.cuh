@@ -11,6 +11,7 @@
 #include "../../_device/ptx_registers.cuh"
 #include "../../_device/ptx_ring.cuh"
 #include "../../_device/ptx_wgmma_rows.cuh"
+#include "cache_tile.cuh"
 #include "config.cuh"
 #include "ring_count.cuh"
 #include "../../_device/ring_place.cuh"
@@ -18,7 +19,6 @@
 
 using StageRing = Ring<Config::kStages>;
 
-constexpr int kUnits = Config::kWidth / 8;  // of 16 bytes, in a row of a tile
 constexpr int kTileUnits = kTile * kUnits;
 constexpr int kCopyWarps = 4;
 constexpr int kChainsAtOnce = Config::kWarpgroups / Config::kRowGroups;

@@ -3,8 +3,9 @@
 //
 //   of the layer     kKvHeads and kGroup (query heads of a KV head), kShare (KV heads that read one
 //                    of the pools'), kWidth, kWindow (0: none), kScale, kHasSinks
-//   of the caches    kPageSize, kTable (pages of a sequence), kViews (page tables of a sequence),
-//                    kWords (of ancestor bits), kLists (of slots, of a row)
+//   of the caches    kCodes (e4m3, else bf16), kPageSize, kTable (pages of a sequence), kViews
+//                    (page tables of a sequence), kWords (of ancestor bits), kLists (of slots, of a
+//                    row)
 //   of the launch    kBatch, kLaunchRows, kSequenceRows, kFewRows (of a sequence: another
 //   kernel's),
 //                    kTakesWhole (also rows without a list)

@@ -1,13 +1,14 @@
 // Rows that a CTA takes together: their queries; of a prompt's chunk also what they see, their
 // softmax (its sums in another order than weigh_tile's) and their results.
 //
-// Config: BATCH, KV_HEADS, GROUP, WIDTH, WORDS, WINDOW, SCALE, HAS_SINKS. The
+// Config: BATCH, KV_HEADS, GROUP, WIDTH, CODES, WORDS, WINDOW, SCALE, HAS_SINKS. The
 // halves j = 0, 1 of an mma hold rows as mma_rows.cuh says.
 #pragma once
 
 #include "../../_device/attention_rows.cuh"
 #include "../../_device/attention_softmax.cuh"
 #include "../../_device/row_tile.cuh"
+#include "cache_tile.cuh"
 #include "config.cuh"
 #include "mma_rows.cuh"
 
@@ -129,10 +130,11 @@ __device__ __forceinline__ void store_row(const float (&values)[columns][4], int
   if (Config::kHasSinks) join_sink(all, sinks[blockIdx.y * Config::kGroup + g]);
   const float scale = all.sum > 0.0f ? all.values.x / all.sum : 0.0f;
   const int64_t head = (row.index * Config::kKvHeads + blockIdx.y) * Config::kGroup + g;
-  uint32_t* to = attended + head * (Config::kWidth / 2) + t;
+  uint32_t* to = attended + head * (Config::kWidth / 2) + kPairLane * t;
 #pragma unroll
   for (int n = 0; n < columns; ++n) {
-    to[4 * n] = pack_bf16x2(values[n][2 * j] * scale, values[n][2 * j + 1] * scale);
+    const float2 pair = pair_of(values, n, j);
+    to[pair_step(n)] = pack_bf16x2(pair.x * scale, pair.y * scale);
   }
 }
 
@@ -145,11 +147,11 @@ __device__ __forceinline__ void load_query_rows(uint32_t (&q)[Config::kWidth / 1
   for (int j = 0; j < kHalves; ++j) {
     const int64_t head =
         (rows[Mma::row(j)].index * Config::kKvHeads + blockIdx.y) * Config::kGroup + g;
-    const uint32_t* from = queries + head * (Config::kWidth / 2) + t;
+    const uint32_t* from = queries + head * (Config::kWidth / 2) + query_lane(t);
 #pragma unroll
     for (int step = 0; step < Config::kWidth / 16; ++step) {
-      q[step][j] = g < Config::kGroup ? from[8 * step] : 0u;
-      q[step][j + 2] = g < Config::kGroup ? from[8 * step + 4] : 0u;
+      q[step][j] = g < Config::kGroup ? query_operand(from[query_step(step, 0)]) : 0u;
+      q[step][j + 2] = g < Config::kGroup ? query_operand(from[query_step(step, 1)]) : 0u;
     }
   }
 }

@@ -221,6 +221,7 @@ inline float bf16_half(uint32_t pair, int half) {
 }  // namespace emulation
 
 void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
+void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 void ldmatrix_x4(uint32_t (&r)[4], const void* row);
 void ldmatrix_x4_transposed(uint32_t (&r)[4], const void* row);
 

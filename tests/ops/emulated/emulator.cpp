@@ -267,8 +267,18 @@ unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return out;
 }
 
-void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  using namespace emulation;
+namespace emulation {
+float f16_half(uint32_t pair, int half) {
+  const uint32_t bits = pair >> 16 * half & 0xFFFFu, sign = (bits & 0x8000u) << 16;
+  const uint32_t plain = bits & 0x7FFFu;
+  float value = plain * 0x1p-24f;  // below 2^-14
+  if (plain >= 0x7C00u) value = __uint_as_float(0x7F800000u | (plain & 0x3FFu) << 13);
+  else if (plain >= 0x400u) value = __uint_as_float((plain << 13) + (112u << 23));
+  return __uint_as_float(__float_as_uint(value) | sign);
+}
+
+template <class Half>
+void multiply_16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], const Half& half_of) {
   struct Operands { uint32_t a[4]; uint32_t b[2]; } mine;
   std::memcpy(mine.a, a, sizeof(a));
   std::memcpy(mine.b, b, sizeof(b));
@@ -279,12 +289,20 @@ void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     float sum = d[i];
     for (unsigned k = 0; k < 16; ++k) {
       const unsigned lane = k % 8 / 2, half = k % 2, upper = k / 8;
-      const float left = bf16_half(all.of(4 * row + lane).a[2 * upper + i / 2], half);
-      const float right = bf16_half(all.of(4 * column + lane).b[upper], half);
+      const float left = half_of(all.of(4 * row + lane).a[2 * upper + i / 2], half);
+      const float right = half_of(all.of(4 * column + lane).b[upper], half);
       sum += left * right;
     }
     d[i] = sum;
   }
+}
+}  // namespace emulation
+
+void mma_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulation::multiply_16(d, a, b, emulation::bf16_half);
+}
+void mma_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  emulation::multiply_16(d, a, b, emulation::f16_half);
 }
 
 void ldmatrix_x4(uint32_t (&r)[4], const void* row) {

@@ -1,0 +1,73 @@
+// f16 as pairs of bits, the low half first: from fp32 and from e4m3, and products of them.
+#pragma once
+
+#include "bf16.cuh"
+#include "types.cuh"
+
+// The largest number of f16.
+constexpr float kLargestF16 = 65504.0f;
+
+#ifdef SPECBUILD_EMULATE
+
+__device__ inline uint32_t float_to_f16(float value) {
+  const uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u;
+  const float magnitude = __uint_as_float(bits & 0x7FFFFFFFu);
+  if (value != value) return sign | 0x7E00u;
+  if (magnitude >= 65520.0f) return sign | 0x7C00u;
+  // Below 2^−14 they are 2^−24 apart: adding 2^23 rounds such steps to a whole number.
+  if (magnitude < 6.103515625e-5f) {
+    return sign | static_cast<uint32_t>(magnitude * 16777216.0f + 8388608.0f - 8388608.0f);
+  }
+  const uint32_t plain = bits & 0x7FFFFFFFu;
+  return sign | (((plain + 0xFFFu + (plain >> 13 & 1u)) >> 13) - (112u << 10));
+}
+
+__device__ inline uint32_t pack_f16x2(float low, float high) {
+  return float_to_f16(high) << 16 | float_to_f16(low);
+}
+
+// Two e4m3 in the lower 16 bits.
+__device__ inline uint32_t e4m3x2_to_f16x2(uint32_t pair) {
+  const auto value = [](uint32_t code) {
+    const uint32_t exponent = code >> 3 & 15u, fraction = code & 7u;
+    if ((code & 0x7Fu) == 0x7Fu) return __uint_as_float(0x7FC00000u);
+    const float magnitude = exponent == 0
+                                ? fraction * 0.001953125f
+                                : __uint_as_float((exponent + 120u) << 23 | fraction << 20);
+    return code & 0x80u ? -magnitude : magnitude;
+  };
+  return pack_f16x2(value(pair & 0xFFu), value(pair >> 8 & 0xFFu));
+}
+
+#else
+
+__device__ __forceinline__ uint32_t pack_f16x2(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Two e4m3 in the lower 16 bits, exactly.
+__device__ __forceinline__ uint32_t e4m3x2_to_f16x2(uint32_t pair) {
+  uint32_t values;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(values) : "h"(static_cast<uint16_t>(pair)));
+  return values;
+}
+
+// mma_bf16() of f16.
+__device__ __forceinline__ void mma_f16(float (&d)[4], const uint32_t (&a)[4],
+                                        const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+      "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#endif
+
+// A pair of bf16, bounded by the largest f16; below 2^−14 steps are 2^−24.
+__device__ __forceinline__ uint32_t bf16x2_to_f16x2(uint32_t pair) {
+  const auto bounded = [](float value) { return fminf(fmaxf(value, -kLargestF16), kLargestF16); };
+  return pack_f16x2(bounded(bf16_low_to_float(pair)), bounded(bf16_high_to_float(pair)));
+}
