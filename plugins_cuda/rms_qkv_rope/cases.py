@@ -14,21 +14,21 @@ _POSITIONS = 50
 
 
 @dataclass(frozen=True)
-class _Heads:
+class Heads:
     q: int = 4
     kv: int = 2
     width: int = 32
 
 
-_TINY = _Heads(q=6, kv=2, width=32)
-_GPT_OSS = _Heads(q=64, kv=8, width=64)
-_LLAMA_8B = _Heads(q=32, kv=8, width=128)
+_TINY = Heads(q=6, kv=2, width=32)
+GPT_OSS = Heads(q=64, kv=8, width=64)
+LLAMA_8B = Heads(q=32, kv=8, width=128)
 
 
 def project(
     tokens: int,
     columns: int,
-    heads: _Heads = _TINY,
+    heads: Heads = _TINY,
     *,
     norm: bool = True,
     bias: bool = True,
@@ -91,33 +91,33 @@ def project(
 CASES: tuple[Case, ...] = (
     project(1, 192),
     project(5, 96, padding=2),
-    project(8, 160, _Heads(q=2, kv=1, width=16), norm=False, bias=False),
+    project(8, 160, Heads(q=2, kv=1, width=16), norm=False, bias=False),
     project(3, 32, bias=False, page_size=32),
     project(4, 96, bias=False, padding=1, rounding="llama"),
-    project(6, 64, _Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
+    project(6, 64, Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     project(3, 160, padding=1, storage=MXFP4),
     project(11, 544, padding=3),
-    project(20, 224, _Heads(q=3, kv=1, width=48), page_size=64),
+    project(20, 224, Heads(q=3, kv=1, width=48), page_size=64),
     project(37, 96, norm=False, bias=False, padding=4),
     project(40, 1888, padding=5),
     project(70, 1280, norm=False),
-    project(2, 1056, _Heads(q=8, kv=1, width=64), page_size=64),
+    project(2, 1056, Heads(q=8, kv=1, width=64), page_size=64),
     # LLaMA's norm and norms of heads in every form: alone, of many tokens, as panels, unnormed.
-    project(1, 1056, _Heads(q=2, kv=2, width=128), bias=False, rounding="llama", head_norms=True),
-    project(20, 1056, _Heads(q=5, kv=1, width=80), padding=3, rounding="llama", head_norms=True),
-    project(45, 1280, _Heads(q=3, kv=1, width=16), rounding="llama", head_norms=True),
-    project(5, 96, _Heads(q=1, kv=1, width=96), norm=False, bias=False, head_norms=True),
+    project(1, 1056, Heads(q=2, kv=2, width=128), bias=False, rounding="llama", head_norms=True),
+    project(20, 1056, Heads(q=5, kv=1, width=80), padding=3, rounding="llama", head_norms=True),
+    project(45, 1280, Heads(q=3, kv=1, width=16), rounding="llama", head_norms=True),
+    project(5, 96, Heads(q=1, kv=1, width=96), norm=False, bias=False, head_norms=True),
     # Keys and values of rows without queries.
-    project(4, 96, _Heads(q=0), padding=1, rounding="llama", head_norms=True),
-    project(3, 160, _Heads(q=0), norm=False),
-    project(20, 1056, _Heads(q=0, kv=3, width=64), bias=False, rounding="llama", head_norms=True),
+    project(4, 96, Heads(q=0), padding=1, rounding="llama", head_norms=True),
+    project(3, 160, Heads(q=0), norm=False),
+    project(20, 1056, Heads(q=0, kv=3, width=64), bias=False, rounding="llama", head_norms=True),
     project(
         5,
         2880,
-        _Heads(q=0, kv=8, width=64),
+        Heads(q=0, kv=8, width=64),
         bias=False,
         page_size=64,
         rounding="llama",
@@ -125,17 +125,17 @@ KERNEL_CASES: tuple[Case, ...] = (
         prefix="gpu: ",
     ),
     project(18, 1056, rounding="llama"),
-    *(project(t, 2880, _GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64, 256)),
+    *(project(t, 2880, GPT_OSS, page_size=64, prefix="gpu: ") for t in (1, 4, 8, 64, 256)),
     *(
-        project(t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: ")
+        project(t, 5760, GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: ")
         for t in (1, 4, 8)
     ),
-    project(200, 2880, _GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
+    project(200, 2880, GPT_OSS, page_size=64, padding=8, prefix="gpu: "),
     *(
         project(
             t,
             4096,
-            _LLAMA_8B,
+            LLAMA_8B,
             bias=False,
             page_size=64,
             rounding="llama",
@@ -147,7 +147,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     ),
     *(
         project(
-            t, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, storage=form, prefix="gpu: "
+            t, 5760, GPT_OSS, norm=False, bias=False, page_size=64, storage=form, prefix="gpu: "
         )
         for form in (MXFP4, FP8)
         for t in (5, 64)

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, OpLaunch
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 # Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
 _LANE_VALUES, _MOST_LANES = 16, 16
+_CODED_THREADS = 128
+# Of projected keys, where a pool of codes has no place for what is yet to be normed.
+_KEYS = "workspace_keys"
+
+
+def holds_codes(request: LoweringRequest) -> bool:
+    """Whether the pools hold e4m3 (kv_write/codes.py)."""
+    return request.tensors["k_pool"].dtype == "uint8"
+
+
+def projected_keys(request: LoweringRequest) -> str:
+    """Where the projection leaves keys: in the pool, unless norms of heads await codes."""
+    normed = "k_norm" in request.tensors
+    return _KEYS if normed and holds_codes(request) else "k_pool"
 
 
 def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
@@ -17,11 +38,40 @@ def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
         ("KV_HEADS", kv_heads),
         ("HEAD_DIM", width),
         ("PAGE_SIZE", page_size),
+        ("CODES", int(holds_codes(request))),
     )
 
 
-def heads_launch(request: LoweringRequest, kernel: Kernel, threads: int) -> OpLaunch:
-    """The launch of a ``kernel`` of so many threads; SpecbuildError for heads that are too wide."""
+def with_heads(
+    request: LoweringRequest, lowering: Lowering, kernel: Kernel, threads: int
+) -> Lowering:
+    """The launches, and one behind them where heads are normed: of ``kernel``, of so many threads.
+
+    Pools of codes have a kernel of their own. SpecbuildError for heads that are too wide.
+    """
+    if "k_norm" not in request.tensors:
+        return lowering
+    arguments: tuple[Argument, ...] = ()
+    workspaces = lowering.workspaces
+    if holds_codes(request):
+        constants = (
+            *head_sizes(request),
+            ("THREADS", _CODED_THREADS),
+            ("EPS", float(request.attributes["eps"])),
+        )
+        kernel = Kernel(
+            "rms_qkv_rope", "rms_qkv_rope_coded_heads", constants, file="coded_heads.cu"
+        )
+        threads, arguments = _CODED_THREADS, (_KEYS,)
+        rows, keys = request.tensors["x"].shape[0], request.tensors["k_pool"].shape
+        workspaces = (*workspaces, Workspace(_KEYS, 2 * rows * keys[1] * keys[3]))
+    heads = _heads_launch(request, kernel, threads, arguments)
+    return Lowering((*lowering.launches, heads), workspaces)
+
+
+def _heads_launch(
+    request: LoweringRequest, kernel: Kernel, threads: int, further: tuple[Argument, ...]
+) -> OpLaunch:
     rows = request.tensors["x"].shape[0]
     heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
     lanes = 1
@@ -39,6 +89,7 @@ def heads_launch(request: LoweringRequest, kernel: Kernel, threads: int) -> OpLa
         shared_bytes=0,
         arguments=(
             *("q_norm", "k_norm", "cos", "sin", "positions", "write_slot", "k_pool", "q"),
+            *further,
             rows,
         ),
         triggers_late=True,

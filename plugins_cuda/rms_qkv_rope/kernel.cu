@@ -1,5 +1,5 @@
 // RmsQkvRope: q, k, v = rms(x) · Wᵀ (+ bias), q and k rotated, k and v into their page slots. With
-// HEAD_NORMS q and k are left as they are projected, for normed_heads.cu.
+// HEAD_NORMS q and k are left as they are projected, for normed_heads.cu or coded_heads.cu.
 //
 //   x           [rows, 32·K_BLOCKS] bf16, in
 //   norm        [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
@@ -9,7 +9,9 @@
 //   cos, sin    [positions, HEAD_DIM/2] fp32, in, constant
 //   positions   [rows] int32, in
 //   write_slot  [rows] int32, in: page · PAGE_SIZE + offset
-//   k_pool      [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] bf16, out at the slots
+//   k_pool      [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] bf16, with CODES e4m3, out at the slots;
+//   with
+//               CODES and HEAD_NORMS it stands for [rows, KV_HEADS, HEAD_DIM] bf16
 //   v_pool      as k_pool
 //   q           [rows, Q_HEADS, HEAD_DIM] bf16, out
 //

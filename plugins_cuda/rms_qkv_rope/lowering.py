@@ -9,7 +9,7 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, T
 from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
 from specbuild.plugins_cuda.rms_norms import rounding_of
-from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, heads_launch
+from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
 
 _HEADS_THREADS = 128
@@ -32,16 +32,14 @@ def lower(request: LoweringRequest) -> Lowering:
             *sizes,
         ),
         arguments=(
-            *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
+            *("weight", "bias", "cos", "sin", "positions", "write_slot"),
+            *(projected_keys(request), "v_pool", "q"),
         ),
         triggers_late=True,
     )
-    if "k_norm" not in tensors:
-        return lowering
     constants = (*sizes, ("THREADS", _HEADS_THREADS), ("EPS", float(attributes["eps"])))
     kernel = Kernel("rms_qkv_rope", "rms_qkv_rope_heads", constants, file="normed_heads.cu")
-    heads = heads_launch(request, kernel, _HEADS_THREADS)
-    return Lowering((*lowering.launches, heads), lowering.workspaces)
+    return with_heads(request, lowering, kernel, _HEADS_THREADS)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

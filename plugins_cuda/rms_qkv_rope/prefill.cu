@@ -8,7 +8,8 @@
 //   cos, sin       fp32 [positions, D/2], in
 //   positions      int32 [rows], in
 //   write_slot     int32 [rows], in
-//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, D], in and out
+//   k_pool, v_pool bf16 [pages, KV_HEADS, PAGE_SIZE, D], in and out, with CODES e4m3; with
+//                  HEAD_NORMS too k_pool stands for bf16 [rows, KV_HEADS, D]
 //   q              bf16 [rows, Q_HEADS, D], out
 //   workspace      K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the normed x
 //
@@ -17,6 +18,7 @@
 // 2·KV_HEADS) heads of D (prefill_heads.cuh). Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of
 // weights, 12 MB of x twice, 21 MB out. 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs;
 // about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
+#include "../_device/cache_codes.cuh"
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "device/config.cuh"
@@ -53,6 +55,13 @@ struct QkvGemm : HeadsGemm<Config> {
           uint4 first = staged[0], second = staged[1];
           if (!Config::kHeadNorms && head < Config::kQHeads + Config::kKvHeads)
             at.rotate(first, second);
+          if (is_coded(head)) {
+            uint8_t* const out = reinterpret_cast<uint8_t*>(pool_of(head)) +
+                                 entry_of(head, at.slot) + 8 * (packed % kHeadTiles);
+            *reinterpret_cast<uint2*>(out) = cache_codes(first);
+            *reinterpret_cast<uint2*>(out + Config::kHeadDim / 2) = cache_codes(second);
+            return;
+          }
           uint16_t* const out = head_of(tile.first + token, head, at.slot);
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles)) = first;
           *reinterpret_cast<uint4*>(out + 8 * (packed % kHeadTiles) + Config::kHeadDim / 2) =
@@ -64,10 +73,28 @@ struct QkvGemm : HeadsGemm<Config> {
   __device__ __forceinline__ uint16_t* head_of(int row, int head, int slot) const {
     if (head < Config::kQHeads)
       return q + (static_cast<size_t>(row) * Config::kQHeads + head) * Config::kHeadDim;
+    if (Config::kCodes) {  // keys that are to be normed
+      const size_t key = static_cast<size_t>(row) * Config::kKvHeads + head - Config::kQHeads;
+      return k_pool + key * Config::kHeadDim;
+    }
+    return pool_of(head) + entry_of(head, slot);
+  }
+
+  // Whether a head leaves as codes.
+  __device__ __forceinline__ static bool is_coded(int head) {
+    const int values = Config::kQHeads + Config::kKvHeads;
+    return Config::kCodes && head >= (Config::kHeadNorms ? values : Config::kQHeads);
+  }
+
+  __device__ __forceinline__ uint16_t* pool_of(int head) const {
+    return head < Config::kQHeads + Config::kKvHeads ? k_pool : v_pool;
+  }
+
+  // The first value of a head in its pool.
+  __device__ __forceinline__ static size_t entry_of(int head, int slot) {
     const int h = (head - Config::kQHeads) % Config::kKvHeads;
     const size_t page = static_cast<size_t>(slot / Config::kPageSize) * Config::kKvHeads + h;
-    return (head < Config::kQHeads + Config::kKvHeads ? k_pool : v_pool) +
-           (page * Config::kPageSize + slot % Config::kPageSize) * Config::kHeadDim;
+    return (page * Config::kPageSize + slot % Config::kPageSize) * Config::kHeadDim;
   }
 };
 

@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_tactics,
 )
 from specbuild.plugins_cuda.rms_norms import rounding_of
-from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, heads_launch
+from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -38,14 +38,12 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         constants=constants,
         rows=("x", "norm"),
         product=(
-            *("weight", "bias", "cos", "sin", "positions", "write_slot", "k_pool", "v_pool", "q"),
+            *("weight", "bias", "cos", "sin", "positions", "write_slot"),
+            *(projected_keys(request), "v_pool", "q"),
         ),
     )
-    if "k_norm" not in tensors:
-        return lowering
     kernel = replace(lowering.launches[-1].kernel, entry="rms_qkv_rope_heads")
-    heads = heads_launch(request, kernel, ROWS_THREADS)
-    return Lowering((*lowering.launches, heads), lowering.workspaces)
+    return with_heads(request, lowering, kernel, ROWS_THREADS)
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.cases import Case
-from specbuild.plugins_cuda.rms_qkv_rope.cases import _GPT_OSS, _LLAMA_8B, _Heads, project
+from specbuild.plugins_cuda.rms_qkv_rope.cases import GPT_OSS, LLAMA_8B, Heads, project
 
 KERNEL_CASES: tuple[Case, ...] = (
     project(290, 96, padding=7),
     project(
         150,
         96,
-        _Heads(q=4, kv=2, width=80),
+        Heads(q=4, kv=2, width=80),
         padding=7,
         bias=False,
         rounding="llama",
@@ -19,7 +19,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(
         140,
         96,
-        _Heads(q=0, kv=2, width=80),
+        Heads(q=0, kv=2, width=80),
         padding=7,
         bias=False,
         rounding="llama",
@@ -29,7 +29,7 @@ KERNEL_CASES: tuple[Case, ...] = (
         project(
             1000,
             4096,
-            _LLAMA_8B,
+            LLAMA_8B,
             bias=False,
             page_size=64,
             rounding="llama",
@@ -38,7 +38,7 @@ KERNEL_CASES: tuple[Case, ...] = (
         )
         for normed in (False, True)
     ),
-    project(2048, 2880, _GPT_OSS, page_size=64, prefix="gpu: "),
-    project(1000, 2880, _GPT_OSS, page_size=64, padding=24, prefix="gpu: "),
-    project(2048, 5760, _GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: "),
+    project(2048, 2880, GPT_OSS, page_size=64, prefix="gpu: "),
+    project(1000, 2880, GPT_OSS, page_size=64, padding=24, prefix="gpu: "),
+    project(2048, 5760, GPT_OSS, norm=False, bias=False, page_size=64, prefix="gpu: "),
 )

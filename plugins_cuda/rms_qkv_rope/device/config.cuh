@@ -4,7 +4,7 @@
 //
 //   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
 //                   kCastFirst (the norm's rounding), kEps
-//   of the caches   kPageSize
+//   of the caches   kPageSize, kCodes (e4m3, else bf16)
 //   of a CTA        kThreads (of normed_heads.cu)
 #pragma once
 

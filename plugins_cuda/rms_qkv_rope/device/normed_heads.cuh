@@ -2,13 +2,15 @@
 //
 // kLanes lanes share a head: a lane has 8 values of its first half and those 8 that the rotation
 // mixes with them. The sum of squares is taken over a lane's 16 in order, then over lanes by
-// halving: it belongs to the head's width alone. The norm is LLaMA's: cast before its weight.
+// halving: it belongs to the head's width alone. The norm is LLaMA's: cast before its weight. Of a
+// pool of codes (kCodes) keys come from `projected`.
 #pragma once
 
 #include "../../_device/angles.cuh"
+#include "../../_device/cache_codes.cuh"
 #include "../../_device/normed_rows.cuh"
 
-template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize>
+template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, bool kCodes = false>
 struct NormedHeads {
   static constexpr int kHeads = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
   static constexpr int kUsed = kHeadDim / 16;
@@ -25,6 +27,7 @@ struct NormedHeads {
   const int* write_slot;
   uint16_t* k_pool;
   uint16_t* q;
+  uint16_t* projected = nullptr;  // [rows, kKvHeads, kHeadDim]
 
   // Heads [rows · kHeads], the one numbered by the grid's threads over kLanes.
   __device__ __forceinline__ void turn(const uint16_t* q_norm, const uint16_t* k_norm, float eps,
@@ -63,6 +66,12 @@ struct NormedHeads {
     first = normed_vector<NormRounding::kCastFirst>(first, weight[0], scale);
     second = normed_vector<NormRounding::kCastFirst>(second, weight[1], scale);
     at.rotate(first, second);
+    if (kCodes && head >= kQHeads) {
+      uint8_t* codes = reinterpret_cast<uint8_t*>(k_pool) + entry_of(row, head) + 8 * lane;
+      *reinterpret_cast<uint2*>(codes) = cache_codes(first);
+      *reinterpret_cast<uint2*>(codes + kHalf) = cache_codes(second);
+      return;
+    }
     *reinterpret_cast<uint4*>(place) = first;
     *reinterpret_cast<uint4*>(place + kHalf) = second;
   }
@@ -70,8 +79,16 @@ struct NormedHeads {
  private:
   __device__ __forceinline__ uint16_t* place_of(int row, int head) const {
     if (head < kQHeads) return q + (static_cast<int64_t>(row) * kQHeads + head) * kHeadDim;
+    if (kCodes) {
+      return projected + (static_cast<int64_t>(row) * kKvHeads + head - kQHeads) * kHeadDim;
+    }
+    return k_pool + entry_of(row, head);
+  }
+
+  // The first value of a key in the pool.
+  __device__ __forceinline__ int64_t entry_of(int row, int head) const {
     const int slot = load_l2_int(write_slot + row);
     const int64_t page = static_cast<int64_t>(slot / kPageSize) * kKvHeads + (head - kQHeads);
-    return k_pool + (page * kPageSize + slot % kPageSize) * kHeadDim;
+    return (page * kPageSize + slot % kPageSize) * kHeadDim;
   }
 };

@@ -1,13 +1,14 @@
 // A pair of outputs of RmsQkvRope, rows g and g + 8 of a tile for one token.
 #pragma once
 
-#include "../../_device/bf16.cuh"
+#include "../../_device/cache_codes.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 
 constexpr int kTilesPerHead = Config::kHeadDim / 16, kHalf = Config::kHeadDim / 2;
 
+// With CODES the pools hold bytes; keys that are to be normed go to [rows, KV_HEADS, HEAD_DIM].
 struct Tensors {
   const float* cos;
   const float* sin;
@@ -33,6 +34,10 @@ struct Pair {
   __device__ __forceinline__ bool is_value() const {
     return head >= Config::kQHeads + Config::kKvHeads;
   }
+  // Whether it leaves as codes; keys that are to be normed do not yet.
+  __device__ __forceinline__ bool is_coded() const {
+    return Config::kCodes && (is_value() || (!Config::kHeadNorms && head >= Config::kQHeads));
+  }
   __device__ __forceinline__ void load_bias(const uint16_t* bias_row) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -55,6 +60,9 @@ struct Pair {
     const float first = bf16_to_float(float_to_bf16(low + bias[0]));
     const float second = bf16_to_float(float_to_bf16(high + bias[1]));
     uint16_t* out = place(tensors);
+    if constexpr (Config::kCodes) {
+      if (is_coded()) return store_codes(reinterpret_cast<uint8_t*>(out), first, second);
+    }
     if (Config::kHeadNorms || is_value()) {
       out[0] = float_to_bf16(first);
       out[kHalf] = float_to_bf16(second);
@@ -65,6 +73,15 @@ struct Pair {
   }
 
  private:
+  // Codes of what bf16 would hold; a value's angle is 0.
+  __device__ __forceinline__ void store_codes(uint8_t* out, float first, float second) const {
+    const uint16_t low = float_to_bf16(first * cosine - second * sine);
+    const uint16_t high = float_to_bf16(second * cosine + first * sine);
+    const uint32_t codes = cache_codes(bf16_to_float(low), bf16_to_float(high));
+    out[0] = static_cast<uint8_t>(codes);
+    out[kHalf] = static_cast<uint8_t>(codes >> 8);
+  }
+
   __device__ __forceinline__ uint16_t* place(const Tensors& tensors) const {
     if (head < Config::kQHeads) {
       return tensors.q + (static_cast<int64_t>(token) * Config::kQHeads + head) * Config::kHeadDim +
@@ -72,10 +89,15 @@ struct Pair {
     }
     uint16_t* pool = is_value() ? tensors.v_pool : tensors.k_pool;
     const int64_t kv_head = (head - Config::kQHeads) % Config::kKvHeads;
+    if (Config::kCodes && !is_coded()) {
+      return pool + (static_cast<int64_t>(token) * Config::kKvHeads + kv_head) * Config::kHeadDim +
+             i;
+    }
     const int64_t page = slot / Config::kPageSize;
-    return pool +
-           ((page * Config::kKvHeads + kv_head) * Config::kPageSize + slot % Config::kPageSize) *
-               Config::kHeadDim +
-           i;
+    const int64_t entry =
+        ((page * Config::kKvHeads + kv_head) * Config::kPageSize + slot % Config::kPageSize) *
+        Config::kHeadDim;
+    if (!Config::kCodes) return pool + entry + i;
+    return reinterpret_cast<uint16_t*>(reinterpret_cast<uint8_t*>(pool) + entry + i);
   }
 };

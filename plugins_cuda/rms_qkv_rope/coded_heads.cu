@@ -1,0 +1,18 @@
+// RmsQkvRope with norms of its heads and pools of codes: normed_heads.cu where keys come projected
+// from a workspace, since a code of what is yet to be normed would round twice. Prompts have it
+// too.
+//
+//   q_norm … write_slot, q  as normed_heads.cu's
+//   k_pool                  [pages, KV_HEADS, PAGE_SIZE, HEAD_DIM] e4m3, out at the slots
+//   workspace_keys          [rows, KV_HEADS, HEAD_DIM] bf16, in
+#include "device/config.cuh"
+#include "device/normed_heads.cuh"
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
+    rms_qkv_rope_coded_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
+                             const float* sin, const int* positions, const int* write_slot,
+                             uint16_t* k_pool, uint16_t* q, uint16_t* workspace_keys, int rows) {
+  const NormedHeads<Config::kQHeads, Config::kKvHeads, Config::kHeadDim, Config::kPageSize, true>
+      heads{cos, sin, positions, write_slot, k_pool, q, workspace_keys};
+  heads.turn(q_norm, k_norm, static_cast<float>(Config::kEps), rows);
+}

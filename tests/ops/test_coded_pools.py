@@ -1,0 +1,178 @@
+"""Pools of e4m3 codes in the CUDA kernels, emulated: how they are written, what attention reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from attention_launches import Geometry, Launch, Text, expected
+from attention_requests import plain
+from emulation import has_compiler, run_lowering
+from launch_branches import Branch, alone, node, reverified, wide_node
+
+from specbuild.builder.backends.cuda.tuning.kernel_case import (
+    SMALL_TARGET,
+    KernelCase,
+    bits,
+    kernel_case,
+    values,
+)
+from specbuild.plugins_cuda.kv_write.codes import as_codes
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, TensorInfo
+from specbuild.plugins_cuda.paged_tree_attention.op import OP as ATTENTION
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_qkv_rope.cases import Heads, project
+from specbuild.runtime.errors import SpecbuildError
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+PROJECTIONS = op_named("RmsQkvRope")
+POOLS = ("k_pool", "v_pool")
+
+
+def in_codes(request: LoweringRequest) -> LoweringRequest:
+    """The request with pools of codes."""
+    tensors = {
+        name: TensorInfo(info.shape, "uint8") if "_pool" in name else info
+        for name, info in request.tensors.items()
+    }
+    return replace(request, tensors=tensors)
+
+
+def written(drawn: KernelCase, phase: Phase, *, codes: bool) -> dict[str, np.ndarray]:
+    """What the projections give: bf16 as bits, pools of codes as bytes."""
+    request = drawn.request(phase, SMALL_TARGET)
+    inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
+    outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
+    # Large enough that some values lie beyond what codes hold, and small ones beside them.
+    weight = drawn.inputs["weight"].float()
+    weight[-1] *= 2.0**-9
+    weight[-2] *= 2.0**10
+    inputs["weight"] = bits(weight.bfloat16())
+    if codes:
+        request = in_codes(request)
+        inputs |= {name: untouched(inputs[name].shape) for name in POOLS}
+        outputs |= {f"{name}_out": inputs[name] for name in POOLS}
+    assert PROJECTIONS.lower is not None
+    return run_lowering(PROJECTIONS, PROJECTIONS.lower(request), inputs, outputs)
+
+
+def untouched(shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 127, shape, np.uint8)
+
+
+@emulated
+@pytest.mark.parametrize(
+    ("rows", "phase", "normed"),
+    [(5, "decode", False), (5, "decode", True), (40, "decode", False), (40, "decode", True),
+     (40, "prefill", False), (40, "prefill", True)],
+)  # fmt: skip
+def test_codes_are_the_bf16_keys_and_values_rounded(rows: int, phase: Phase, normed: bool) -> None:
+    """Norms of heads round what they norm once, whatever the pools hold."""
+    heads = Heads(q=4, kv=2, width=32)
+    case = project(
+        rows, 96, heads, bias=not normed, padding=2,
+        rounding="llama" if normed else "gpt_oss", head_norms=normed,
+    )  # fmt: skip
+    drawn = kernel_case(PROJECTIONS, case)
+    wide, found = (written(drawn, phase, codes=codes) for codes in (False, True))
+    np.testing.assert_array_equal(found["q"], wide["q"])
+    slots = drawn.inputs["write_slot"].numpy()[: rows - 2]
+    for name in POOLS:
+        shape = wide[f"{name}_out"].shape
+        entries = torch.from_numpy(values(wide[f"{name}_out"], torch.bfloat16))
+        rounded = by_slot(as_codes(entries).numpy(), slots)
+        np.testing.assert_array_equal(by_slot(found[f"{name}_out"], slots), rounded, err_msg=name)
+        others = np.setdiff1d(np.arange(shape[2], shape[0] * shape[2]), slots)
+        np.testing.assert_array_equal(
+            by_slot(found[f"{name}_out"], others), by_slot(untouched(shape), others)
+        )
+    large = values(wide["v_pool_out"], torch.bfloat16)
+    assert np.abs(large).max() > 448
+
+
+def by_slot(pool: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """Entries [n, heads, width] of a pool."""
+    entries: np.ndarray = pool[slots // pool.shape[2], :, slots % pool.shape[2]]
+    return entries
+
+
+def slow(*values: object) -> list[object]:
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+GPT_OSS = Geometry(group=8, width=64, page_size=64)
+SHAPES = {
+    "8 of 64": GPT_OSS,
+    "window": replace(GPT_OSS, window=40, page_size=16),
+    "4 of 128": Geometry(group=4, width=128, page_size=64),
+    "3 of 32": Geometry(group=3, width=32, page_size=4),
+}
+
+
+@emulated
+@pytest.mark.parametrize("name", ["8 of 64", *slow(*list(SHAPES)[1:])])
+@pytest.mark.parametrize("position", [160, *slow(2, 64)])
+def test_a_token_has_the_same_bits_in_every_launch(name: str, position: int) -> None:
+    """Alone, as the last of a chain, in a tree and beside others; close to dense attention over
+    what the codes stand for."""
+    shape = SHAPES[name]
+    text, other = (Text.drawn(165, shape, seed).coded() for seed in (1, 2))
+    wanted = Launch(shape, [alone(text, position)]).attended()[0][-1]
+    dense = expected(shape, text, position)
+    np.testing.assert_allclose(values(wanted, torch.bfloat16), dense, atol=1e-2, rtol=2e-2)
+    tree = node(text, position, (164, 163, 0, 162))
+    trees = [alone(other, 7), tree, node(other, 40, (3, 4, 5, 6)), reverified(other, 33, 2)]
+    launches: dict[str, tuple[list[Branch[Text]], int]] = {
+        **{f"chain of {n}": ([reverified(text, position, n)], -1) for n in (2, 4, 9)},
+        "tree": ([tree], 5),
+        "trees": (trees, 5),
+        "two words": ([wide_node(text, position)], 4),
+    }
+    for what, (sequences, row) in launches.items():
+        found = Launch(shape, sequences, seed=3).attended()
+        sequence = next(i for i, s in enumerate(sequences) if s.text is text)
+        np.testing.assert_array_equal(found[sequence][row], wanted, err_msg=what)
+
+
+@emulated
+def test_many_sequences_share_their_slots_and_change_no_bits() -> None:
+    """Teams with slots of their own give what a sequence gets alone."""
+    shape = Geometry(kv_heads=8, group=2, width=32, page_size=64)
+    texts = [Text.drawn(300, shape, seed).coded() for seed in range(8)]
+    branches = [reverified(text, 90 + 29 * i, 1 + i % 2) for i, text in enumerate(texts)]
+    launch = Launch(shape, branches, pages=130)
+    assert launch.entries() == ["attend_own_slots"]
+    for i, rows in list(enumerate(launch.attended()))[::3]:
+        single = Launch(shape, [alone(texts[i], 90 + 29 * i)], pages=130)
+        np.testing.assert_array_equal(rows[-1], single.attended()[0][-1], err_msg=str(i))
+
+
+@emulated
+@pytest.mark.parametrize("name", ["8 of 64", *slow("window", "4 of 128")])
+def test_a_prompt_s_row_has_its_bits_wherever_the_prompt_is_cut(name: str) -> None:
+    shape = SHAPES[name]
+    text, other = (Text.drawn(165, shape, seed).coded() for seed in (1, 2))
+    whole = Launch(shape, [reverified(text, 150, 151)], phase="prefill").attended()[0]
+    parts = [reverified(other, 90, 20), reverified(text, 150, 37)]
+    found = Launch(shape, parts, phase="prefill", seed=4).attended()[1]
+    np.testing.assert_array_equal(found, whole[-37:])
+    for position in (0, 66, 150):
+        dense = expected(shape, text, position)
+        row = values(whole[position], torch.bfloat16)
+        np.testing.assert_allclose(row, dense, atol=1e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("width", [16, 80])
+def test_heads_that_codes_fill_no_pair_of_steps_of_are_refused(width: int) -> None:
+    with pytest.raises(SpecbuildError, match=r"equal widths of .* from a cache in fp8"):
+        ATTENTION.lower(in_codes(plain(width=width)))  # type: ignore[misc]
+
+
+def test_pools_hold_one_type() -> None:
+    request = plain()
+    pool = TensorInfo(request.tensors["k_pool"].shape, "uint8")
+    mixed = replace(request, tensors={**request.tensors, "k_pool": pool})
+    with pytest.raises(SpecbuildError, match="bfloat16, uint8, bfloat16"):
+        ATTENTION.lower(mixed)  # type: ignore[misc]
