@@ -65,7 +65,7 @@ class LimitOptions(OptionGroup):
     kv_dtype: Annotated[
         Literal["fp8"] | None,
         Described(
-            "Store keys and values as fp8 (e4m3), a byte each, on the CPU: lossy.",
+            "Store keys and values as fp8 (e4m3), a byte each: lossy.",
             "TYPE",
             shown="fp32 on the CPU, else bf16",
         ),

@@ -24,13 +24,3 @@ def refuse_kernel_options(asked: BuildOptions) -> None:
         raise SpecbuildError("--screen-head needs --backend cuda")
     if asked.drafting.dtype is not None:
         raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")
-
-
-def refuse_coded_caches(asked: BuildOptions) -> None:
-    """SpecbuildError where caches are to hold codes, which no CUDA kernel reads."""
-    dtype = asked.limits.kv_dtype
-    if dtype is not None:
-        raise SpecbuildError(
-            f"--kv-dtype {dtype}: CUDA kernels read keys and values in bf16; leave it out, or "
-            "build with --backend cpu"
-        )

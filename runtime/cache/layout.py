@@ -9,7 +9,7 @@ from itertools import groupby
 
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, slots_per_sequence
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Limits
+from specbuild.runtime.engine_dir.manifest import FP8_DTYPE, INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import EngineFileError
 
@@ -102,9 +102,11 @@ class KvLayout:
                 f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
                 f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
             )
-        if g.dtype != KV_DTYPE and not (g.name == INDEXER_GROUP and g.coded):
+        may_be_coded = g.name == INDEXER_GROUP or not g.latent_widths
+        if g.dtype != KV_DTYPE and not (may_be_coded and g.coded):
             raise EngineFileError(
-                f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}; rebuild the engine"
+                f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}, or {FP8_DTYPE} of "
+                "keys and values; rebuild the engine"
             )
         self._validate_layers(model)
 

@@ -44,8 +44,9 @@ DRAFTS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def build_dense(folder: Path, geometry: str) -> tuple[Path, Path]:
-    """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft."""
+def build_dense(folder: Path, geometry: str, **asked: Any) -> tuple[Path, Path]:
+    """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft,
+    which has what else is ``asked``."""
     kind, changes = GEOMETRIES[geometry]
     write_llama(folder / "model", kind, **SIZES | changes)
     coded = "mxfp4" if geometry.endswith("mxfp4") else None
@@ -59,6 +60,7 @@ def build_dense(folder: Path, geometry: str) -> tuple[Path, Path]:
     options = BuildOptions.from_flat(
         model=folder / "model", draft=folder / "draft", output=folder / "engine", backend="cuda",
         max_seq_len=512, max_batch_size=4, page_size=64, weights_dtype=coded, **asdict(TREE),
+        **asked,
     )  # fmt: skip
     build(options, SilentProgress())
     return folder / "model", folder / "engine"

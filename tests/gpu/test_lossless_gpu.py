@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from dense_models import VOCAB, build_dense
-from example_engine import CHAIN, TREE, on_gpu, records
+from example_engine import CHAIN, TREE, build_example, on_gpu, records
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -86,15 +86,20 @@ class Long:
     prompts: list[Prompt]
 
 
-@pytest.fixture(scope="module", params=["the example", *DENSE])
+@pytest.fixture(scope="module", params=["the example", *DENSE, "codes", f"codes: {DENSE[1]}"])
 def long(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Long]:
-    """The example model, or a small dense one, each with its draft."""
-    if request.param in DENSE:
-        _, output = build_dense(tmp_path_factory.mktemp("dense"), request.param)
+    """The example model, or a small dense one, each with its draft; some with caches in fp8."""
+    name = request.param.removeprefix("codes: ")
+    asked = {"kv_dtype": "fp8"} if "codes" in request.param else {}
+    if name in DENSE:
+        _, output = build_dense(tmp_path_factory.mktemp("dense"), name, **asked)
         with on_gpu(output) as engine:
             yield Long(engine, random_prompts())
+    elif asked:
+        with on_gpu(build_example(tmp_path_factory.mktemp("codes") / "cuda", **asked)) as engine:
+            yield Long(engine, beginnings(request.getfixturevalue("prompts")))
     else:
         engine = request.getfixturevalue("engine")
         yield Long(engine, beginnings(request.getfixturevalue("prompts")))

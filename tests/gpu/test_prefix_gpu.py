@@ -69,12 +69,14 @@ class Pair:
         return self.cold.manifest.cache_groups[0].page_size
 
 
-@pytest.fixture(scope="module", params=["keys and values", "latents", "views", "indexers"])
+@pytest.fixture(scope="module", params=["keys and values", "codes", "latents", "views", "indexers"])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("prefix")
     changes = dict(VIEWS) if request.param == "views" else {}
+    if request.param == "codes":
+        changes["kv_dtype"] = "fp8"
     if request.param == "latents":
         changes["model"] = folder / "target"
         copytree(EXAMPLE / "target", folder / "target")

@@ -24,13 +24,18 @@ NEIGHBOURS, LENGTH, OTHERS = (3, 130), 900, (260, 64, 17)
 TOKENS = 24
 
 
-@pytest.fixture(scope="module", params=["keys and values", "latents"])
+@pytest.fixture(scope="module", params=["keys and values", "codes", "latents"])
 def cut_engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engine]:
     """An engine with prompt programs of several sizes."""
     if request.param == "keys and values":
         yield request.getfixturevalue("engine")
+        return
+    if request.param == "codes":
+        coded = build_example(tmp_path_factory.mktemp("codes") / "cuda", kv_dtype="fp8")
+        with on_gpu(coded) as loaded:
+            yield loaded
         return
     model = tmp_path_factory.mktemp("cuts") / "target"
     copytree(EXAMPLE / "target", model)

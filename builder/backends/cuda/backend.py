@@ -15,6 +15,7 @@ from specbuild.builder.backends.backend import (
 )
 from specbuild.builder.backends.cuda.check import (
     batch_warnings,
+    require_coded_caches,
     require_cuda_support,
     require_one_view,
     require_readable_keys,
@@ -65,6 +66,7 @@ class CudaBackend:
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""
+        require_coded_caches(plan)
         require_readable_keys(plan)
         require_one_view(plan)
         return batch_warnings(plan)

@@ -13,7 +13,11 @@ from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
-from specbuild.plugins_cuda.paged_tree_attention.geometry import MOST_GROUP, WIDTHS
+from specbuild.plugins_cuda.paged_tree_attention.geometry import (
+    CODED_WIDTHS,
+    MOST_GROUP,
+    WIDTHS,
+)
 from specbuild.plugins_cuda.rms_moe.lowering import GATINGS
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
@@ -26,6 +30,7 @@ from specbuild.runtime.engine_dir.geometry import (
     PEagleGeometry,
     TargetGeometry,
 )
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -139,6 +144,25 @@ def require_readable_keys(plan: EnginePlan) -> None:
             "--specpv-score indexer: CUDA kernels summarise keys in bf16, these are fp8; take dot "
             "or quest, or --dsa-key-dtype bf16"
         )
+
+
+def require_coded_caches(plan: EnginePlan) -> None:
+    """SpecbuildError where keys and values are to be codes, which no kernel reads so."""
+    groups = [g for g in plan.groups if g.coded and g.name != INDEXER_GROUP]
+    if not groups:
+        return
+    if plan.specpv is not None:
+        raise SpecbuildError(
+            "--kv-dtype fp8: CUDA kernels summarise and choose SpecPV's blocks by keys in bf16; "
+            "leave --specpv or --kv-dtype out"
+        )
+    for group in groups:
+        if group.k_width not in CODED_WIDTHS:
+            raise SpecbuildError(
+                f"--kv-dtype fp8: the cache group {group.name} has heads of {group.k_width}, CUDA "
+                f"kernels read codes of {', '.join(map(str, CODED_WIDTHS))}; leave it out, or "
+                "build with --backend cpu"
+            )
 
 
 def require_one_view(plan: EnginePlan) -> None:

@@ -11,10 +11,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import (
     given_tactics,
     shipped_tactics,
 )
-from specbuild.builder.backends.foreign_options import (
-    refuse_coded_caches,
-    refuse_tensorrt_options,
-)
+from specbuild.builder.backends.foreign_options import refuse_tensorrt_options
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.errors import SpecbuildError
 
@@ -31,7 +28,6 @@ class TakenKernelOptions(TakenOptions):
 def taken_options(asked: BuildOptions) -> TakenKernelOptions:
     """SpecbuildError names an option of TensorRT, a GPU without kernels, or a wrong tactic file."""
     refuse_tensorrt_options(asked)
-    refuse_coded_caches(asked)
     gpu = supported_gpu(asked.gpu)
     dtype = asked.kernels.weights_dtype
     if asked.kernels.screen_head and dtype not in (None, "bf16"):

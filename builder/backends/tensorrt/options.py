@@ -39,7 +39,7 @@ def require_tensorrt_options(options: BuildOptions) -> None:
         )
     if options.limits.kv_dtype is not None:
         raise SpecbuildError(
-            f"--kv-dtype {options.limits.kv_dtype} needs --backend cpu; leave it out"
+            f"--kv-dtype {options.limits.kv_dtype} needs --backend cuda or cpu; leave it out"
         )
     if kernels.screen_head:
         raise SpecbuildError("--screen-head needs --backend cuda; leave it out")

@@ -128,8 +128,9 @@ SPECPV = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"backend": "cuda"}, "--kv-dtype fp8: CUDA kernels read keys and values in bf16"),
+        ({"backend": "cuda"}, "full has heads of 16, CUDA kernels read codes of 32, 64, 96, 128"),
         (SPECPV, "SpecPV chooses blocks by keys that are no codes"),
+        ({**SPECPV, "backend": "cuda"}, "choose SpecPV's blocks by keys in bf16"),
     ],
 )
 def test_what_reads_no_codes_is_refused(

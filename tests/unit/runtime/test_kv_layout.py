@@ -136,13 +136,22 @@ def test_fp8_keys_of_indexers_take_half() -> None:
     assert (layout.dtype, 2 * layout.bytes) == ("uint8", layouts([wide])["indexer"].bytes)
     places = [2 * pool.offset for pool in layout.pools]
     assert places == [pool.offset for pool in layouts([wide])["indexer"].pools]
-    with pytest.raises(EngineFileError, match="holds float8_e4m3fn, kernels take bfloat16"):
-        validate_caches([group(dtype="float8_e4m3fn")], TARGET, None)
 
 
 def test_sound_caches_are_accepted() -> None:
     sliding = group(name="sliding", layers=(0, 2), window=8)
-    validate_caches([group(), sliding], TARGET, None)
+    for dtype in ("bfloat16", "float8_e4m3fn"):
+        caches = [replace(of, dtype=dtype) for of in (group(), sliding)]
+        validate_caches(caches, TARGET, None)
+
+
+def test_latents_in_fp8_are_refused() -> None:
+    """No kernel reads them."""
+    latents = group(name="latent", kv_heads=1, latent_widths=(16,) * len(group().layers))
+    target = replace(TARGET, latent_dims=(16,) * TARGET.layers)
+    validate_caches([latents], target, None)
+    with pytest.raises(EngineFileError, match="holds float8_e4m3fn, kernels take bfloat16"):
+        validate_caches([replace(latents, dtype="float8_e4m3fn")], target, None)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def _activations(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return data.normal(info)
 
 
-def _indexer_keys(data: LaunchData, info: TensorInfo) -> np.ndarray:
+def _cached(data: LaunchData, info: TensorInfo) -> np.ndarray:
     if info.dtype != "uint8":
         return data.normal(info)
     # Every e4m3 number but its two NaN.
@@ -284,10 +284,10 @@ _DRAWN: Mapping[str, Draw] = {
     "x": _activations,
     "q": _activations,
     "residual": _activations,
-    "k_pool": _activations,
-    "v_pool": _activations,
+    "k_pool": _cached,
+    "v_pool": _cached,
     "c_pool": _activations,
-    "key_pool": _indexer_keys,
+    "key_pool": _cached,
     "sinks": _activations,
     "norm": _norm,
     "q_norm": _norm,
