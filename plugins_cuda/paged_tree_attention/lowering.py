@@ -58,7 +58,7 @@ CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
 # bound both, and lanes the rows of the latter; wide heads leave space for one.
 MOST_ALONE, MOST_OF_A_WARP, MOST_ROWS_OF_A_WARP = 2, 3, 8
 # Where a split is shared: more CTAs than fit level what contexts of different lengths cost.
-MOST_CTAS = 1024
+MOST_CTAS, MOST_CTAS_IN_CODES = 1024, 2048
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ def _cut(request: LoweringRequest, shape: Geometry) -> Cut:
         groups = shape.batch * shape.kv_heads * row_ctas
         # Where one sequence has most rows its CTAs alone have work.
         spread = row_ctas > 1 or shape.uneven
-        usual = splits if spread else max(1, MOST_CTAS // groups)
+        most = MOST_CTAS_IN_CODES if shape.codes else MOST_CTAS
+        usual = splits if spread else max(1, most // groups)
         context_ctas = power_of_two(min(request.tactic.get("context_ctas", usual), splits))
         crowded = groups * context_ctas > request.target.multiprocessors
         stages = 2 if split == 1 or (crowded and rows * row_warps > 1 and row_warps == 1) else 3

@@ -18,7 +18,13 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.kv_write.codes import as_codes
-from specbuild.plugins_cuda.launches import Phase, Target, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Target,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_qkv_rope.cases import GPT_OSS, LLAMA_8B, project
 from specbuild.runtime.device import pool_bytes
@@ -31,12 +37,20 @@ POOLS = ("k_pool", "v_pool")
 TOKENS = 120
 # The share of a logit's spread that bf16, and codes that fall the other way, may cost the likeliest
 # token.
-DOUBT = 0.1
+DOUBT = 0.2
 
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[OpRunner]:
     yield OpRunner(Compiler("sm_90a"))
+
+
+def lowered(runner: OpRunner, request: LoweringRequest) -> Lowering:
+    """By the first tactic that spills no registers, as a build takes it."""
+    assert PROJECTIONS.lower is not None and PROJECTIONS.tactics is not None
+    tactics = ({}, *PROJECTIONS.tactics(request))
+    made = (PROJECTIONS.lower(replace(request, tactic=tactic)) for tactic in tactics)
+    return next(lowering for lowering in made if runner.refusal(lowering) is None)
 
 
 @pytest.mark.parametrize(
@@ -56,8 +70,7 @@ def test_codes_are_the_bf16_keys_and_values_rounded(
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
     request = drawn.request(phase, Target())
-    assert PROJECTIONS.lower is not None
-    wide = runner.run(PROJECTIONS, PROJECTIONS.lower(request), inputs, outputs)
+    wide = runner.run(PROJECTIONS, lowered(runner, request), inputs, outputs)
     tensors = {
         name: TensorInfo(info.shape, "uint8") if "_pool" in name else info
         for name, info in request.tensors.items()
@@ -65,7 +78,7 @@ def test_codes_are_the_bf16_keys_and_values_rounded(
     blank = {name: np.zeros(inputs[name].shape, np.uint8) for name in POOLS}
     found = runner.run(
         PROJECTIONS,
-        PROJECTIONS.lower(replace(request, tensors=tensors)),
+        lowered(runner, replace(request, tensors=tensors)),
         {**inputs, **blank},
         {**outputs, **{f"{name}_out": pool for name, pool in blank.items()}},
     )
@@ -114,4 +127,4 @@ def test_the_cpu_engine_of_such_caches_agrees(
     missed = np.concatenate(lost)
     print(f"{(missed == 0).mean():.4f} of {len(missed)} are the CPU's, at most {missed.max():.3f}")
     assert missed.max() < DOUBT * np.mean(spread)
-    assert (missed == 0).mean() > 0.95
+    assert (missed == 0).mean() > 0.97
