@@ -15,57 +15,9 @@
 // head_folds streams the weight (grid: CTAs over segments, groups of 8·TOKEN_TILES rows) and folds
 // each segment of the vocabulary; choose_of_folds, one CTA a row, folds the segments. All folds run
 // in an order that is fixed by the vocabulary. Many rows are panels (panels.cu).
-#include "../_device/head_stream.cuh"
 #include "device/choice.cuh"
-#include "device/config.cuh"
-#include "device/fold.cuh"
-
-using Head = HeadOfFew<Config>;
-using Units = Head::Units;
-using Shape = Head::Shape;
-using Chunks = Head::Chunks;
-using Fragments = Head::Fragments;
-
-namespace {
-
-// Folds tiles of the vocabulary for the rows from first_row on. The lanes of a warp join theirs
-// tile by tile, so that what is known of a segment is one fold a row, in shared memory.
-struct Folding {
-  Sampling* sampling;  // [rows]
-  Fold* folds;         // [warps, rows]
-  SegmentFolds out;
-  int first_row, live;
-
-  __device__ __forceinline__ void operator()(const Chunks& chunks, int chunk,
-                                             const float (&sums)[1][Config::kTokenTiles][4]) const {
-    const int lane = threadIdx.x % 32, token = chunks.first_tile(chunk) * 16 + lane / 4;
-    const bool ends = chunks.ends_segment(chunk);
-#pragma unroll
-    for (int n = 0; n < Config::kTokenTiles; ++n) {
-      if (n * kTokensPerTile >= live) break;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = n * kTokensPerTile + lane % 4 * 2 + i;
-        Fold fold;
-        fold.clear();
-        if (row < live) {
-          const Sampling how = sampling[row];
-          const float low = sums[0][n][i], high = sums[0][n][i + 2];
-          fold = Fold::of_two(token, low, how.score(low, token), token + 8, high,
-                              how.score(high, token + 8));
-        }
-        for (int mask = 4; mask < 32; mask *= 2) fold.merge(fold.of_lane(mask));
-        if (row < live && lane < 4) {
-          Fold& segment = folds[threadIdx.x / 32 * Shape::kMostTokens + row];
-          segment.merge(fold);
-          if (ends) out.store(segment, first_row + row, chunks.segment(chunk));
-        }
-      }
-    }
-  }
-};
-
-}  // namespace
+#include "device/few_rows.cuh"
+#include "device/kept_logits.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
     head_folds(const uint16_t* x, const int* logit_rows, const uint16_t* norm,
@@ -77,11 +29,9 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
   const int first_row = blockIdx.y * Shape::kMostTokens;
-  const Folding folding{sampling,
-                        folds,
-                        {workspace_folds, workspace_ids, Config::kSegments},
-                        first_row,
-                        min(Shape::kMostTokens, rows - first_row)};
+  const Folding<NoLogits> folding{
+      sampling, folds,     {workspace_folds, workspace_ids, Config::kSegments},
+      {},       first_row, min(Shape::kMostTokens, rows - first_row)};
   stream_head<Shape, Fragments, Head::kRounding>(
       x, logit_rows, norm, weight, chunks, shared, first_row, folding.live,
       static_cast<float>(Config::kEps),

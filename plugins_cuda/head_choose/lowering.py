@@ -22,8 +22,16 @@ _FOLDS, _IDS = "workspace_folds", "workspace_ids"
 
 def lower(request: LoweringRequest) -> Lowering:
     """The launches; SpecbuildError for more rows than a decode launch may have."""
+    return lower_folds("HeadChoose", request)
+
+
+def lower_folds(op: str, request: LoweringRequest, *, more_bytes: int = 0) -> Lowering:
+    """The launches for ``op``, which takes ``more_bytes`` of shared memory where rows are panels.
+
+    The last two fold the vocabulary, and the folds.
+    """
     rows = request.tensors["logit_rows"].shape[0]
-    head = head_streaming("HeadChoose", request, fold_bytes=_FOLD_BYTES)
+    head = head_streaming(op, request, fold_bytes=_FOLD_BYTES + more_bytes)
     cut = head.cut
     kernel = Kernel("head_choose", f"head_folds{head.suffix}", cut.constants, head.file)
     segments = int(dict(cut.constants)["SEGMENTS"])

@@ -8,13 +8,14 @@
 #include "../_device/head_panels.cuh"
 #include "device/choice.cuh"
 #include "device/config.cuh"
+#include "device/kept_logits.cuh"
 #include "device/panel_folding.cuh"
 
 using Head = HeadOfPanels<Config>;
 using Chunks = Head::Chunks;
 using Panels = Head::Panels;
 constexpr int kColumns = Head::kColumns;
-using PanelFolds = PanelFolding<kColumns, Config::kTiles, Config::kWarps>;
+using PanelFolds = PanelFolding<kColumns, Config::kTiles, Config::kWarps, NoLogits>;
 static_assert(Config::kSharedBytes == Panels::kBytes + PanelFolds::kBytes, "as the launch says");
 
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
@@ -33,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
                            folds,
                            reinterpret_cast<float*>(shared + Panels::kBytes),
                            {workspace_folds, workspace_ids, Config::kSegments},
+                           {},
                            first_row,
                            min(kColumns, rows - first_row)};
   stream_head_panels<Head::Shape, Panels>(

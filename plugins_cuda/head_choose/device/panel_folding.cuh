@@ -5,7 +5,7 @@
 #include "fold.cuh"
 
 // kTiles: tiles of a warp at once. A warp's rows take turns in ``places``, 32 at a time.
-template <int kColumns, int kTiles, int kWarps>
+template <int kColumns, int kTiles, int kWarps, class Kept>
 struct PanelFolding {
   // Rows of 40 floats: neither a quarter of a warp that stores pairs nor one that reads a row meets
   // a bank twice.
@@ -17,6 +17,7 @@ struct PanelFolding {
   Fold* folds;         // [kWarps · kTiles segments under way][kColumns]
   float* places;       // [kWarps][16 tokens][kStride]
   SegmentFolds out;
+  Kept kept;
   int first_row, live;
 
   template <class Chunks>
@@ -36,6 +37,7 @@ struct PanelFolding {
       __syncwarp();
       const int row = turn % kTurns * kTurnRows + static_cast<int>(threadIdx.x) % 32;
       if (own.is_own(round) && row < live) {
+        if (kept.wants(row)) keep_tile(place, row, own.first_tile(round) * 16);
         Fold& segment = folds[(turn / kTurns * kWarps + warp) * kColumns + row];
         segment.merge(of_tile(place, sampling[row], own.first_tile(round) * 16));
         if (own.ends_segment(round)) out.store(segment, first_row + row, own.segment(round));
@@ -57,6 +59,14 @@ struct PanelFolding {
       *reinterpret_cast<float2*>(to + g * kStride) = make_float2(sums[4 * n], sums[4 * n + 1]);
       *reinterpret_cast<float2*>(to + (g + 8) * kStride) =
           make_float2(sums[4 * n + 2], sums[4 * n + 3]);
+    }
+  }
+
+  // This lane's row.
+  __device__ __forceinline__ void keep_tile(const float* place, int row, int first_token) const {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      kept.put(row, first_token + i, place[i * kStride + threadIdx.x % 32]);
     }
   }
 

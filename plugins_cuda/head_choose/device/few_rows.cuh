@@ -1,0 +1,55 @@
+// The streaming launch of HeadChoose for a few rows: folds of the segments of the vocabulary.
+#pragma once
+
+#include "../../_device/head_stream.cuh"
+#include "config.cuh"
+#include "fold.cuh"
+
+using Head = HeadOfFew<Config>;
+using Units = Head::Units;
+using Shape = Head::Shape;
+using Chunks = Head::Chunks;
+using Fragments = Head::Fragments;
+
+// Folds tiles of the vocabulary for the rows from first_row on. The lanes of a warp join theirs
+// tile by tile, so that what is known of a segment is one fold a row, in shared memory.
+template <class Kept>
+struct Folding {
+  Sampling* sampling;  // [rows]
+  Fold* folds;         // [warps, rows]
+  SegmentFolds out;
+  Kept kept;
+  int first_row, live;
+
+  __device__ __forceinline__ void operator()(const Chunks& chunks, int chunk,
+                                             const float (&sums)[1][Config::kTokenTiles][4]) const {
+    const int lane = threadIdx.x % 32, token = chunks.first_tile(chunk) * 16 + lane / 4;
+    const bool ends = chunks.ends_segment(chunk);
+#pragma unroll
+    for (int n = 0; n < Config::kTokenTiles; ++n) {
+      if (n * kTokensPerTile >= live) break;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = n * kTokensPerTile + lane % 4 * 2 + i;
+        Fold fold;
+        fold.clear();
+        if (row < live) {
+          const Sampling how = sampling[row];
+          const float low = sums[0][n][i], high = sums[0][n][i + 2];
+          if (kept.wants(row)) {
+            kept.put(row, token, low);
+            kept.put(row, token + 8, high);
+          }
+          fold = Fold::of_two(token, low, how.score(low, token), token + 8, high,
+                              how.score(high, token + 8));
+        }
+        for (int mask = 4; mask < 32; mask *= 2) fold.merge(fold.of_lane(mask));
+        if (row < live && lane < 4) {
+          Fold& segment = folds[threadIdx.x / 32 * Shape::kMostTokens + row];
+          segment.merge(fold);
+          if (ends) out.store(segment, first_row + row, chunks.segment(chunk));
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,29 @@
+// Where a head's logits go beside their folds: nowhere, or to the rows that ChooseCut cuts.
+#pragma once
+
+#include "../../_device/row_cut.cuh"
+#include "../../_device/types.cuh"
+#include "config.cuh"
+
+struct NoLogits {
+  __device__ __forceinline__ bool wants(int row) const {
+    return false;
+  }
+  __device__ __forceinline__ void put(int row, int token, float logit) const {}
+};
+
+struct KeptLogits {
+  float* logits;  // [rows of the CTA, 16·kTileCount]
+  int* is_cut;    // [rows of the CTA], in shared memory
+
+  // Between the wait for the launch in front and a barrier.
+  __device__ __forceinline__ void prepare(const RowCuts& cuts, int first_row, int live) const {
+    for (int i = threadIdx.x; i < live; i += blockDim.x) is_cut[i] = cuts.of(first_row + i);
+  }
+  __device__ __forceinline__ bool wants(int row) const {
+    return is_cut[row] != 0;
+  }
+  __device__ __forceinline__ void put(int row, int token, float logit) const {
+    logits[static_cast<int64_t>(row) * (Config::kTileCount * 16) + token] = logit;
+  }
+};
