@@ -203,7 +203,7 @@ class DeviceStepper:
             entry = self._adjusted_entry(ahead)
         else:
             entry = self._step_entry(ahead, joined(plans))
-            self._waiting = self._waiting_after(ahead)
+            self._waiting = self._waiting_after(ahead, entry)
         most = max((1 + step.depth for step in self._steps_ahead), default=0)
         for sequence in sequences:
             self._pages.before_step(sequence, sequence.steps_ahead * most)
@@ -377,14 +377,14 @@ class DeviceStepper:
         """Whether one more token could find no place to wait for the draft in."""
         return 0 < self._capacity <= self._waiting
 
-    def _waiting_after(self, ahead: StepAhead) -> int:
-        """Most tokens that wait for the draft after a step; where they were full it took them."""
+    def _waiting_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:
+        """Most tokens that wait for the draft after a step; where it extends it took them."""
         if ahead.offered is not None:
             # It takes up all of a chain but the newest.
             return min(1 + ahead.depth, self._capacity)
         if ahead.shape is not None:
             return ahead.depth + 1
-        return 1 if self._is_full else self._waiting + 1
+        return 1 if entry.extends or self._is_full else self._waiting + 1
 
 
 def _full_logits(sequences: Iterable[SequenceState]) -> bool:

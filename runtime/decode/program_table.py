@@ -65,27 +65,42 @@ class ProgramTable:
     ) -> ProgramEntry:
         """A step of ``batch`` sequences; None decodes without a draft.
 
-        ``extends`` asks for one in which the draft takes up what waits for it; a plan without
-        such steps gives one that does not. ``reverified``: a refresh of SpecPV, which chooses views
-        and has capacity for so many rows that full steps re-verify. ``sparse``: rows may attend to
-        what indexers choose (DSA); ``checks``: and what they choose is compared.
+        ``extends`` asks for one in which the draft takes up what waits for it. ``reverified``: a
+        refresh of SpecPV, which chooses views and has capacity for so many rows that full steps
+        re-verify. ``sparse``: rows may attend to what indexers choose (DSA); ``checks``: and what
+        they choose is compared. Where no program does just that, one that may do more serves: the
+        device's values say what each sequence does, and rows have the same bits.
         """
         wanted = shape or _NO_DRAFT
         key = (wanted, batch, full_logits, extends, reverified, sparse, checks)
         if key not in self._steps:
             fits = [
                 p
-                for p in self._programs
-                if p.kind == "step" and _shape(p) == wanted and p.batch >= batch
-                if (reverified is not None) == (p.reverified > 0)
-                and p.reverified >= (reverified or 0)
-                if (sparse, checks) == (p.sparse, p.checks)
+                for p in self._able(wanted, batch)
+                if p.sparse >= sparse and p.checks >= checks and p.full_logits >= full_logits
+                if reverified is None or p.reverified >= max(reverified, 1)
             ]
-            extending = [p for p in fits if p.extends]
-            fits = extending if extends and extending else [p for p in fits if not p.extends]
-            what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
-            self._steps[key] = _smallest(fits, full_logits=full_logits, what=what)
+            if not fits:
+                what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
+                raise _missing(what, full_logits=full_logits)
+            self._steps[key] = min(
+                fits,
+                key=lambda p: (
+                    p.extends != extends,
+                    p.checks != checks,
+                    (p.reverified > 0) != (reverified is not None),
+                    p.sparse != sparse,
+                    p.full_logits,
+                    p.rows,
+                    p.batch,
+                ),
+            )
         return self._steps[key]
+
+    def _able(self, shape: DraftShape, batch: int) -> list[ProgramEntry]:
+        """Steps with this draft, of so many sequences or more."""
+        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == shape)
+        return [p for p in steps if p.batch >= batch]
 
     def offered_lengths(self, *, batch: int, full_logits: bool) -> list[int]:
         """The chains of the host's that steps of ``batch`` sequences verify, rising."""
@@ -125,12 +140,12 @@ class ProgramTable:
         return self._first_tokens
 
     def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
-        """The most rows that a step of ``batch`` sequences can re-verify (SpecPV)."""
+        """The most rows that a step of ``batch`` sequences can re-verify (SpecPV), in any form."""
         key = (shape, batch)
         if key not in self._capacities:
-            like = self.step(shape, batch=batch, full_logits=False, reverified=0)
-            same = (p for p in self._programs if p.kind == "step" and _shape(p) == _shape(like))
-            self._capacities[key] = max(p.reverified for p in same if p.batch == like.batch)
+            able = self._able(shape or _NO_DRAFT, batch)
+            checked = [p for p in able if p.checks]
+            self._capacities[key] = max(p.reverified for p in checked or able)
         return self._capacities[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
@@ -151,11 +166,15 @@ def _smallest(fits: list[ProgramEntry], *, full_logits: bool, what: str) -> Prog
     """Programs with full logits serve the others too, at a price."""
     able = [p for p in fits if p.full_logits >= full_logits]
     if not able:
-        with_logits = " and full logits, as top-k and top-p need them" if full_logits else ""
-        raise EngineFileError(
-            f"the engine has no program for {what}{with_logits}; build it again with larger limits"
-        )
+        raise _missing(what, full_logits=full_logits)
     return min(able, key=lambda p: (p.full_logits, p.rows, p.batch))
+
+
+def _missing(what: str, *, full_logits: bool) -> EngineFileError:
+    with_logits = " and full logits, as top-k and top-p need them" if full_logits else ""
+    return EngineFileError(
+        f"the engine has no program for {what}{with_logits}; build it again with larger limits"
+    )
 
 
 def _shape(program: ProgramEntry) -> DraftShape:

@@ -164,9 +164,9 @@ class ProgramEntry:
     ``prefill``: ``rows`` prompt rows of up to ``batch`` sequences. ``step``: one decoding step of
     ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft); ``rows`` rows of the
     target. ``full_logits``: the target's logits are written before they are chosen from, as top-k
-    and top-p need it. ``extends``: a step without a draft in which the draft takes up what was
-    committed before, so that nothing waits for it; those with a draft do so anyway. ``score``:
-    like prefill, with the kernels that decode and all logits.
+    and top-p need it, of all rows or of those that are cut. ``extends``: a step without a draft in
+    which the draft takes up what was committed before, so that nothing waits for it; those with a
+    draft do so anyway. ``score``: like prefill, with the kernels that decode and all logits.
     ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.

@@ -175,10 +175,10 @@ def tokens_seen(work: Work, window: int) -> float:
 
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
-    steps = [e for e in plan.programs if e.kind == "step" and not (e.full_logits or e.offered)]
+    steps = [e for e in plan.programs if e.kind == "step" and not (e.adjusts or e.offered)]
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.reverified]
     target, sparse = (
-        _section_traffic(read(min(found, key=lambda e: e.batch)), TARGET)
+        _section_traffic(read(min(found, key=_size)), TARGET)
         if (found := [e for e in plain if e.sparse == wanted and not e.checks])
         else None
         for wanted in (False, True)
@@ -188,17 +188,22 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     drafted = [e for e in steps if e.draft_depth]
     if not drafted:
         return EngineTraffic(target, sparse=sparse)
-    extending = min((e for e in steps if e.extends), key=lambda e: e.batch, default=None)
+    extending = min((e for e in steps if e.extends), key=_size, default=None)
     taken_up = None
     if extending is not None:
         taken_up = _section_traffic(read(extending), level_section(1))
-    deepest = max(drafted, key=lambda e: (e.draft_depth, -e.batch, -e.draft_top_k))
+    deepest = min(drafted, key=lambda e: (-e.draft_depth, e.batch, e.draft_top_k, *_size(e)))
     program = read(deepest)
     first = _section_traffic(program, level_section(1))
     if deepest.draft_depth == 1:
         return EngineTraffic(target, first, taken_up=taken_up, sparse=sparse)
     further = _section_traffic(program, level_section(2))
     return EngineTraffic(target, first, further, taken_up, sparse)
+
+
+def _size(step: ProgramEntry) -> tuple[int, bool, int]:
+    """The smallest of some steps has fewest sequences and rows, and writes no logits."""
+    return step.batch, step.full_logits, step.rows
 
 
 def pass_traffic(calls: Iterable[OpCall]) -> PassTraffic:

@@ -27,6 +27,7 @@ from specbuild.builder.backends.cuda.step.adjusted import (
     first_token_program,
 )
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts, MaskRows
+from specbuild.builder.backends.cuda.step.forms import step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.step.offered import offered_lengths
 from specbuild.builder.backends.cuda.step.programs import (
@@ -43,7 +44,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     step_program,
 )
 from specbuild.builder.backends.cuda.step.state import StatePorts, StateSizes, ViewSizes
-from specbuild.builder.backends.cuda.step.views import refresh_capacities
+from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
 from specbuild.builder.engine.sizes import EnginePlan, with_limits
 from specbuild.builder.engine.writer import json_bytes
@@ -286,35 +287,24 @@ def _entry(
 def _steps(
     model: CudaModel, parts: EngineParts, plan: EnginePlan, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """A step for every batch bucket and draft shape that stays batch-invariant."""
+    """The decoding steps but those that verify the host's chains or change logits."""
     shapes = draft_shapes(plan.model_shape) if model.draft is not None else ()
-    depth = deepest(shapes)
-    steps = []
-    for batch in batch_buckets(plan.limits.max_batch_size):
-        for shape in (NO_DRAFT, *shapes):
-            if not fits(batch, shape, depth, model.draft):
-                continue
-            # With SpecPV a step must be able to set one sequence's buffer right.
-            if parts.views is not None and not refresh_capacities(parts.views, batch, shape):
-                continue
-            # Also where no step with a draft fits: fewer sequences may be left, which draft again.
-            drafted = bool(shapes) and shape == NO_DRAFT
-            for extends, full_logits, capacity, (sparse, checks) in product(
-                (False, True) if drafted else (False,),
-                (False, True),
-                _capacities(parts, batch, shape),
-                _selections(parts),
-            ):
-                form = StepForm(batch, shape, full_logits, extends, capacity, sparse, checks)
-                lowered = lower_program(step_program(parts, form), lower)
-                entry = _described(
-                    lowered, "step", batch, form.rows, shape, full_logits=full_logits
-                )
-                entry = replace(
-                    entry, extends=extends, reverified=capacity, sparse=sparse, checks=checks
-                )
-                steps.append((entry, lowered))
-    return steps
+    forms = step_forms(parts, model.draft, shapes, plan.limits.max_batch_size)
+    return [_step(parts, form, lower) for form in forms]
+
+
+def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntry, LoweredProgram]:
+    lowered = lower_program(step_program(parts, form), lower)
+    full_logits = form.logits != "none"
+    entry = _described(lowered, "step", form.batch, form.rows, form.shape, full_logits=full_logits)
+    return replace(
+        entry,
+        extends=form.extends,
+        reverified=form.capacity,
+        sparse=form.sparse,
+        checks=form.checks,
+        offered=form.offered,
+    ), lowered
 
 
 def _offered(
@@ -322,15 +312,13 @@ def _offered(
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The steps that verify the host's chains; none in an engine without suffix decoding."""
     lengths = () if plan.suffix is None else offered_lengths(plan.suffix.max_tokens)
-    found = []
-    for batch, length in product(batch_buckets(plan.limits.max_batch_size), lengths):
-        shape = DraftShape(1, length, length)
-        for full_logits in (False, True) if fits(batch, shape, 0) else ():
-            form = StepForm(batch, shape, full_logits, offered=True)
-            lowered = lower_program(step_program(parts, form), lower)
-            entry = _described(lowered, "step", batch, form.rows, shape, full_logits=full_logits)
-            found.append((replace(entry, offered=True), lowered))
-    return found
+    kinds: tuple[KeptLogits, ...] = ("none", "all")
+    return [
+        _step(parts, StepForm(batch, shape, logits, offered=True), lower)
+        for batch, length in product(batch_buckets(plan.limits.max_batch_size), lengths)
+        if fits(batch, shape := DraftShape(1, length, length), 0)
+        for logits in kinds
+    ]
 
 
 def _adjusted(
@@ -346,23 +334,6 @@ def _adjusted(
     lowered, batch = lower_program(first_token_program(parts), lower), parts.ports.sizes.batch
     found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
     return found
-
-
-def _capacities(parts: EngineParts, batch: int, shape: DraftShape) -> tuple[int, ...]:
-    """Rows that steps have for what is re-verified: none, and with SpecPV those of a refresh."""
-    if parts.views is None:
-        return (0,)
-    return 0, *refresh_capacities(parts.views, batch, shape)
-
-
-def _selections(parts: EngineParts) -> tuple[tuple[bool, bool], ...]:
-    """Whether steps are sparse and are checked: all forms that the engine has (DSA)."""
-    forms = [(False, False)]
-    if parts.ports.sizes.sparse:
-        forms.append((True, False))
-    if parts.ports.sizes.checks:
-        forms.append((True, True))
-    return tuple(forms)
 
 
 def _described(

@@ -4,8 +4,8 @@ The device decides row by row, by the row's position. The host says how many tok
 may choose in the next step: the device's numbers are written when they change. It says so before
 it knows what the steps in flight emit, and reckons with the most that they can: no sparse step
 comes before its checks. Sparse programs are launched as soon as a row can have reached the
-threshold; before that, and where all sequences have fallen back, the others, which have fewer
-launches and the same bits.
+threshold; before that, and where all sequences have fallen back, the others where the engine has
+one, which have fewer launches and the same bits.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class DeviceSelections:
         self._config = manifest.dsa
         self._held: dict[int, SequenceSelection] = {}
         self._told: dict[str, np.ndarray] = {}
+        self._checked = executor.port(CHECK_BUDGET) is not None
 
     def begin(self, sequence: SequenceState, row: int) -> None:
         """Prefill is through."""
@@ -70,9 +71,9 @@ class DeviceSelections:
             reached = self._reaches(s, further + ahead.depth)
             sparse = sparse or (counted[row] != EVERYTHING and reached)
         checks = "check" in attends.values()
-        if sparse or checks:
-            self._tell(LIST_BUDGET, counted)
-        if checks:
+        # Whatever the step is for, its program may be a sparse one, or one that checks.
+        self._tell(LIST_BUDGET, counted)
+        if self._checked:
             self._tell(CHECK_BUDGET, sampled)
         return StepSelections(sparse=sparse or checks, checks=checks, attends=attends)
 

@@ -13,6 +13,7 @@ from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.step.target import (
     SAMPLING,
+    KeptLogits,
     TargetRows,
     choose,
     logits,
@@ -82,7 +83,7 @@ class StepForm:
 
     batch: int
     shape: DraftShape
-    full_logits: bool = False
+    logits: KeptLogits = "none"
     extends: bool = False
     capacity: int = 0
     sparse: bool = False
@@ -97,24 +98,27 @@ class StepForm:
     @property
     def name(self) -> str:
         """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
-        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if they are written. Or
+        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if all are written. Or
         ``step@4.offered-7``, and that."""
         shape = self.shape
         if self.offered:
-            name = f"step@{self.batch}.offered-{shape.draft_tokens}"
-            return f"{name}.logits" if self.full_logits else name
+            return f"step@{self.batch}.offered-{shape.draft_tokens}{self._suffix}"
         draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
         name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
         name = f"{name}{'.extends' if self.extends else ''}"
         name = f"{name}{f'.refresh-{self.capacity}' if self.capacity else ''}"
         if self.sparse:
             name = f"{name}.{'checked' if self.checks else 'sparse'}"
-        return f"{name}.logits" if self.full_logits else name
+        return f"{name}{self._suffix}"
+
+    @property
+    def _suffix(self) -> str:
+        return ".logits" if self.logits == "all" else ""
 
 
 def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     """One decoding step."""
-    batch, shape, capacity, full_logits = form.batch, form.shape, form.capacity, form.full_logits
+    batch, shape, capacity = form.batch, form.shape, form.capacity
     program = ProgramIr(form.name, "refresh" if capacity else "decode")
     tree = _tree(parts, program, form)
     trees = rows = verify_rows(parts, program, batch, shape, tree)
@@ -129,7 +133,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
         found = run_target(parts, program, sparse, bare=True)
         assert found.violations is not None
         sparse_pass = {
-            **choose(found.placement, sampling, full_logits=full_logits),
+            **choose(found.placement, sampling, form.logits),
             "violations": found.violations,
         }
         if tree is not None:
@@ -142,7 +146,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     aux_hidden = target.aux_hidden
     if aux_hidden is not None and capacity:
         aux_hidden = tree_features(program, aux_hidden, placed)
-    chosen = choose(target.placement, sampling, full_logits=full_logits)
+    chosen = choose(target.placement, sampling, form.logits)
     program.section = ACCEPT
     if capacity:
         count_agreement(parts, program, chosen["choice"], sampling, placed["fed_again"])
@@ -290,7 +294,7 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
     choose(
         target.placement,
         {name: parts.ports[f"prefill.{name}"] for name in SAMPLING},
-        full_logits=True,
+        "all",
         outputs={name: parts.ports[f"prefill.{name}"] for name in kept},
     )
     if target.aux_hidden is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, EngineParts
 from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
@@ -15,6 +16,8 @@ from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _BLANK = "captured_blank"
+# Whose logits are written: no row's, those of rows that top-k, top-p or min-p cut, all rows'.
+KeptLogits = Literal["none", "cut", "all"]
 # How a row chooses: Choose's inputs beside the logits.
 SAMPLING = ("temperature", "top_k", "top_p", "seed", "floor", "position")
 # Where the packed vocabulary stands among a head's inputs.
@@ -170,20 +173,19 @@ def logits(placement: Placement, outputs: Mapping[str, Tensor] | None = None) ->
 def choose(
     placement: Placement,
     sampling: Mapping[str, Tensor],
-    *,
-    full_logits: bool,
+    kept: KeptLogits,
     outputs: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """The target's ``choice`` [R] and ``logprob`` [R].
 
-    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. Without ``full_logits`` what
-    cuts is left out and no logits are written; else they may lie where ``outputs`` says. A screened
-    head gives no log-probability: it is infinite there.
+    ``sampling`` has the tensors [R] of ``SAMPLING``, among others. ``kept``: whose logits are
+    written. Where no row's are, what cuts is left out; where all are, they may lie where
+    ``outputs`` says. A screened head gives no log-probability: it is infinite there.
     """
     head = placement.graph.head
     assert head is not None
     program = placement.program
-    if full_logits:
+    if kept == "all":
         wanted = {name: sampling[name] for name in SAMPLING}
         place = {name: tensor for name, tensor in (outputs or {}).items() if name == "logits"}
         given = {"logits": logits(placement, place), **wanted}
@@ -191,9 +193,24 @@ def choose(
     inputs = placement.arguments(head) | {
         name: sampling[name] for name in SAMPLING if name not in _CUTS
     }
+    if kept == "cut":
+        return _choose_cut(placement, inputs, {name: sampling[name] for name in SAMPLING})
     if not placement.screens or sampling["seed"].shape[0] > MOST_SCREENED_ROWS:
         return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
     weight = head.inputs[_WEIGHT]
     assert weight is not None
     inputs |= screen_tensors(placement.weights, weight)
     return program.call("HeadScreen", inputs, attributes_of(head), outputs=outputs)
+
+
+def _choose_cut(
+    placement: Placement, inputs: Mapping[str, Tensor | None], sampling: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Rows that top-k, top-p or min-p cut choose once more, from their logits."""
+    head, program = placement.graph.head, placement.program
+    assert head is not None
+    place = program.scratch("kept", placement.info(head.outputs[0]))
+    cuts = {name: sampling[name] for name in _CUTS}
+    chosen = program.call("HeadKeep", {**inputs, **cuts, "kept": place}, attributes_of(head))
+    uncut = {f"uncut_{name}": chosen[name] for name in ("choice", "logprob")}
+    return program.call("ChooseCut", {"logits": place, **sampling, **uncut})

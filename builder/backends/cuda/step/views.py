@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, DraftShape
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
 # The head takes rows by this many, and reads its weight once for all of them: the samples fill up
-# the last ones, unless that leaves fewer than half of a tile.
+# the last ones, and as many more.
 _HEAD_ROWS = 8
 # A context that none is longer than.
 _NEVER = 2**31 - 1
@@ -36,10 +36,21 @@ def refresh_capacities(views: ViewGeometry, batch: int, shape: DraftShape) -> tu
     return tuple(sorted({buffer, most * buffer})) if most else ()
 
 
+def general_capacity(
+    views: ViewGeometry, batch: int, shape: DraftShape, widest: DraftShape, buffers: int
+) -> int:
+    """Rows for what is re-verified such that steps have as many rows as with the tree ``widest``.
+
+    Steps with other trees of so many sequences then share kernels, which are made for their rows.
+    There is capacity for so many ``buffers``, or as many as fit.
+    """
+    needed = batch * (widest.draft_tokens + 1) + buffers * views.config.n_spec_tokens_buf
+    return min(MAX_DECODE_ROWS, needed) - batch * (shape.draft_tokens + 1)
+
+
 def samples_of(rows: int, capacity: int) -> int:
     """At how many of the re-verified rows a refresh with ``rows`` tree rows chooses too."""
-    spare = -rows % _HEAD_ROWS
-    return min(capacity, spare if 2 * spare >= _HEAD_ROWS else spare + _HEAD_ROWS)
+    return min(capacity, -rows % _HEAD_ROWS + _HEAD_ROWS)
 
 
 def sample_rows(

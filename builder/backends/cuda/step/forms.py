@@ -1,0 +1,120 @@
+"""Which step programs an engine has.
+
+Without a lossy mode there is one for whatever a step may do. What lossy modes add would multiply
+them: so an engine with one has exact programs for what most of its steps do, and for the rest
+*general* ones, of few batches, in which values on the device say what each sequence does. These
+take up what waits for the draft, re-verify one buffer, check, or check and re-verify many:
+
+- a row's logits are kept where top-k, top-p or min-p cut it, so one program takes both kinds;
+- rows of a sparse program whose budget is −1 attend to everything;
+- what has capacity for re-verified rows runs without any, as padding rows;
+- the draft may take up what waits for it in front of any step.
+
+A row has the same bits in all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.programs import (
+    NO_DRAFT,
+    StepForm,
+    batch_buckets,
+    deepest,
+    fits,
+)
+from specbuild.builder.backends.cuda.step.target import KeptLogits
+from specbuild.builder.backends.cuda.step.views import general_capacity, refresh_capacities
+from specbuild.runtime.engine_dir.geometry import DraftGeometry
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+# How many times as many sequences a general program has as the next smaller one.
+_GENERAL_STEP = 16
+
+
+def step_forms(
+    parts: EngineParts,
+    draft: DraftGeometry | None,
+    shapes: tuple[DraftShape, ...],
+    max_batch_size: int,
+) -> list[StepForm]:
+    """The steps for every batch bucket and draft shape that stays batch-invariant."""
+    found = []
+    widest = max((NO_DRAFT, *shapes), key=lambda shape: shape.draft_tokens)
+    for shape in (NO_DRAFT, *shapes):
+        batches = [
+            batch
+            for batch in batch_buckets(max_batch_size)
+            if fits(batch, shape, deepest(shapes), draft)
+            # With SpecPV a step must be able to set one sequence's buffer right.
+            and (parts.views is None or refresh_capacities(parts.views, batch, shape))
+        ]
+        # Also where no step with a draft fits: fewer sequences may be left, which draft again.
+        drafted = bool(shapes) and shape == NO_DRAFT
+        if not batches:
+            continue
+        if parts.views is None and parts.dsa is None:
+            found += _exact(batches, shape, ("none", "all"), drafted=drafted)
+        else:
+            found += _of_lossy_modes(parts, batches, shape, widest, drafted=drafted)
+    return sorted(found, key=lambda form: form.batch)
+
+
+def _exact(
+    batches: Sequence[int], shape: DraftShape, logits: Sequence[KeptLogits], *, drafted: bool
+) -> list[StepForm]:
+    """Steps that attend to everything and re-verify nothing."""
+    extending = (False, True) if drafted else (False,)
+    return [
+        StepForm(batch, shape, kept, extends)
+        for batch, extends, kept in product(batches, extending, logits)
+    ]
+
+
+def _of_lossy_modes(
+    parts: EngineParts,
+    batches: Sequence[int],
+    shape: DraftShape,
+    widest: DraftShape,
+    *,
+    drafted: bool,
+) -> list[StepForm]:
+    """Exact steps, with what indexers choose too where there are any, and the general ones."""
+    # A screened head has no logits to keep: rows that want some take general steps.
+    kept: KeptLogits = "none" if parts.screens else "cut"
+    general_kept: KeptLogits = "all" if parts.screens else "cut"
+    sparse, checks = parts.ports.sizes.sparse, parts.ports.sizes.checks
+    # Where most steps are sparse, whole ones are of every other batch.
+    found = _exact(batches[::-1][::2] if sparse else batches, shape, (kept,), drafted=drafted)
+    if sparse:
+        found += [StepForm(batch, shape, kept, sparse=True) for batch in batches]
+    for batch in _general_batches(batches):
+        plain = StepForm(batch, shape, general_kept, drafted, 0, sparse)
+        if sparse and drafted:
+            found.append(replace(plain, logits=kept))
+        if checks:
+            found.append(replace(plain, checks=True))
+        if parts.views is not None:
+            of_one, of_all = (
+                general_capacity(parts.views, batch, shape, widest, buffers)
+                for buffers in (1, batch)
+            )
+            found.append(replace(plain, capacity=of_one))
+            # The passes of a check do for several buffers at once too, which is seldom.
+            if checks or of_all > of_one:
+                found.append(replace(plain, capacity=of_all, checks=checks))
+        elif parts.screens:
+            found.append(plain)
+    return found
+
+
+def _general_batches(batches: Sequence[int]) -> list[int]:
+    """The largest batch and each ``_GENERAL_STEP``-th part of it, but none of one sequence."""
+    found = [batches[-1]]
+    while found[-1] > _GENERAL_STEP:
+        found.append(found[-1] // _GENERAL_STEP)
+    return found

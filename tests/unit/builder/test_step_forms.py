@@ -1,0 +1,163 @@
+"""The step programs of an engine: how many there are, and that each combination finds one."""
+
+from __future__ import annotations
+
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from exact_steps import exact_forms
+
+from specbuild.builder.backends.cuda.step.forms import step_forms
+from specbuild.builder.backends.cuda.step.programs import (
+    NO_DRAFT,
+    StepForm,
+    draft_shapes,
+)
+from specbuild.builder.backends.cuda.step.views import refresh_capacities
+from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.errors import EngineFileError
+
+BUFFER = 64
+CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(4, 5, 15)
+
+
+def parts(
+    *, specpv: bool = False, dsa: bool = False, checks: bool = True, screens: bool = False
+) -> Any:
+    """What of an engine's parts says which steps it has."""
+    views = SimpleNamespace(config=SimpleNamespace(n_spec_tokens_buf=BUFFER))
+    sizes = SimpleNamespace(sparse=dsa, checks=dsa and checks)
+    return SimpleNamespace(
+        views=views if specpv else None,
+        dsa=object() if dsa else None,
+        ports=SimpleNamespace(sizes=sizes),
+        screens=screens,
+    )
+
+
+def entries(forms: list[StepForm]) -> list[ProgramEntry]:
+    return [
+        ProgramEntry(
+            name=form.name,
+            file=form.name,
+            kind="step",
+            batch=form.batch,
+            rows=form.rows,
+            draft_top_k=form.shape.draft_top_k,
+            draft_depth=form.shape.draft_depth,
+            draft_tokens=form.shape.draft_tokens,
+            full_logits=form.logits != "none",
+            launches=1,
+            extends=form.extends,
+            reverified=form.capacity,
+            sparse=form.sparse,
+            checks=form.checks,
+        )
+        for form in forms
+    ]
+
+
+def counts(shape: DraftShape, batch: int, **modes: bool) -> tuple[int, int]:
+    """Steps of an engine with these modes, and of one without."""
+    shapes = draft_shapes(shape)
+    return (
+        len(step_forms(parts(**modes), None, shapes, batch)),
+        len(step_forms(parts(), None, shapes, batch)),
+    )
+
+
+@pytest.mark.parametrize("batch", [4, 8, 16, 32, 64, 128])
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("screens", [False, True], ids=["exact", "screened"])
+@pytest.mark.parametrize("modes", ["specpv", "dsa", "specpv dsa"])
+def test_lossy_modes_add_at_most_a_quarter(
+    modes: str, screens: bool, shape: DraftShape, batch: int
+) -> None:
+    found, plain = counts(shape, batch, screens=screens, **dict.fromkeys(modes.split(), True))
+    assert found <= 1.25 * plain
+
+
+def test_the_example_has_its_numbers() -> None:
+    """Four sequences and chains of up to four: as many as the records say."""
+    assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36)
+    assert len(exact_forms(parts(specpv=True, dsa=True), None, draft_shapes(CHAIN), 4)) == 288
+
+
+def test_without_a_lossy_mode_every_step_is_exact() -> None:
+    forms = step_forms(parts(), None, draft_shapes(TREE), 64)
+    assert set(forms) == set(exact_forms(parts(), None, draft_shapes(TREE), 64))
+    assert [form.batch for form in forms] == sorted(form.batch for form in forms)
+
+
+@pytest.mark.parametrize("screens", [False, True], ids=["exact", "screened"])
+@pytest.mark.parametrize("modes", ["specpv", "dsa", "specpv dsa"])
+@pytest.mark.parametrize("drafted", [False, True], ids=["alone", "drafted"])
+@pytest.mark.parametrize("batch", [1, 2, 4, 64])
+def test_every_combination_is_callable(
+    batch: int, drafted: bool, modes: str, screens: bool
+) -> None:
+    """What an exact program did, one does that may do more; what does no more is not left out."""
+    made: Any = parts(screens=screens, **dict.fromkeys(modes.split(), True))
+    shapes = draft_shapes(TREE) if drafted else ()
+    exact = entries(exact_forms(made, None, shapes, batch))
+    forms = step_forms(made, None, shapes, batch)
+    assert len({form.name for form in forms}) == len(forms)
+    table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
+    for wanted in exact:
+        shape = DraftShape(wanted.draft_top_k, wanted.draft_depth, wanted.draft_tokens)
+        capacity = min(wanted.reverified, table.refresh_capacity(shape, batch=wanted.batch))
+        assert (capacity > 0) == (wanted.reverified > 0)
+        found = table.step(
+            None if shape == NO_DRAFT else shape,
+            batch=wanted.batch,
+            full_logits=wanted.full_logits,
+            extends=wanted.extends,
+            reverified=capacity or None,
+            sparse=wanted.sparse,
+            checks=wanted.checks,
+        )
+        assert found.batch >= wanted.batch and found.reverified >= capacity
+        assert found.full_logits >= wanted.full_logits and found.extends >= wanted.extends
+        assert found.sparse >= wanted.sparse and found.checks >= wanted.checks
+        # Two passes are for checks, and for more than one buffer at once.
+        assert found.checks == wanted.checks or wanted.reverified > BUFFER
+        hot = not (wanted.reverified or wanted.full_logits or wanted.checks or wanted.extends)
+        if hot and (wanted.sparse or "dsa" not in modes):
+            assert (found.batch, found.rows) == (wanted.batch, wanted.rows)
+
+
+def test_hot_steps_are_exact() -> None:
+    """Steps over views, and those in which indexers choose, have their batch and no spare rows."""
+    made = parts(specpv=True, dsa=True)
+    table = ProgramTable(
+        SimpleNamespace(programs=entries(step_forms(made, None, draft_shapes(CHAIN), 4)))  # type: ignore[arg-type]
+    )
+    for batch, logits, sparse, shape in product(
+        (1, 2, 4), (False, True), (False, True), (None, CHAIN)
+    ):
+        found = table.step(shape, batch=batch, full_logits=logits, sparse=sparse)
+        assert (found.reverified, found.sparse, found.extends) == (0, sparse, False)
+        # Whole steps are of every other batch.
+        assert found.batch == (batch if sparse or batch != 2 else 4)
+
+
+def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
+    """The host is told of no more rows than each program has that it may then launch."""
+    made = parts(specpv=True, dsa=True)
+    forms = step_forms(made, None, draft_shapes(CHAIN), 64)
+    table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
+    for shape, batch in product((None, *draft_shapes(CHAIN)), (1, 3, 8, 17)):
+        capacity = table.refresh_capacity(shape, batch=batch)
+        assert capacity >= refresh_capacities(made.views, 32, shape or NO_DRAFT)[0]
+        for sparse, checks in ((False, False), (True, False), (True, True)):
+            step = table.step(
+                shape, batch=batch, full_logits=True, reverified=capacity, sparse=sparse,
+                checks=checks,
+            )  # fmt: skip
+            assert step.reverified >= capacity
+        with pytest.raises(EngineFileError, match="no program"):
+            table.step(shape, batch=batch, full_logits=True, reverified=257)
