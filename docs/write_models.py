@@ -38,8 +38,10 @@ END = "<!-- Here it ends. -->\n"
 MODELS = {
     "gpt_oss": ("GPT-OSS 20B, 120B", "gpt-oss-20b"),
     "llama": ("Llama 3", "llama-3.1-8b"),
+    "qwen2": ("Qwen2, Qwen2.5", "mimo-7b"),
     "qwen3": ("Qwen3, dense", "qwen3-8b"),
     "qwen3_moe": ("Qwen3-MoE", "qwen3-30b-a3b"),
+    "mimo": ("MiMo-7B", "mimo-7b"),
     "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
     "deepseek_v3": ("DeepSeek-V3, R1", "glm-4.7-flash"),
     "kimi_k2": ("Kimi-K2", "glm-4.7-flash"),
@@ -49,14 +51,16 @@ MODELS = {
 }
 # What safetensors hold of a type beside bf16, fp16 and fp32.
 STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
-MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite")
+MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 # What decoded there, by the test or the record that shows it. On the CPU tiny random models.
 RUN = {
     ("cpu", "gpt_oss"): "tests/e2e/test_example.py",
     ("cpu", "llama"): "tests/e2e/test_llama.py",
+    ("cpu", "qwen2"): "tests/e2e/test_llama.py",
     ("cpu", "qwen3"): "tests/e2e/test_llama.py",
     ("cpu", "qwen3_moe"): "tests/e2e/test_llama.py",
+    ("cpu", "mimo"): "tests/e2e/test_mtp.py",
     ("cpu", "deepseek_v2"): _MLA_TESTS,
     ("cpu", "deepseek_v3"): "tests/e2e/test_deepseek.py",
     ("cpu", "kimi_k2"): _MLA_TESTS,
@@ -73,9 +77,13 @@ RUN = {
     ("cpu", "p_eagle"): "tests/e2e/test_p_eagle.py",
     ("cpu", "dflash"): "tests/e2e/test_dflash.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
+    ("cpu", "mtp_latents"): "tests/e2e/test_mtp.py",
     ("cuda", "llama"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "qwen3_moe"): "benchmarks/results/h200-2026-11-26/dense.txt",
+    ("cuda", "qwen2"): "benchmarks/results/h100-2026-11-26/mtp.txt",
+    ("cuda", "mimo"): "benchmarks/results/h100-2026-11-26/mtp.txt",
+    ("cuda", "mtp"): "benchmarks/results/h100-2026-11-26/mtp.txt",
     ("cuda", "p_eagle"): "benchmarks/results/h200-2026-11-26/p-eagle.txt",
     ("cuda", "dflash"): "benchmarks/results/dflash-2026-11-26.txt",
     ("cuda", "norms"): "benchmarks/results/h200-2026-11-26/dense.txt",
@@ -92,6 +100,7 @@ DRAFTS = {
     "p_eagle": "P-EAGLE of 1 to 4 layers",
     "dflash": "DFlash, JetSpec",
     "mtp": "MTP layer of the model",
+    "mtp_latents": "MTP layer with MLA",
 }
 
 
@@ -101,10 +110,10 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
     mla = MlaGeometry(512, 64, 128, 128, 192**-0.5, Norm(1e-6, "before_weight"), 1536)
     latent = replace(plain, mla=mla, kv_heads=1, head_dim=mla.entry_width)
     mtp = MtpGeometry(
-        architecture="DeepSeekMTPModel", hidden=target.hidden, vocab=target.vocab,
-        q_heads=target.q_heads, mla=mla, feed_forward=target.feed_forward(0),
+        architecture="MiMoMTPModel", hidden=target.hidden, vocab=target.vocab,
+        q_heads=target.q_heads, mla=None, feed_forward=target.feed_forward(0),
         rms_eps=target.norm.eps, rope=target.rope, aux_layers=(target.layers - 1,),
-        max_positions=target.max_positions,
+        max_positions=target.max_positions, kv_heads=target.kv_heads, key_width=target.head_dim,
     )  # fmt: skip
     dflash = DFlashGeometry(
         architecture="DFlashDraftModel", hidden=target.hidden, vocab=target.vocab,
@@ -123,6 +132,7 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "p_eagle": PEagleGeometry(**vars(replace(plain, layers=4)), mask_token=1),
         "dflash": dflash,
         "mtp": mtp,
+        "mtp_latents": replace(mtp, mla=mla, kv_heads=1, key_width=0),
     }
 
 
@@ -145,7 +155,7 @@ def rows() -> Iterator[tuple[str, ...]]:
             target = replace(named_geometry(geometry).target, model_type=kind)
             stored = f"safetensors, {STORED[kind]}" if kind in STORED else "safetensors"
             files = [name for name in family.gguf if fits(name, kind, family.model_types)]
-            weights = f"{stored}; GGUF `{'`, `'.join(files)}`"
+            weights = f"{stored}; GGUF `{'`, `'.join(files)}`" if files else stored
             drafts = "EAGLE3, P-EAGLE, DFlash" + (", MTP" if kind in MTP_LAYERS else "")
             found = [state(backend, kind, target, None) for backend in BACKENDS]
             yield title, f"`{kind}`", weights, drafts, *found

@@ -13,10 +13,19 @@ from specbuild.runtime.engine_dir.plan import OpCall
 
 @dataclass
 class Drafted:
-    """What a draft gave last: logits [B·D, Vd] of its levels, and TreeSelect's trees."""
+    """What a draft gave last: the logits of its passes, and TreeSelect's trees.
 
-    logits: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    ``levels`` are those of a draft that recurs, [B·F, Vd] of the nodes of each level; ``logits``
+    [B·D, Vd] of the last pass.
+    """
+
+    levels: list[torch.Tensor] = field(default_factory=list)
     trees: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """Those of the last pass, which are all levels' in a draft of one pass."""
+        return self.levels[-1]
 
     def paths(self, b: int) -> set[tuple[int, ...]]:
         """Those of the nodes of sequence ``b``."""
@@ -30,12 +39,15 @@ class Drafted:
 def watched(patch: pytest.MonkeyPatch) -> Drafted:
     """Filled by every step that an interpreter runs from now on."""
     seen, call_op = Drafted(), PlanInterpreter._call
+    passes: list[torch.Tensor] = []
 
     def spy(self: PlanInterpreter, call: OpCall) -> None:
         call_op(self, call)
         if call.op == "TreeExpand":
-            seen.logits = self._tensor(call.inputs["logits"]).clone()
+            passes.append(self._tensor(call.inputs["logits"]).clone())
         if call.op == "TreeSelect":
+            seen.levels = [*passes]
+            passes.clear()
             seen.trees = {n: self._tensor(of).clone() for n, of in call.outputs.items()}
 
     patch.setattr(PlanInterpreter, "_call", spy)

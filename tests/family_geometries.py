@@ -37,10 +37,11 @@ def _grouped_query(
     eps: float,
     eos: tuple[int, ...],
     head_norms: bool = False,
+    biased: bool = False,
     head_dim: int = 128,
     tied: bool = False,
 ) -> TargetGeometry:
-    """A Llama or a Qwen3 of ``sizes``: hidden, layers, query heads, KV heads."""
+    """A Llama or one of its kin of ``sizes``: hidden, layers, query heads, KV heads."""
     hidden, layers, q_heads, kv_heads = sizes
     return TargetGeometry(
         model_type=model_type,
@@ -50,7 +51,7 @@ def _grouped_query(
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        attention=AttentionParts(qk_norm="head" if head_norms else "none"),
+        attention=AttentionParts(qkv_bias=biased, qk_norm="head" if head_norms else "none"),
         norm=Norm(eps, "before_weight"),
         rope=rope,
         layer_types=("full_attention",) * layers,
@@ -148,6 +149,10 @@ QWEN3_30B_A3B = _grouped_query(
     ),
     vocab=151936, positions=40960, eps=1e-6, eos=(151645,), rope=Rope(1e6), head_norms=True,
 )  # fmt: skip
+MIMO_7B = _grouped_query(
+    "mimo", (4096, 36, 32, 8), _dense(11008), vocab=151680, positions=32768, eps=1e-5,
+    eos=(151645,), rope=Rope(640000.0), biased=True,
+)  # fmt: skip
 DEEPSEEK_V2_LITE = _latent(
     "deepseek_v2", (2048, 27, 16), _mla(128, 128, None, mscale=0.707),
     [_dense(10944), *[BothFeedForward(
@@ -195,6 +200,8 @@ FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "Qwen3-8B": (QWEN3_8B, 8.19),
     "Qwen3-32B": (QWEN3_32B, 32.76),
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30.53),
+    # 7.83 are published, 0.21 of them the MTP layer's.
+    "MiMo-7B": (MIMO_7B, 7.62),
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
     "DeepSeek-V3": (DEEPSEEK_V3, 671.0),
     "GLM-4.7-Flash": (GLM_47_FLASH, 29.94),

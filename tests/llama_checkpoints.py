@@ -1,4 +1,4 @@
-"""Writes small random models of Llama, Qwen3 and Qwen3-MoE, by transformers' own writer."""
+"""Writes small random models of Llama and its kin, by transformers' own writer."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 64,
         }
     },
+    "qwen2": {},
     "qwen3": {"head_dim": 24},
     "qwen3_moe": {
         "head_dim": 16,

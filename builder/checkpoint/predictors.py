@@ -1,4 +1,4 @@
-"""Layers behind a model's last one that predict further tokens (MTP), in its own checkpoint."""
+"""Layers that predict further tokens (MTP), in the checkpoint of the model that they belong to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import SourceTensor
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+# Behind the model's last layer, or in a list of their own.
+_LAYER = re.compile(r"model\.(layers|mtp_layers)\.(\d+)\.")
 
 Tensors = dict[str, SourceTensor]
 
@@ -20,11 +21,14 @@ def predictors(config: Config) -> int:
 
 def split_predictors(tensors: Tensors, layers: int, config: Config) -> tuple[Tensors, Tensors]:
     """The tensors of a model of so many layers, and those of its predictors."""
-    end = layers + predictors(config)
+    count = predictors(config)
 
     def predicts(name: str) -> bool:
         match = _LAYER.match(name)
-        return match is not None and layers <= int(match[1]) < end
+        if match is None:
+            return False
+        first = layers if match[1] == "layers" else 0
+        return first <= int(match[2]) < first + count
 
     own = {name: tensor for name, tensor in tensors.items() if not predicts(name)}
     return own, {name: tensor for name, tensor in tensors.items() if predicts(name)}
@@ -34,7 +38,7 @@ def unused_predictors(predicting: Tensors) -> tuple[str, ...]:
     """A warning, where a checkpoint has some."""
     if not predicting:
         return ()
-    numbers = {int(match[1]) for match in map(_LAYER.match, predicting) if match}
+    numbers = {int(match[2]) for match in map(_LAYER.match, predicting) if match}
     return (
         f"target: layer {', '.join(map(str, sorted(numbers)))} predicts further tokens (MTP) and "
         f"is left out, {len(predicting)} tensors; --draft mtp drafts with it",

@@ -72,6 +72,22 @@ class SourceTensor:
     load_as: Callable[[torch.dtype], torch.Tensor] | None = None
 
 
+def remade(
+    name: str, parent: SourceTensor, make: Callable[[torch.Tensor], torch.Tensor]
+) -> SourceTensor:
+    """What ``make`` gives of the parent; its shape is found on the meta device."""
+    blank = torch.empty(parent.shape, device="meta")
+    return SourceTensor(
+        name=name,
+        dtype=parent.dtype,
+        shape=tuple(make(blank).shape),
+        sources=parent.sources,
+        load=lambda: make(parent.load()),
+        file=None,
+        offset=None,
+    )
+
+
 def open_directory(path: Path) -> dict[str, SourceTensor]:
     """All tensors of a safetensors directory by their names on disk; reads headers only.
 

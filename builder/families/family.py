@@ -139,12 +139,14 @@ class CheckpointFormat:
 class Reference:
     """What loading and watching the family's model in transformers takes, for ``verify``.
 
+    ``classes`` are those that compute a model type of which transformers has no class.
     ``load_options`` are further arguments of ``from_pretrained``, by the checkpoint's directory and
     ``config.json``. ``routers``
     gives the modules that choose experts, by layer, and ``margin`` how near the choice came to
     another one, by a router's output.
     """
 
+    classes: Mapping[str, str] = field(default_factory=dict)
     load_options: Callable[[Path, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
     routers: Callable[[Any], dict[int, nn.Module]] = lambda _: {}
     margin: Callable[[Any, torch.Tensor], float] = lambda *_: math.inf
@@ -221,14 +223,15 @@ class SynthDraft:
     """Synthetic drafts of a family: their geometry, ``config.json``, and tensors by name.
 
     The tensors follow rules, with an acceptance between 0 and 1. ``checkpoint`` is what a reader
-    would give of them. ``places`` are what a draft without a head wants of the target's.
+    would give of them. ``places`` are what a draft without a head wants of the target's. ``config``
+    is None for a layer of the target's own checkpoint, which only engines are made with.
     """
 
     geometry: Callable[[TargetGeometry, DraftSizes], DraftGeometry]
-    config: Callable[[Any, TargetGeometry], dict[str, Any]]
     tensors: Callable[[Noise, Any, TargetGeometry, DraftRules, float], dict[str, SynthTensor]]
     checkpoint: Callable[[Any, Tensors], DraftCheckpoint]
     places: Callable[[Noise, Any, DraftRules], Places] | None = None
+    config: Callable[[Any, TargetGeometry], dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)

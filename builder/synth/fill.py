@@ -15,6 +15,7 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1
 
 CONTRIBUTION = 0.04  # rms of what a sublayer adds, the stream's being 1
 NORM_STD = 0.05
+BIAS_STD = 0.02
 # Codes of a scale: a power of two and its neighbours, equally often.
 _SCALE_STEPS = (-1, 0, 1)
 

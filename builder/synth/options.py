@@ -45,8 +45,10 @@ class SynthOptions(OptionGroup):
         ),
     ] = None
     draft_kind: Annotated[
-        Literal["eagle3", "p-eagle", "dflash"],
-        Described("Kind of the draft: eagle3, p-eagle or dflash; needs --draft.", "KIND"),
+        Literal["eagle3", "p-eagle", "dflash", "mtp"],
+        Described(
+            "Kind of the draft: eagle3, p-eagle, dflash, or mtp, which needs --engine.", "KIND"
+        ),
     ] = "eagle3"
     seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional as F
 
 from specbuild.builder.synth.noise import Noise
+from specbuild.builder.synth.tokens import DraftRules
 
 # What directions of tokens hold of each place, of their squares.
 READ_SHARE, SAID_SHARE = 0.15, 0.25
@@ -51,13 +52,13 @@ class Places:
 
     Coordinates 1 … D hold φ of ``read``, the next D φ of ``said``, both int64 [V] and −1 for none:
     a draft reads the former, and says the token that follows this one by the latter. The next D are
-    free for the draft. ``silent`` is a token that is followed by none.
+    free for the draft. ``silent`` is a token that is followed by none, where there is one.
     """
 
     turns: torch.Tensor
     read: torch.Tensor
     said: torch.Tensor
-    silent: int
+    silent: int | None = None
 
     @property
     def width(self) -> int:
@@ -79,3 +80,18 @@ class Places:
         rest = rows[:, 1 + 3 * width :]
         length = torch.linalg.vector_norm(rest, dim=1)
         rest *= (((1 - shares) * squares).sqrt() / length)[:, None]
+
+
+def told_places(
+    noise: Noise, rules: DraftRules, vocab: int, width: int, silent: int | None = None
+) -> Places:
+    """A token is read at its place; the head says what follows it where the draft says that.
+
+    φ has ``width`` values.
+    """
+    read = places_along(rules.cycle, vocab)
+    says_after = torch.zeros(vocab, dtype=torch.int64)
+    says_after[rules.vocabulary] = rules.before
+    said = torch.full_like(read, -1)
+    said[rules.cycle] = read[says_after[rules.cycle.roll(-1)]]
+    return Places(turns_of(noise, len(rules.cycle), width // 2), read, said, silent)

@@ -37,8 +37,8 @@ def write_checkpoints(
     """``target``, ``draft``, ``prompts.jsonl`` and ``synth.json`` under ``output``.
 
     Raises SpecbuildError where ``output`` exists and ``force`` is not given or it is something
-    else, for ``unique_layers``, ``latent`` and ``indexer``, which are an engine's, and for a full
-    disk.
+    else, for ``unique_layers``, ``latent``, ``indexer`` and MTP layers, which are an engine's, and
+    for a full disk.
     """
     if model.options.unique_layers is not None:
         raise SpecbuildError(
@@ -48,6 +48,12 @@ def write_checkpoints(
     if model.options.latent:
         raise SpecbuildError(
             "--latent needs --engine; for a checkpoint run specbuild retrofit mla on it"
+        )
+    draft_config = None if model.draft is None else model.made_draft.config
+    if model.draft is not None and draft_config is None:
+        raise SpecbuildError(
+            f"--draft-kind {model.options.draft_kind} needs --engine: it is a layer of the model's "
+            "own checkpoint, which is made for engines only"
         )
     if model.options.indexer:
         raise SpecbuildError(
@@ -68,9 +74,9 @@ def write_checkpoints(
         write_json(target / "config.json", family.synth.config(model.target, pad))
         write_json(target / "generation_config.json", generation_config(model.target, pad))
         write_shards(target, model.target_tensors, progress)
-        if model.draft is not None:
+        if draft_config is not None:
             draft = staging / DRAFT_FOLDER
-            write_json(draft / "config.json", model.made_draft.config(model.draft, model.target))
+            write_json(draft / "config.json", draft_config(model.draft, model.target))
             write_shards(draft, model.draft_tensors, progress)
         write_bytes(staging / PROMPTS_FILE, _prompt_lines(model))
         write_json(staging / REPORT_FILE, _report(model, experts))

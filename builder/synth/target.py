@@ -66,7 +66,7 @@ def _head(noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | N
     def part(first: int, end: int) -> torch.Tensor:
         before = rules.before[first:end]
         rows = token_directions(noise, before, g.hidden, places)
-        if places is not None:
+        if places is not None and places.silent is not None:
             rows[before == places.silent] *= -1
         return rows.mul_(RIGHT_LOGIT / g.hidden).bfloat16()
 

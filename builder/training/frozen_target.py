@@ -95,7 +95,7 @@ def _family(path: Path, model_type: object, *, teacher: bool) -> tuple[TargetFam
         kind: (family, class_name)
         for family in TARGETS.values()
         if family.teacher is not None or not teacher
-        for kind, class_name in family.model_types.items()
+        for kind, class_name in {**family.model_types, **family.reference.classes}.items()
     }
     if not isinstance(model_type, str) or model_type not in known:
         expected = " or ".join(map(repr, known))

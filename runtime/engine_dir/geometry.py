@@ -300,8 +300,9 @@ class PEagleGeometry(Eagle3Geometry):
 class MtpGeometry:
     """Shape of an MTP layer, which drafts by recurrence: it reads the normed state and a token.
 
-    It is a block of the target's kind, with the target's embedding and head. ``aux_layers`` is the
-    target's last layer. ``dtype`` is as in :class:`Eagle3Geometry`.
+    It is a block of the target's kind, with the target's embedding and head. One without ``mla``
+    caches keys and values, ``kv_heads`` of ``key_width`` each. ``aux_layers`` is the target's last
+    layer. ``dtype`` is as in :class:`Eagle3Geometry`.
     """
 
     FEATURE: ClassVar[str] = "mtp"
@@ -309,13 +310,15 @@ class MtpGeometry:
     hidden: int
     vocab: int
     q_heads: int
-    mla: MlaGeometry
+    mla: MlaGeometry | None
     feed_forward: FeedForward
     rms_eps: float
     rope: Rope
     aux_layers: tuple[int, ...]
     max_positions: int
     dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+    kv_heads: int = field(default=1, metadata=of_feature("mtp_keys_values"))
+    key_width: int = field(default=0, metadata=of_feature("mtp_keys_values"))
 
     @property
     def layers(self) -> int:
@@ -324,18 +327,18 @@ class MtpGeometry:
 
     @property
     def latent_dims(self) -> tuple[int, ...]:
-        """As a target's: what its one layer caches of a token."""
-        return (self.mla.entry_width,)
-
-    @property
-    def kv_heads(self) -> int:
-        """Those of the absorbed form."""
-        return 1
+        """As a target's: what its one layer caches of a token, empty where keys and values are."""
+        return () if self.mla is None else (self.mla.entry_width,)
 
     @property
     def head_dim(self) -> int:
-        """That of the absorbed form."""
-        return self.mla.entry_width
+        """How wide a head is; with MLA that of the absorbed form."""
+        return self.key_width if self.mla is None else self.mla.entry_width
+
+    @property
+    def rotated(self) -> int:
+        """As an EAGLE3 draft's: how many values of a head, or of an entry of the cache, turn."""
+        return self.head_dim if self.mla is None else self.mla.rope_dim
 
     @property
     def sliding_window(self) -> int:

@@ -1,4 +1,4 @@
-"""Llama, Qwen3 and Qwen3-MoE from checkpoint to tokens, against their classes in transformers."""
+"""Llama and its kin from checkpoint to tokens, against their classes in transformers."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", {"decoder_sparse_step": 2, "num_hidden_layers": 4}),
 }
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", {"tie_word_embeddings": True, "shards": 2}),
     "qwen3": ("qwen3", {"shards": 2}),
     "one KV head of 16": ("llama", {"num_attention_heads": 16, "num_key_value_heads": 1}),
     "as many KV heads": ("llama", {"num_key_value_heads": 4, "num_hidden_layers": 1}),

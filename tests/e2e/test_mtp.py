@@ -11,6 +11,7 @@ import pytest
 import torch
 from command_line import Command
 from deepseek_checkpoints import VOCAB, add_predictor, quantise, write_deepseek
+from mimo_checkpoints import PlainMimoMtp, write_mimo
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
@@ -149,3 +150,40 @@ def test_tokens_are_those_of_generate_with_mtp(folder: Path) -> None:
                 assert list(event.record.output_ids) == expected[event.request]
                 accepted += sum(event.record.stats.acceptance_histogram[1:])
     assert accepted > 20
+
+
+@pytest.fixture(scope="module")
+def mimo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PlainMimoMtp]:
+    folder = tmp_path_factory.mktemp("mimo")
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    tensors = write_mimo(folder / "model", rope_parameters=rope)
+    built(folder)
+    return folder, PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0)
+
+
+def test_mimos_logits_are_those_of_its_formula(mimo: tuple[Path, PlainMimoMtp]) -> None:
+    """transformers has no class of it; position by position, with plain torch of its own."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder, plain = mimo
+    config = Qwen2Config.from_pretrained(folder / "model")
+    model = Qwen2ForCausalLM.from_pretrained(folder / "model", config=config, dtype=torch.float32)
+    ids = np.random.default_rng(3).integers(0, VOCAB, 12).astype(np.int32)
+    with torch.no_grad():
+        states = model.eval().model(torch.from_numpy(ids.astype(np.int64))[None])
+    hidden = states.last_hidden_state[0]
+    probe = EngineProbe(folder / "engine")
+    with probe.sequence(len(ids)) as sequence:
+        aux_hidden = sequence.extend("target", {"token_ids": ids})["captured"]
+        fused = probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
+        np.testing.assert_allclose(fused, hidden.numpy(), atol=1e-4, rtol=1e-4)
+        feeds = {"token_ids": ids[1:], "hidden": fused[:-1]}
+        got = sequence.extend("draft", feeds)["draft_logits"]
+    for end in (2, 5, len(ids)):
+        wanted = plain.follow(hidden[: end - 1], ids[1:end].tolist(), [])[0]
+        np.testing.assert_allclose(got[end - 2], wanted.numpy(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_mimos_tokens_are_those_of_transformers(mimo: tuple[Path, PlainMimoMtp]) -> None:
+    check(mimo[0])

@@ -1,4 +1,4 @@
-"""Small random Llamas and Qwen3 with random EAGLE3 drafts, built for CUDA."""
+"""Small random Llamas and their kin with random EAGLE3 drafts, built for CUDA."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "head_dim": 32, "num_attention_heads": 16, "tie_word_embeddings": True}),
     "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
     "qwen3_moe, bf16": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 96}),
+    "qwen2, tied": ("qwen2", {"head_dim": 64, "tie_word_embeddings": True}),
 }  # fmt: skip
 # What the drafts have beside a plain one, in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (

@@ -66,9 +66,8 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     if draft is None:
         return
     if isinstance(draft, MtpGeometry):
-        raise SpecbuildError(
-            "--draft mtp: no CUDA kernel computes an MTP layer; build with --backend cpu"
-        )
+        _require_no_latents(draft)
+        return  # a block of the target's kind and sizes, with its embedding and head
     _require_variant(draft)
     _require_heads("draft", draft)
     _require_tiles(
@@ -191,6 +190,14 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
         f"{limits.max_batch_size} sequences can draft together, since a launch verifies "
         f"{MAX_DECODE_ROWS} rows; a smaller draft lets more of them",
     )
+
+
+def _require_no_latents(draft: MtpGeometry) -> None:
+    if draft.mla is not None:
+        raise SpecbuildError(
+            "--draft mtp: the model's MTP layer caches latents (MLA), which is built for the CPU "
+            "only; build with --backend cpu"
+        )
 
 
 def _require_variant(draft: Eagle3Geometry | DFlashGeometry) -> None:

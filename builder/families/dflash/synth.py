@@ -32,7 +32,7 @@ from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.draft_heads import draft_heads
 from specbuild.builder.synth.fill import NORM_STD
 from specbuild.builder.synth.noise import Noise
-from specbuild.builder.synth.places import READ_SHARE, Places, places_along, rotation, turns_of
+from specbuild.builder.synth.places import READ_SHARE, Places, rotation, told_places, turns_of
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
@@ -112,15 +112,9 @@ def draft_checkpoint(d: DFlashGeometry, tensors: dict[str, SourceTensor]) -> Dra
     return DraftCheckpoint(d, tensors, (), DFlashDrafter)
 
 
-def told_places(noise: Noise, d: DFlashGeometry, rules: DraftRules) -> Places:
-    """A token is read at its place; the head says what follows it where the draft says that."""
-    read = places_along(rules.cycle, d.vocab)
-    says_after = torch.zeros(d.vocab, dtype=torch.int64)
-    says_after[rules.vocabulary] = rules.before
-    said = torch.full_like(read, -1)
-    said[rules.cycle] = read[says_after[rules.cycle.roll(-1)]]
-    turns = turns_of(noise, len(rules.cycle), d.head_dim // 2)
-    return Places(turns, read, said, silent=d.mask_token)
+def block_places(noise: Noise, d: DFlashGeometry, rules: DraftRules) -> Places:
+    """As wide as a head; the mask token is followed by none."""
+    return told_places(noise, rules, d.vocab, d.head_dim, silent=d.mask_token)
 
 
 class DFlashWriter:
@@ -249,5 +243,5 @@ DFLASH_SYNTH = SynthDraft(
     config=draft_config,
     tensors=lambda noise, d, target, rules, _: DFlashWriter(noise, d, rules).tensors(target),
     checkpoint=draft_checkpoint,
-    places=told_places,
+    places=block_places,
 )

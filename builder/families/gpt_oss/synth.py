@@ -18,13 +18,12 @@ from specbuild.builder.families.gpt_oss.geometry import (
     swiglu_limit,
 )
 from specbuild.builder.synth.configs import yarn_config, yarn_of
-from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import BIAS_STD, CONTRIBUTION, Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.geometry import MoeFeedForward, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-BIAS_STD = 0.02
 SINK_STD = 0.5
 EXPERT_BIAS_STD = 0.05
 _GATED_RMS = 1.3  # of silu(gate)·(up + 1) when both have the deviation that _GATE_UP_RMS asks for

@@ -1,4 +1,4 @@
-"""Reads checkpoints of Llama, Qwen3 and Qwen3-MoE."""
+"""Reads checkpoints of Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read_config(
     if not {*config.texts("layer_types")} <= {"full_attention"}:
         raise config.wrong("layer_types", "full_attention in every layer")
     layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
-    hidden, bias = config.integer("hidden_size"), config.boolean("attention_bias", False)
+    hidden = config.integer("hidden_size")
     feed_forwards, layer_feed_forwards = distinct_feed_forwards(_feed_forwards(config, layers))
     geometry = TargetGeometry(
         model_type=kind,
@@ -51,9 +51,7 @@ def read_config(
         q_heads=heads,
         kv_heads=config.integer("num_key_value_heads", heads if kind == "llama" else None),
         head_dim=config.optional_integer("head_dim") or _head_dim(kind, hidden, heads),
-        attention=AttentionParts(
-            qkv_bias=bias, output_bias=bias, qk_norm="none" if kind == "llama" else "head"
-        ),
+        attention=_attention(kind, config),
         norm=Norm(config.number("rms_norm_eps", 1e-6), "before_weight"),
         rope=read_rope(config, default_theta=DEFAULT_THETA),
         layer_types=("full_attention",) * layers,
@@ -91,6 +89,16 @@ def engine_tensors(
         if moe is not None:
             made |= stacked_experts(made, f"model.layers.{index}.mlp.experts.", moe)
     return made
+
+
+def _attention(kind: str, config: Config) -> AttentionParts:
+    """Llama's and Qwen3's biases are optional; Qwen2 and MiMo have none of the output's."""
+    if kind in ("qwen2", "mimo"):
+        return AttentionParts(qkv_bias=True)
+    bias = config.boolean("attention_bias", False)
+    return AttentionParts(
+        qkv_bias=bias, output_bias=bias, qk_norm="none" if kind == "llama" else "head"
+    )
 
 
 def _head_dim(kind: str, hidden: int, heads: int) -> int:

@@ -1,4 +1,4 @@
-"""The fields of the configurations of Llama, Qwen3 and Qwen3-MoE."""
+"""The fields of the configurations of Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo."""
 
 from __future__ import annotations
 
@@ -10,8 +10,22 @@ _ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "quantization
 _NO_WINDOWS = {"use_sliding_window": (False,)}
 _WINDOWS = frozenset({"sliding_window", "max_window_layers"})
 
+# Biases of Qwen2 are where they are, whatever a config says of them.
+_QWEN2 = _DENSE - {"attention_bias"} | {"layer_types"}
+_BIASES = frozenset({"attention_bias"})
+
 FIELDS = {
     "llama": FieldTable(read=_DENSE | {"mlp_bias"}, only=_ONLY),
+    "qwen2": FieldTable(
+        read=_QWEN2,
+        only=_ONLY | _NO_WINDOWS | {"use_mrope": (False,)},
+        inert=_WINDOWS | _BIASES,
+    ),
+    "mimo": FieldTable(
+        read=_QWEN2 | {"num_nextn_predict_layers", "num_mtp_layers"},
+        only=_ONLY | _NO_WINDOWS | {"use_mrope": (False,)},
+        inert=_WINDOWS | _BIASES,
+    ),
     "qwen3": FieldTable(read=_DENSE | {"layer_types"}, only=_ONLY | _NO_WINDOWS, inert=_WINDOWS),
     "qwen3_moe": FieldTable(
         read=_DENSE

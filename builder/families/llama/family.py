@@ -1,4 +1,4 @@
-"""Llama, Qwen3 and Qwen3-MoE as the registry knows them."""
+"""Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo as the registry knows them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ LLAMA = TargetFamily(
     title="Llama",
     model_types={
         "llama": "LlamaForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
+        "mimo": "MiMoForCausalLM",
     },
     checkpoint=CheckpointFormat(
         read_config=checkpoint.read_config,
@@ -23,7 +25,12 @@ LLAMA = TargetFamily(
         hints=hints.mismatch_hints,
     ),
     module=Llama,
-    reference=Reference(routers=reference.routers, margin=reference.routing_margin),
+    reference=Reference(
+        classes=reference.CLASSES,
+        load_options=reference.load_options,
+        routers=reference.routers,
+        margin=reference.routing_margin,
+    ),
     synth=LLAMA_SYNTH,
     gguf=gguf.FORMS,
 )

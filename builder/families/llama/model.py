@@ -1,4 +1,4 @@
-"""Llama, Qwen3 and Qwen3-MoE: grouped-query attention, and a SwiGLU or routed experts."""
+"""Llama and its kin: grouped-query attention, and a SwiGLU or routed experts."""
 
 from __future__ import annotations
 

@@ -1,13 +1,28 @@
-"""Qwen3-MoE in transformers: where it chooses experts."""
+"""The family in transformers: how MiMo is loaded, and where Qwen3-MoE chooses experts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from specbuild.builder.families.parts.routing_margin import choice_margin
+
+# A MiMo is a Qwen2 with MTP layers beside.
+CLASSES = {"mimo": "Qwen2ForCausalLM"}
+
+
+def load_options(_path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """MiMo's configuration as that of its class; nothing for types that transformers knows."""
+    if fields["model_type"] not in CLASSES:
+        return {}
+    import transformers
+
+    own = {"model_type": transformers.Qwen2Config.model_type}
+    return {"config": transformers.Qwen2Config.from_dict({**fields, **own})}
 
 
 def routers(model: Any) -> dict[int, nn.Module]:

@@ -1,4 +1,4 @@
-"""Synthetic Llama, Qwen3 and Qwen3-MoE models: named geometries, configurations, and weights."""
+"""Synthetic models of Llama and its kin: named geometries, configurations, and weights."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mimo": "MiMoForCausalLM",
+}
+_ATTENTION = {
+    "llama": AttentionParts(),
+    "qwen3": AttentionParts(qk_norm="head"),
+    "qwen3_moe": AttentionParts(qk_norm="head"),
+    "mimo": AttentionParts(qkv_bias=True),
 }
 # A config of Qwen3-MoE names the width of dense layers, which the releases have not.
 _UNUSED_INNER = 6144
@@ -41,6 +48,7 @@ class _Vocabulary:
 
 _LLAMA = _Vocabulary(128256, 128000, (128001, 128008, 128009), 128004)
 _QWEN = _Vocabulary(151936, 151643, (151645, 151643), 151643)
+_MIMO = _Vocabulary(151680, 151643, (151645, 151643), 151643)
 _TINY = _Vocabulary(4096, 4093, (4094,), 4095)
 
 
@@ -70,7 +78,7 @@ def _named(model_type: str, s: _Sizes) -> NamedGeometry:
         q_heads=s.q_heads,
         kv_heads=s.kv_heads,
         head_dim=s.head_dim,
-        attention=AttentionParts(qk_norm="none" if model_type == "llama" else "head"),
+        attention=_ATTENTION[model_type],
         norm=Norm(s.eps, "before_weight"),
         rope=s.rope,
         layer_types=("full_attention",) * s.layers,
@@ -121,6 +129,14 @@ def _qwen(
     )  # fmt: skip
 
 
+def _mimo() -> _Sizes:
+    return _Sizes(
+        hidden=4096, layers=36, q_heads=32, kv_heads=8, head_dim=128, feed_forward=_dense(11008),
+        draft=DraftSizes(32000, 11008), vocabulary=_MIMO, positions=32768, rope=Rope(640000.0),
+        eps=1e-5,
+    )  # fmt: skip
+
+
 def _tiny(feed_forward: FeedForward) -> _Sizes:
     return _Sizes(
         hidden=256, layers=3, q_heads=4, kv_heads=2, head_dim=64, feed_forward=feed_forward,
@@ -133,7 +149,7 @@ def target_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
     (feed_forward,) = g.feed_forwards
     fields: dict[str, Any] = {
         "architectures": [_ARCHITECTURES[g.model_type]],
-        "attention_bias": False,
+        "attention_bias": g.attention.qkv_bias,
         "eos_token_id": list(g.eos_token_ids),
         "head_dim": g.head_dim,
         "hidden_act": "silu",
@@ -177,9 +193,11 @@ LLAMA_SYNTH = SynthTarget(
         "qwen3-30b-a3b": lambda: _named(
             "qwen3_moe", _qwen(2048, 48, (32, 4), _experts(128, 8, 768), 12288)
         ),
+        "mimo-7b": lambda: _named("mimo", _mimo()),
         "tiny-llama": lambda: _named("llama", _tiny(_dense(512))),
         "tiny-qwen3": lambda: _named("qwen3", _tiny(_dense(512))),
         "tiny-qwen3-moe": lambda: _named("qwen3_moe", _tiny(_experts(16, 4, 64))),
+        "tiny-mimo": lambda: _named("mimo", _tiny(_dense(512))),
     },
     config=target_config,
     tensor=layer_tensor,

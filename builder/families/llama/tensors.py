@@ -1,4 +1,4 @@
-"""The tensors of Llama, Qwen3 and Qwen3-MoE on disk."""
+"""The tensors of Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo on disk."""
 
 from __future__ import annotations
 

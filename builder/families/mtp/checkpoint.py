@@ -12,16 +12,21 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.fp8_blocks import dequantised
 from specbuild.builder.checkpoint.predictors import Tensors, predictors, split_predictors
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, open_directory
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, open_directory, remade
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
-from specbuild.builder.families.parts.mla_layer import MlaLayer
-from specbuild.builder.families.parts.mla_tensors import layer_for_engine, layer_shapes
+from specbuild.builder.families.mtp.block import block_for_engine, block_shapes
+from specbuild.builder.families.mtp.naming import (
+    DEEPSEEK,
+    NAMINGS,
+    PROJECTION,
+    Naming,
+    embedding_first,
+)
 from specbuild.builder.families.parts.tensor_shapes import Shapes
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import MtpDrafter
 from specbuild.runtime.errors import SpecbuildError
 
-ARCHITECTURES = ("DeepSeekMTPModel",)
 # The layer's copies of what it shares with the model, and their names there.
 COPIES = {"embed_tokens.weight": EMBEDDING, "shared_head.head.weight": HEAD}
 _NORMS = (
@@ -51,14 +56,15 @@ def read_mtp(
             f"--draft-norm-output {norm_output} is of EAGLE3 drafts; an MTP layer always norms the "
             "state that it reads, leave it out"
         )
-    if target.mla is None or not predictors(top):
+    naming = naming_of(target)
+    if naming is None or not predictors(top):
         raise SpecbuildError(
             f"{top.where}: names no MTP layer that drafts (num_nextn_predict_layers, in a model "
-            "with MLA); give a draft's directory with --draft"
+            "with MLA or a MiMo); give a draft's directory with --draft"
         )
     stored = open_directory(path)
     _, predicting = split_predictors(stored, target.layers, top)
-    first = f"model.layers.{target.layers}."
+    first = naming.first(target.layers)
     tensors: Tensors = {}
     for name, tensor in dequantised(predicting, top).items():
         if name.startswith(first):
@@ -69,38 +75,47 @@ def read_mtp(
             f"{path}: config.json names an MTP layer, but no tensor begins with {first}; the "
             "weights were saved without it, fetch those that its maker published"
         )
-    geometry = _geometry(target)
-    shapes = mtp_shapes(geometry)
+    geometry = mtp_geometry(target)
+    wanted = mtp_shapes(geometry, target)
+    shapes = {naming.stored(name): shape for name, shape in wanted.items()}
     held = (target.vocab, target.hidden)
     shapes |= {name: held for name in COPIES if name in tensors}
     audit(
-        f"{path}: MTP layer {target.layers}",
+        f"{path}: MTP layer {first.split('.')[-2]}",
         {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()},
         tensors,
     )
     warnings = _warnings(stored, tensors, top)
-    own = {name: tensor for name, tensor in tensors.items() if name not in COPIES}
-    layer = layer_of(geometry)
-    own |= layer_for_engine(own, "", layer, interleaved=geometry.rope.interleaved)
-    return DraftCheckpoint(geometry, own, warnings, MtpDrafter)
+    own = _as_deepseeks({name: tensors[naming.stored(name)] for name in wanted}, naming)
+    return mtp_checkpoint(geometry, own, warnings)
 
 
-def layer_of(d: MtpGeometry) -> MlaLayer:
-    """Its block."""
-    return MlaLayer(d.hidden, d.q_heads, d.mla, d.rms_eps, d.feed_forward)
+def naming_of(target: TargetGeometry) -> Naming | None:
+    """How such a model's MTP layer is named; None where none is known to have one."""
+    named = NAMINGS.get(target.model_type)
+    return DEEPSEEK if named is None and target.mla is not None else named
 
 
-def mtp_shapes(d: MtpGeometry) -> Shapes:
+def mtp_checkpoint(
+    d: MtpGeometry, tensors: Tensors, warnings: tuple[str, ...] = ()
+) -> DraftCheckpoint:
+    """What a reader gives of these tensors, which have the names of :func:`mtp_shapes`."""
+    return DraftCheckpoint(d, block_for_engine(d, tensors), warnings, MtpDrafter)
+
+
+def mtp_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
     """The tensors of the layer, by names within it, without copies of the target's."""
     norms: Shapes = dict.fromkeys(_NORMS, (d.hidden,))
-    return norms | {"eh_proj.weight": (d.hidden, 2 * d.hidden)} | layer_shapes(layer_of(d))
+    return norms | {PROJECTION: (d.hidden, 2 * d.hidden)} | block_shapes(d, target)
 
 
-def _geometry(target: TargetGeometry) -> MtpGeometry:
-    assert target.mla is not None
-    last = target.layers - 1
+def mtp_geometry(target: TargetGeometry) -> MtpGeometry:
+    """The layer of a target of which :func:`naming_of` knows one."""
+    last, grouped = target.layers - 1, target.mla is None
+    naming = naming_of(target)
+    assert naming is not None
     return MtpGeometry(
-        architecture=ARCHITECTURES[0],
+        architecture=naming.architecture,
         hidden=target.hidden,
         vocab=target.vocab,
         q_heads=target.q_heads,
@@ -110,7 +125,17 @@ def _geometry(target: TargetGeometry) -> MtpGeometry:
         rope=target.rope,
         aux_layers=(last,),
         max_positions=target.max_positions,
+        kv_heads=target.kv_heads,
+        key_width=target.head_dim if grouped else 0,
     )
+
+
+def _as_deepseeks(tensors: Tensors, naming: Naming) -> Tensors:
+    """The tensors under DeepSeek's names, the projection's columns in DeepSeek's order."""
+    made = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
+    if naming.hidden_first:
+        made[PROJECTION] = remade(PROJECTION, made[PROJECTION], embedding_first)
+    return made
 
 
 def _warnings(stored: Tensors, tensors: Tensors, top: Config) -> tuple[str, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from specbuild.builder.families.mtp.checkpoint import layer_of
-from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch
+from specbuild.builder.families.mtp.block import block_parts
+from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm
 from specbuild.builder.families.parts.target import Block
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
@@ -30,8 +30,8 @@ class _Norm(nn.Module):
 class MtpLayer(Block):
     """The layer under the names of its checkpoint; an engine stores them with ``draft.`` before."""
 
-    def __init__(self, d: MtpGeometry) -> None:
-        super().__init__(*layer_of(d).parts())
+    def __init__(self, d: MtpGeometry, target: TargetGeometry) -> None:
+        super().__init__(*block_parts(d, target))
         self.enorm, self.hnorm = LlamaNorm(d.hidden, d.rms_eps), LlamaNorm(d.hidden, d.rms_eps)
         self.eh_proj = nn.Linear(2 * d.hidden, d.hidden, bias=False)
         self.shared_head = _Norm(d.hidden, d.rms_eps)
@@ -63,9 +63,9 @@ class Mtp(nn.Module):
 
     def __init__(self, d: MtpGeometry, target: TargetGeometry, max_positions: int) -> None:
         super().__init__()
-        self.draft, self.model = MtpLayer(d), _Embedding(target)
+        self.draft, self.model = MtpLayer(d, target), _Embedding(target)
         self.lm_head = nn.Linear(target.hidden, target.vocab, bias=False)
-        table = torch.empty(max_positions, d.mla.rope_dim // 2)
+        table = torch.empty(max_positions, d.rotated // 2)
         self.register_buffer("draft_rope_cos", table)
         self.register_buffer("draft_rope_sin", table.clone())
 
@@ -75,7 +75,7 @@ class Mtp(nn.Module):
         hidden: torch.Tensor,
         launch: Launch,
         view: GroupView,
-        pools: tuple[LatentPool],
+        pools: tuple[LatentPool | LayerPools],
     ) -> tuple[Any, ...]:
         """Row t pairs ``hidden`` [T, H] with the next token's embedding, at the hidden's position.
 

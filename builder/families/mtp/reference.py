@@ -7,6 +7,12 @@ from typing import Any
 
 import torch
 
+from specbuild.builder.families.mtp.naming import (
+    DEEPSEEK,
+    NAMINGS,
+    PROJECTION,
+    embedding_first,
+)
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
 from specbuild.runtime.errors import SpecbuildError
@@ -61,11 +67,16 @@ def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> Refere
 
     Raises SpecbuildError where the checkpoint has no MTP layer.
     """
-    first = f"model.layers.{len(model.model.layers)}."
+    naming = NAMINGS.get(fields["model_type"], DEEPSEEK)
+    first = naming.first(len(model.model.layers))
     stored = stored_weights(path, scale_block(fields))
-    weights = {n.removeprefix(first): t for n, t in stored.items() if n.startswith(first)}
-    if "eh_proj.weight" not in weights:
-        raise SpecbuildError(f"{path}: has no {first}eh_proj.weight; give the engine's own model")
+    found = {n.removeprefix(first): t for n, t in stored.items() if n.startswith(first)}
+    projection = naming.stored(PROJECTION)
+    if projection not in found:
+        raise SpecbuildError(f"{path}: has no {first}{projection}; give the engine's own model")
+    weights = {naming.own(name): tensor for name, tensor in found.items()}
+    if naming.hidden_first:
+        weights[PROJECTION] = embedding_first(weights[PROJECTION])
     return ReferenceMtp(model, weights)
 
 

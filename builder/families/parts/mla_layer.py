@@ -43,7 +43,7 @@ class MlaLayer:
         """What a block is made of: both norms, attention, feed-forward."""
         norms = LlamaNorm(self.hidden, self.eps), LlamaNorm(self.hidden, self.eps)
         attention = EngineMlaAttention(self.hidden, self.heads, self.mla, self.inputs)
-        return norms, attention, _mlp(self.hidden, self.feed_forward)
+        return norms, attention, feed_forward_module(self.hidden, self.feed_forward)
 
 
 class Router(nn.Module):
@@ -77,9 +77,10 @@ class MoeMlp(nn.Module):
         return routed + self.shared_experts(x) if self.shared else routed
 
 
-def _mlp(hidden: int, feed_forward: FeedForward) -> nn.Module:
+def feed_forward_module(hidden: int, feed_forward: FeedForward) -> nn.Module:
+    """The dense feed-forward, or experts beside shared ones, under the names of checkpoints."""
     if isinstance(feed_forward, DenseFeedForward):
-        return SwigluMlp(hidden, feed_forward.inner)
+        return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias)
     if isinstance(feed_forward, BothFeedForward):
         return MoeMlp(hidden, feed_forward.moe, feed_forward.dense)
     return MoeMlp(hidden, feed_forward, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import SourceTensor, remade
 from specbuild.builder.families.parts.experts import expert_shapes, stacked_experts
 from specbuild.builder.families.parts.mla_layer import MlaLayer
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
@@ -23,7 +23,7 @@ from specbuild.runtime.engine_dir.geometry import (
 def layer_shapes(layer: MlaLayer) -> Shapes:
     """Attention and feed-forward without the norms before them, by names within the layer."""
     attention = prefixed("self_attn.", _attention(layer))
-    return attention | prefixed("mlp.", _feed_forward(layer.hidden, layer.feed_forward))
+    return attention | prefixed("mlp.", feed_forward_shapes(layer.hidden, layer.feed_forward))
 
 
 def layer_for_engine(
@@ -66,9 +66,10 @@ def _attention(layer: MlaLayer) -> Shapes:
     }
 
 
-def _feed_forward(hidden: int, feed_forward: FeedForward) -> Shapes:
+def feed_forward_shapes(hidden: int, feed_forward: FeedForward) -> Shapes:
+    """Those of a dense feed-forward, or of experts with shared ones, by names within it."""
     if isinstance(feed_forward, DenseFeedForward):
-        return swiglu_shapes(hidden, feed_forward.inner)
+        return swiglu_shapes(hidden, feed_forward.inner, bias=feed_forward.bias)
     if isinstance(feed_forward, BothFeedForward):
         shared = prefixed("shared_experts.", swiglu_shapes(hidden, feed_forward.dense.inner))
         return _moe(hidden, feed_forward.moe) | shared
@@ -82,22 +83,6 @@ def _moe(hidden: int, moe: MoeFeedForward) -> Shapes:
     return shapes | expert_shapes(hidden, moe)
 
 
-def _made(
-    name: str, parent: SourceTensor, make: Callable[[torch.Tensor], torch.Tensor]
-) -> SourceTensor:
-    """What ``make`` gives of ``parent``; its shape is found on the meta device."""
-    blank = torch.empty(parent.shape, device="meta")
-    return SourceTensor(
-        name=name,
-        dtype=parent.dtype,
-        shape=tuple(make(blank).shape),
-        sources=parent.sources,
-        load=lambda: make(parent.load()),
-        file=None,
-        offset=None,
-    )
-
-
 def _up_projections(tensor: SourceTensor, heads: int, mla: MlaGeometry) -> dict[str, SourceTensor]:
     def part(place: int) -> Callable[[torch.Tensor], torch.Tensor]:
         sizes = [mla.nope_dim, mla.v_dim]
@@ -105,7 +90,7 @@ def _up_projections(tensor: SourceTensor, heads: int, mla: MlaGeometry) -> dict[
 
     stem = tensor.name.removesuffix("weight")
     return {
-        f"{stem}{name}": _made(f"{stem}{name}", tensor, part(place))
+        f"{stem}{name}": remade(f"{stem}{name}", tensor, part(place))
         for place, name in enumerate(("key", "value"))
     }
 
@@ -118,4 +103,4 @@ def _half_split(tensor: SourceTensor, heads: int, rope_dim: int) -> SourceTensor
         kept, turned = by_head[:, :-rope_dim], by_head[:, -rope_dim:]
         return torch.cat([kept, turned[:, 0::2], turned[:, 1::2]], dim=1).flatten(0, 1)
 
-    return _made(tensor.name, tensor, split)
+    return remade(tensor.name, tensor, split)

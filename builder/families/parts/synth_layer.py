@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from specbuild.builder.synth.fill import CONTRIBUTION, Fill
+from specbuild.builder.synth.fill import BIAS_STD, CONTRIBUTION, Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
@@ -15,11 +15,13 @@ _GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
 
 
 def layer_tensor(fill: Fill, _g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """Makes the tensor of this name: a norm, a router, or a projection."""
+    """Makes the tensor of this name: a norm, a router, a bias, or a projection."""
     if name.endswith("norm.weight"):
         return fill.norm(name, shape)
     if name.endswith(".mlp.gate.weight"):
         return fill.router(name, shape)
+    if name.endswith("bias"):
+        return fill.normal(name, shape, BIAS_STD)
     std = 1 / math.sqrt(shape[1])
     if name.endswith("o_proj.weight"):
         std *= CONTRIBUTION

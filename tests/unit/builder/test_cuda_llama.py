@@ -50,6 +50,7 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}}),
     "one KV head of 8": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1,
                                    "head_dim": 64, "rope_parameters": None}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip

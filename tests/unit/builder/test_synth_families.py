@@ -36,11 +36,12 @@ PUBLISHED = {
     "qwen3-8b": "Qwen3-8B",
     "qwen3-32b": "Qwen3-32B",
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "mimo-7b": "MiMo-7B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "youtu-2b": "Youtu-LLM-2B",
 }
-TINY = ("tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe")
+TINY = ("tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo")
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
     "mla", "feed_forwards", "layer_feed_forwards", "norm", "rope", "max_positions",

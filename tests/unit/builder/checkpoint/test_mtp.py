@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoint_files import edit_config, edit_tensors
 from deepseek_checkpoints import HIDDEN, LAYERS, add_predictor, write_deepseek
+from mimo_checkpoints import LAYER, write_mimo
 from planning import plan_engine
 from safetensors.torch import load_file
 
@@ -17,6 +18,7 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.engine.draft_window import windowed_draft
 from specbuild.builder.families.checkpoints import is_own_draft, read_own_draft, read_target
 from specbuild.builder.options import BuildOptions, DraftOptions
+from specbuild.runtime.engine_dir.features import used_features
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -120,3 +122,39 @@ def test_a_directory_of_that_name_is_a_draft(
     assert is_own_draft(Path("mtp")) and not is_own_draft(Path("other"))
     (tmp_path / "mtp").mkdir()
     assert not is_own_draft(Path("mtp"))
+
+
+def test_mimos_layer_is_read_under_deepseeks_names(tmp_path: Path) -> None:
+    """Its projection reads the hidden state first; attention is over keys and values."""
+    stored = write_mimo(tmp_path / "model")
+    target, draft = target_of(tmp_path / "model"), read(tmp_path / "model")
+    d = draft.geometry
+    assert isinstance(d, MtpGeometry) and draft.warnings == ()
+    assert (target.attention.qkv_bias, target.attention.output_bias) == (True, False)
+    assert (d.mla, d.latent_dims, d.kv_heads, d.head_dim, d.rotated) == (None, (), 2, 16, 16)
+    assert (d.aux_layers, d.feed_forward) == ((2,), target.feed_forward(2))
+    assert used_features(d) == ("mtp", "mtp_keys_values")
+    assert "self_attn.q_proj.bias" in draft.tensors
+    projection = draft.tensors["eh_proj.weight"].load()
+    theirs = stored[f"{LAYER}input_proj.weight"]
+    assert torch.equal(projection[:, 64:], theirs[:, :64])
+    assert torch.equal(projection[:, :64], theirs[:, 64:])
+    assert torch.equal(
+        draft.tensors["enorm.weight"].load(), stored[f"{LAYER}token_layernorm.weight"]
+    )
+    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "engine")
+    group = plan_engine(options, target, d).groups[-1]
+    assert (group.name, group.kv_heads, group.k_width, group.latent_widths) == ("draft", 2, 16, ())
+    (warning,) = read_target(tmp_path / "model", strict=True).warnings
+    assert "layer 0 predicts further tokens (MTP) and is left out" in warning
+
+
+def test_mimos_tensors_that_do_not_fit(tmp_path: Path) -> None:
+    """They are named as they are on disk; of what config.json does not name nothing is taken."""
+    write_mimo(tmp_path / "model")
+    edit_tensors(tmp_path / "model", lambda t: t.pop(f"{LAYER}token_layernorm.weight"))
+    assert "MTP layer 0: 1 tensor does not fit" in refusal(tmp_path / "model")
+    assert "missing: token_layernorm.weight" in refusal(tmp_path / "model")
+    edit_config(tmp_path / "model", num_nextn_predict_layers=0)
+    with pytest.raises(SpecbuildError, match=r"left over: model\.mtp_layers"):
+        target_of(tmp_path / "model")

@@ -1,0 +1,63 @@
+"""The block of an MTP layer: of the target's kind, with MLA or with keys and values."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.parts.attention import GroupedAttention
+from specbuild.builder.families.parts.experts import stacked_experts
+from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.mla_layer import MlaLayer, feed_forward_module
+from specbuild.builder.families.parts.mla_tensors import (
+    feed_forward_shapes,
+    layer_for_engine,
+    layer_shapes,
+)
+from specbuild.builder.families.parts.target import GraphSizes
+from specbuild.builder.families.parts.tensor_shapes import (
+    Shapes,
+    grouped_attention_shapes,
+    prefixed,
+)
+from specbuild.runtime.engine_dir.geometry import (
+    MlaGeometry,
+    MtpGeometry,
+    TargetGeometry,
+    routed_part,
+)
+
+
+def block_parts(
+    d: MtpGeometry, target: TargetGeometry
+) -> tuple[tuple[nn.Module, nn.Module], nn.Module, nn.Module]:
+    """What it is made of: both norms, attention, feed-forward."""
+    if d.mla is not None:
+        return _latent_layer(d, d.mla).parts()
+    norms = LlamaNorm(d.hidden, d.rms_eps), LlamaNorm(d.hidden, d.rms_eps)
+    (last,) = d.aux_layers
+    sizes = GraphSizes(d.aux_layers, d.max_positions)
+    attention = GroupedAttention(target, last, sizes)
+    return norms, attention, feed_forward_module(d.hidden, d.feed_forward)
+
+
+def block_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
+    """Its tensors in a checkpoint but for the norms, by names within the layer."""
+    if d.mla is not None:
+        return layer_shapes(_latent_layer(d, d.mla))
+    mlp = prefixed("mlp.", feed_forward_shapes(d.hidden, d.feed_forward))
+    return grouped_attention_shapes(target) | mlp
+
+
+def block_for_engine(d: MtpGeometry, tensors: dict[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Audited tensors, with those in other forms that an engine's graphs name so."""
+    made = dict(tensors)
+    if d.mla is not None:
+        layer = _latent_layer(d, d.mla)
+        return made | layer_for_engine(made, "", layer, interleaved=d.rope.interleaved)
+    moe = routed_part(d.feed_forward)
+    return made if moe is None else made | stacked_experts(made, "mlp.experts.", moe)
+
+
+def _latent_layer(d: MtpGeometry, mla: MlaGeometry) -> MlaLayer:
+    return MlaLayer(d.hidden, d.q_heads, mla, d.rms_eps, d.feed_forward)
