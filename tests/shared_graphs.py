@@ -34,7 +34,7 @@ _KNOWN: dict[str, dict[Path, tuple[Reads, ir.Model]]] = {name: {} for name in _E
 
 def share_exports() -> None:
     """Lets ``builder.graphs`` take a graph that this run has exported already."""
-    _list_translations_once()
+    _read_torch_once()
     _replace({name: _shared(name, export) for name, export in _EXPORTS.items()})
 
 
@@ -99,8 +99,16 @@ def _write(file: Path, data: bytes) -> None:
     unfinished.rename(file)
 
 
-def _list_translations_once() -> None:
-    """The exporter parses the source of all its translations for every graph: a second of four."""
-    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+def _read_torch_once() -> None:
+    """For every graph the exporter parses the source of all its translations, reads all their
+    signatures, and asks for all of torch's composite ops: half of what a small graph takes."""
+    exporter = "torch.onnx._internal.exporter"
+    registration = importlib.import_module(f"{exporter}._registration")
     listed = registration.onnxscript_apis.get_torchlib_ops
     registration.onnxscript_apis = SimpleNamespace(get_torchlib_ops=cache(listed))
+    for name, function in (
+        (f"{exporter}._schemas", "op_signature_from_function"),
+        ("torch._export.utils", "_materialize_cpp_cia_ops"),
+    ):
+        module = importlib.import_module(name)
+        setattr(module, function, cache(getattr(module, function)))

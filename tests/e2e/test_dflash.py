@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,6 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one layer without norms": {"layers": 1, "normed": False},
     "four causal layers": {"layers": 4, "causal": True},
 }
+QUICK = ("jetspec", "one layer without norms")
 
 
 def built(folder: Path, drafting: DraftOptions | None = None, **options: Any) -> Tensors:
@@ -59,17 +61,37 @@ def shared_of(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dflash")
-    built(folder)
-    return folder
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a variant, built once; read only."""
+
+    @cache
+    def made(name: str) -> Path:
+        folder = tmp_path_factory.mktemp("dflash")
+        built(folder, **VARIANTS[name])
+        return folder
+
+    return made
 
 
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
-def test_drafts_are_those_of_the_published_maths(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.fixture
+def folder(folder_of: Callable[[str], Path]) -> Path:
+    return folder_of("dflash")
+
+
+def draft_of(folder: Path) -> Tensors:
+    """The draft's tensors."""
+    return load_file(folder / "draft" / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS if n not in QUICK)]
+)
+def test_drafts_are_those_of_the_published_maths(
+    folder_of: Callable[[str], Path], name: str
+) -> None:
     """Round after round: of a block nothing is left in the next one."""
-    tensors = built(tmp_path, **options)
-    reference, causal = PlainDFlash(tensors, *shared_of(tmp_path)), options.get("causal", False)
+    folder, causal = folder_of(name), VARIANTS[name].get("causal", False)
+    reference = PlainDFlash(draft_of(folder), *shared_of(folder))
 
     def expected(
         states: torch.Tensor, ids: torch.Tensor, shape: DraftShape
@@ -77,7 +99,7 @@ def test_drafts_are_those_of_the_published_maths(tmp_path: Path, options: dict[s
         logits = reference.logits(states, int(ids[-1]), causal=causal)
         return likeliest(logits, torch.arange(VOCAB), shape)
 
-    probe = EngineProbe(tmp_path / "engine")
+    probe = EngineProbe(folder / "engine")
     drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
     rounds = [(2, CHAIN), (1, TREE), (5, DraftShape(1, 1, 1)), (1, CHAIN), (0, TREE)]
     check_rounds(drafter, probe.manifest, rounds, expected)
@@ -101,17 +123,16 @@ def assistant(tensors: Tensors) -> Any:
     return model
 
 
-def test_chains_are_those_of_transformers_candidate_generator(tmp_path: Path) -> None:
+def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> None:
     from transformers import GenerationConfig
     from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
-    tensors = built(tmp_path)
-    embedding, head = shared_of(tmp_path)
+    embedding, head = shared_of(folder)
     shared = torch.nn.Embedding.from_pretrained(embedding)
     output = torch.nn.Linear(*reversed(head.shape), bias=False)
     output.weight.data = head.float()
     make = partial(
-        DFlashTokenCandidateGenerator, assistant(tensors), shared, output,
+        DFlashTokenCandidateGenerator, assistant(draft_of(folder)), shared, output,
         GenerationConfig(max_length=512),
     )  # fmt: skip
     # One generator a sequence, each with what its cache has of it already.
@@ -138,7 +159,7 @@ def test_chains_are_those_of_transformers_candidate_generator(tmp_path: Path) ->
         drafts = given[0, len(ids) :].tolist()
         return {tuple(drafts[:depth]) for depth in range(1, shape.draft_depth + 1)}
 
-    probe = EngineProbe(tmp_path / "engine")
+    probe = EngineProbe(folder / "engine")
     drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
     rounds = [(2, CHAIN), (1, CHAIN), (5, DraftShape(1, 2, 2)), (3, CHAIN)]
     check_rounds(drafter, probe.manifest, rounds, expected)
@@ -209,12 +230,10 @@ def test_levels_are_bounded_by_the_block(tmp_path: Path) -> None:
     assert len(found[0]) == 100
 
 
-@pytest.mark.parametrize("causal", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_verify_compares_its_stages(tmp_path: Path, causal: bool) -> None:
-    built(tmp_path, causal=causal)
-    report = verify_engine(
-        tmp_path / "engine", tmp_path / "model", tmp_path / "draft", SilentProgress()
-    )
+@pytest.mark.parametrize("name", [pytest.param("dflash", marks=pytest.mark.slow), "jetspec"])
+def test_verify_compares_its_stages(folder_of: Callable[[str], Path], name: str) -> None:
+    folder = folder_of(name)
+    report = verify_engine(folder / "engine", folder / "model", folder / "draft", SilentProgress())
     stages = {row.stage: row for row in report.rows}
     assert stages["draft block"].rows > 0
     assert report.passed
