@@ -104,7 +104,7 @@ class ProgramOffers:
             believed_s = table_s * ratio + _HOST_S
             self._times.learn(self._kinds[length], outcome.step_s / believed_s)
 
-    def _lengths(self, batch: int) -> list[int]:
+    def _lengths(self, batch: int) -> tuple[int, ...]:
         return self._programs.offered_lengths(batch=batch, full_logits=self._full_logits)
 
     def _table_s(self, length: int, outlook: Outlook) -> float | None:

@@ -25,6 +25,7 @@ class ProgramTable:
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
         self._capacities: dict[tuple[DraftShape | None, int], int] = {}
+        self._lengths: dict[tuple[int, bool], tuple[int, ...]] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -102,10 +103,13 @@ class ProgramTable:
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == shape)
         return [p for p in steps if p.batch >= batch]
 
-    def offered_lengths(self, *, batch: int, full_logits: bool) -> list[int]:
+    def offered_lengths(self, *, batch: int, full_logits: bool) -> tuple[int, ...]:
         """The chains of the host's that steps of ``batch`` sequences verify, rising."""
-        able = (p for p in self._offered if p.batch >= batch and p.full_logits >= full_logits)
-        return sorted({p.draft_tokens for p in able})
+        key = (batch, full_logits)
+        if key not in self._lengths:
+            able = (p for p in self._offered if p.batch >= batch and p.full_logits >= full_logits)
+            self._lengths[key] = tuple(sorted({p.draft_tokens for p in able}))
+        return self._lengths[key]
 
     def offered_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
         """A step of ``batch`` sequences that verifies chains of up to ``length`` tokens."""
