@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,9 +40,12 @@ def share_exports() -> None:
 
 @contextlib.contextmanager
 def exported_anew() -> Iterator[None]:
-    """Every graph is exported again: for a test that compares builds byte for byte."""
+    """Every graph is exported again: for a test that compares builds byte for byte.
+
+    Other tests may take it.
+    """
     before = {name: getattr(graphs, name) for name in _EXPORTS}
-    _replace(_EXPORTS)
+    _replace({name: partial(_exported, name) for name in _EXPORTS})
     try:
         yield
     finally:
@@ -59,14 +62,21 @@ def _shared(name: str, export: Export) -> Export:
     def known(*arguments: Any) -> ir.Model:
         found = _found(name, arguments)
         if found is None:
-            reads: Reads = {}
-            followed = [traced(value, (i,), reads) for i, value in enumerate(arguments)]
-            _store(name, export(*followed), reads)
+            _exported(name, *arguments)
             found = _found(name, arguments)
         assert found is not None
         return found.clone()
 
     return known
+
+
+def _exported(name: str, *arguments: Any) -> ir.Model:
+    """The graph as it is exported now; it is stored too."""
+    reads: Reads = {}
+    followed = [traced(value, (i,), reads) for i, value in enumerate(arguments)]
+    model = _EXPORTS[name](*followed)
+    _store(name, model.clone(), reads)
+    return model
 
 
 def _found(name: str, arguments: tuple[Any, ...]) -> ir.Model | None:

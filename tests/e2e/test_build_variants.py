@@ -51,10 +51,11 @@ VARIANTS = {
         draft={"dtype": "f32", "own_embedding": True},
         options={"page_size": 1},
     ),
-    "query groups of 8, width 64, one sequence, chains": Variant(
+    "query groups of 8, width 64, no biases of attention, one sequence, chains": Variant(
         target={"q_heads": 8, "kv_heads": 1, "head_dim": 64, "experts_per_token": 4},
         draft={"q_heads": 8, "kv_heads": 1, "head_dim": 64, "fc_norm": True},
         options={"max_batch_size": 1, "page_size": 64, "draft_top_k": 1, "draft_depth": 4},
+        edit="no biases",
         shapes=(DraftShape(1, 1, 1), DraftShape(1, 4, 4)),
     ),
     "norms in F32, draft in F16 with a window, short context": Variant(
@@ -64,7 +65,6 @@ VARIANTS = {
         edit="wide norms",
         prompts=(2, 1, 23),
     ),
-    "no biases of attention": Variant(edit="no biases", prompts=(9,), shapes=()),
 }
 
 

@@ -21,6 +21,9 @@ from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.strict_json import to_json
 
+# Sizes of the engine that others use too, whose graphs are exported once.
+TINY = ("--max-seq-len", 96, "--max-batch-size", 2, "--draft-top-k", 4, "--draft-depth", 4,
+        "--draft-tokens", 12)  # fmt: skip
 NUMBER = {"type": "number"}
 BENCH_SCHEMA = {
     "type": "object",
@@ -217,15 +220,14 @@ def test_verify_exits_with_1_when_a_threshold_fails(
 
 
 def test_build_writes_an_engine_and_says_so(
-    command: Command, target_path: Path, draft_path: Path, tmp_path: Path
+    command: Command, text_target: Path, text_draft: Path, tmp_path: Path
 ) -> None:
     output, passes, kept = tmp_path / "engine", tmp_path / "passes", tmp_path / "onnx"
-    arguments = ("--model", target_path, "--draft", draft_path, "--output", output,
-                 "--max-seq-len", 32)  # fmt: skip
+    arguments = ("--model", text_target, "--draft", text_draft, "--output", output, *TINY)
     result = command("build", *arguments, "--keep-onnx", kept, "--dump-passes", passes)
     assert result.code == 0, result.err
     assert not result.out
-    assert "32 tokens" in result.err
+    assert "96 tokens" in result.err
     assert list(kept.glob("*.onnx"))
     assert f"{kept}: the portable graphs" in result.err
     stages = re.findall(r"^[a-z ]+: ([\d.]+) (\w+)$", result.err, re.MULTILINE)
@@ -234,7 +236,7 @@ def test_build_writes_an_engine_and_says_so(
     warnings = [line for line in result.err.splitlines() if line.startswith("warning: ")]
     assert warnings and len(set(warnings)) == len(warnings)
     assert list(passes.rglob("*.onnx"))
-    assert read_manifest(output).limits.max_seq_len == 32
+    assert read_manifest(output).limits.max_seq_len == 96
     assert command("build", *arguments).refused("engine", "--force")
 
 
@@ -251,7 +253,7 @@ def test_train_draft_writes_a_draft_that_builds(
     result = command("train", "draft", *model, "--text", text, "--output", output, *sizes)
     assert result.code == 0, result.err
     assert not result.out
-    built = command("build", *model, "--draft", output, "--output", tmp_path / "engine")
+    built = command("build", *model, "--draft", output, "--output", tmp_path / "engine", *TINY)
     assert built.code == 0, built.err
 
 

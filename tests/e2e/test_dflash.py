@@ -16,10 +16,12 @@ from command_line import Command
 from dflash_drafts import AUX_LAYERS, BLOCK, EPS, MASK_TOKEN, THETA, PlainDFlash, write_dflash
 from draft_rounds import check_rounds, likeliest
 from drafted_outputs import drafted_outputs, sampled_outputs
+from planning import plan_engine
 from random_weights import Tensors
 from safetensors.torch import load_file
 
 from specbuild.builder.build import build
+from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
@@ -220,13 +222,20 @@ def test_a_window_is_of_causal_blocks(tmp_path: Path) -> None:
     check_rounds(drafter, probe.manifest, [(2, CHAIN), (1, TREE), (5, CHAIN)], expected)
 
 
-def test_levels_are_bounded_by_the_block(tmp_path: Path) -> None:
+def test_levels_are_bounded_by_the_block(folder: Path) -> None:
+    target = read_target(folder / "model", strict=True).geometry
+    draft = read_draft(folder / "draft", target, strict=True).geometry
+
+    def default(**drafting: int) -> DraftShape | None:
+        asked = BuildOptions(
+            model=folder / "model", output=Path("unused"), drafting=DraftOptions(**drafting)
+        )
+        return plan_engine(asked, target, draft).draft_default
+
     with pytest.raises(SpecbuildError, match="--draft-depth 6: the draft's block is of 6 tokens"):
-        built(tmp_path, DraftOptions(depth=6))
-    built(tmp_path, DraftOptions(top_k=1))
-    manifest = json.loads((tmp_path / "engine" / "manifest.json").read_text())
-    assert manifest["draft_default"] == {"draft_top_k": 1, "draft_depth": 5, "draft_tokens": 5}
-    found, _ = drafted_outputs(tmp_path / "engine", [(3, 4)], CHAIN, new_tokens=100)
+        default(depth=6)
+    assert default(top_k=1) == CHAIN
+    found, _ = drafted_outputs(folder / "engine", [(3, 4)], CHAIN, new_tokens=100)
     assert len(found[0]) == 100
 
 

@@ -53,6 +53,17 @@ def options(checkpoints: Path, output: Path, **changes: object) -> BuildOptions:
     )
 
 
+def with_values(source: Path, copy: Path, name: str, value: float) -> Path:
+    """A copy of checkpoints with one value of a tensor changed."""
+    shutil.copytree(source, copy)
+    folder, _, tensor = name.partition(":")
+    file = copy / folder / "model.safetensors"
+    tensors = load_file(file)
+    tensors[tensor].view(-1)[-1] = value
+    save_file(tensors, file, metadata={"format": "pt"})
+    return copy
+
+
 @pytest.fixture(scope="module")
 def built(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An engine of the checkpoints: tests that change one take a copy."""
@@ -131,9 +142,10 @@ def test_existing_engine_is_refused_and_forced(
     with pytest.raises(SpecbuildError, match="exists; remove it or pass --force"):
         build(options(checkpoints, tmp_path / "e"), SilentProgress())
     assert contents(tmp_path / "e") == before
-    build(options(checkpoints, tmp_path / "e", force=True, page_size=8), SilentProgress())
+    changed = with_values(checkpoints, tmp_path / "changed", "target:model.norm.weight", 0.5)
+    build(options(changed, tmp_path / "e", force=True), SilentProgress())
     assert contents(tmp_path / "e") != before
-    assert [p.name for p in tmp_path.iterdir()] == ["e"]
+    assert {p.name for p in tmp_path.iterdir()} == {"e", "changed"}
 
 
 def test_force_replaces_nothing_but_engines(checkpoints: Path, tmp_path: Path) -> None:
@@ -225,7 +237,7 @@ def test_greedy_tokens_equal_transformers(
     """64 tokens, with few experts (two dense Gemms) and many (the contrib op)."""
     from transformers import GptOssForCausalLM
 
-    write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=4)
+    write_target(tmp_path / "t", experts_format=experts_format, experts=experts, layers=2)
     build(BuildOptions(model=tmp_path / "t", output=tmp_path / "e"), SilentProgress())
     reference = GptOssForCausalLM.from_pretrained(tmp_path / "t", dtype=torch.float32).float()
     generator = torch.Generator().manual_seed(experts)
@@ -239,17 +251,6 @@ def test_greedy_tokens_equal_transformers(
     events = engine.generate([Prompt("a", tuple(prompt[0].tolist()), None)], params)
     record = next(e.record for e in events if isinstance(e, FinishEvent))
     assert record.output_ids == tuple(expected.tolist())
-
-
-def with_values(source: Path, copy: Path, name: str, value: float) -> Path:
-    """A copy of checkpoints with one value of a tensor changed."""
-    shutil.copytree(source, copy)
-    folder, _, tensor = name.partition(":")
-    file = copy / folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors[tensor].view(-1)[-1] = value
-    save_file(tensors, file, metadata={"format": "pt"})
-    return copy
 
 
 @pytest.mark.parametrize(

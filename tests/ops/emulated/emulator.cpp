@@ -45,11 +45,18 @@ unsigned current = 0;
 namespace {
 
 constexpr size_t kStackBytes = 64 << 10;
+// Stacks begin at other places of their pages: else all of them want the same lines of the caches.
+constexpr size_t kColours = 64, kColourBytes = 192;
 
 struct Fiber {
   void* stack_pointer = nullptr;
-  std::vector<unsigned char> stack;
+  // While it waits: what must become another number before it runs again.
+  const unsigned* waits_for = nullptr;
+  unsigned waits_until_not = 0;
   bool done = false;
+  std::vector<unsigned char> stack;
+
+  bool waits() const { return waits_for != nullptr && *waits_for == waits_until_not; }
 };
 
 struct Barrier {
@@ -90,6 +97,14 @@ void yield() {
 
 namespace {
 
+// Lets the others run until the number is another one.
+void wait_while(const unsigned& number, unsigned same) {
+  fibers[current].waits_for = &number;
+  fibers[current].waits_until_not = same;
+  while (number == same) yield();
+  fibers[current].waits_for = nullptr;
+}
+
 // Those that wait may be all that is left.
 void release(Barrier& barrier, int threads) {
   if (barrier.arrived == 0 || barrier.arrived < threads) return;
@@ -113,10 +128,12 @@ void fiber_main() {
   leave();
 }
 
-void start(Fiber& fiber) {
-  fiber.stack.resize(kStackBytes);
+void start(Fiber& fiber, unsigned number) {
+  fiber.stack.resize(kStackBytes + kColours * kColourBytes);
   fiber.done = false;
-  auto top = reinterpret_cast<uintptr_t>(fiber.stack.data() + kStackBytes) & ~uintptr_t{15};
+  fiber.waits_for = nullptr;
+  const size_t colour = number % kColours * kColourBytes;
+  auto top = reinterpret_cast<uintptr_t>(fiber.stack.data() + kStackBytes + colour) & ~uintptr_t{15};
   // After the six pops, `ret` takes the entry; the stack is then 8 past a multiple of 16.
   auto* slots = reinterpret_cast<void**>(top) - 8;
   std::memset(slots, 0, 8 * sizeof(void*));
@@ -132,7 +149,7 @@ void wait_for(Barrier& barrier, int threads) {
     ++barrier.generation;
     return;
   }
-  while (barrier.generation == generation) yield();
+  wait_while(barrier.generation, generation);
 }
 
 void settle(MbarrierState& state) {
@@ -152,13 +169,13 @@ int run_block(unsigned threads) {
   mbarriers.clear();
   alive_threads = static_cast<int>(threads);
   for (unsigned i = 0; i < threads; ++i) {
-    start(fibers[i]);
+    start(fibers[i], i);
     warps[i / 32].alive |= 1u << (i % 32);
   }
   while (alive_threads > 0) {
     const unsigned long before = progress;
     for (current = 0; current < threads; ++current) {
-      if (fibers[current].done) continue;
+      if (fibers[current].done || fibers[current].waits()) continue;
       threadIdx = {current, 0, 0};
       emulation_switch(&scheduler_stack, fibers[current].stack_pointer);
     }
@@ -341,7 +358,7 @@ void mbarrier_expect_bytes(Mbarrier* b, uint32_t bytes) {
 }
 void mbarrier_wait(Mbarrier* b, uint32_t parity) {
   auto& state = emulation::mbarriers.at(b);
-  while (state.phase == parity) emulation::yield();
+  if (state.phase == parity) emulation::wait_while(state.phase, parity);
 }
 void bulk_copy_to_shared(void* s, const void* g, uint32_t bytes, Mbarrier* b) {
   if (bytes % 16 || reinterpret_cast<uintptr_t>(g) % 16 || reinterpret_cast<uintptr_t>(s) % 16) {
