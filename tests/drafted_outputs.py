@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -26,6 +28,33 @@ def sampled_outputs(
     sampling = SamplingParams(temperature=1.0, seed=5)
     params = GenerateParams(max_new_tokens=new_tokens, ignore_eos=True, sampling=sampling)
     return _outputs(engine, [(3 + i, 7, 9) for i in range(3)], shape, params)
+
+
+def check_greedy(folder: Path, shape: DraftShape) -> None:
+    """AssertionError where a token of ``folder / "engine"`` with this draft is not the best one by
+    transformers' class of ``folder / "model"``, or no drafted token was accepted."""
+    from transformers import AutoModelForCausalLM
+
+    prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
+    found, accepted = drafted_outputs(folder / "engine", prompts, shape, new_tokens=64)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    for ids, output in zip(prompts, found, strict=True):
+        with torch.no_grad():
+            best = model(torch.tensor([ids + output]), use_cache=False).logits[0].argmax(-1)
+        assert output == tuple(best[len(ids) - 1 : -1].tolist())
+    assert accepted
+
+
+def check_sampled(folder: Path, shapes: Sequence[DraftShape]) -> None:
+    """AssertionError where ``folder / "engine"`` samples other tokens with a draft of one of these
+    shapes than without, or no drafted token was accepted."""
+    plain, _ = sampled_outputs(folder / "engine", None)
+    accepted = 0
+    for shape in shapes:
+        outputs, count = sampled_outputs(folder / "engine", shape)
+        assert outputs == plain, shape
+        accepted += count
+    assert accepted
 
 
 def _outputs(

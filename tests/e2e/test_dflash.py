@@ -15,7 +15,7 @@ from checkpoints import write_target
 from command_line import Command
 from dflash_drafts import AUX_LAYERS, BLOCK, EPS, MASK_TOKEN, THETA, PlainDFlash, write_dflash
 from draft_rounds import check_rounds, likeliest
-from drafted_outputs import drafted_outputs, sampled_outputs
+from drafted_outputs import check_greedy, check_sampled, drafted_outputs
 from planning import plan_engine
 from random_weights import Tensors
 from safetensors.torch import load_file
@@ -170,26 +170,11 @@ def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> N
 
 @pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_greedy_output_is_transformers(folder: Path, shape: DraftShape) -> None:
-    from transformers import AutoModelForCausalLM
-
-    prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
-    found, accepted = drafted_outputs(folder / "engine", prompts, shape, new_tokens=64)
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
-    for ids, output in zip(prompts, found, strict=True):
-        with torch.no_grad():
-            best = model(torch.tensor([ids + output]), use_cache=False).logits[0].argmax(-1)
-        assert output == tuple(best[len(ids) - 1 : -1].tolist())
-    assert accepted
+    check_greedy(folder, shape)
 
 
 def test_sampled_output_does_not_depend_on_the_draft(folder: Path) -> None:
-    plain, _ = sampled_outputs(folder / "engine", None)
-    accepted = 0
-    for shape in (CHAIN, TREE):
-        outputs, count = sampled_outputs(folder / "engine", shape)
-        assert outputs == plain
-        accepted += count
-    assert accepted
+    check_sampled(folder, (CHAIN, TREE))
 
 
 def test_the_manifest_says_what_drafts(folder: Path, command: Command) -> None:

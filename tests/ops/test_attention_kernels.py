@@ -32,7 +32,7 @@ def slow(*cases: Any) -> list[Any]:
     return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
-@pytest.mark.parametrize("window", [0, 5, 128])
+@pytest.mark.parametrize("window", [0, 5, *slow(128)])
 def test_a_token_has_the_same_bits_alone_in_a_chain_in_a_tree_and_in_a_batch(window: int) -> None:
     """In every launch shape, at every alignment, with ancestors in scattered slots."""
     shape = Geometry(window=window)
