@@ -8,13 +8,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
              uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ TileRing<Config> ring;
-  DownGemm<kConsumerWarps> gemm;
-  gemm.packed = down;
-  gemm.panel_start = workspace_h;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenDown;
-  gemm.bias = down_bias;
-  gemm.out = workspace_rows;
+  const auto gemm = down_gemm<kConsumerWarps>(down, down_bias, workspace_tiles, workspace_rows,
+                                              workspace_h, panel_rows);
   prefill_gemm(gemm, ring, shared);
 }

@@ -10,13 +10,7 @@ extern "C" __global__ void __launch_bounds__(kFewThreads, 1)
                  uint16_t* workspace_rows, const unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ FewRings rings;
-  DownGemm<kFewWarps> gemm;
-  gemm.packed = down;
-  gemm.panel_start = workspace_h;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenDown;
-  gemm.bias = down_bias;
-  gemm.out = workspace_rows;
+  const auto gemm = down_gemm<kFewWarps>(down, down_bias, workspace_tiles, workspace_rows,
+                                         workspace_h, panel_rows);
   few_gemm(gemm, rings, shared);
 }

@@ -11,13 +11,7 @@ extern "C" __global__ void __launch_bounds__(kFewThreads, 1)
                     unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ FewRings rings;
-  GateUpGemm<kFewWarps> gemm;
-  gemm.packed = gate_up;
-  gemm.panel_start = workspace_rows;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenGateUp;
-  gemm.bias = gate_up_bias;
-  gemm.h = workspace_h;
+  const auto gemm = gate_up_gemm<kFewWarps>(gate_up, gate_up_bias, workspace_tiles, workspace_rows,
+                                            workspace_h, panel_rows);
   few_gemm(gemm, rings, shared);
 }

@@ -8,13 +8,7 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
                 const unsigned char* workspace_rows, unsigned char* workspace_h, int panel_rows) {
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ TileRing<Config> ring;
-  GateUpGemm<kConsumerWarps> gemm;
-  gemm.packed = gate_up;
-  gemm.panel_start = workspace_rows;
-  gemm.rows_of_panels = panel_rows;
-  gemm.tiles = workspace_tiles;
-  gemm.taken = kTakenGateUp;
-  gemm.bias = gate_up_bias;
-  gemm.h = workspace_h;
+  const auto gemm = gate_up_gemm<kConsumerWarps>(gate_up, gate_up_bias, workspace_tiles,
+                                                 workspace_rows, workspace_h, panel_rows);
   prefill_gemm(gemm, ring, shared);
 }

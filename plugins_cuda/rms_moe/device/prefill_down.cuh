@@ -29,3 +29,19 @@ struct DownGemm : ExpertGemm<Experts::Down, warps> {
     });
   }
 };
+
+template <int warps>
+__device__ __forceinline__ DownGemm<warps> down_gemm(const unsigned char* down,
+                                                     const uint16_t* bias, int* tiles,
+                                                     uint16_t* rows, const unsigned char* h,
+                                                     int panel_rows) {
+  DownGemm<warps> gemm;
+  gemm.packed = down;
+  gemm.panel_start = h;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = tiles;
+  gemm.taken = kTakenDown;
+  gemm.bias = bias;
+  gemm.out = rows;
+  return gemm;
+}

@@ -58,3 +58,19 @@ struct GateUpGemm : ExpertGemm<Experts::GateUp, warps> {
     });
   }
 };
+
+template <int warps>
+__device__ __forceinline__ GateUpGemm<warps> gate_up_gemm(const unsigned char* gate_up,
+                                                          const uint16_t* bias, int* tiles,
+                                                          const unsigned char* rows,
+                                                          unsigned char* h, int panel_rows) {
+  GateUpGemm<warps> gemm;
+  gemm.packed = gate_up;
+  gemm.panel_start = rows;
+  gemm.rows_of_panels = panel_rows;
+  gemm.tiles = tiles;
+  gemm.taken = kTakenGateUp;
+  gemm.bias = bias;
+  gemm.h = h;
+  return gemm;
+}
