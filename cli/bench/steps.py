@@ -192,10 +192,7 @@ class StepSweep:
             )  # fmt: skip
             emit(replace(row, idle_s=step.idle_s))
         if "draft" in self.sweeps and levels:
-            for level in range(1, shape.draft_depth + 1):
-                rows = batch * (1 if level == 1 else shape.draft_top_k)
-                work = Work(rows, batch, step.context, experts=0.0)
-                emit(self._level(level, name, step, work, added[level_section(level)]))
+            self._levels(placed.batch, step, shape, emit)
 
     def _profile(self, placed: BenchmarkBatch, shape: DraftShape | None) -> None:
         runner, table = placed.executor.runner, ProgramTable(placed.executor.plan)
@@ -228,12 +225,21 @@ class StepSweep:
     def _work(self, step: MeasuredStep, rows: int, batch: int) -> Work:
         return Work(rows, batch, step.context, experts=step.experts)
 
-    def _level(self, level: int, name: str, step: MeasuredStep, work: Work, time_s: float) -> Phase:
-        floor = self.traffic.level(level, work)
-        draft = self.traffic.first_level if level == 1 else self.traffic.further_level
-        assert draft is not None
-        name = f"{name}, level {level}"
-        return self._phase("draft", name, step, work, time_s, floor=floor, traffic=draft)
+    def _levels(self, batch: int, step: MeasuredStep, shape: DraftShape, emit: Emit) -> None:
+        """What each level of a draft adds to a step, or the pass that drafts all of them."""
+        added = {section.name: section.added_s for section in step.sections}
+        timed = [n for n in range(1, shape.draft_depth + 1) if level_section(n) in added]
+        of_one_pass = len(timed) < shape.draft_depth
+        for level in timed:
+            rows = batch * (1 if level == 1 else shape.draft_top_k)
+            if of_one_pass:
+                rows = batch * shape.draft_depth
+            work = Work(rows, batch, step.context, experts=0.0)
+            draft = self.traffic.first_level if level == 1 else self.traffic.further_level
+            assert draft is not None
+            shown = f"{tree_text(shape)}, {'pass' if of_one_pass else f'level {level}'}"
+            time_s, floor = added[level_section(level)], self.traffic.level(level, work)
+            emit(self._phase("draft", shown, step, work, time_s, floor=floor, traffic=draft))
 
     def _phase(
         self,
