@@ -72,7 +72,7 @@ class _Caches:
         clock.add("request", started_s)
         started_s = perf_counter()
         prefix = self.cache.begin(ids, None)
-        match = self.cache.match(prefix, drafted=True)
+        match = self.cache.match(prefix, drafts=["draft"])
         clock.add("look-up", started_s)
         wanted = self._kv.pages_wanted(len(ids) + 16)
         started_s = perf_counter()
@@ -87,7 +87,12 @@ class _Caches:
                     pages[name].append(length - pages[name].length)
                 started_s = perf_counter()
                 self.cache.publish(
-                    prefix, pages, ids, length=length, known=len(ids), draft="draft" in names
+                    prefix,
+                    pages,
+                    ids,
+                    length=length,
+                    known=len(ids),
+                    draft="draft" if "draft" in names else None,
                 )
                 clock.add("insert", started_s)
                 for name in names:

@@ -103,7 +103,7 @@ def _require_apart(options: BuildOptions, output: Path) -> None:
         options.kernels.tactics,
         options.tensorrt.timing_cache,
     )
-    for kept in (options.model, options.draft, *beside):
+    for kept in (options.model, *options.drafts, *beside):
         if kept is not None and output in (kept.resolve(), *kept.resolve().parents):
             raise SpecbuildError(
                 f"--output {options.output} would replace {kept}; choose another place"
@@ -118,7 +118,7 @@ def _written(
     progress: Progress,
 ) -> BuildReport:
     """Writes the directory, and says what is in it. Raises SpecbuildError for a full disk."""
-    output, target, draft = options.output.resolve(), inputs.target, inputs.draft
+    output, target = options.output.resolve(), inputs.target
     size = weight_bytes(lowered.weights)
     progress.note(f"the engine stores {size / 1e6:.1f} MB of weights")
     # Beside an engine that holds its weights they lie in a file while it is built.
@@ -138,14 +138,16 @@ def _written(
             lowered.plan.limits,
             lossy=lowered.plan.specpv is not None or lowered.plan.dsa is not None,
         ),
-        draft_dtype=draft.geometry.dtype if draft else None,
+        draft_dtype=inputs.drafts[0].geometry.dtype if inputs.drafts else None,
         converted=inputs.sources.converted,
         source_types=inputs.target.source_types,
         refused=lowered.refused,
         cuda=lowered.cuda,
     )
     stored = {} if held else lowered.weights
-    parts = BuiltParts(target, draft, lowered.plan, lowered.models, stored, inputs.warnings, device)
+    parts = BuiltParts(
+        target, inputs.drafts, lowered.plan, lowered.models, stored, inputs.warnings, device
+    )
     with staged_engine(output, force=options.force) as folder:
         if lowered.make_plans is not None:
             plans, reports = lowered.make_plans(folder)

@@ -27,49 +27,56 @@ from specbuild.builder.families.parts.graph_io import (
 )
 from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.builder.families.registry import draft_family, target_family
-from specbuild.builder.graph.export import GraphDeclaration, export_module, single_op_model
+from specbuild.builder.graph.export import GraphDeclaration, export_module
 from specbuild.builder.graph.passes.metadata import clear_metadata
-from specbuild.builder.graph.passes.weights import ONNX_DTYPES, weight_value
+from specbuild.builder.graph.passes.weights import ONNX_DTYPES
 from specbuild.builder.graph.weight_sources import WeightSources
+from specbuild.builder.op_graphs import accept_graph, choose_graph, expand_graph, select_graph
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.drafters import aux_layers_of, own_name
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
-# The roles of drafts that are modules of their families.
-EXPORTED = ("draft_fuse", "draft")
 
 
 def export_graphs(
     sources: WeightSources, plan: EnginePlan, progress: Progress
 ) -> dict[str, ir.Model]:
     """The portable graph of every role, its weights bound to the checkpoints."""
-    g, d = sources.target_geometry, sources.draft_geometry
-    dtype, roles = sources.activations, sources.draft_roles
-    exported = [role for role in roles if role in EXPORTED]
-    progress.start("exporting graphs", 1 + len(exported), "graph")
-    models = {"target": target_graph(g, plan, d.aux_layers if d else (), dtype)}
+    g, dtype = sources.target_geometry, sources.activations
+    aux_layers = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
+    progress.start("exporting graphs", 1 + len(_DRAFT_MODULES) * len(sources.drafts), "graph")
+    models = {"target": target_graph(g, plan, aux_layers, dtype)}
+    sources.bind(models["target"])
     progress.advance(1)
-    for role in exported:
-        assert d is not None
-        models[role] = exported_graph(role, d, g, plan, dtype)
-        progress.advance(1)
-    for model in models.values():
-        sources.bind(model)
-    if d is not None and "expand" in roles:
-        models["expand"] = expand_graph(d, sources)
+    for group in sources.drafts:
+        models |= _drafting_graphs(sources, plan, group, progress)
     verifies = plan.limits.draft_tokens > 0
     if verifies:
         models["commit"] = commit_graph(plan, dtype)
     models["choose"] = choose_graph(g.vocab)
-    if "select" in roles:
-        models["select"] = select_graph(plan.limits.draft_depth)
     if verifies:
         models["accept"] = accept_graph(plan.limits.draft_depth)
     for model in models.values():
         clear_metadata(model)
     return models
+
+
+def _drafting_graphs(
+    sources: WeightSources, plan: EnginePlan, group: str, progress: Progress
+) -> dict[str, ir.Model]:
+    """The graphs of the draft with this cache group, by the engine's names of its roles."""
+    d, models = sources.drafts[group].geometry, {}
+    for role, made in _DRAFT_MODULES.items():
+        models[role] = made(d, sources.target_geometry, plan, sources.activations, group)
+        sources.bind(models[role], group)
+        progress.advance(1)
+    models["expand"] = expand_graph(d, sources, group)
+    models["select"] = select_graph(plan.limits.draft_depth)
+    return {own_name(group, role): model for role, model in models.items()}
 
 
 def target_graph(
@@ -194,21 +201,17 @@ def _index_ports(
     return (budget_port(batch_axis(plan)),), tuple(keys), (broken,)
 
 
-def exported_graph(
-    role: str, d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
-) -> ir.Model:
-    """One of a draft's roles ``EXPORTED``, with activations of this type."""
-    made = draft_fuse_graph if role == "draft_fuse" else draft_graph
-    return made(d, g, plan, activations)
-
-
 def draft_fuse_graph(
-    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+    d: DraftGeometry,
+    g: TargetGeometry,
+    plan: EnginePlan,
+    activations: torch.dtype,
+    group: str = DRAFT_GROUP,
 ) -> ir.Model:
-    """The role ``draft_fuse``."""
+    """The role ``draft_fuse`` of the draft with this cache group."""
     family = draft_family(d.architecture)
     if family.fuse is None:
-        return _context_graph(d, g, plan, activations)
+        return _context_graph(d, g, plan, activations, group)
     with torch.device("meta"):
         module = family.fuse(d, g)
     module.to(activations)
@@ -222,10 +225,10 @@ def draft_fuse_graph(
 
 
 def _context_graph(
-    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype, name: str
 ) -> ir.Model:
     """The role ``draft_fuse`` of a draft whose caches hold what becomes of the target's states."""
-    group, made = plan.groups[-1], draft_family(d.architecture).context
+    group, made = plan.draft_group(name), draft_family(d.architecture).context
     assert made is not None
     with torch.device("meta"):
         module = made(d, g, _draft_table_length(plan))
@@ -251,10 +254,14 @@ def _context_graph(
 
 
 def draft_graph(
-    d: DraftGeometry, g: TargetGeometry, plan: EnginePlan, activations: torch.dtype
+    d: DraftGeometry,
+    g: TargetGeometry,
+    plan: EnginePlan,
+    activations: torch.dtype,
+    name: str = DRAFT_GROUP,
 ) -> ir.Model:
-    """The role ``draft``."""
-    group, family = plan.groups[-1], draft_family(d.architecture)
+    """The role ``draft`` of the draft with the cache group ``name``."""
+    group, family = plan.draft_group(name), draft_family(d.architecture)
     with torch.device("meta"):
         module = family.draft(d, g, _draft_table_length(plan))
     module.to(activations)
@@ -293,58 +300,8 @@ def draft_graph(
     return export_module(module, declaration, pack)
 
 
-def expand_graph(d: DraftGeometry, sources: WeightSources) -> ir.Model:
-    """The role ``expand``; the draft vocabulary's offsets are a weight of it."""
-    ports = (
-        InputPort("logits", torch.float32, ("BF", d.vocab)),
-        InputPort("score", torch.float32, ("B", "F")),
-        InputPort("top_k", torch.int32, ()),
-    )
-    return single_op_model("expand", "TreeExpand", ports, {}, [weight_value("d2t", sources.d2t())])
-
-
-def choose_graph(vocab: int) -> ir.Model:
-    """The role ``choose``."""
-    ports = (
-        _floats("logits", "R", vocab),
-        _floats("temperature", "R"),
-        _ints("top_k", "R"),
-        _floats("top_p", "R"),
-        _ints("seed", "R"),
-        _ints("position", "R"),
-    )
-    return single_op_model("choose", "Choose", ports, {})
-
-
-def select_graph(depth: int) -> ir.Model:
-    """The role ``select`` of a draft that grows trees."""
-    ports = (
-        _ints("tokens", "B", "M"),
-        _floats("scores", "B", "M"),
-        _ints("parents", "B", "M"),
-        _ints("draft_tokens"),
-    )
-    return single_op_model("select", "TreeSelect", ports, {"depth": depth})
-
-
-def accept_graph(depth: int) -> ir.Model:
-    """The role ``accept``, whoever made the trees."""
-    ports = (
-        _ints("tokens", "B", "N1"),
-        _ints("parents", "B", "N1"),
-        _ints("ancestor_bits", "B", "N1", "W"),
-        _ints("count", "B"),
-        _ints("choice", "B", "N1"),
-    )
-    return single_op_model("accept", "TreeAccept", ports, {"depth": depth})
-
-
-def _ints(name: str, *shape: str) -> InputPort:
-    return InputPort(name, torch.int32, shape)
-
-
-def _floats(name: str, *shape: int | str) -> InputPort:
-    return InputPort(name, torch.float32, shape)
+# The roles of drafts that are modules of their families.
+_DRAFT_MODULES = {"draft_fuse": draft_fuse_graph, "draft": draft_graph}
 
 
 def commit_graph(plan: EnginePlan, activations: torch.dtype) -> ir.Model:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from specbuild.builder.backends.backend import Backend
@@ -25,10 +26,12 @@ from specbuild.builder.families.checkpoints import (
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
+from specbuild.runtime.engine_dir.backends import BackendFacts
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.text.codec import TextCodec
 
-Checkpoints = tuple[TargetCheckpoint, DraftCheckpoint | None]
+Checkpoints = tuple[TargetCheckpoint, tuple[DraftCheckpoint, ...]]
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,20 @@ class BuildInputs:
     """The checkpoints with the geometries that are built, and the engine's sizes."""
 
     target: TargetCheckpoint
-    draft: DraftCheckpoint | None
+    drafts: tuple[DraftCheckpoint, ...]
     plan: EnginePlan
     sources: WeightSources
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should know of the checkpoints and the sizes."""
-        return (*self.target.warnings, *(self.draft.warnings if self.draft else ()))
+        several = len(self.drafts) > 1
+        of_drafts = (
+            f"{draft.record.kind}: {warning}" if several else warning
+            for draft in self.drafts
+            for warning in draft.warnings
+        )
+        return (*self.target.warnings, *of_drafts)
 
     def notes(self, options: BuildOptions) -> tuple[str, ...]:
         """What was chosen for a user who may not expect it."""
@@ -64,61 +73,81 @@ class BuildInputs:
 
 
 def read_checkpoints(options: BuildOptions, progress: Progress) -> Checkpoints:
-    """The target and its draft. Raises SpecbuildError where one cannot be read.
+    """The target and its drafts. Raises SpecbuildError where one cannot be read.
 
     Loading a tensor raises it where the tensor is not finite, but with ``allow_nonfinite``.
     """
     progress.start("reading checkpoints", 1, "step")
-    own_draft = is_own_draft(options.draft)
     target = read_target(
         options.model,
         strict=options.strict,
         mla=not options.no_mla,
         dsa=options.dsa.enabled,
-        own_draft=own_draft,
+        own_draft=any(map(is_own_draft, options.drafts)),
     )
-    draft, norm_output = None, options.drafting.norm_output
-    if own_draft:
-        draft = read_own_draft(
-            options.model, target.geometry, strict=options.strict, norm_output=norm_output
-        )
-    elif options.draft is not None:
-        draft = read_draft(
-            options.draft, target.geometry, strict=options.strict, norm_output=norm_output
-        )
+    drafts = [_read_draft(options, path, target.geometry) for path in options.drafts]
     if options.allow_nonfinite:
-        return target, draft
+        return target, tuple(drafts)
     target = replace(target, tensors=finite_tensors(target.tensors))
-    if draft is not None:
-        draft = replace(draft, tensors=finite_tensors(draft.tensors))
-    return target, draft
+    return target, tuple(replace(d, tensors=finite_tensors(d.tensors)) for d in drafts)
+
+
+def _read_draft(options: BuildOptions, path: Path, target: TargetGeometry) -> DraftCheckpoint:
+    own, norm_output = is_own_draft(path), options.drafting.norm_output
+    read, where = (read_own_draft, options.model) if own else (read_draft, path)
+    return read(where, target, strict=options.strict, norm_output=norm_output)
 
 
 def settled_inputs(
     options: BuildOptions, backend: Backend[Any], checkpoints: Checkpoints
 ) -> BuildInputs:
     """What is built of the checkpoints, or SpecbuildError: what cannot be, and why."""
-    target, draft = checkpoints
+    target, read = checkpoints
     dtype = options.drafting.dtype
-    if draft is None and dtype is not None:
+    if not read and dtype is not None:
         raise SpecbuildError(f"--draft-dtype {dtype} needs a draft; add --draft")
-    if draft is not None:
-        stored = dtype or backend.sizes.draft_dtype
-        draft = replace(
-            draft, geometry=replace(windowed_draft(draft.geometry, options), dtype=stored)
-        )
+    _require_kinds(read, backend.facts)
+    drafts = [_stored_draft(draft, options, backend) for draft in read]
     target = _coded_target(target, options.kernels.weights_dtype)
-    geometries = target.geometry, draft.geometry if draft else None
-    backend.check(options, *geometries)
-    plan = plan_engine(options, backend.sizes, *geometries)
+    backend.check(options, target.geometry, None)
+    for draft in drafts:
+        backend.check(options, target.geometry, draft.geometry)
+    by_group = {draft.cache_group(i): draft.geometry for i, draft in enumerate(drafts)}
+    plan = plan_engine(options, backend.sizes, target.geometry, by_group)
     said = backend.check_plan(plan)
     unused = dsa_warnings(plan.dsa, max_seq_len=plan.limits.max_seq_len)
     target = replace(target, warnings=(*target.warnings, *unused))
-    if draft is not None:
+    for place, draft in enumerate(drafts):
         said = context_warnings(draft.geometry, plan.limits) + said
-        draft = replace(draft, warnings=(*draft.warnings, *said))
+        drafts[place] = replace(draft, warnings=(*draft.warnings, *said))
+        said = ()
     _require_readable(target.text_files)
-    return BuildInputs(target, draft, plan, WeightSources(target, draft, backend.activations))
+    sources = WeightSources(target, drafts, backend.activations)
+    return BuildInputs(target, tuple(drafts), plan, sources)
+
+
+def _stored_draft(
+    draft: DraftCheckpoint, options: BuildOptions, backend: Backend[Any]
+) -> DraftCheckpoint:
+    """The draft with its window, and how its weights are stored."""
+    dtype = options.drafting.dtype or backend.sizes.draft_dtype
+    return replace(draft, geometry=replace(windowed_draft(draft.geometry, options), dtype=dtype))
+
+
+def _require_kinds(drafts: Sequence[DraftCheckpoint], facts: BackendFacts) -> None:
+    """SpecbuildError for two drafts of a kind, or for several where an engine holds one."""
+    kinds = [draft.record.kind for draft in drafts]
+    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
+    if twice is not None:
+        raise SpecbuildError(
+            f"--draft is given twice for {twice}: runs ask for a draft by its kind, so an engine "
+            "holds one of each; leave one out"
+        )
+    if len(kinds) > 1 and not facts.has_graphs:
+        raise SpecbuildError(
+            f"--draft is given for {' and '.join(kinds)}: an engine for {facts.title} holds one "
+            "draft model; leave the others out, or build with --backend cpu"
+        )
 
 
 def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoint:

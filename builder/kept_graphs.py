@@ -35,7 +35,7 @@ def keep_graphs(folder: Path, dtype: str | None, inputs: BuildInputs, progress: 
     """
     sources = inputs.sources
     if dtype is not None:
-        sources = WeightSources(inputs.target, inputs.draft, _DTYPES[dtype])
+        sources = WeightSources(inputs.target, inputs.drafts, _DTYPES[dtype])
     models = graphs.export_graphs(sources, inputs.plan, progress)
     weights = collected_weights(models)
     size = weight_bytes(weights)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from specbuild.runtime.errors import SpecbuildError
@@ -16,6 +17,11 @@ _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 def repeated(_flag: str, given: Sequence[T]) -> tuple[T, ...]:
     """The values of an option that may be repeated."""
     return tuple(given)
+
+
+def places(_flag: str, given: Path | str | Sequence[Path | str]) -> tuple[Path, ...]:
+    """Paths of an option that may be repeated; a file may name one alone."""
+    return (Path(given),) if isinstance(given, Path | str) else tuple(map(Path, given))
 
 
 def numbers(flag: str, text: str) -> tuple[int, ...]:

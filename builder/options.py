@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
-from specbuild.builder.option_readers import memory_size
+from specbuild.builder.option_readers import memory_size, places
 from specbuild.builder.suffix_options import SuffixOptions
+from specbuild.builder.tensorrt_options import TensorRtOptions
 from specbuild.runtime.engine_dir.backends import BackendName
 
 _FILES = "Files and debugging"
@@ -160,33 +161,6 @@ class KernelOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorRtOptions(OptionGroup):
-    """What only TensorRT engines know."""
-
-    PANEL: ClassVar[str] = "TensorRT"
-
-    timing_cache: Annotated[
-        Path | None,
-        Described(
-            "Kernel timings to begin with and to add to; not for RTX.", "FILE", recorded=False
-        ),
-    ] = None
-    version_compatible: Annotated[
-        bool, Described("Let later versions of TensorRT run the engine.")
-    ] = False
-    hardware_compatible: Annotated[
-        bool, Described("Let every GPU of the same compute capability run the TensorRT engine.")
-    ] = False
-    weight_streaming: Annotated[
-        bool, Described("Let a TensorRT engine keep weights in host memory while it runs.")
-    ] = False
-    strip_weights: Annotated[
-        bool,
-        Described("Keep the weights out of TensorRT's engines: they stay in weights.safetensors."),
-    ] = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpecPvOptions(OptionGroup):
     """Verification over a partial view of the cache; the fields are those of ``SpecPv``."""
 
@@ -322,11 +296,15 @@ class BuildOptions(OptionGroup):
     ]
     output: Annotated[Path, Described("Engine directory to write.", "DIR", recorded=False)]
     draft: Annotated[
-        Path | None,
+        Path | tuple[Path, ...] | None,
         Described(
-            "Checkpoint directory of the draft; mtp: the model's own MTP layer.",
+            "Checkpoint directory of a draft; mtp: the model's own MTP layer. Repeatable on the "
+            "CPU: drafts of several kinds.",
             "DIR",
             recorded=False,
+            shown="none",
+            typed=list[Path],
+            read=places,
         ),
     ] = None
     drafter: Annotated[
@@ -361,7 +339,7 @@ class BuildOptions(OptionGroup):
     drafting: DraftOptions = DraftOptions()
     suffix: SuffixOptions = field(default_factory=SuffixOptions)
     kernels: KernelOptions = KernelOptions()
-    tensorrt: TensorRtOptions = TensorRtOptions()
+    tensorrt: TensorRtOptions = field(default_factory=TensorRtOptions)
     specpv: SpecPvOptions = SpecPvOptions()
     dsa: DsaOptions = DsaOptions()
     keep_onnx: Annotated[
@@ -397,3 +375,9 @@ class BuildOptions(OptionGroup):
     force: Annotated[
         bool, Described("Replace an existing output.", panel=_FILES, recorded=False)
     ] = False
+
+    @property
+    def drafts(self) -> tuple[Path, ...]:
+        """What ``draft`` names, the first one first."""
+        given = self.draft or ()
+        return (given,) if isinstance(given, Path) else given

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
+from specbuild.builder.option_group import Option
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.yaml_file import read_mapping, record_of, require_known, require_mapping
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -224,13 +225,15 @@ class EngineConfig:
         missing = [name for name in ("model", "output") if name not in given]
         if missing:
             raise SpecbuildError(f"{self.where}: {missing[0]} is missing")
-        places = {name for name, value in given.items() if value and _is_path(known[name].type)}
+        places = {name for name, value in given.items() if value and _is_path(known[name])}
         options = BuildOptions.from_given(given | {name: Path(given[name]) for name in places})
         return options if self.speculative_config.drafts else replace(options, draft=None)
 
 
-def _is_path(kind: Any) -> bool:
-    return kind is Path or Path in get_args(kind)
+def _is_path(option: Option) -> bool:
+    """Whether it holds a path that nothing else makes one."""
+    alone = option.type is Path or Path in get_args(option.type)
+    return alone and option.described.read is None
 
 
 def _built(manifest: Manifest) -> dict[str, Any]:

@@ -67,8 +67,7 @@ def outputs_bytes(manifest: Manifest, *, batch: int) -> int:
     # What a full step of SpecPV re-verifies is checked against the logits too.
     reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
     logit_rows = batch * (limits.draft_tokens + 1 + reverified)
-    aux_layers = 0 if manifest.draft is None else len(manifest.draft.aux_layers)
-    aux_hidden = limits.max_rows * aux_layers * manifest.target.hidden
+    aux_hidden = limits.max_rows * len(manifest.aux_layers) * manifest.target.hidden
     return 4 * (logit_rows * manifest.target.vocab + aux_hidden)
 
 

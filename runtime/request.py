@@ -374,10 +374,10 @@ class SequenceState:
         """The newest token: known, not yet in the cache."""
         return int(self.ids[self.known - 1])
 
-    def publish(self, length: int, *, draft: bool = False) -> None:
+    def publish(self, length: int, *, draft: str | None = None) -> None:
         """Tells the prefix cache, where there is one, that ``length`` tokens are in the caches.
 
-        In the target's, or in the draft's. Before a window's pages go back.
+        In the target's, or in a ``draft``'s group. Before a window's pages go back.
         """
         if self.prefix is not None:
             self.prefix.cache.publish(

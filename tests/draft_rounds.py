@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.draft.drafter import CachingDrafter, DrafterParts
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
@@ -37,26 +39,31 @@ def likeliest(
     return {path for _, path in sorted(pool, reverse=True)[: shape.draft_tokens]}
 
 
+def parts_of(probe: EngineProbe, place: int = 0) -> DrafterParts:
+    """What the drafter of a probe's engine at this place of its list is made of."""
+    record = probe.manifest.drafters[place]
+    return DrafterParts(probe.executor, probe.manifest, probe.counter, record)
+
+
 def paths_of(trees: DraftTrees, b: int) -> set[tuple[int, ...]]:
     """The paths of a tree's nodes."""
     return {tuple(trees.path(b, node)) for node in range(1, int(trees.count[b]))}
 
 
 def check_rounds(
-    drafter: object,
+    drafter: CachingDrafter,
     manifest: Manifest,
     rounds: Sequence[tuple[int, DraftShape]],
     expected: Callable[[torch.Tensor, torch.Tensor, DraftShape], set[tuple[int, ...]]],
 ) -> None:
     """Three sequences propose, then commit so many tokens, round after round.
 
-    ``expected`` gives the paths of a sequence's tree by its states [L, n·H], its tokens [L + 1] and
-    the shape. The draft's cache holds L tokens after each.
+    ``expected`` gives the paths of a sequence's tree by all of its captured states [L, n·H], its
+    tokens [L + 1] and the shape. The draft's cache holds L tokens after each.
     """
     random = torch.Generator().manual_seed(3)
     vocab = manifest.target.vocab
-    assert manifest.draft is not None
-    width = len(manifest.draft.aux_layers) * manifest.target.hidden
+    width = len(manifest.aux_layers) * manifest.target.hidden
     ids = torch.randint(0, vocab, (len(LENGTHS), MOST), generator=random)
     states = torch.randn(len(LENGTHS), MOST, width, generator=random)
     kv = KvPools(manifest.cache_groups, manifest.limits)
@@ -68,7 +75,7 @@ def check_rounds(
         for b, sequence in enumerate(sequences):
             length = sequence.length
             assert paths_of(trees, b) == expected(states[b, :length], ids[b, : length + 1], shape)
-            assert sequence.pages["draft"].length == length
+            assert sequence.pages[drafter.cache_groups[0]].length == length
             sequence.length, sequence.known = length + grown, length + grown + 1
             if grown:
                 drafter.observe(sequence, states[b, length : length + grown].numpy())

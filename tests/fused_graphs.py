@@ -62,7 +62,7 @@ def fused_model(
     )
     g, d = target.geometry, None if draft is None else draft.geometry
     plan = plan_engine(asked, g, d)
-    sources = WeightSources(target, draft, CUDA.activations)
+    sources = WeightSources(target, [] if draft is None else [draft], CUDA.activations)
     dtype = sources.activations
     models = {}
     if not draft_only:

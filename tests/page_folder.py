@@ -17,6 +17,7 @@ import deepseek_checkpoints as deepseek
 from checkpoints import write_draft, write_target
 from indexer_files import write_indexers
 from latent_files import write_factors
+from p_eagle_drafts import write_p_eagle
 from page_commands import ROOT, as_tested, blocks
 from run_store import made_once
 
@@ -103,6 +104,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "m": _target,
     "mla": _modes_target,
     "draft": _draft,
+    "p-eagle-draft": lambda path: write_p_eagle(path, target_vocab=VOCAB),
     "gpt-oss-20b": _target,
     "gpt-oss-20b-eagle3": _draft,
     "deepseek": deepseek.write_deepseek,

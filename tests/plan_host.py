@@ -47,7 +47,7 @@ def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaM
     models = {role: exported[role] for role in MODEL_ROLES if role in exported}
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)
-    d2t = sources.d2t() if inputs.draft else None
+    d2t = sources.d2t() if inputs.drafts else None
     mask = mask_rows(sources)
     return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t, mask), plan
 

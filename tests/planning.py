@@ -12,4 +12,5 @@ def plan_engine(
     options: BuildOptions, target: TargetGeometry, draft: Eagle3Geometry | None
 ) -> sizes.EnginePlan:
     """By the sizes of the backend that the options name."""
-    return sizes.plan_engine(options, backend_of(options.backend).sizes, target, draft)
+    drafts = {} if draft is None else {"draft": draft}
+    return sizes.plan_engine(options, backend_of(options.backend).sizes, target, drafts)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from specbuild.builder.options import BuildOptions, TensorRtOptions
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.tensorrt_options import TensorRtOptions
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.drafters import ModelDrafter
 from specbuild.runtime.engine_dir.geometry import DraftGeometry
-from specbuild.runtime.engine_dir.manifest import ModelDrafter
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,7 @@ class DraftCheckpoint:
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
     record: type[ModelDrafter]
+
+    def cache_group(self, place: int) -> str:
+        """That of an engine's draft number ``place``, which names its roles and weights too."""
+        return DRAFT_GROUP if place == 0 else self.record.kind

@@ -18,15 +18,8 @@ from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.manifest import (
-    Drafter,
-    Manifest,
-    Port,
-    Role,
-    StoredFile,
-    StoredTensor,
-)
+from specbuild.runtime.engine_dir.drafters import Drafter, own_name
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 
 @dataclass(frozen=True)
@@ -38,7 +31,7 @@ class BuiltParts:
     """
 
     target: TargetCheckpoint
-    draft: DraftCheckpoint | None
+    drafts: tuple[DraftCheckpoint, ...]
     plan: EnginePlan
     models: Mapping[str, ir.Model]
     weights: Mapping[str, Recipe]
@@ -85,12 +78,13 @@ def engine_manifest(
 
 def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
     beside = () if parts.plan.suffix is None else (parts.plan.suffix,)
-    if parts.draft is None:
-        return beside
-    record = parts.draft.record
-    own = tuple(role for role in record.ROLES if role in roles)
-    model = record(cache_group=DRAFT_GROUP, roles=own, geometry=parts.draft.geometry)  # type: ignore[arg-type]
-    return (model, *beside)
+    found = []
+    for place, draft in enumerate(parts.drafts):
+        group, geometry = draft.cache_group(place), draft.geometry
+        names = (own_name(group, role) for role in draft.record.ROLES)
+        own = tuple(name for name in names if name in roles)
+        found.append(draft.record(cache_group=group, roles=own, geometry=geometry))  # type: ignore[arg-type]
+    return (*found, *beside)
 
 
 def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:

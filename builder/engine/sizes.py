@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
@@ -14,11 +15,11 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import (
-    DRAFT_GROUP,
     FULL_GROUP,
     LATENT_GROUP,
     choosing_group,
 )
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, SuffixDrafter
 from specbuild.runtime.engine_dir.geometry import (
     DFlashGeometry,
     DraftGeometry,
@@ -33,7 +34,6 @@ from specbuild.runtime.engine_dir.manifest import (
     Dsa,
     Limits,
     SpecPv,
-    SuffixDrafter,
 )
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
@@ -66,7 +66,7 @@ class EnginePlan:
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""
-        beside = (DRAFT_GROUP, INDEXER_GROUP)
+        beside = (*DRAFT_GROUPS, INDEXER_GROUP)
         return tuple(
             next(i for i, g in enumerate(self.groups) if g.name not in beside and layer in g.layers)
             for layer in range(target.layers)
@@ -92,19 +92,26 @@ class EnginePlan:
         name = choosing_group(self.specpv)
         return next(group for group in self.groups if group.name == name)
 
+    def draft_group(self, name: str) -> CacheGroup:
+        """A draft's group."""
+        return next(group for group in self.groups if group.name == name)
+
     @property
     def target_groups(self) -> tuple[CacheGroup, ...]:
         """The groups that the target's launches take."""
-        return tuple(group for group in self.groups if group.name != DRAFT_GROUP)
+        return tuple(group for group in self.groups if group.name not in DRAFT_GROUPS)
 
 
 def plan_engine(
     options: BuildOptions,
     sizes: BackendSizes,
     target: TargetGeometry,
-    draft: DraftGeometry | None,
+    drafts: Mapping[str, DraftGeometry],
 ) -> EnginePlan:
-    """Settles every size; SpecbuildError names an option that is out of range, with the numbers."""
+    """Settles every size; ``drafts`` by their cache groups.
+
+    SpecbuildError names an option that is out of range, with the numbers.
+    """
     asked = options.limits
     LimitOptions.check_bounds(asked.given())
     DraftOptions.check_bounds({"window": options.drafting.window})
@@ -122,7 +129,7 @@ def plan_engine(
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
-    shape, default = _draft_shapes(options, sizes, draft, max_seq_len)
+    shape, default = _largest_shapes(options, sizes, tuple(drafts.values()), max_seq_len)
     suffix = suffix_of(options, max_seq_len=max_seq_len)
     model_shape, shape = shape, with_suffix(shape, suffix)
     if default is None and suffix is not None:
@@ -154,7 +161,7 @@ def plan_engine(
         draft_top_k=shape.draft_top_k,
         draft_depth=shape.draft_depth,
         draft_tokens=shape.draft_tokens,
-        draft_block=draft.block_size if isinstance(draft, DFlashGeometry) else 0,
+        draft_block=max((_block_of(draft) for draft in drafts.values()), default=0),
     )
     groups = _target_groups(target, page_size, sizes)
     dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
@@ -163,12 +170,12 @@ def plan_engine(
         if dsa is not None and dsa.key_dtype == "fp8" and group.dtype == KV_DTYPE:
             group = replace(group, dtype=FP8_DTYPE)
         groups.append(group)
-    if draft is not None:
+    for name, draft in drafts.items():
         window = draft.sliding_window
         layers = tuple(range(draft.layers))
-        group = _group(DRAFT_GROUP, layers, draft, window=window, page_size=page_size, sizes=sizes)
+        group = _group(name, layers, draft, window=window, page_size=page_size, sizes=sizes)
         if draft.latent_dims:
-            group = replace(_latent_group(group, draft.latent_dims), name=DRAFT_GROUP)
+            group = replace(_latent_group(group, draft.latent_dims), name=name)
         groups.append(group)
     if asked.kv_dtype is not None:
         groups = [_coded(group) for group in groups]
@@ -199,12 +206,30 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
     return replace(plan, limits=limits, groups=groups)
 
 
+def _block_of(draft: DraftGeometry) -> int:
+    """Rows of a draft's block, 0 for one without."""
+    return draft.block_size if isinstance(draft, DFlashGeometry) else 0
+
+
+def _largest_shapes(
+    options: BuildOptions, sizes: BackendSizes, drafts: Sequence[DraftGeometry], max_seq_len: int
+) -> tuple[DraftShape, DraftShape | None]:
+    """A tree as large as any draft's largest, and the first draft's default."""
+    shapes = [_draft_shapes(options, sizes, d, max_seq_len) for d in drafts or (None,)]
+    largest = DraftShape(
+        max(shape.draft_top_k for shape, _ in shapes),
+        max(shape.draft_depth for shape, _ in shapes),
+        max(shape.draft_tokens for shape, _ in shapes),
+    )
+    return largest, shapes[0][1]
+
+
 def _draft_shapes(
     options: BuildOptions, sizes: BackendSizes, draft: DraftGeometry | None, max_seq_len: int
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
-    most_levels = draft.block_size - 1 if isinstance(draft, DFlashGeometry) else None
+    most_levels = _block_of(draft) - 1 if draft is not None and _block_of(draft) else None
     if most_levels is not None:
         sizes = _within_block(sizes, given, most_levels)
     DraftOptions.check_bounds(given)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
 

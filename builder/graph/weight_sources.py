@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import onnx_ir as ir
@@ -13,14 +13,21 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, TORCH_DTYPES, SourceTensor
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
-from specbuild.builder.graph.passes.weights import Recipe, bind_weight, set_recipe
+from specbuild.builder.graph.passes.weights import Recipe, bind_weight, rename_weight, set_recipe
+from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
+from specbuild.runtime.engine_dir.drafters import own_name
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
+_DRAFT_ROPE = "draft_rope_"
+_ROPES = ("rope_cos", "rope_sin", f"{_DRAFT_ROPE}cos", f"{_DRAFT_ROPE}sin")
 
 
 class WeightSources:
-    """The tensors of a target and its draft, under the names that the graphs use.
+    """The tensors of a target and its drafts, under the names that the graphs use.
+
+    What belongs to the first draft has the names that modules give it; what belongs to another,
+    its cache group in front. ``draft…`` properties are of the first.
 
     ``floats`` is the type of the graphs' activations and of every float tensor; None stands for the
     type of the target's embedding, and every tensor's own.
@@ -29,20 +36,24 @@ class WeightSources:
     def __init__(
         self,
         target: TargetCheckpoint,
-        draft: DraftCheckpoint | None,
+        drafts: Sequence[DraftCheckpoint],
         floats: torch.dtype | None = None,
     ) -> None:
-        self._target, self._draft, self._floats = target, draft, floats
+        self._target, self._floats = target, floats
+        self.drafts = {draft.cache_group(place): draft for place, draft in enumerate(drafts)}
+        self._draft = next(iter(drafts), None)
 
-    def bind(self, model: ir.Model) -> None:
-        """Sets the recipe of every initialiser of an exported graph."""
+    def bind(self, model: ir.Model, group: str = DRAFT_GROUP) -> None:
+        """Sets the recipe of every initialiser of an exported graph: the draft's of this group."""
         for name, value in list(model.graph.initializers.items()):
             assert value.shape is not None
             shape = tuple(value.shape.numpy())
-            if name in ("rope_cos", "rope_sin", "draft_rope_cos", "draft_rope_sin"):
-                set_recipe(value, self._rope(name, shape))
+            if name.startswith((DRAFT_PREFIX, _DRAFT_ROPE)):
+                rename_weight(model.graph, value, own_name(group, name))
+            if name in _ROPES:
+                set_recipe(value, self._rope(name, shape, group))
                 continue
-            recipe = self._recipe(self._tensors[name])
+            recipe = self._recipe(self._tensors[value.name or name])
             if recipe.shape != shape:
                 raise AssertionError(f"{name}: the graph wants {shape}, audited {recipe.shape}")
             bind_weight(model.graph, value, recipe)
@@ -71,11 +82,6 @@ class WeightSources:
         return None if self._draft is None else self._draft.geometry
 
     @property
-    def draft_roles(self) -> tuple[str, ...]:
-        """The graphs that the draft takes of its own."""
-        return () if self._draft is None else self._draft.record.ROLES
-
-    @property
     def activations(self) -> torch.dtype:
         """The type of activations in the portable graphs."""
         return self._floats or TORCH_DTYPES[self._target.tensors[EMBEDDING].dtype]
@@ -92,13 +98,13 @@ class WeightSources:
                 found.setdefault(tensor.dtype, []).append(name)
         return {dtype: tuple(group_names(names)) for dtype, names in sorted(found.items())}
 
-    def d2t(self) -> Recipe:
+    def d2t(self, group: str = DRAFT_GROUP) -> Recipe:
         """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""
-        assert self._draft is not None
-        vocab = self._draft.geometry.vocab
-        if self._draft.geometry.d2t_form == "identity":
+        draft = self.drafts[group]
+        vocab = draft.geometry.vocab
+        if draft.geometry.d2t_form == "identity":
             return Recipe((vocab,), torch.int32, (), lambda: torch.zeros(vocab, dtype=torch.int32))
-        source = self._draft.tensors["d2t"]
+        source = draft.tensors["d2t"]
         return Recipe((vocab,), torch.int32, source.sources, lambda: source.load().int())
 
     def mask_hidden(self) -> Recipe | None:
@@ -113,10 +119,13 @@ class WeightSources:
 
     @cached_property
     def _tensors(self) -> Mapping[str, SourceTensor]:
-        drafts = {} if self._draft is None else self._draft.tensors
         return {
             **self._target.tensors,
-            **{f"{DRAFT_PREFIX}{name}": tensor for name, tensor in drafts.items()},
+            **{
+                own_name(group, f"{DRAFT_PREFIX}{name}"): tensor
+                for group, draft in self.drafts.items()
+                for name, tensor in draft.tensors.items()
+            },
         }
 
     def _converts(self, source: SourceTensor) -> bool:
@@ -129,10 +138,9 @@ class WeightSources:
         assert self._floats is not None
         return Recipe(source.shape, self._floats, source.sources, _converting(source, self._floats))
 
-    def _rope(self, name: str, shape: tuple[int, ...]) -> Recipe:
-        if name.startswith("draft_"):
-            assert self._draft is not None
-            rope = self._draft.geometry.rope
+    def _rope(self, name: str, shape: tuple[int, ...], group: str) -> Recipe:
+        if name.startswith(_DRAFT_ROPE):
+            rope = self.drafts[group].geometry.rope
         else:
             rope = self._target.geometry.rope
         side = int(name.endswith("sin"))

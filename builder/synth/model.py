@@ -157,7 +157,7 @@ class SynthModel:
         asked = self.options
         return prompts(self.noise, self.rules, count=asked.prompts, length=asked.prompt_tokens)
 
-    def checkpoints(self) -> tuple[TargetCheckpoint, DraftCheckpoint | None]:
+    def checkpoints(self) -> tuple[TargetCheckpoint, tuple[DraftCheckpoint, ...]]:
         """What the checkpoints' readers would give, each tensor made when it is loaded."""
         made = self.target_tensors
         tensors = {}
@@ -171,6 +171,6 @@ class SynthModel:
         forms = family.checkpoint.for_engine(tensors, self.target, config)
         target = TargetCheckpoint(self.target, forms, (), ())
         if self.draft is None:
-            return target, None
+            return target, ()
         sources = {name: tensor.source(name, name) for name, tensor in self.draft_tensors.items()}
-        return target, self.made_draft.checkpoint(self.draft, sources)
+        return target, (self.made_draft.checkpoint(self.draft, sources),)

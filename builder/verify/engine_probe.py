@@ -12,6 +12,7 @@ import numpy as np
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.cache.sequence_pages import SequencePages
+from specbuild.runtime.draft.eagle3 import columns_of
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
@@ -31,9 +32,13 @@ def target_stages(layers: int) -> tuple[str, ...]:
 
 
 class EngineProbe:
-    """A CPU engine whose target and draft graphs also give their stages."""
+    """A CPU engine whose target and draft graphs also give their stages.
 
-    def __init__(self, directory: Path) -> None:
+    ``model`` is the draft model that is looked at, by its kind; None is the engine's first. Its
+    roles have the names of ``ROLES`` here.
+    """
+
+    def __init__(self, directory: Path, model: str | None = None) -> None:
         manifest = read_manifest(directory)
         if not facts_of(manifest.backend).has_graphs:
             raise SpecbuildError(
@@ -42,8 +47,11 @@ class EngineProbe:
             )
         check_sizes(directory, manifest)
         stages = {"target": target_stages(manifest.target.layers)}
-        if manifest.draft is not None:
-            stages["draft"] = DRAFT_STAGES
+        self.model = next((m for m in manifest.models if model in (None, m.kind)), None)
+        self._names: dict[str, str] = {}
+        if self.model is not None:
+            self._names = {name: self.model.role(name) for name in self.model.ROLES}
+            stages[self._names["draft"]] = DRAFT_STAGES
         graphs = read_graphs(directory, manifest)
         for role, names in stages.items():
             file = manifest.roles[role].file
@@ -66,7 +74,19 @@ class EngineProbe:
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Copies of a role's outputs."""
-        return {name: value.copy() for name, value in self.executor.run(role, feeds).items()}
+        found = self.executor.run(self._names.get(role, role), feeds)
+        return {name: value.copy() for name, value in found.items()}
+
+    def groups(self, role: str) -> tuple[str, ...]:
+        """The cache groups that a role takes."""
+        return groups_of(self.manifest.roles[self._names.get(role, role)])
+
+    def aux_hidden(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """What the draft reads of the target's ``outputs`` [T, aux_layers·H]; None without one."""
+        if self.model is None:
+            return None
+        columns = columns_of(self.manifest, self.model.geometry.aux_layers)
+        return outputs["captured"][:, columns]
 
 
 class ProbedSequence:
@@ -86,7 +106,7 @@ class ProbedSequence:
             "ancestor_bits": np.zeros((count, 1), np.int32),
         }
         outputs = self._launch(role, plan, {**feeds, **placed}, capacity=count)
-        for group in groups_of(self._probe.manifest.roles[role]):
+        for group in self._probe.groups(role):
             self._pages[group].commit(first + count)
         return outputs
 
@@ -116,29 +136,29 @@ class ProbedSequence:
         role, count, first = "draft", len(aux_hidden), self._length("draft")
         plan = RowPlan([first], [count], [first + count])
         feeds = {"captured": aux_hidden, "positions": self._probe.counter.range(first, count)}
-        for group in groups_of(self._probe.manifest.roles[role]):
+        for group in self._probe.groups(role):
             self._pages[group].append(count)
             feeds |= launch_feeds(
                 self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter
             )
         self._probe.run("draft_fuse", feeds)
-        for group in groups_of(self._probe.manifest.roles[role]):
+        for group in self._probe.groups(role):
             self._pages[group].commit(first + count)
 
     def forget_tree(self, role: str) -> None:
         """Drop what :meth:`branch` wrote."""
-        for group in groups_of(self._probe.manifest.roles[role]):
+        for group in self._probe.groups(role):
             self._pages[group].rewind(self._pages[group].length)
 
     def _length(self, role: str) -> int:
-        return self._pages[groups_of(self._probe.manifest.roles[role])[0]].length
+        return self._pages[self._probe.groups(role)[0]].length
 
     def _launch(
         self, role: str, plan: RowPlan, feeds: dict[str, np.ndarray], *, capacity: int
     ) -> dict[str, np.ndarray]:
         feeds["row_start"] = plan.row_start()
         feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)
-        for group in groups_of(self._probe.manifest.roles[role]):
+        for group in self._probe.groups(role):
             self._pages[group].append(capacity)
             feeds |= launch_feeds(
                 self._probe.manifest, group, [self._pages[group]], plan, self._probe.counter

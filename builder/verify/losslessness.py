@@ -17,7 +17,8 @@ from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
@@ -146,6 +147,10 @@ def _ways(engine: Engine) -> dict[str, DraftSetting]:
         drafters = engine.manifest.drafters
         offering = [d.kind for d in drafters if isinstance(d, SuffixDrafter)]
         ways = {name: DraftSetting(drafter=name) for name in offering}
+    for model in engine.manifest.models[1:]:
+        depth = min(CHAIN_DEPTH, engine.manifest.limits.levels_of(model.geometry))
+        chain = DraftShape(1, depth, depth)
+        ways[f"{model.kind}, chain of {depth}"] = DraftSetting(chain, model.kind)
     return {name: DraftSetting(shape) for name, shape in shapes.items()} | ways
 
 
@@ -154,20 +159,21 @@ def _shapes(engine: Engine) -> dict[str, DraftShape]:
     limits = engine.manifest.limits
     if not engine.manifest.drafters:
         return {}
-    depth = min(CHAIN_DEPTH, limits.model_depth)
+    levels = limits.levels_of(engine.manifest.draft)
+    depth = min(CHAIN_DEPTH, levels)
     shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
     default = engine.manifest.draft_default
     if default is not None and default.draft_top_k == 1 and default.draft_depth > depth:
         shapes[f"chain of {default.draft_depth}"] = default
-    tree = _within(TREE, limits)
+    tree = _within(TREE, limits, levels)
     if tree.draft_top_k > 1 and tree.draft_tokens > 1:
         shapes[f"tree of {tree.draft_tokens}"] = tree
     return shapes
 
 
-def _within(shape: DraftShape, limits: Limits) -> DraftShape:
+def _within(shape: DraftShape, limits: Limits, levels: int) -> DraftShape:
     top_k = min(shape.draft_top_k, limits.draft_top_k)
-    depth = min(shape.draft_depth, limits.model_depth)
+    depth = min(shape.draft_depth, levels)
     most = DraftShape(top_k, depth, 1).candidates
     return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
 

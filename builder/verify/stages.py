@@ -89,8 +89,8 @@ class StageCheck:
             self._tree(sequence, sample, reference)
             given = np.concatenate(aux_hidden)
             if isinstance(self.draft, BlockDraft):
-                assert self.probe.manifest.draft is not None
-                wanted = reference.prefill.aux_hidden(self.probe.manifest.draft.aux_layers)
+                assert self.probe.model is not None
+                wanted = reference.prefill.aux_hidden(self.probe.model.geometry.aux_layers)
                 root = int(sample.tree[0])
                 compare_block(
                     sequence, self.draft, self.comparison, aux_hidden=(given, wanted), root=root
@@ -104,8 +104,9 @@ class StageCheck:
         feeds = {"token_ids": sample.ids[rows].astype(np.int32)}
         outputs = sequence.extend("target", feeds)
         self._compare_target(outputs, reference.prefill, slice(None), rows)
+        aux_hidden = self.probe.aux_hidden(outputs)
         empty = np.empty((len(feeds["token_ids"]), 0), np.float32)
-        return outputs.get("captured", empty)
+        return empty if aux_hidden is None else aux_hidden
 
     def _tree(self, sequence: ProbedSequence, sample: Sample, reference: SampleReference) -> None:
         count, length = len(sample.tree), len(sample.ids)
@@ -138,11 +139,12 @@ class StageCheck:
             {renamed[name]: rows[expected] for name, rows in named.items()},
         )
         if self.draft is not None:
-            assert self.probe.manifest.draft is not None
-            aux_hidden = states.aux_hidden(self.probe.manifest.draft.aux_layers)
+            given = self.probe.aux_hidden(outputs)
+            assert self.probe.model is not None and given is not None
+            wanted = states.aux_hidden(self.probe.model.geometry.aux_layers)
             self.comparison.states(
-                {"aux hidden states": outputs["captured"][got]},
-                {"aux hidden states": aux_hidden[expected]},
+                {"aux hidden states": given[got]},
+                {"aux hidden states": wanted[expected]},
             )
         self.comparison.logits("target logits", outputs["logits"][got], states.logits[expected])
 
@@ -155,10 +157,10 @@ class StageCheck:
         draft: PathDraft,
     ) -> None:
         """Row t pairs h_t with x_{t+1}; the last pairs with the root of the tree."""
-        assert self.probe.manifest.draft is not None
+        assert self.probe.model is not None
         next_ids = np.append(sample.ids[1:], sample.tree[0])
         expected_aux_hidden = torch.from_numpy(
-            reference.prefill.aux_hidden(self.probe.manifest.draft.aux_layers)
+            reference.prefill.aux_hidden(self.probe.model.geometry.aux_layers)
         )
         fused = self.probe.run("draft_fuse", {"captured": aux_hidden})["hidden"]
         expected_fused = draft.fuse(expected_aux_hidden)

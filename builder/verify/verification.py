@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specbuild.builder.families.checkpoints import is_own_draft, read_target
+from specbuild.builder.families.checkpoints import OWN_DRAFT, is_own_draft, read_draft, read_target
 from specbuild.builder.families.dflash.reference import load_reference_dflash
 from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
 from specbuild.builder.families.mtp.reference import load_reference_mtp
@@ -29,8 +29,10 @@ from specbuild.builder.verify.stages import (
     run_reference,
 )
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.geometry import (
     DFlashGeometry,
+    DraftGeometry,
     Eagle3Geometry,
     MtpGeometry,
     TargetGeometry,
@@ -55,26 +57,28 @@ def verify_engine(
     Raises:
         SpecbuildError: the engine is damaged, or was not built from checkpoints of this shape.
     """
-    probe = EngineProbe(engine)
-    manifest = probe.manifest
-    if draft is not None and manifest.draft is None:
+    probe = EngineProbe(engine, None if draft is None else _model_of(engine, draft))
+    manifest, model_record = probe.manifest, probe.model
+    built = None if model_record is None else model_record.geometry
+    if draft is not None and built is None:
         raise SpecbuildError(f"{engine}: has no draft to compare with {draft}; leave it out")
-    own = isinstance(manifest.draft, MtpGeometry)
+    own = isinstance(built, MtpGeometry)
     if own and draft is not None and not is_own_draft(draft):
         raise SpecbuildError(
             f"{engine}: its draft is an MTP layer of the model, not {draft}; leave --draft out"
         )
-    if draft is None and manifest.draft is not None and not own:
+    if draft is None and built is not None and not own:
         progress.note("no draft checkpoint given: the draft's stages are not compared")
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
     reference_draft: PathDraft | BlockDraft | None = None
     if own:
         reference_draft = load_reference_mtp(model, target.model, read_config(model))
-    elif draft is not None and isinstance(manifest.draft, DFlashGeometry):
-        reference_draft = _load_block_draft(draft, target, manifest.draft, engine)
+    elif draft is not None and isinstance(built, DFlashGeometry):
+        reference_draft = _load_block_draft(draft, target, built, engine)
     elif draft is not None:
-        reference_draft = _load_draft(draft, target, manifest, engine)
+        assert built is not None
+        reference_draft = _load_draft(draft, target, built, engine)
     rows = StageCheck(probe, reference_draft)
     progress.start("stages", len(TEXTS), "samples")
     for seed, text_like in enumerate(TEXTS):
@@ -86,6 +90,26 @@ def verify_engine(
     stages = rows.comparison.rows()
     passed = all(row.passed for row in stages) and all(row.passed for row in losslessness)
     return VerifyReport(rows=stages, losslessness=losslessness, passed=passed)
+
+
+def _model_of(engine: Path, draft: Path) -> str | None:
+    """Which of several draft models a checkpoint is, by its kind; None where an engine has one.
+
+    SpecbuildError where it is none of them.
+    """
+    manifest = read_manifest(engine)
+    kinds = [model.kind for model in manifest.models]
+    if len(kinds) < 2:
+        return None
+    found = OWN_DRAFT
+    if not is_own_draft(draft):
+        found = read_draft(draft, manifest.target, strict=False).record.kind
+    if found not in kinds:
+        raise SpecbuildError(
+            f"{engine}: has drafts of kind {' and '.join(kinds)}, {draft} is of {found}; give one "
+            "that it was built from"
+        )
+    return found
 
 
 def _sample(
@@ -187,23 +211,22 @@ def _load_block_draft(
 
 
 def _load_draft(
-    path: Path, target: ReferenceTarget, manifest: Manifest, engine: Path
+    path: Path, target: ReferenceTarget, built: DraftGeometry, engine: Path
 ) -> ReferenceDraft:
     model = target.model
     draft = load_reference_draft(
         path, embedding=model.model.embed_tokens.weight, head=model.lm_head.weight
     )
-    assert manifest.draft is not None
-    fused = (len(manifest.draft.aux_layers) * manifest.target.hidden, manifest.draft.hidden)
+    fused = (len(built.aux_layers) * model.config.hidden_size, built.hidden)
     given = tuple(reversed(draft.weights["fc.weight"].shape))
-    if fused != given or manifest.draft.vocab != len(draft.head):
+    if fused != given or built.vocab != len(draft.head):
         raise SpecbuildError(
             f"{engine}: its draft fuses {fused[0]} values into {fused[1]} and knows "
-            f"{manifest.draft.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
+            f"{built.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
             f"{len(draft.head)}; give the draft it was built from"
         )
     # A window chosen when building bounds the engine's draft, not the checkpoint's.
-    draft.window = manifest.draft.sliding_window or None
-    if isinstance(manifest.draft, Eagle3Geometry):
-        draft.flags["norm_output"] = manifest.draft.norm_output
+    draft.window = built.sliding_window or None
+    if isinstance(built, Eagle3Geometry):
+        draft.flags["norm_output"] = built.norm_output
     return draft

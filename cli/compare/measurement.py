@@ -161,7 +161,7 @@ def _side(engine: Engine, path: str, records: Sequence[RunRecord]) -> EngineSide
         lossy=lossy_names(manifest),
         weights_bytes=memory.weights_bytes,
         cache_bytes_per_token=cache_bytes_per_token(manifest, memory.kv_bytes),
-        draft="none" if manifest.draft is None else manifest.draft.architecture,
+        draft=" and ".join(model.geometry.architecture for model in manifest.models) or "none",
         tokens_per_s=median(s.output_tokens_per_s for s in stats) if stats else None,
         ttft_s=median(s.ttft_s for s in stats) if stats else None,
         tokens_a_step=median(s.mean_acceptance_length for s in stats) if stats else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -20,7 +21,12 @@ def _apply(context: typer.Context, config: EngineConfig | None) -> EngineConfig 
     command = context.command.name or ""
     require_known(config.written(command), known, config.where)
     given = config.of_command(command)
-    context.default_map = {name: value for name, value in given.items() if name in known}
+    repeatable = {o.name for o in context.command.params if getattr(o, "multiple", False)}
+    context.default_map = {
+        name: [value] if name in repeatable and isinstance(value, str | Path) else value
+        for name, value in given.items()
+        if name in known
+    }
     return config
 
 

@@ -43,8 +43,7 @@ def geometry_section(facts: EngineFacts) -> Section:
     """What the engine is: limits, target and draft."""
     manifest = facts.manifest
     shown = [engine_table(manifest), target_table(manifest.target)]
-    if manifest.draft is not None:
-        shown.append(draft_table(manifest.draft))
+    shown += [draft_table(model.geometry) for model in manifest.models]
     body = "".join(figure(converted(each), "", source=MANIFEST_FILE) for each in shown)
     return Section("geometry", "Geometry", body)
 

@@ -55,7 +55,8 @@ def page(facts: EngineFacts, records: list[Record]) -> str:
 
 
 def _summary(manifest: Manifest) -> str:
-    draft = "without a draft" if manifest.draft is None else f"with {manifest.draft.architecture}"
+    drafts = " and ".join(model.geometry.architecture for model in manifest.models)
+    draft = f"with {drafts}" if drafts else "without a draft"
     return (
         f"{manifest.target.model_type}, {draft}, for {manifest.backend} ({manifest.device}); built "
         f"by specbuild {manifest.specbuild_version}"

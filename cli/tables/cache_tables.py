@@ -25,7 +25,8 @@ def cache_tables(manifest: Manifest, memory: PredictedMemory, capacity: CacheCap
 def footprint(manifest: Manifest, memory: PredictedMemory) -> Group:
     """What an engine is about to take: caches by group, and the whole beside its weights."""
     caches = sum(memory.kv_bytes.values())
-    draft = "no draft" if manifest.draft is None else f"draft: {manifest.draft.architecture}"
+    drafts = ", ".join(model.geometry.architecture for model in manifest.models)
+    draft = f"draft: {drafts}" if drafts else "no draft"
     return Group(
         _pages_table(manifest, memory),
         f"{draft}; weights {size_text(memory.weights_bytes)}, caches {size_text(caches)}, together "

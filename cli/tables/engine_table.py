@@ -14,6 +14,7 @@ from specbuild.cli.tables.dsa_text import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
 from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
 from specbuild.runtime.engine_dir.geometry import (
     BothFeedForward,
     DenseFeedForward,
@@ -24,13 +25,7 @@ from specbuild.runtime.engine_dir.geometry import (
     PEagleGeometry,
     TargetGeometry,
 )
-from specbuild.runtime.engine_dir.manifest import (
-    DraftShape,
-    Limits,
-    Manifest,
-    SpecPv,
-    SuffixDrafter,
-)
+from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
 
 if TYPE_CHECKING:
     from specbuild.builder.backends.cuda.report import CudaReport
@@ -66,7 +61,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
     return Group(
         engine_table(manifest),
         target_table(manifest.target),
-        *([] if manifest.draft is None else [draft_table(manifest.draft)]),
+        *[draft_table(model.geometry) for model in manifest.models],
         *[suffix_table(d) for d in manifest.drafters if isinstance(d, SuffixDrafter)],
         parts_table(manifest),
         *([roles_table(manifest)] if manifest.roles else []),

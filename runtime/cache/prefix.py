@@ -8,7 +8,7 @@ longest that a prompt can begin behind: where prompts end, and where they part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -26,7 +26,8 @@ from specbuild.runtime.cache.prefix_tree import (
 )
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.cache.window_ends import WindowEnd, WindowEnds
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators
+from specbuild.runtime.engine_dir.cache_groups import allocators
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup
 from specbuild.runtime.errors import SpecbuildError
 
@@ -89,19 +90,19 @@ class PageListener(Protocol):
 
 @dataclass(frozen=True)
 class PrefixLookup:
-    """The cache as a loop asks it; ``drafted``: its prompts want the draft's pages too."""
+    """The cache as a loop asks it; its prompts want the pages of ``drafts``' groups too."""
 
     cache: PrefixCache
-    drafted: bool
+    drafts: Collection[str]
 
     def match(self, prefix: SequencePrefix) -> MatchResult:
         """As :meth:`PrefixCache.match`."""
-        return self.cache.match(prefix, drafted=self.drafted)
+        return self.cache.match(prefix, drafts=self.drafts)
 
     def awaits(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
         """Whether one of those that are read will publish pages of this prompt."""
         return any(
-            self.cache.is_behind(other, pages, drafted=self.drafted)
+            self.cache.is_behind(other, pages, drafts=self.drafts)
             for other in reading
             for pages in (self.cache.common_pages(prefix, other),)
         )
@@ -139,7 +140,7 @@ class PrefixCache:
         self._windows = {name: windows[name] for name in self._names}
         # The allocator of whose pages a listener is told.
         self._told = next(
-            (i for i, n in enumerate(self._names) if not windows[n] and n != DRAFT_GROUP), 0
+            (i for i, n in enumerate(self._names) if not windows[n] and n not in DRAFT_GROUPS), 0
         )
         self.listener: PageListener | None = None
         self._pools = [kv.pools[name] for name in self._names]
@@ -161,11 +162,11 @@ class PrefixCache:
         """A prompt's beginning, int32 [·]. Those of another salt are never seen."""
         return SequencePrefix(prompt_ids, salt, self, len(prompt_ids))
 
-    def match(self, prefix: SequencePrefix, *, drafted: bool) -> MatchResult:
+    def match(self, prefix: SequencePrefix, *, drafts: Collection[str]) -> MatchResult:
         """The longest beginning that is there, of all but the prompt's last token.
 
         For every group that keeps all positions its pages from 0 on, for a window those that the
-        next token sees; the draft's too where ``drafted``.
+        next token sees; of draft models those of the groups ``drafts``.
         """
         spans = self._tree.walk(prefix, (prefix.prompt_tokens - 1) // self.page_size)
         if not spans:
@@ -174,7 +175,7 @@ class PrefixCache:
         named = [
             (allocator, name)
             for allocator, name in enumerate(self._names)
-            if drafted or name != DRAFT_GROUP
+            if name in drafts or name not in DRAFT_GROUPS
         ]
         whole = [allocator for allocator, name in named if not self._windows[name]]
         parts = _leading((pages[whole] != 0).all(axis=0))
@@ -215,9 +216,9 @@ class PrefixCache:
         *,
         length: int,
         known: int,
-        draft: bool = False,
+        draft: str | None = None,
     ) -> None:
-        """The target's caches hold ``length`` tokens of the sequence, or the draft's do.
+        """The target's caches hold ``length`` tokens of the sequence, or a ``draft``'s group does.
 
         ``ids[:known]`` are its tokens. Called before a window's pages go back.
         """
@@ -226,7 +227,8 @@ class PrefixCache:
         names = [
             name
             for name in self._names
-            if (name == DRAFT_GROUP) == draft and prefix.published.get(name, 0) < end
+            if (name == draft if draft else name not in DRAFT_GROUPS)
+            and prefix.published.get(name, 0) < end
         ]
         if not names:
             return
@@ -249,12 +251,12 @@ class PrefixCache:
         end = (min(one.prompt_tokens, other.prompt_tokens) - 1) // self.page_size
         return self._tree.common(one, other, end)
 
-    def is_behind(self, prefix: SequencePrefix, pages: int, *, drafted: bool) -> bool:
+    def is_behind(self, prefix: SequencePrefix, pages: int, *, drafts: Collection[str]) -> bool:
         """Whether a sequence has not published so many of its first pages yet."""
         return any(
             prefix.published.get(name, 0) < pages
             for name in self._names
-            if drafted or name != DRAFT_GROUP
+            if name in drafts or name not in DRAFT_GROUPS
         )
 
     def blocks(self) -> list[Span]:
@@ -342,7 +344,7 @@ class PrefixCache:
             entry, index = self._tree.remove(allocator, page)
             if name in self._ends:
                 self._ends[name].forget(page)
-            elif name != DRAFT_GROUP:
+            elif name not in DRAFT_GROUPS:
                 for ends in self._ends.values():
                     ends.drop((entry.number, index + 1))
             self.statistics.evicted_pages += 1

@@ -117,7 +117,9 @@ class DeviceDecoder(Decoder):
         )
         if self.prefixes is not None:
             # Prompts enter the draft's cache too, whatever draft a step has.
-            scheduler.prefixes = PrefixLookup(self.prefixes, self._manifest.draft is not None)
+            scheduler.prefixes = PrefixLookup(
+                self.prefixes, [model.cache_group for model in self._manifest.models]
+            )
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _check_sampling(self, requests: Sequence[Request]) -> None:
@@ -160,18 +162,16 @@ class DeviceDecoder(Decoder):
         return DeviceOffers(self._suffix, self._executor, self._programs)
 
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        model, offering = sources(self._manifest, drafter)
-        record, costs = model or offering, self._step_costs
+        models, offering = sources(self._manifest, drafter)
+        record, costs = next(iter(models), offering), self._step_costs
         policy: DraftPolicy
         if costs is None or record is None:
-            policy = undrafted() if model is None else self._default_shape
+            policy = undrafted() if not models else self._default_shape
             if offering is not None:
                 policy = UnmeasuredOffers(policy, most_depth=self._programs.most_offered)
         else:
             policy = measured = self._measured.next(
-                ProgramCosts(
-                    costs, self._programs, full_logits=full_logits, drafts=model is not None
-                ),
+                ProgramCosts(costs, self._programs, full_logits=full_logits, drafts=bool(models)),
                 sampled=sampled,
                 full_logits=full_logits,
                 drafter=record.kind,
@@ -195,8 +195,8 @@ class DeviceDecoder(Decoder):
             return setting.speculation
         if self._step_costs is not None or not isinstance(setting.drafter, str):
             return None
-        model, _ = sources(self._manifest, setting.drafter)
-        return None if model is None else self._manifest.draft_default
+        models, _ = sources(self._manifest, setting.drafter)
+        return self._manifest.draft_default if models else None
 
     def _check(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)

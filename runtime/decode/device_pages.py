@@ -11,7 +11,8 @@ from __future__ import annotations
 from specbuild.runtime.cache.sequence_pages import AheadPages
 from specbuild.runtime.decode.device_rows import DeviceRows
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators, tree_slots
-from specbuild.runtime.engine_dir.manifest import Manifest, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import SequenceState
 
 
@@ -77,7 +78,7 @@ class DevicePages:
         """Before pages go back."""
         sequence.publish(sequence.length)
         if DRAFT_GROUP in self._shared:
-            sequence.publish(max(sequence.length - waiting, 0), draft=True)
+            sequence.publish(max(sequence.length - waiting, 0), draft=DRAFT_GROUP)
 
     def _give_back(self, sequence: SequenceState) -> None:
         """The pages of windows that no launch to come sees."""

@@ -15,7 +15,7 @@ from specbuild.runtime.draft.cost_table import SPREAD, CostTable
 from specbuild.runtime.draft.drafter import Drafter, DrafterParts
 from specbuild.runtime.draft.registry import kind_of
 from specbuild.runtime.draft.tree import chain_trees
-from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, TREE_ROLES
 from specbuild.runtime.errors import SpecbuildError
@@ -91,7 +91,7 @@ class CostMeasurement:
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
         # Every draft extends the draft's cache by one token: two, and one of each depth a round.
         capacity = limits.max_seq_len - self._context - 2
-        deepest = min(limits.model_depth, MAX_MEASURED_ROWS - 1)
+        deepest = min(limits.levels_of(record.geometry), MAX_MEASURED_ROWS - 1)
         self._depth = min(deepest, capacity - 2) if record.roles else 0
         self._drafts = min(_ROUNDS * self._depth + 2, capacity)
         self._most_rows = max(most_rows, self._depth + 1)

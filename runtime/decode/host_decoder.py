@@ -18,7 +18,7 @@ from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.draft.choice import require_shape
-from specbuild.runtime.draft.drafter import Drafter
+from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
@@ -92,7 +92,7 @@ class HostDecoder(Decoder):
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = self._drafting.drafter(named)
+            drafter = self._drafting.drafter(named, fixed=setting.speculation != "default")
         stepper = HostStepper(
             self._executor,
             self._manifest,
@@ -110,11 +110,11 @@ class HostDecoder(Decoder):
             invariant_rows=self._executor.capabilities.invariant_rows,
         )
         # Another drafter must see every token's features itself.
-        drafted = drafter is not None and drafter.capabilities.uses_draft_caches
+        groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
         if self.prefixes is not None and (
-            drafter is None or drafted or not drafter.capabilities.reads_aux_hidden
+            drafter is None or groups or not drafter.capabilities.reads_aux_hidden
         ):
-            scheduler.prefixes = PrefixLookup(self.prefixes, drafted)
+            scheduler.prefixes = PrefixLookup(self.prefixes, groups)
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:

@@ -9,8 +9,9 @@ from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.cost_file import load_or_measure
 from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
 from specbuild.runtime.draft.cost_table import CostTable
-from specbuild.runtime.draft.costs import ChainCosts
-from specbuild.runtime.draft.drafter import Drafter, DrafterParts
+from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, DraftCosts
+from specbuild.runtime.draft.draft_models import DraftModels
+from specbuild.runtime.draft.drafter import CachingDrafter, Drafter, DrafterParts
 from specbuild.runtime.draft.offer import Offers
 from specbuild.runtime.draft.offer_policy import OfferPolicy, OfferTimes
 from specbuild.runtime.draft.policy import (
@@ -22,7 +23,8 @@ from specbuild.runtime.draft.policy import (
 from specbuild.runtime.draft.registry import kind_of, sources
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.suffix import SuffixDrafter
-from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters import ModelDrafter
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import TREE_ROLES
 from specbuild.runtime.errors import RequestError
@@ -57,15 +59,21 @@ class HostDrafting:
         """The drafter that offers, None where it has not been asked for."""
         return self._suffix
 
-    def drafter(self, name: str) -> Drafter:
-        """The engine's drafter of this name, its graphs made ready; the model's where both are."""
-        model, offering = sources(self._manifest, name)
-        record = model or offering
-        assert record is not None, "a policy that drafts is an engine's with a drafter"
-        self._executor.prepare((*record.roles, *TREE_ROLES))
-        made = self._kept_suffix(name) if model is None else self._made(record)
-        assert made is not None
-        return made
+    def drafter(self, name: str, *, fixed: bool = False) -> Drafter:
+        """What drafts under this name, its graphs made ready: its models, where it has some.
+
+        Of several models all, or the first where every step's shape is ``fixed``.
+        """
+        models, _ = sources(self._manifest, name)
+        taken = models[:1] if fixed else models
+        roles = [role for model in taken for role in model.roles]
+        self._executor.prepare((*roles, *TREE_ROLES))
+        if not taken:
+            suffix = self._kept_suffix(name)
+            assert suffix is not None, "a policy that drafts is an engine's with a drafter"
+            return suffix
+        made: dict[str, CachingDrafter] = {model.kind: self._made(model) for model in taken}
+        return DraftModels(made) if len(made) > 1 else made[taken[0].kind]
 
     def offers(self, name: str) -> Offers | None:
         """What proposes before each step under this name, None where nothing does."""
@@ -75,31 +83,39 @@ class HostDrafting:
         self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
         """What pays of the drafters of this name, by measured costs."""
-        model, offering = sources(self._manifest, name)
-        record = model or offering
-        if record is None:
+        models, offering = sources(self._manifest, name)
+        records: tuple[DrafterRecord, ...] = models or ((offering,) if offering else ())
+        if not records:
             return undrafted()
         try:
-            table, origin = self._table(record)
+            tables = {record.kind: self._table(record) for record in records}
         except CannotMeasureError as error:
             return default_policy(self._manifest, str(error))
-        limits = self._manifest.limits
-        depth = 0 if model is None else limits.model_depth
-        costs = ChainCosts(table, max_depth=depth, origin=origin)
-        policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=record.kind)
+        limits, kinds = self._manifest.limits, "+".join(tables)
+        table, origin = tables[records[0].kind]
+        costs: DraftCosts
+        if len(models) > 1:
+            depths = {m.kind: limits.levels_of(m.geometry) for m in models}
+            costs = ChainsByModel({k: (tables[k][0], depths[k]) for k in depths}, origin=origin)
+        else:
+            depth = limits.levels_of(models[0].geometry) if models else 0
+            costs = ChainCosts(table, max_depth=depth, origin=origin)
+        policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=kinds)
         if offering is None:
             return policy
-        if record.kind not in self._times:
+        if kinds not in self._times:
             most_rows = limits.max_batch_size * (1 + offering.max_tokens)
-            self._times[record.kind] = OfferTimes(table, most_rows)
-        return OfferPolicy(policy, self._times[record.kind], most_depth=offering.max_tokens)
+            self._times[kinds] = OfferTimes(table, most_rows)
+        return OfferPolicy(policy, self._times[kinds], most_depth=offering.max_tokens)
 
     def require(self, name: str, shape: DraftShape) -> None:
         """RequestError where the drafter of this name grows no such tree."""
-        model, offering = sources(self._manifest, name)
-        record, most = model or offering, self._manifest.limits.model_depth
+        models, offering = sources(self._manifest, name)
+        model = next(iter(models), None)
+        record = model or offering
         if record is None:
             return
+        most = self._manifest.limits.levels_of(record.geometry)
         if shape.draft_top_k > 1 and not kind_of(record).capabilities.branches:
             raise RequestError(
                 f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes chains "
@@ -119,9 +135,11 @@ class HostDrafting:
                 "ask for less"
             )
 
-    def _made(self, record: DrafterRecord) -> Drafter:
+    def _made(self, record: ModelDrafter) -> CachingDrafter:
         parts = DrafterParts(self._executor, self._manifest, self._counter, record)
-        return kind_of(record).make(parts)
+        made = kind_of(record).make(parts)
+        assert isinstance(made, CachingDrafter)
+        return made
 
     def _kept_suffix(self, name: str) -> SuffixDrafter | None:
         _, offering = sources(self._manifest, name)

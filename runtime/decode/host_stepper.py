@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
 from specbuild.runtime.decode.guided_drafts import forced_chains, with_forced_tokens
 from specbuild.runtime.decode.logit_rows import likeliest
 from specbuild.runtime.decode.repetition import as_recorded
@@ -17,7 +17,8 @@ from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.drafter import Drafter
+from specbuild.runtime.draft.draft_models import ModelShape
+from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
 from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.static_tree import StaticTree
@@ -62,8 +63,7 @@ class HostStepper:
         self._repeats = executor.capabilities.batch_invariant
         self._max_depth = max_depth
         self._target = TargetPasses(executor, manifest, counter)
-        caches = drafter is not None and drafter.capabilities.uses_draft_caches
-        self._draft_groups = groups_of(manifest.roles["draft"]) if caches else ()
+        self._draft_groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
         self._done: LaunchDone | None = None
         self._committed: Committed = []
         self._aux_hidden: np.ndarray | None = None
@@ -104,7 +104,9 @@ class HostStepper:
 
     def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
         """Counts the tokens that the draft would take up first, and asks for an offer."""
-        behind = [s.length - s.pages[g].length for g in self._draft_groups for s in sequences]
+        behind = [
+            sum(s.length - s.pages[group].length for s in sequences) for group in self._draft_groups
+        ]
         if self._offers is not None:
             most = [min(s.wanted - 1, self._max_depth) for s in sequences]
             started_s = perf_counter()
@@ -113,7 +115,8 @@ class HostStepper:
         return Outlook(
             batch=len(sequences),
             tokens_left=max(s.wanted for s in sequences),
-            rows_behind=sum(behind),
+            rows_behind=behind[0] if behind else 0,
+            others_behind=tuple(behind[1:]),
             sampled=samples(s.request.params.sampling for s in sequences),
             reach=self._offer.reach,
         )
@@ -291,4 +294,6 @@ def _outcome(
     shape: ChosenDraft = DraftShape(1, depth, depth) if depth else None
     if isinstance(chosen, OfferedDepths):
         shape = chosen
+    elif depth and isinstance(chosen, ModelShape):
+        shape = ModelShape(1, depth, depth, chosen.drafter)
     return StepOutcome(outlook, shape, (trees.count - 1).tolist(), accepted, step_s)

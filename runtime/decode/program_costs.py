@@ -26,8 +26,6 @@ class ProgramCosts:
     own times correct for them.
     """
 
-    row_s = 0.0
-
     def __init__(
         self,
         costs: StepCosts,
@@ -51,6 +49,10 @@ class ProgramCosts:
         if found is None:
             found = self._known[key] = self._looked_up(*key)
         return found
+
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+        """A device's draft takes up every step's tokens."""
+        return 0.0
 
     def _looked_up(self, batch: int, context_step: int) -> list[float]:
         context = (context_step + 0.5) * _CONTEXT_STEP
@@ -77,7 +79,7 @@ class ProgramOffers:
         self._kinds = {0: 0} | {
             length: kind for kind, length in enumerate(self._lengths(1), start=1)
         }
-        self._times = StepTimes(len(self._kinds))
+        self._times = StepTimes([None, *[""] * (len(self._kinds) - 1)])
         self._known: dict[tuple[int, int, int], float | None] = {}
 
     def best(self, outlook: Outlook, ratio: float) -> tuple[tuple[int, ...], float]:

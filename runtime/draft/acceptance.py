@@ -7,10 +7,11 @@ from collections.abc import Iterable, Sequence
 from math import sqrt
 
 # Pseudo-observations of what is believed of a position before the first step, and of what was
-# seen on the long run against what was seen just now; how fast both fade.
+# seen on the long run against what was seen just now; how fast these fade, and what is steady.
 PRIOR_WEIGHT = 4.0
 LONG_WEIGHT = 6.0
 FORGETTING = 0.97
+FORGETTING_STEADY = 0.99
 FORGETTING_NOW = 0.8
 # A sampled token is a draft's likeliest one less often than a greedy one.
 PRIOR_GREEDY = 0.6
@@ -26,13 +27,22 @@ class Acceptance:
     """
 
     def __init__(self, depth: int) -> None:
+        self._steady = _Faded(depth, FORGETTING_STEADY)
         self._long = _Faded(depth, FORGETTING)
         self._now = _Faded(depth, FORGETTING_NOW)
 
     def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
         """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
-        self._long.learn(depths, accepted)
-        self._now.learn(depths, accepted)
+        for seen in (self._steady, self._long, self._now):
+            seen.learn(depths, accepted)
+
+    def steadily(self, prior: float) -> list[float]:
+        """As :meth:`along`, of so many steps that luck hardly tells two drafts apart."""
+        estimates, believed = [], prior
+        for position in range(self._steady.depth):
+            believed = self._steady.estimate(position, believed, PRIOR_WEIGHT)
+            estimates.append(believed)
+        return estimates
 
     def along(self, prior: float) -> list[float]:
         """p_1, p_2, … of a chain, where ``prior`` is believed of p_1 before the first step.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Protocol
 
 from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # How fast the level of all times follows the newest, how fast a kind's own ratio does once it is
@@ -24,11 +25,12 @@ class Outlook:
     """What is known before a step.
 
     ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
-    ``rows_behind`` how many committed tokens the draft would have to take up first; ``context``
-    how many tokens a sequence has, on average. ``sampled``: a sequence has a temperature above 0;
-    ``full_logits``: one has top-k or top-p. ``reach[b]`` are the chances of the tokens that the
-    host offers for sequence b (offer.py), none where it offers nothing. ``ahead``: tokens of some
-    are in flight; ``reach`` is then of the tokens behind the most that these can be.
+    ``rows_behind`` how many committed tokens the draft would have to take up first, of several the
+    first one, ``others_behind`` the others; ``context`` how many tokens a sequence has, on average.
+    ``sampled``: a sequence has a temperature above 0; ``full_logits``: one has top-k or
+    top-p. ``reach[b]`` are the chances of the tokens that the host offers for sequence b
+    (offer.py), none where it offers nothing. ``ahead``: tokens of some are in flight; ``reach`` is
+    then of the tokens behind the most that these can be.
     """
 
     batch: int
@@ -39,6 +41,7 @@ class Outlook:
     full_logits: bool = False
     reach: tuple[tuple[float, ...], ...] = ()
     ahead: bool = False
+    others_behind: tuple[int, ...] = ()
 
 
 class DraftCosts(Protocol):
@@ -49,9 +52,8 @@ class DraftCosts(Protocol):
         """Every draft that can be asked for: chains by depth, then trees."""
         ...
 
-    @property
-    def row_s(self) -> float:
-        """Time in which the draft takes up one token that it has not seen."""
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+        """Time in which the draft of this shape takes up what it has not seen."""
         ...
 
     @property
@@ -73,7 +75,6 @@ class ChainCosts:
     def __init__(self, table: CostTable, *, max_depth: int, origin: str) -> None:
         deepest = min(max_depth, len(table.draft_s))
         self.shapes = tuple(DraftShape(1, depth, depth) for depth in range(1, deepest + 1))
-        self.row_s = table.row_s
         self.origin = origin
         self._table = table
         self._known: dict[int, list[float]] = {}
@@ -89,16 +90,60 @@ class ChainCosts:
             ]
         return costs
 
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+        """Row by row."""
+        return outlook.rows_behind * self._table.row_s
+
+
+class ChainsByModel:
+    """Chains of several draft models, by the kind of each: its table, and its deepest chain.
+
+    What a chain adds to a step is a difference of times that were taken side by side, while tables
+    may be of a calm and of a busy minute. So all stand on one table's target steps, the longest's.
+    """
+
+    def __init__(self, tables: Mapping[str, tuple[CostTable, int]], *, origin: str) -> None:
+        longest = max((table for table, _ in tables.values()), key=lambda t: t.target_rows[-1])
+        self.origin = origin
+        self._chains = {
+            kind: ChainCosts(
+                replace(table, target_rows=longest.target_rows, target_s=longest.target_s),
+                max_depth=depth,
+                origin=origin,
+            )
+            for kind, (table, depth) in tables.items()
+        }
+        self.shapes: tuple[DraftShape, ...] = tuple(
+            ModelShape(s.draft_top_k, s.draft_depth, s.draft_tokens, kind)
+            for kind, chains in self._chains.items()
+            for s in chains.shapes
+        )
+
+    def step_s(self, outlook: Outlook) -> Sequence[float]:
+        """See :class:`DraftCosts`."""
+        by_model = [chains.step_s(outlook) for chains in self._chains.values()]
+        return [by_model[0][0], *(step_s for times in by_model for step_s in times[1:])]
+
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+        """See :class:`DraftCosts`."""
+        kind = model_of(shape)
+        place = [*self._chains].index(kind)
+        behind = (outlook.rows_behind, *outlook.others_behind, *[0] * place)[place]
+        return self._chains[kind].start_s(shape, replace(outlook, rows_behind=behind))
+
 
 class StepTimes:
     """What a run's own steps say of a table: time_k = table_k · exp(level + own_k).
 
     The level is that of the machine now, and moves all kinds; own_k is what is wrong with the
     table's entry for kind k. Each timed step moves both towards what it took. Kind 0 is a step
-    without a draft; another that was never timed is believed to be like the nearest that was.
+    without a draft; another that was never timed is believed to be like the nearest that was and
+    drafts by the same model: ``models`` has that of each kind.
     """
 
-    def __init__(self, kinds: int, before: StepTimes | None = None) -> None:
+    def __init__(self, models: Sequence[str | None], before: StepTimes | None = None) -> None:
+        kinds = len(models)
+        self._models = models
         self._level: float = 0.0 if before is None else before._level
         self._own: list[float] = [0.0] * kinds if before is None else list(before._own)
         self._seen: list[float] = [0.0] * kinds if before is None else list(before._seen)
@@ -134,5 +179,6 @@ class StepTimes:
         """The kind whose own ratio one is believed to have."""
         if kind == 0 or self._seen[kind]:
             return kind
-        known = (k for k in range(1, len(self._own)) if self._seen[k])
+        alike = (k for k, model in enumerate(self._models) if model == self._models[kind])
+        known = (k for k in alike if k and self._seen[k])
         return min(known, key=lambda k: abs(k - kind), default=kind)

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
-from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.cache.row_placement import RowPlan, cache_feeds
+from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
 from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry
-from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 
 _CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
@@ -28,10 +27,10 @@ class DFlashDrafter(OnePassDrafter):
     position i. A block that is not causal is always whole, as it was trained.
     """
 
-    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
-        super().__init__(executor, manifest, counter, _CAPABILITIES)
-        assert isinstance(manifest.draft, DFlashGeometry)
-        self._geometry = manifest.draft
+    def __init__(self, parts: DrafterParts) -> None:
+        super().__init__(parts, _CAPABILITIES)
+        assert isinstance(parts.record.geometry, DFlashGeometry)
+        self._geometry = parts.record.geometry
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """A chain of the likeliest tokens, or the best nodes of a tree of them."""
@@ -60,7 +59,7 @@ class DFlashDrafter(OnePassDrafter):
             holders = [s.pages[group] for s in sequences]
             placed = cache_feeds(group, holders, plan, self._counter)
             feeds[f"{group}.write_slot"] = placed[f"{group}.write_slot"]
-        self._executor.run("draft_fuse", feeds)
+        self._executor.run(self._role["draft_fuse"], feeds)
         self._committed(sequences, first, counts)
 
     def _block(self, sequences: Sequence[SequenceState], depth: int) -> np.ndarray:
@@ -85,11 +84,9 @@ class DFlashDrafter(OnePassDrafter):
         for group in self._groups:
             holders = [s.pages[group] for s in sequences]
             feeds |= cache_feeds(group, holders, plan, self._counter)
-        logits = self._executor.run("draft", feeds)["draft_logits"]
+        logits = self._executor.run(self._role["draft"], feeds)["draft_logits"]
         self._forget_tree(sequences)
         return logits
 
 
-DFLASH = DrafterKind(
-    _CAPABILITIES, lambda parts: DFlashDrafter(parts.executor, parts.manifest, parts.counter)
-)
+DFLASH = DrafterKind(_CAPABILITIES, DFlashDrafter)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.draft.tree import DraftTrees
-from specbuild.runtime.engine_dir.manifest import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
@@ -23,7 +23,6 @@ class DrafterCapabilities:
     ``reads_aux_hidden``: it wants the target's aux hidden states of every committed token.
     ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
     rule that knows the distribution, and the loop here refuses it.
-    ``uses_draft_caches``: the engine's draft caches hold what it has taken up of a sequence.
     ``needs_weights``: a checkpoint of its own stands behind it.
     ``passes``: a model that runs once a level, once for all of them, or no model.
     ``branches``: it can propose trees, not chains alone.
@@ -36,7 +35,6 @@ class DrafterCapabilities:
     name: str
     reads_aux_hidden: bool
     samples: bool = False
-    uses_draft_caches: bool = False
     needs_weights: bool = False
     passes: Literal["levels", "one", "none"] = "none"
     branches: bool = False
@@ -69,6 +67,16 @@ class Drafter(Protocol):
 
     def release(self, sequence: SequenceState) -> None:
         """The sequence is done, or its generation was closed."""
+        ...
+
+
+@runtime_checkable
+class CachingDrafter(Drafter, Protocol):
+    """A drafter for which the engine caches keys and values."""
+
+    @property
+    def cache_groups(self) -> tuple[str, ...]:
+        """The groups that hold what it has taken up of a sequence, of each model one."""
         ...
 
 

@@ -7,13 +7,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.cache.row_placement import RowPlan, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
 from specbuild.runtime.draft.static_levels import grow
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
 
 # Rows of aux hidden states that wait for the draft: memory is touched only as far as used.
@@ -22,7 +22,6 @@ PENDING_BYTES = 32 << 20
 _CAPABILITIES = DrafterCapabilities(
     name="eagle3",
     reads_aux_hidden=True,
-    uses_draft_caches=True,
     needs_weights=True,
     passes="levels",
     branches=True,
@@ -64,26 +63,25 @@ class Eagle3Drafter:
 
     def __init__(
         self,
-        executor: Executor,
-        manifest: Manifest,
-        counter: SlotCounter,
+        parts: DrafterParts,
         capabilities: DrafterCapabilities = _CAPABILITIES,
     ) -> None:
+        record = parts.record
+        assert not isinstance(record, SuffixDrafter)
         self.capabilities = capabilities
-        self._executor = executor
-        self._groups = groups_of(manifest.roles["draft"])
-        self._counter = counter
-        self._max_rows = manifest.limits.max_rows
+        self.cache_groups = (record.cache_group,)
+        self._executor = parts.executor
+        self._role = {name: record.role(name) for name in record.ROLES}
+        self._groups = groups_of(parts.manifest.roles[self._role["draft"]])
+        self._counter = parts.counter
+        self._max_rows = parts.manifest.limits.max_rows
+        self._columns = columns_of(parts.manifest, record.geometry.aux_layers)
         self._pending: dict[int, _Pending] = {}
-
-    @classmethod
-    def of(cls, parts: DrafterParts, capabilities: DrafterCapabilities) -> Eagle3Drafter:
-        """The drafter of an engine, under the name of its kind."""
-        return cls(parts.executor, parts.manifest, parts.counter, capabilities)
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
         """Keeps the rows until the draft runs; extends first where they do not fit."""
         assert aux_hidden is not None
+        aux_hidden = aux_hidden[:, self._columns]
         pending = self._pending.get(sequence.index)
         if pending is None:
             width = aux_hidden.shape[1]
@@ -159,7 +157,7 @@ class Eagle3Drafter:
         """
         pending = [self._pending[s.index] for s in sequences]
         aux_hidden = [p.first(n) for p, n in zip(pending, counts, strict=True)]
-        hidden = self._executor.run("draft_fuse", {"captured": _joined(aux_hidden)})["hidden"]
+        fused = self._executor.run(self._role["draft_fuse"], {"captured": _joined(aux_hidden)})
         first = [self._draft_length(s) for s in sequences]
         spans = list(zip(sequences, first, counts, strict=True))
         plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
@@ -170,7 +168,7 @@ class Eagle3Drafter:
             sequences,
             plan,
             token_ids=_joined([s.ids[f + 1 : f + n + 1] for s, f, n in spans]),
-            hidden=hidden,
+            hidden=fused["hidden"],
             positions=self._counter.ranges(first, counts),
             ancestor_bits=_no_bits(plan.rows),
             logit_rows=last_rows,
@@ -183,8 +181,8 @@ class Eagle3Drafter:
     ) -> None:
         """``counts`` pending rows of each sequence are in its draft cache, at ``first`` and up."""
         for sequence, start, count in zip(sequences, first, counts, strict=True):
-            sequence.publish(start + count, draft=True)
             for group in self._groups:
+                sequence.publish(start + count, draft=group)
                 sequence.pages[group].commit(start + count)
             self._pending[sequence.index].drop(count)
 
@@ -275,7 +273,7 @@ class Eagle3Drafter:
         self, sequences: Sequence[SequenceState], **candidates: np.ndarray
     ) -> DraftTrees:
         """The select graph over all candidates, below each sequence's newest token."""
-        selected = self._executor.run("select", candidates)
+        selected = self._executor.run(self._role["select"], candidates)
         tree_tokens = selected["tree_tokens"].copy()
         tree_tokens[:, 0] = [s.root for s in sequences]
         return DraftTrees(
@@ -295,12 +293,12 @@ class Eagle3Drafter:
         for group in self._groups:
             holders = [s.pages[group] for s in sequences]
             feeds |= cache_feeds(group, holders, plan, self._counter)
-        outputs = self._executor.run("draft", feeds)
+        outputs = self._executor.run(self._role["draft"], feeds)
         return outputs["draft_logits"], outputs["hidden_out"]
 
     def _expand(self, logits: np.ndarray, score: np.ndarray, top_k: int) -> dict[str, np.ndarray]:
         feeds = {"logits": logits, "score": score, "top_k": _scalar(top_k)}
-        return self._executor.run("expand", feeds)
+        return self._executor.run(self._role["expand"], feeds)
 
     def _draft_length(self, sequence: SequenceState) -> int:
         return sequence.pages[self._groups[0]].length
@@ -316,7 +314,7 @@ class Eagle3Drafter:
                 holder.rewind(holder.length)
 
 
-EAGLE3 = DrafterKind(_CAPABILITIES, lambda parts: Eagle3Drafter.of(parts, _CAPABILITIES))
+EAGLE3 = DrafterKind(_CAPABILITIES, Eagle3Drafter)
 
 
 class _Rows:
@@ -335,6 +333,15 @@ class _Rows:
 
     def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
         return self._drafter.best_tokens(logits, top_k)
+
+
+def columns_of(manifest: Manifest, layers: Sequence[int]) -> slice | np.ndarray:
+    """The columns of all aux hidden states [n, aux layers · H] that those of ``layers`` are."""
+    hidden, read = manifest.target.hidden, manifest.aux_layers
+    if read == tuple(layers):
+        return slice(None)
+    first = hidden * np.array([read.index(layer) for layer in layers])
+    return (first[:, None] + np.arange(hidden)).reshape(-1)
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

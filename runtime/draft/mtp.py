@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from specbuild.runtime.draft.drafter import DrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3, Eagle3Drafter
 
 _CAPABILITIES = replace(EAGLE3.capabilities, name="mtp")
 
-MTP = DrafterKind(_CAPABILITIES, lambda parts: Eagle3Drafter.of(parts, _CAPABILITIES))
+MTP = DrafterKind(_CAPABILITIES, partial(Eagle3Drafter, capabilities=_CAPABILITIES))

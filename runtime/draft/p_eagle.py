@@ -8,14 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
-from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.geometry import PEagleGeometry
-from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.executors.executor import Executor
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 
 _CAPABILITIES = replace(EAGLE3.capabilities, name="p-eagle", passes="one")
@@ -29,10 +28,10 @@ class PEagleDrafter(OnePassDrafter):
     thrown away.
     """
 
-    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
-        super().__init__(executor, manifest, counter, _CAPABILITIES)
-        assert isinstance(manifest.draft, PEagleGeometry)
-        self._mask_token = manifest.draft.mask_token
+    def __init__(self, parts: DrafterParts) -> None:
+        super().__init__(parts, _CAPABILITIES)
+        assert isinstance(parts.record.geometry, PEagleGeometry)
+        self._mask_token = parts.record.geometry.mask_token
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """A chain of the likeliest tokens, or the best nodes of a tree of them."""
@@ -54,7 +53,7 @@ class PEagleDrafter(OnePassDrafter):
         """
         pending = [self._pending[s.index] for s in sequences]
         aux_hidden = np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)])
-        fused = self._executor.run("draft_fuse", {"captured": aux_hidden})
+        fused = self._executor.run(self._role["draft_fuse"], {"captured": aux_hidden})
         starts = np.cumsum([0, *counts])
         masked = np.repeat(fused["mask_hidden"], depth - 1, axis=0)
         hidden = [
@@ -88,6 +87,4 @@ class PEagleDrafter(OnePassDrafter):
         return logits
 
 
-P_EAGLE = DrafterKind(
-    _CAPABILITIES, lambda parts: PEagleDrafter(parts.executor, parts.manifest, parts.counter)
-)
+P_EAGLE = DrafterKind(_CAPABILITIES, PEagleDrafter)

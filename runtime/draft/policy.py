@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Protocol, TypeAlias
 
-from specbuild.runtime.draft.acceptance import (
-    PRIOR_GREEDY,
-    Acceptance,
-    expected_tokens,
-    prior_of,
-    widened,
-)
+from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, prior_of
 from specbuild.runtime.draft.costs import DraftCosts, Outlook, StepTimes
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.draft.offer import Later, OfferedDepths
+from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
 # What a step drafts: a shape of the draft model's, chains of an offer, or nothing.
@@ -37,6 +33,8 @@ ALIKE = 0.8
 # Times of a kind that make it known, and what starting or stopping to draft costs a plain step.
 WELL_TIMED = 3
 CROSSING = 0.1
+# Steps in which another model is tried: it takes up what it missed once for all of them.
+VISITED_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,12 @@ class MeasuredPolicy:
     of discounted UCB (Garivier and Moulines, 2011), the budget that of conservative bandits (Wu
     and others, 2016).
 
-    ``prior`` is p_1 of a chain as believed before the first step. All chains share what was seen
-    of their positions. A tree has estimates of its own, and is believed to be a chain whose
-    levels are wider until it was tried. ``before`` is a policy over the same shapes whose times
-    this one goes on with. ``explored_share`` of the time may go into exploring.
+    Several draft models compete alike: each has kinds of its own (step_kinds.py). Whoever starts to
+    draft takes up what it missed, which must pay.
+
+    ``prior`` is p_1 of a chain as believed before the first step, ``priors`` that of draft models
+    by name. ``before`` is a policy over the same shapes whose times this one goes on with.
+    ``explored_share`` of the time may go into exploring.
     """
 
     def __init__(
@@ -140,38 +140,39 @@ class MeasuredPolicy:
         costs: DraftCosts,
         *,
         prior: float = PRIOR_GREEDY,
+        priors: Mapping[str, float] | None = None,
         before: MeasuredPolicy | None = None,
         explored_share: float = EXPLORED_SHARE,
     ) -> None:
         shapes = costs.shapes
         self.max_depth = max((shape.draft_depth for shape in shapes), default=0)
         self._costs = costs
-        self._options: tuple[DraftShape | None, ...] = (None, *shapes)
-        self._number = {shape: number for number, shape in enumerate(self._options)}
-        self._prior = prior
-        chains = [shape.draft_depth for shape in shapes if shape.draft_top_k == 1]
-        self._chains = Acceptance(max(chains, default=0))
-        self._trees = {s: Acceptance(s.draft_depth) for s in shapes if s.draft_top_k > 1}
+        self._kinds = StepKinds(shapes, prior=prior, priors=priors or {})
+        self._options, self._models = self._kinds.options, self._kinds.models
         self._share = explored_share
         self._tried = [0.0] * len(self._options)
         self._elapsed_s = self._lost_s = 0.0
         self._last = self._asked = self._best = 0
-        self._visiting = False
+        self._visiting = 0
         self._outlook = Outlook(1, 0, 0)
         self._times: dict[int, StepTimes] = {} if before is None else before._times
-        self._expected: list[float] | None = None
 
     @property
     def acceptance(self) -> list[float]:
-        """The running estimate of a chain's p_1, p_2, …"""
-        return self._chains.along(self._prior)
+        """The running estimate of a chain's p_1, p_2, …; of several models the first one's."""
+        return next(iter(self.acceptance_by_model.values()))
+
+    @property
+    def acceptance_by_model(self) -> dict[str, list[float]]:
+        """The same for each draft model; the only one of an engine has no name."""
+        return self._kinds.acceptance
 
     @property
     def reason(self) -> str:
         """The last choice, with the numbers behind it."""
         rates, shape = self._rates(self._outlook), self._options[self._best]
-        chances = self.acceptance if shape is None else self._chances(shape)
-        shown = " ".join(f"{p:.2f}" for p in chances[: 1 if shape is None else len(chances)])
+        chances = self.acceptance[:1] if shape is None else self._kinds.chances(shape)
+        shown = " ".join(f"{p:.2f}" for p in chances)
         return (
             f"{_named(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} without "
             f"a draft; acceptance by position {shown}; costs {self._costs.origin}"
@@ -192,26 +193,51 @@ class MeasuredPolicy:
         self._outlook = outlook
         rates = self._rates(outlook)
         self._best = self._best_of(rates)
-        goes_on = self._visiting and rates[self._asked] > 0
-        self._visiting = False
-        if not goes_on:
+        if self._visiting and rates[self._asked] > 0:
+            self._visiting -= 1
+        else:
+            self._visiting = 0
             self._asked = self._explored(rates)
         asked = self._asked
         self._elapsed_s += self._tokens[asked] / rates[asked]
         self._tried = [
-            FADING * n + (ALIKE ** abs(k - asked) if k and asked else k == asked)
+            FADING * n
+            + (ALIKE ** abs(k - asked) if asked and self._go_on(asked, k) else k == asked)
             for k, n in enumerate(self._tried)
         ]
         return self._options[asked]
 
+    def _go_on(self, before: int, kind: int) -> bool:
+        """Whether a kind's model is that of the one ``before`` it: of both none, or the same."""
+        return self._models[before] == self._models[kind]
+
     def _best_of(self, rates: Sequence[float]) -> int:
         """The kind that pays, also for the time in which the draft takes up what it missed."""
-        best = 0
+        leaders: dict[str | None, int] = {}
         for option in range(1, len(rates)):
+            best = leaders.get(self._models[option], 0)
             if rates[option] > rates[best] * (MARGIN if best else FIRST_MARGIN):
-                best = option
+                leaders[self._models[option]] = option
+        if not leaders:
+            return 0
+        best = self._leader(list(leaders.values()), rates)
         saved_s = self._outlook.tokens_left * (1 / rates[0] - 1 / rates[best])
-        return best if saved_s >= START_MARGIN * self._start_s else 0
+        return best if saved_s >= START_MARGIN * self._start_s(best) else 0
+
+    def _leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
+        """Of the best kinds of several models that of the best model, by what was seen for long.
+
+        Two that are alike differ more by the luck of some steps than in truth.
+        """
+        if len(leaders) == 1:
+            return leaders[0]
+
+        def spent_s(kind: int) -> float:
+            rate = rates[kind] * self._kinds.steady_tokens(kind) / self._tokens[kind]
+            left_s = self._outlook.tokens_left / rate + START_MARGIN * self._start_s(kind)
+            return left_s / (MARGIN if self._go_on(self._asked, kind) else 1.0)
+
+        return min(leaders, key=spent_s)
 
     def _explored(self, rates: Sequence[float]) -> int:
         """The kind that promises most, where the budget pays for trying it; else the best."""
@@ -222,22 +248,24 @@ class MeasuredPolicy:
         option = max(range(len(rates)), key=promised.__getitem__)
         if option == self._best:
             return option
-        crossing = (option > 0) != (self._asked > 0)
+        crossing = not self._go_on(self._asked, option)
         # The first step of those that cross is no time to learn from.
         known = self._times_of(self._outlook.batch).timed(option) >= WELL_TIMED
         steps = 2 if crossing and not known else 1
+        if option and self._best and not self._go_on(self._best, option):
+            steps = VISITED_STEPS
         tokens = self._tokens[option]
         lost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
         if crossing:
             lost_s += CROSSING / rates[0]
         # Also where drafting goes on behind tokens that it has not seen.
-        if option and (crossing or not self._best):
-            lost_s += self._start_s
+        if crossing or not self._go_on(self._best, option):
+            lost_s += self._start_s(option)
         left_s = min(self._outlook.tokens_left / rates[self._best], LENT_STEPS / rates[0])
         if self._lost_s + lost_s > self._share * (self._elapsed_s + left_s):
             return self._best
         self._lost_s += lost_s
-        self._visiting = steps > 1
+        self._visiting = steps - 1
         return option
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -246,31 +274,26 @@ class MeasuredPolicy:
         if isinstance(shape, OfferedDepths):
             return
         if shape is not None:
-            seen = self._chains if shape.draft_top_k == 1 else self._trees.get(shape)
-            if seen is not None:
-                seen.learn(outcome.depths, outcome.accepted)
-                self._expected = None
-        kind, before = self._number.get(shape), self._last
+            self._kinds.learn(shape, outcome.depths, outcome.accepted)
+        kind, before = self._kinds.number(shape), self._last
         if kind is None:
             return
         self._last = kind
         # Where drafting starts or stops, the draft takes up tokens or caches are cold: no time to
         # learn from.
-        if outcome.step_s and (kind > 0) == (before > 0):
+        if outcome.step_s and self._go_on(before, kind):
             costs = self._costs.step_s(outcome.outlook)
             self._times_of(outcome.outlook.batch).learn(kind, outcome.step_s / costs[kind])
 
-    @property
-    def _start_s(self) -> float:
-        """Time in which the draft takes up what it has not seen."""
-        return self._outlook.rows_behind * self._costs.row_s
+    def _start_s(self, kind: int) -> float:
+        """Time in which the draft of this kind takes up what it has not seen."""
+        shape = self._options[kind]
+        return 0.0 if shape is None else self._costs.start_s(shape, self._outlook)
 
     @property
     def _tokens(self) -> list[float]:
         """Tokens of a step and sequence that are expected of each kind."""
-        if self._expected is None:
-            self._expected = self._tokens_a_step()
-        return self._expected
+        return self._kinds.tokens
 
     def _rates(self, outlook: Outlook) -> list[float]:
         """Expected tokens a second and sequence of each kind; 0 where there is none."""
@@ -278,31 +301,12 @@ class MeasuredPolicy:
         ratios = self._times_of(outlook.batch).ratios()
         return [e / (c * r) for e, c, r in zip(self._tokens, costs, ratios, strict=True)]
 
-    def _tokens_a_step(self) -> list[float]:
-        """Tokens of a step and sequence with no draft, then with each."""
-        by_depth = expected_tokens(self.acceptance)
-        return [
-            by_depth[0 if shape is None else shape.draft_depth]
-            if shape is None or shape.draft_top_k == 1
-            else expected_tokens(self._chances(shape))[-1]
-            for shape in self._options
-        ]
-
-    def _chances(self, shape: DraftShape) -> list[float]:
-        """p_1, p_2, … of a draft of this shape, to its last level."""
-        depth, along = shape.draft_depth, self.acceptance
-        if shape.draft_top_k == 1:
-            return along[:depth]
-        chain = [*along, *[along[-1] if along else self._prior] * depth][:depth]
-        believed = (widened(chance, shape.draft_tokens / depth) for chance in chain)
-        return self._trees[shape].against(believed)
-
     def _times_of(self, batch: int) -> StepTimes:
         times = self._times.get(batch)
         if times is None:
             nearest = min(self._times, key=lambda known: abs(known - batch), default=None)
             before = None if nearest is None else self._times[nearest]
-            times = self._times[batch] = StepTimes(len(self._options), before)
+            times = self._times[batch] = StepTimes(self._models, before)
         return times
 
 
@@ -323,10 +327,11 @@ class LearnedPolicies:
         """The policy for one more run with a drafter of this name."""
         kind = (drafter, sampled, full_logits)
         before = self._by_kind.get(kind)
-        learned = before.acceptance[0] if before is not None and before.acceptance else None
+        learned = {} if before is None else before.acceptance_by_model
         policy = MeasuredPolicy(
             costs,
-            prior=prior_of(sampled, learned),
+            prior=prior_of(sampled),
+            priors={m: prior_of(sampled, chain[0]) for m, chain in learned.items() if chain},
             before=before,
             explored_share=self._share,
         )
@@ -337,6 +342,7 @@ class LearnedPolicies:
 def _named(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
+    by = f" of {model_of(shape)}" if model_of(shape) else ""
     if shape.draft_top_k == 1:
-        return f"chain of {shape.draft_depth}"
-    return f"tree of {shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"
+        return f"chain of {shape.draft_depth}{by}"
+    return f"tree of {shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"

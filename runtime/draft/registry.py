@@ -11,12 +11,8 @@ from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.mtp import MTP
 from specbuild.runtime.draft.p_eagle import P_EAGLE
 from specbuild.runtime.draft.suffix import SUFFIX
-from specbuild.runtime.engine_dir.manifest import (
-    Drafter,
-    Manifest,
-    ModelDrafter,
-    SuffixDrafter,
-)
+from specbuild.runtime.engine_dir.drafters import Drafter, ModelDrafter, SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError
 
 KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP, SUFFIX)}
@@ -47,12 +43,12 @@ def drafter_named(manifest: Manifest, name: str) -> Drafter | None:
     return found
 
 
-def sources(manifest: Manifest, name: str) -> tuple[ModelDrafter | None, SuffixDrafter | None]:
-    """What proposes under this name: a draft model, and what offers tokens before each step.
+def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelDrafter, ...], SuffixDrafter | None]:
+    """What proposes under this name: draft models, and what offers tokens before each step.
 
-    Under ``auto`` the engine's first of both, else the one of the name alone.
+    Under ``auto`` all of the engine's, else the one of the name alone.
     """
     asked = drafter_named(manifest, name)
     named = manifest.drafters if name == AUTO else ([] if asked is None else [asked])
-    model = next((d for d in named if not isinstance(d, SuffixDrafter)), None)
-    return model, next((d for d in named if isinstance(d, SuffixDrafter)), None)
+    models = tuple(d for d in named if not isinstance(d, SuffixDrafter))
+    return models, next((d for d in named if isinstance(d, SuffixDrafter)), None)

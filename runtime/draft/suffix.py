@@ -24,8 +24,8 @@ from specbuild.runtime.draft.suffix_tree import (
     continuation,
 )
 from specbuild.runtime.draft.tree import DraftTrees
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter as SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.manifest import SuffixDrafter as SuffixRecord
 from specbuild.runtime.request import SequenceState
 
 # Of the suffixes that stood before, the longest ones are weighed: a shorter one may have been

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -139,5 +139,5 @@ def shallower(shape: DraftShape, depth: int) -> DraftShape:
     """The shape with at most ``depth`` levels, and no more nodes than those can hold."""
     if depth >= shape.draft_depth:
         return shape
-    cut = DraftShape(shape.draft_top_k, depth, shape.draft_tokens)
-    return DraftShape(cut.draft_top_k, depth, min(cut.draft_tokens, cut.candidates))
+    cut = replace(shape, draft_depth=depth)
+    return replace(cut, draft_tokens=min(cut.draft_tokens, cut.candidates))

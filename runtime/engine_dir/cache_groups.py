@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import (
     FP8_DTYPE,
     INDEXER_GROUP,
@@ -15,7 +16,8 @@ from specbuild.runtime.engine_dir.manifest import (
 FULL_GROUP = "full"
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
-DRAFT_GROUP = "draft"
+# The first draft model's; that of another is named after its kind.
+DRAFT_GROUP = next(iter(DRAFT_GROUPS))
 # Element types of caches, and their bytes.
 CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
 
@@ -30,7 +32,7 @@ def tree_slots(group: str, limits: Limits) -> int:
 
     A draft whose queries are a block has slots for that.
     """
-    if group == DRAFT_GROUP:
+    if group in DRAFT_GROUPS:
         return max(limits.draft_top_k * max(limits.draft_depth - 1, 0), limits.draft_block)
     return limits.draft_tokens + 1
 
@@ -72,7 +74,7 @@ def allocators(groups: Sequence[CacheGroup]) -> dict[str, tuple[str, ...]]:
     """
     found: dict[object, list[str]] = {}
     for group in groups:
-        alone = group.window > 0 or group.name == DRAFT_GROUP
+        alone = group.window > 0 or group.name in DRAFT_GROUPS
         key = group.name if alone else (group.page_size, group.pages)
         found.setdefault(key, []).append(group.name)
     return {names[0]: tuple(names) for names in found.values()}

@@ -6,19 +6,19 @@ The manifest holds no absolute path and no time stamp: the same input gives the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
-from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
-from specbuild.runtime.engine_dir.geometry import (
-    DFlashGeometry,
-    DraftGeometry,
-    Eagle3Geometry,
-    MtpGeometry,
-    PEagleGeometry,
-    TargetGeometry,
+from specbuild.runtime.engine_dir.drafters import (
+    DRAFT_ROLES,
+    Drafter,
+    ModelDrafter,
+    SuffixDrafter,
+    aux_layers_of,
 )
+from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, TargetGeometry
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -49,8 +49,7 @@ TENSOR_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-EAGLE3_ROLES = ("draft_fuse", "draft", "expand", "select")
-ROLES = ("target", "draft_fuse", "draft", "expand", "select", "choose", "accept", "commit")
+ROLES = ("target", *DRAFT_ROLES, "choose", "accept", "commit")
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,10 @@ class Limits:
     draft_tokens: int
     draft_block: int = field(default=0, metadata=of_feature("dflash"))
 
-    @property
-    def model_depth(self) -> int:
+    def levels_of(self, draft: DraftGeometry | None) -> int:
         """Levels of the deepest chain that a draft model makes; a block holds its root too."""
         deepest = min(self.draft_depth, self.draft_tokens)
-        return min(deepest, self.draft_block - 1) if self.draft_block else deepest
+        return min(deepest, draft.block_size - 1) if isinstance(draft, DFlashGeometry) else deepest
 
 
 @dataclass(frozen=True)
@@ -258,82 +256,6 @@ class StoredFile:
     chunks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Eagle3Drafter:
-    """An EAGLE3 draft in an engine: its cache group, and the roles that only it has.
-
-    ``roles`` are ``ROLES``, or none where a plan takes the place of graphs (``cuda``).
-    """
-
-    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
-    kind: Literal["eagle3"] = "eagle3"
-    cache_group: str
-    roles: tuple[str, ...]
-    geometry: Eagle3Geometry
-
-
-@dataclass(frozen=True, kw_only=True)
-class PEagleDrafter:
-    """A P-EAGLE draft, run in one pass."""
-
-    FEATURE: ClassVar[str] = "p_eagle"
-    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
-    kind: Literal["p-eagle"] = "p-eagle"
-    cache_group: str
-    roles: tuple[str, ...]
-    geometry: PEagleGeometry
-
-
-@dataclass(frozen=True, kw_only=True)
-class MtpDrafter:
-    """An MTP layer of the target's own checkpoint, run as an EAGLE3 draft is."""
-
-    FEATURE: ClassVar[str] = "mtp"
-    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
-    kind: Literal["mtp"] = "mtp"
-    cache_group: str
-    roles: tuple[str, ...]
-    geometry: MtpGeometry
-
-
-@dataclass(frozen=True, kw_only=True)
-class DFlashDrafter:
-    """A DFlash draft: one pass over a block."""
-
-    FEATURE: ClassVar[str] = "dflash"
-    ROLES: ClassVar[tuple[str, ...]] = EAGLE3_ROLES
-    kind: Literal["dflash"] = "dflash"
-    cache_group: str
-    roles: tuple[str, ...]
-    geometry: DFlashGeometry
-
-
-@dataclass(frozen=True, kw_only=True)
-class SuffixDrafter:
-    """Suffix decoding: proposes what followed before, without weights, roles or caches.
-
-    Matches have less than ``cache_max_depth`` tokens, proposals up to ``max_tokens``, each accepted
-    with ``min_token_prob`` at least by what came true before. Texts of earlier requests are kept
-    up to ``cached_tokens`` together.
-    """
-
-    FEATURE: ClassVar[str] = "suffix"
-    ROLES: ClassVar[tuple[str, ...]] = ()
-    cache_group: ClassVar[None] = None
-    roles: ClassVar[tuple[str, ...]] = ()
-    geometry: ClassVar[None] = None
-    kind: Literal["suffix"] = "suffix"
-    cache_max_depth: int = 24
-    max_tokens: int = 24
-    min_token_prob: float = 0.1
-    cached_tokens: int = 32768
-
-
-# What proposes tokens: a union by ``kind``, of models and of what needs none.
-ModelDrafter: TypeAlias = Eagle3Drafter | PEagleDrafter | MtpDrafter | DFlashDrafter
-Drafter: TypeAlias = ModelDrafter | SuffixDrafter
-
-
 @dataclass(frozen=True)
 class Manifest:
     """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
@@ -372,9 +294,19 @@ class Manifest:
             raise ValueError(f"format version {self.format_version}, expected {FORMAT_VERSION}")
 
     @property
+    def models(self) -> tuple[ModelDrafter, ...]:
+        """The draft models among the drafters."""
+        return tuple(d for d in self.drafters if not isinstance(d, SuffixDrafter))
+
+    @property
     def draft(self) -> DraftGeometry | None:
         """The shape of the first draft model, None where the engine has none."""
-        return next((d.geometry for d in self.drafters if d.geometry is not None), None)
+        return next((model.geometry for model in self.models), None)
+
+    @property
+    def aux_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs ``captured`` has, for all draft models."""
+        return aux_layers_of([model.geometry for model in self.models])
 
     @property
     def lossy_groups(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.claims_check import check_claims
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
 from specbuild.runtime.engine_dir.features import require_listed
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
@@ -18,7 +19,6 @@ from specbuild.runtime.engine_dir.manifest import (
     Manifest,
     Role,
     StoredFile,
-    SuffixDrafter,
 )
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
 from specbuild.runtime.errors import EngineFileError
@@ -119,7 +119,8 @@ def _check_drafters(manifest: Manifest) -> None:
             raise EngineFileError(
                 f"drafters[{place}]: cache group {drafter.cache_group!r} is not listed"
             )
-        wanted = () if facts_of(manifest.backend).has_plan else drafter.ROLES
+        has_plan = facts_of(manifest.backend).has_plan
+        wanted = () if has_plan else tuple(map(drafter.role, drafter.ROLES))
         if drafter.roles != wanted:
             raise EngineFileError(f"drafters[{place}]: roles are {drafter.roles}, not {wanted}")
         for role in drafter.roles:
@@ -140,6 +141,9 @@ def _check_drafters(manifest: Manifest) -> None:
     kinds = [drafter.kind for drafter in manifest.drafters]
     if len(set(kinds)) < len(kinds):
         raise EngineFileError(f"drafters: two of {kinds} are of one kind")
+    of_models = [model.cache_group for model in manifest.models]
+    if len(set(of_models)) < len(of_models):
+        raise EngineFileError(f"drafters: two of {kinds} have one cache group")
 
 
 def _check_suffix(place: int, drafter: SuffixDrafter, manifest: Manifest) -> None:
@@ -179,7 +183,8 @@ def _check_roles(manifest: Manifest) -> None:
         )
     wanted = DECODING_ROLES + (TREE_ROLES if manifest.drafters else ())
     missing = [role for role in wanted if role not in manifest.roles]
-    unknown = sorted(set(manifest.roles) - set(ROLES))
+    of_drafters = {role for drafter in manifest.drafters for role in drafter.roles}
+    unknown = sorted(set(manifest.roles) - {*ROLES, *of_drafters})
     if missing or unknown:
         raise EngineFileError(f"roles: missing {missing}, unknown {unknown}")
     groups = {group.name for group in manifest.cache_groups}

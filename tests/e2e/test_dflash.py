@@ -14,7 +14,7 @@ import torch
 from checkpoints import write_target
 from command_line import Command
 from dflash_drafts import AUX_LAYERS, BLOCK, EPS, MASK_TOKEN, THETA, PlainDFlash, write_dflash
-from draft_rounds import check_rounds, likeliest
+from draft_rounds import check_rounds, likeliest, parts_of
 from drafted_outputs import check_greedy, check_sampled, drafted_outputs
 from planning import plan_engine
 from random_weights import Tensors
@@ -102,7 +102,7 @@ def test_drafts_are_those_of_the_published_maths(
         return likeliest(logits, torch.arange(VOCAB), shape)
 
     probe = EngineProbe(folder / "engine")
-    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    drafter = DFlashDrafter(parts_of(probe))
     rounds = [(2, CHAIN), (1, TREE), (5, DraftShape(1, 1, 1)), (1, CHAIN), (0, TREE)]
     check_rounds(drafter, probe.manifest, rounds, expected)
 
@@ -162,7 +162,7 @@ def test_chains_are_those_of_transformers_candidate_generator(folder: Path) -> N
         return {tuple(drafts[:depth]) for depth in range(1, shape.draft_depth + 1)}
 
     probe = EngineProbe(folder / "engine")
-    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    drafter = DFlashDrafter(parts_of(probe))
     rounds = [(2, CHAIN), (1, CHAIN), (5, DraftShape(1, 2, 2)), (3, CHAIN)]
     check_rounds(drafter, probe.manifest, rounds, expected)
     assert len(generators) == 3
@@ -203,7 +203,7 @@ def test_a_window_is_of_causal_blocks(tmp_path: Path) -> None:
         return likeliest(logits, torch.arange(VOCAB), shape)
 
     probe = EngineProbe(tmp_path / "engine")
-    drafter = DFlashDrafter(probe.executor, probe.manifest, probe.counter)
+    drafter = DFlashDrafter(parts_of(probe))
     check_rounds(drafter, probe.manifest, [(2, CHAIN), (1, TREE), (5, CHAIN)], expected)
 
 

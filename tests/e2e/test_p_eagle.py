@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import write_target
 from command_line import Command
-from draft_rounds import check_rounds, likeliest
+from draft_rounds import check_rounds, likeliest, parts_of
 from drafted_outputs import check_greedy, check_sampled
 from p_eagle_drafts import MASK_TOKEN, PlainPEagle, write_p_eagle
 from random_weights import Tensors
@@ -78,7 +78,7 @@ def test_drafts_are_those_of_the_published_maths(tmp_path: Path, name: str) -> N
         return likeliest(reference.logits(states, ids, shape.draft_depth), target_ids, shape)
 
     probe = EngineProbe(tmp_path / "engine")
-    drafter = PEagleDrafter(probe.executor, probe.manifest, probe.counter)
+    drafter = PEagleDrafter(parts_of(probe))
     rounds = [(2, CHAIN), (1, TREE), (8, DraftShape(1, 1, 1)), (1, CHAIN), (0, TREE)]
     check_rounds(drafter, probe.manifest, rounds, expected)
 

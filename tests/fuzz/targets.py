@@ -111,7 +111,7 @@ def read_gguf(file: Path) -> str:
         model=file, output=file.parent / "engine", max_seq_len=128, strict=False
     )
     target, _ = read_checkpoints(options, SilentProgress())
-    inputs = settled_inputs(options, backend_of(options.backend), (target, None))
+    inputs = settled_inputs(options, backend_of(options.backend), (target, ()))
     for name, tensor in target.tensors.items():
         loaded = tensor.load()
         if tuple(loaded.shape) != tensor.shape:

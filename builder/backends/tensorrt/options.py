@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
-from specbuild.builder.options import BuildOptions, TensorRtOptions
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.tensorrt_options import TensorRtOptions
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
 

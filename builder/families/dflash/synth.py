@@ -37,8 +37,8 @@ from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
+from specbuild.runtime.engine_dir.drafters import DFlashDrafter
 from specbuild.runtime.engine_dir.geometry import AttentionParts, DFlashGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import DFlashDrafter
 
 # Rows of a block: each but the first has a KV head. The published drafts have eight layers.
 BLOCK, LAYERS = 8, 8

@@ -22,8 +22,8 @@ from specbuild.builder.families.eagle3.tensors import (
 )
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
 from specbuild.builder.families.parts.mla_config import read_mla
+from specbuild.runtime.engine_dir.drafters import Eagle3Drafter
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Eagle3Geometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0

@@ -12,8 +12,8 @@ from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.draft_heads import draft_heads
+from specbuild.runtime.engine_dir.drafters import Eagle3Drafter
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import Eagle3Drafter
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:

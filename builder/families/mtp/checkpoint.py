@@ -23,8 +23,8 @@ from specbuild.builder.families.mtp.naming import (
     embedding_first,
 )
 from specbuild.builder.families.parts.tensor_shapes import Shapes
+from specbuild.runtime.engine_dir.drafters import MtpDrafter
 from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import MtpDrafter
 from specbuild.runtime.errors import SpecbuildError
 
 # The layer's copies of what it shares with the model, and their names there.

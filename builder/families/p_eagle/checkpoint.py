@@ -15,8 +15,8 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open
 from specbuild.builder.families.eagle3.checkpoint import read_tensors
 from specbuild.builder.families.eagle3.config import NormOutput, read_draft_config
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES, as_eagle3, mask_token
+from specbuild.runtime.engine_dir.drafters import PEagleDrafter
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import PEagleDrafter
 from specbuild.runtime.errors import SpecbuildError
 
 MASK_HIDDEN = "mask_hidden"

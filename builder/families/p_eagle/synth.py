@@ -34,8 +34,8 @@ from specbuild.builder.synth.places import phi, places_along, rotation, turns_of
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
+from specbuild.runtime.engine_dir.drafters import PEagleDrafter
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
-from specbuild.runtime.engine_dir.manifest import PEagleDrafter
 
 # Positions of a pass: each has a KV head. The published drafts have four layers.
 POSITIONS, LAYERS = 8, 4

@@ -68,6 +68,17 @@ def set_recipe(value: ir.Value, recipe: Recipe) -> None:
     value.meta[_RECIPE] = recipe
 
 
+def rename_weight(graph: ir.Graph, value: ir.Value, name: str) -> None:
+    """Gives an initialiser another name."""
+    assert value.name is not None
+    del graph.initializers[value.name]
+    value.name = name
+    graph.initializers[name] = value
+    recipe = recipe_of(value)
+    if recipe is not None:
+        set_recipe(value, recipe)
+
+
 def bind_weight(graph: ir.Graph, value: ir.Value, recipe: Recipe) -> None:
     """Gives an exported initialiser its recipe; its users still get the type they were traced for.
 

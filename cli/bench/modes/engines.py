@@ -126,7 +126,7 @@ def _require_latents(modes: Sequence[Mode], asked: BuildOptions, progress: Progr
 
 def _key(options: BuildOptions) -> bytes:
     """What an engine is built of: the format, options, and each file's name, size and time."""
-    places = [path for path in (options.model, options.draft) if path is not None]
+    places = [options.model, *options.drafts]
     files = [
         (str(file.relative_to(place)), file.stat().st_size, file.stat().st_mtime_ns)
         for place in places

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.claims_check import pool_shapes
+from specbuild.runtime.engine_dir.drafters import ModelDrafter
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
 from specbuild.runtime.errors import EngineFileError
@@ -100,16 +101,18 @@ def _forms_of(manifest: Manifest, role: str) -> tuple[_Forms, _Forms]:
         trees |= {"ancestor_bits": _ints("B", "N", "W"), "count": _ints("B")}
         path = {"path": _ints("B", "D"), "accepted": _ints("B"), "next_token": _ints("B")}
         return trees, path
-    if manifest.draft is None:
-        raise EngineFileError(f"role {role} is of no drafter; build the engine again")
-    return _drafting(manifest, manifest.draft, role)
+    for model in manifest.models:
+        for name in model.ROLES:
+            if role == model.role(name):
+                return _drafting(manifest, model, name)
+    raise EngineFileError(f"role {role} is of no drafter; build the engine again")
 
 
 def _target(manifest: Manifest) -> tuple[_Forms, _Forms]:
-    g, draft, groups = manifest.target, manifest.draft, _target_groups(manifest)
+    g, groups = manifest.target, _target_groups(manifest)
     inputs, outputs = _launch(), {"logits": _floats("R", g.vocab)}
-    if draft is not None:
-        outputs["captured"] = _floats("T", len(draft.aux_layers) * g.hidden)
+    if manifest.models:
+        outputs["captured"] = _floats("T", len(manifest.aux_layers) * g.hidden)
     for group in groups:
         inputs |= _view(group) | _pools(manifest, group)
         outputs |= _written(_pools(manifest, group))
@@ -141,11 +144,14 @@ def _commit(manifest: Manifest) -> tuple[_Forms, _Forms]:
     return inputs, outputs
 
 
-def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_Forms, _Forms]:
+def _drafting(manifest: Manifest, model: ModelDrafter, role: str) -> tuple[_Forms, _Forms]:
+    """Of one of ``model.ROLES``."""
+    draft: DraftGeometry = model.geometry
     aux_hidden = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
     hidden = _floats("T", draft.hidden)
+    group = manifest.group(model.cache_group)
     if role in ("draft_fuse", "draft") and isinstance(draft, DFlashGeometry):
-        return _block_drafting(manifest, draft, role)
+        return _block_drafting(manifest, draft, group, role)
     if role == "draft_fuse":
         mask = isinstance(draft, PEagleGeometry)
         single = {"mask_hidden": _floats(1, draft.hidden)} if mask else {}
@@ -162,26 +168,24 @@ def _drafting(manifest: Manifest, draft: DraftGeometry, role: str) -> tuple[_For
         return inputs, trees | {"ancestor_bits": _ints("B", "N", "W"), "count": _ints("B")}
     inputs = _launch() | {"hidden": hidden}
     outputs = {"draft_logits": _floats("R", draft.vocab), "hidden_out": hidden}
-    for name in (d.cache_group for d in manifest.drafters if d.cache_group is not None):
-        group = manifest.group(name)
-        inputs |= _view(group) | _pools(manifest, group)
-        outputs |= _written(_pools(manifest, group))
+    inputs |= _view(group) | _pools(manifest, group)
+    outputs |= _written(_pools(manifest, group))
     return inputs, outputs
 
 
-def _block_drafting(manifest: Manifest, draft: DFlashGeometry, role: str) -> tuple[_Forms, _Forms]:
+def _block_drafting(
+    manifest: Manifest, draft: DFlashGeometry, group: CacheGroup, role: str
+) -> tuple[_Forms, _Forms]:
     """The roles of a draft whose caches hold what becomes of the target's states."""
     inputs, outputs = _launch(), {"draft_logits": _floats("R", draft.vocab)}
     if role == "draft_fuse":
         states = _floats("T", len(draft.aux_layers) * manifest.target.hidden)
         inputs, outputs = {"captured": states, "positions": _ints("T")}, {}
-    for name in (d.cache_group for d in manifest.drafters if d.cache_group is not None):
-        group = manifest.group(name)
-        placed = _view(group)
-        if role == "draft_fuse":
-            placed = {f"{name}.write_slot": _ints("T")}
-        inputs |= placed | _pools(manifest, group)
-        outputs |= _written(_pools(manifest, group))
+    placed = _view(group)
+    if role == "draft_fuse":
+        placed = {f"{group.name}.write_slot": _ints("T")}
+    inputs |= placed | _pools(manifest, group)
+    outputs |= _written(_pools(manifest, group))
     return inputs, outputs
 
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.cache.sequence_pages import SequencePages
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, choosing_group
+from specbuild.runtime.engine_dir.cache_groups import choosing_group
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
 from specbuild.runtime.lossy.mode import HostPlan
@@ -63,7 +64,7 @@ def view_layout(manifest: Manifest) -> ViewLayout | None:
     if geometry is None:
         return None
     chooser = manifest.group(choosing_group(geometry.config))
-    seen = [g for g in manifest.cache_groups if g.window == 0 and g.name != DRAFT_GROUP]
+    seen = [g for g in manifest.cache_groups if g.window == 0 and g.name not in DRAFT_GROUPS]
     places = {g.name: [chooser.layers.index(layer) for layer in g.layers] for g in seen}
     return ViewLayout(geometry, chooser.name, len(chooser.layers), chooser.kv_heads, places)
 

@@ -107,8 +107,6 @@ class ServingCosts:
 class ServingDraftCosts:
     """The drafts of such a table, for the policy that chooses among them."""
 
-    row_s = 0.0
-
     def __init__(self, costs: ServingCosts) -> None:
         self.shapes = costs.shapes
         self.origin = f"measured on {costs.machine}"
@@ -127,3 +125,7 @@ class ServingDraftCosts:
             )
             found = self._known[key] = [inf if t is None else t for t in times]
         return found
+
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+        """What was measured of steps holds it."""
+        return 0.0

@@ -81,7 +81,7 @@ def _lengths(engine: Engine, contexts: Sequence[int]) -> list[int]:
 
 def _shapes(engine: Engine, drafted: bool) -> list[DraftShape | None]:
     limits, able = engine.manifest.limits, drafted and engine.manifest.draft is not None
-    deepest = min(limits.draft_depth, limits.draft_tokens) if able else 0
+    deepest = limits.levels_of(engine.manifest.draft) if able else 0
     return [None, *(DraftShape(1, d, d) for d in range(1, min(deepest, _DEEPEST) + 1))]
 
 

@@ -279,7 +279,7 @@ def test_the_20b_geometry_is_fused_in_seconds_without_its_weights() -> None:
     require_cuda_support(g, None)
     plan = plan_engine(BuildOptions(model=Path("m"), output=Path("o")), g, None)
     model = graphs.target_graph(g, plan, (1, 11, 21), torch.bfloat16)
-    WeightSources(unreadable(g), None).bind(model)
+    WeightSources(unreadable(g), []).bind(model)
     start = time.perf_counter()
     run_passes("target", model, CUDA_PASSES, None)
     assert time.perf_counter() - start < 20

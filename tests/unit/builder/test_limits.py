@@ -315,7 +315,7 @@ def test_the_shortest_sequence_has_room_for_two_tokens() -> None:
 def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) -> None:
     inputs = BuildInputs(
         target=SimpleNamespace(geometry=SimpleNamespace(max_positions=131072)),
-        draft=None,
+        drafts=(),
         plan=SimpleNamespace(limits=SimpleNamespace(max_seq_len=4096)),
         sources=SimpleNamespace(converted=()),
     )

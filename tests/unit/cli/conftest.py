@@ -8,12 +8,11 @@ import pytest
 from geometries import gpt_oss_parts
 
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.drafters import DRAFT_ROLES, Eagle3Drafter
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
-    EAGLE3_ROLES,
     CacheGroup,
     DraftShape,
-    Eagle3Drafter,
     Limits,
     Manifest,
     Port,
@@ -62,7 +61,7 @@ DRAFT = Eagle3Geometry(
     norm_before_residual=False,
     norm_output=False,
 )
-DRAFTER = Eagle3Drafter(cache_group="draft", roles=EAGLE3_ROLES, geometry=DRAFT)
+DRAFTER = Eagle3Drafter(cache_group="draft", roles=DRAFT_ROLES, geometry=DRAFT)
 
 
 def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> CacheGroup:

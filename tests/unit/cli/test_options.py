@@ -90,7 +90,7 @@ def test_options_are_read_into_their_groups() -> None:
         "--timing-cache c --specpv --specpv-n-sink-blocks 3 --no-dsa --dsa-min-agreement 0.5 "
         "--force",
     )
-    assert (str(asked.model), str(asked.output), str(asked.draft)) == ("m", "o", "d")
+    assert (asked.model, asked.output, asked.draft) == (Path("m"), Path("o"), (Path("d"),))
     assert (asked.limits.max_seq_len, asked.limits.page_size) == (64, None)
     assert (asked.drafting.top_k, asked.drafting.depth) == (2, None)
     assert asked.kernels.tuned_only and str(asked.tensorrt.timing_cache) == "c"

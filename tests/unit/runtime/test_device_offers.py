@@ -23,7 +23,8 @@ from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.offer import LATER, Later, Offer, OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
-from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams

@@ -10,7 +10,8 @@ from toy_engine import run, toy_engine
 from specbuild.builder.families.registry import DRAFTS
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.draft.registry import KINDS, NAMES
-from specbuild.runtime.engine_dir.manifest import ROLES, Drafter, DraftShape
+from specbuild.runtime.engine_dir.drafters import Drafter
+from specbuild.runtime.engine_dir.manifest import ROLES, DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
 
@@ -26,7 +27,6 @@ def test_manifest_runtime_and_builder_know_the_same_drafters() -> None:
     for name, kind in KINDS.items():
         assert kind.name == kind.capabilities.name == name
         assert set(named[name].ROLES) <= set(ROLES)
-        assert kind.capabilities.uses_draft_caches == ("draft" in named[name].ROLES)
         assert (kind.capabilities.passes == "none") == (not kind.capabilities.needs_weights)
     assert ("auto", *KINDS, "none") == NAMES
 

@@ -14,6 +14,7 @@ from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_mani
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.draft import eagle3 as drafting
+from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.policy import Outlook
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits, shallower
@@ -104,7 +105,9 @@ def test_trees_are_those_of_brute_force(
     manifest = toy_manifest()
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
-    drafter = Eagle3Drafter(executor, manifest, SlotCounter(200))
+    drafter = Eagle3Drafter(
+        DrafterParts(executor, manifest, SlotCounter(200), manifest.drafters[0])
+    )
     states = sequences_of(manifest, batch, kv)
     random = np.random.default_rng(seed)
     aux_hidden = [random.integers(0, 1000, (len(ids) - 1, 2)).astype(np.float32) for ids in batch]
@@ -130,7 +133,9 @@ def test_steps_without_a_draft_do_not_run_it_until_much_waits(
     manifest = engine.manifest
     executor = engine.executor
     kv = KvPools(manifest.cache_groups, manifest.limits)
-    drafter = Eagle3Drafter(executor, manifest, SlotCounter(200))
+    drafter = Eagle3Drafter(
+        DrafterParts(executor, manifest, SlotCounter(200), manifest.drafters[0])
+    )
     (state,) = sequences_of(manifest, [list(range(20))], kv)
     rows = np.arange(38, dtype=np.float32).reshape(19, 2)
     monkeypatch.setattr(drafting, "PENDING_BYTES", 16 * rows[0].nbytes)

@@ -13,6 +13,7 @@ from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, 
 from toy_model import EOS, VOCAB, choose, decode_plainly, target_logits
 
 from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
@@ -232,7 +233,11 @@ def test_a_drafter_forgets_the_sequences_of_a_generation_that_was_closed(read: i
     params = GenerateParams(max_new_tokens=40, ignore_eos=True)
 
     def drafter() -> Eagle3Drafter:
-        return Eagle3Drafter(engine.executor, engine.manifest, SlotCounter(500))
+        return Eagle3Drafter(
+            DrafterParts(
+                engine.executor, engine.manifest, SlotCounter(500), engine.manifest.drafters[0]
+            )
+        )
 
     wanted = run(engine, [[7, 8]], params, speculation=shape, drafter=drafter())
     used = drafter()

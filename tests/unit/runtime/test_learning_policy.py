@@ -91,7 +91,7 @@ class Simulated:
         for _ in range(steps):
             outlook = Outlook(1, left, self.behind, sampled=self.sampled)
             shape = policy.shape(outlook)
-            step_s = self.step_s[shape] + (self.truth.row_s * self.behind if shape else 0.0)
+            step_s = self.step_s[shape] + (self.truth.start_s(shape, outlook) if shape else 0.0)
             if (shape is not None) != self.drafted:
                 step_s += CROSSING * self.step_s[None]
             self.seconds += step_s

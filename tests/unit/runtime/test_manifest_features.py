@@ -100,6 +100,7 @@ def test_what_version_3_brings_is_named() -> None:
         "dflash",
         "draft_layers",
         "draft_mla",
+        "draft_models",
         "draft_parts",
         "dsa",
         "latents",

@@ -141,13 +141,13 @@ def test_nothing_is_explored_that_takes_more_than_its_share() -> None:
 
 
 def test_one_time_pulls_no_further_than_half_as_much_again() -> None:
-    times = StepTimes(2)
+    times = StepTimes([None, ""])
     times.learn(1, 1000.0)
     assert times.ratios() == pytest.approx([1.5, 1.5])
 
 
 def test_the_machine_slows_all_kinds_and_a_wrong_entry_one() -> None:
-    times = StepTimes(3)
+    times = StepTimes([None, "", ""])
     for _ in range(60):
         times.learn(0, 2.0)
     times.learn(1, 2.0)

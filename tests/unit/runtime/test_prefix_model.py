@@ -20,7 +20,8 @@ from specbuild.runtime.cache.sequence_pages import AheadPages, SequencePages
 from specbuild.runtime.engine_dir.cache_groups import tree_slots
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 
-SIZE, WINDOWS = 2, {"full": 0, "sliding": 5, "draft": 0}
+SIZE, WINDOWS = 2, {"full": 0, "sliding": 5, "draft": 0, "dflash": 0}
+DRAFTS = ("draft", "dflash")
 LIMITS = Limits(24, 3, 4, 1, 1, 1)
 # The tokens up to a page's end, and with drafts the one behind it; and the salt.
 Made = tuple[tuple[int, ...], str | None]
@@ -41,7 +42,7 @@ class Running:
     prompt: int
     prefix: SequencePrefix
     pages: dict[str, SequencePages]
-    drafted: bool
+    drafted: tuple[str, ...]
     known: int = 0
     length: int = 0
     published: dict[str, int] = field(default_factory=dict)
@@ -53,19 +54,20 @@ class PrefixModel(RuleBasedStateMachine):
     @initialize(
         generated=st.booleans(),
         most=st.sampled_from([(16, 11), (30, 11), (60, 16)]),
-        drafts=st.booleans(),
+        drafts=st.integers(0, 2),
         ahead=st.booleans(),
     )
-    def begin(self, generated: bool, most: tuple[int, int], drafts: bool, ahead: bool) -> None:
-        names = ["full", "sliding", *(["draft"] if drafts else [])]
+    def begin(self, generated: bool, most: tuple[int, int], drafts: int, ahead: bool) -> None:
+        names = ["full", "sliding", *DRAFTS[:drafts]]
         groups = [
             CacheGroup(name, (0,), 1, 1, 1, SIZE, pages, WINDOWS[name], "float32", ("pages",))
             for name in names
             for pages in (most[WINDOWS[name] > 0],)
         ]
-        self.drafts, self.generated = drafts, generated
+        self.drafts, self.generated = drafts > 0, generated
+        self.models = DRAFTS[:drafts]
         self.kv, self.ahead = KvPools(groups, LIMITS, ahead=ahead), ahead
-        self.cache = PrefixCache(groups, self.kv, drafts=drafts, publish_generated=generated)
+        self.cache = PrefixCache(groups, self.kv, drafts=drafts > 0, publish_generated=generated)
         for allocator, pool in enumerate(self.cache._pools):
             pool.evicted = self._leaves_first(allocator, pool)
         self.running: list[Running] = []
@@ -84,11 +86,13 @@ class PrefixModel(RuleBasedStateMachine):
 
         return leaf
 
-    @rule(ids=prompts, salt=st.sampled_from([None, None, "a"]), drafted=st.booleans())
-    def arrives(self, ids: list[int], salt: str | None, drafted: bool) -> None:
-        drafted &= self.drafts
+    @rule(
+        ids=prompts, salt=st.sampled_from([None, None, "a"]), asked=st.sets(st.sampled_from(DRAFTS))
+    )
+    def arrives(self, ids: list[int], salt: str | None, asked: set[str]) -> None:
+        drafted = tuple(name for name in self.models if name in asked)
         prefix = self.cache.begin(np.array(ids, np.int32), salt)
-        match = self.cache.match(prefix, drafted=drafted)
+        match = self.cache.match(prefix, drafts=drafted)
         assert match.tokens == self._longest(ids, salt, drafted)
         self._holds_these(match, ids, salt)
         wanted = self.kv.pages_wanted(24)
@@ -127,10 +131,11 @@ class PrefixModel(RuleBasedStateMachine):
             sequence.pages[name].commit(end)
         wanted = self.cache.wanted_draft(sequence.prefix, end + 1)
         end = min(end, wanted, sequence.known - 1)
-        if sequence.drafted and end > sequence.pages["draft"].length:
-            self._fill(sequence, "draft", end)
-            self._publish(sequence, end, draft=True)
-            sequence.pages["draft"].commit(end)
+        for name in sequence.drafted:
+            if end > sequence.pages[name].length:
+                self._fill(sequence, name, end)
+                self._publish(sequence, end, draft=name)
+                sequence.pages[name].commit(end)
 
     @rule(which=st.integers(0, 2))
     def ends(self, which: int) -> None:
@@ -163,8 +168,8 @@ class PrefixModel(RuleBasedStateMachine):
         for position in range(first, end):
             self.written[name, int(holder.slots[position])] = (sequence, position)
 
-    def _publish(self, sequence: Running, length: int, *, draft: bool = False) -> None:
-        names = ["draft"] if draft else ["full", "sliding"]
+    def _publish(self, sequence: Running, length: int, *, draft: str | None = None) -> None:
+        names = [draft] if draft else ["full", "sliding"]
         before = {name: self._made(name) for name in names}
         self.cache.publish(
             sequence.prefix,
@@ -198,9 +203,10 @@ class PrefixModel(RuleBasedStateMachine):
         assert len(made) == len(set(made)), "two pages are kept for the same tokens"
         return set(made)
 
-    def _longest(self, ids: list[int], salt: str | None, drafted: bool) -> int:
+    def _longest(self, ids: list[int], salt: str | None, drafted: tuple[str, ...]) -> int:
         """The rules: how much of a prompt is there, of all but its last token."""
-        made = {name: self._made(name) for name in self.cache._names if drafted or name != "draft"}
+        seen = [n for n in self.cache._names if n in drafted or n not in DRAFTS]
+        made = {name: self._made(name) for name in seen}
         for count in range((len(ids) - 1) // SIZE, 0, -1):
             first = {
                 name: count * SIZE - WINDOWS[name] + 1 if WINDOWS[name] else 0 for name in made

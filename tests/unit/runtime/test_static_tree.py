@@ -16,10 +16,12 @@ from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_mani
 from specbuild.cli.options.draft_choice import read_tree
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import check_shape
-from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
@@ -101,7 +103,9 @@ def test_its_tokens_are_those_of_brute_force(
     tree, manifest = StaticTree.of(parents), toy_manifest()
     executor = ToyExecutor(manifest)
     kv = KvPools(manifest.cache_groups, manifest.limits, executor.poison)
-    drafter = Eagle3Drafter(executor, manifest, SlotCounter(200))
+    drafter = Eagle3Drafter(
+        DrafterParts(executor, manifest, SlotCounter(200), manifest.drafters[0])
+    )
     states = sequences_of(manifest, batch, kv)
     random = np.random.default_rng(seed)
     aux_hidden = [random.integers(0, 1000, (len(ids) - 1, 2)).astype(np.float32) for ids in batch]

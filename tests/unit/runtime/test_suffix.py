@@ -19,8 +19,8 @@ from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.suffix import SuffixDrafter
 from specbuild.runtime.draft.suffix_cache import SuffixCache, SuffixStatistics
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter as SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.manifest import SuffixDrafter as SuffixRecord
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams

@@ -17,18 +17,16 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.cache.row_placement import groups_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.drafters import DRAFT_ROLES, Eagle3Drafter, SuffixDrafter
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
-    EAGLE3_ROLES,
     CacheGroup,
     DraftShape,
-    Eagle3Drafter,
     Limits,
     Manifest,
     Port,
     Role,
     StoredFile,
-    SuffixDrafter,
 )
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
@@ -131,7 +129,7 @@ def toy_manifest(
         return Role("graphs/any.onnx", ports, (), (), {})
 
     target, draft = _geometry()
-    drafter = Eagle3Drafter(cache_group="draft", roles=EAGLE3_ROLES, geometry=draft)
+    drafter = Eagle3Drafter(cache_group="draft", roles=DRAFT_ROLES, geometry=draft)
     names = ("expand", "select", "choose", "accept", "draft_fuse")
     return Manifest(
         format_version=FORMAT_VERSION,

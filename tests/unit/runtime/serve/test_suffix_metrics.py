@@ -6,7 +6,8 @@ import httpx
 from serve.served import served, worded
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.engine_dir.manifest import DraftShape, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.manifest import DraftShape
 
 
 def numbers(at: str) -> dict[str, float]:

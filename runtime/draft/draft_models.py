@@ -1,0 +1,57 @@
+"""Several draft models of one engine beside each other: a step's shape says which one drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from specbuild.runtime.draft.drafter import CachingDrafter
+from specbuild.runtime.draft.tree import DraftTrees
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import SequenceState
+
+
+@dataclass(frozen=True)
+class ModelShape(DraftShape):
+    """A shape of one of several draft models, by its kind."""
+
+    drafter: str
+
+
+def model_of(shape: DraftShape) -> str:
+    """The kind of the model that a shape names; empty where it names none."""
+    return shape.drafter if isinstance(shape, ModelShape) else ""
+
+
+class DraftModels:
+    """The draft models of an engine, by kind, as one drafter.
+
+    Each is told of every token, and takes them up when it drafts again: who drafts seldom pays
+    for what it missed then, in a few large launches, and nothing in the steps of the others.
+    """
+
+    def __init__(self, models: Mapping[str, CachingDrafter]) -> None:
+        self._models = models
+        self._first = next(iter(models.values()))
+        self.capabilities = replace(self._first.capabilities, name=" and ".join(models))
+
+    @property
+    def cache_groups(self) -> tuple[str, ...]:
+        """Those of all models, in their order."""
+        return tuple(group for model in self._models.values() for group in model.cache_groups)
+
+    def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
+        """Tells every model."""
+        for model in self._models.values():
+            model.observe(sequence, aux_hidden)
+
+    def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
+        """The trees of the model that ``shape`` names, of the first where it names none."""
+        return self._models.get(model_of(shape), self._first).propose(sequences, shape)
+
+    def release(self, sequence: SequenceState) -> None:
+        """No model keeps anything of it."""
+        for model in self._models.values():
+            model.release(sequence)

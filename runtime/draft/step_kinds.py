@@ -1,0 +1,87 @@
+"""The kinds of steps that a policy chooses among, and how often the drafts of each are accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specbuild.runtime.draft.acceptance import Acceptance, expected_tokens, widened
+from specbuild.runtime.draft.draft_models import model_of
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+
+class StepKinds:
+    """No draft, then every shape; ``models[k]`` is the draft model of kind k, None without a draft.
+
+    All chains of a model share what was seen of their positions. A tree has estimates of its own,
+    and is believed to be a chain whose levels are wider until it was tried. ``priors`` are p_1 of a
+    chain by model as believed before the first step, ``prior`` is that of the other models.
+    """
+
+    def __init__(
+        self, shapes: Sequence[DraftShape], *, prior: float, priors: Mapping[str, float]
+    ) -> None:
+        self.options: tuple[DraftShape | None, ...] = (None, *shapes)
+        self.models = (None, *map(model_of, shapes))
+        named = dict.fromkeys(map(model_of, shapes)) or {"": None}
+        self._number = {shape: number for number, shape in enumerate(self.options)}
+        self._prior = {model: priors.get(model, prior) for model in named}
+        self._chains = {
+            model: Acceptance(
+                max((s.draft_depth for s in shapes if _is_chain_of(s, model)), default=0)
+            )
+            for model in named
+        }
+        self._trees = {s: Acceptance(s.draft_depth) for s in shapes if s.draft_top_k > 1}
+        self._expected: list[float] | None = None
+
+    def number(self, shape: DraftShape | None) -> int | None:
+        """The place of a shape among the kinds; None where it is none of them."""
+        return self._number.get(shape)
+
+    @property
+    def acceptance(self) -> dict[str, list[float]]:
+        """The running estimates of a chain's p_1, p_2, … of each model."""
+        return {model: self._along(model) for model in self._chains}
+
+    @property
+    def tokens(self) -> list[float]:
+        """Tokens of a step and sequence that are expected of each kind."""
+        if self._expected is None:
+            self._expected = [expected_tokens(self.chances(shape))[-1] for shape in self.options]
+        return self._expected
+
+    def chances(self, shape: DraftShape | None) -> list[float]:
+        """p_1, p_2, … of a draft of this shape, to its last level; none without a draft."""
+        if shape is None:
+            return []
+        depth, along = shape.draft_depth, self._along(model_of(shape))
+        if shape.draft_top_k == 1:
+            return along[:depth]
+        prior = self._prior[model_of(shape)]
+        chain = [*along, *[along[-1] if along else prior] * depth][:depth]
+        believed = (widened(chance, shape.draft_tokens / depth) for chance in chain)
+        return self._trees[shape].against(believed)
+
+    def steady_tokens(self, kind: int) -> float:
+        """Tokens that a chain, or no draft, is expected to give on the long run."""
+        shape = self.options[kind]
+        if shape is None or shape.draft_top_k > 1:
+            return self.tokens[kind]
+        model = model_of(shape)
+        chances = self._chains[model].steadily(self._prior[model])
+        return expected_tokens(chances[: shape.draft_depth])[-1]
+
+    def learn(self, shape: DraftShape, depths: Sequence[int], accepted: Sequence[int]) -> None:
+        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
+        model = model_of(shape)
+        chains = self._chains.get(model) if shape.draft_top_k == 1 else self._trees.get(shape)
+        if chains is not None:
+            chains.learn(depths, accepted)
+            self._expected = None
+
+    def _along(self, model: str) -> list[float]:
+        return self._chains[model].along(self._prior[model])
+
+
+def _is_chain_of(shape: DraftShape, model: str) -> bool:
+    return shape.draft_top_k == 1 and model_of(shape) == model

@@ -1,0 +1,156 @@
+"""A policy over several draft models: it finds the better one, and what starting one costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbuild.runtime.draft.cost_table import CostTable
+from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, Outlook, StepTimes
+from specbuild.runtime.draft.draft_models import ModelShape, model_of
+from specbuild.runtime.draft.policy import LearnedPolicies, MeasuredPolicy, StepOutcome
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+ROWS = tuple(range(1, 9))
+TARGET_S = tuple(2e-3 * (1 + 0.08 * (rows - 1)) for rows in ROWS)
+ROW_S = 2e-5
+# One drafts level by level, the other all of a chain in one pass.
+LEVELS = CostTable(ROWS, TARGET_S, tuple(0.2e-3 + 0.15e-3 * d for d in range(1, 8)), ROW_S)
+PASS = CostTable(ROWS, TARGET_S, (0.5e-3,) * 7, ROW_S)
+TABLES = {"levels": (LEVELS, 7), "pass": (PASS, 7)}
+
+
+def policy(tables: dict[str, tuple[CostTable, int]] = TABLES) -> MeasuredPolicy:
+    return MeasuredPolicy(ChainsByModel(tables, origin="given"))
+
+
+class Simulated:
+    """Steps that take what the tables say; each model takes up what it missed when it drafts."""
+
+    def __init__(self, chances: dict[str, float], seed: int) -> None:
+        self.chances, self.random = chances, np.random.default_rng(seed)
+        self.behind = dict.fromkeys(chances, 1)
+        self.seconds, self.tokens = 0.0, 0
+
+    def run(self, chosen: MeasuredPolicy, steps: int) -> list[str]:
+        """The models that drafted, the newest last; empty for none."""
+        used = []
+        for _ in range(steps):
+            first, *others = self.behind.values()
+            outlook = Outlook(1, 10_000, first, others_behind=tuple(others))
+            shape = chosen.shape(outlook)
+            kind = "" if shape is None else model_of(shape)
+            depth = 0 if shape is None else shape.draft_depth
+            step_s = TARGET_S[depth]
+            if kind:
+                table = TABLES[kind][0]
+                step_s += table.chain_s(depth) + ROW_S * self.behind[kind]
+            hits = self.random.random(depth) < self.chances.get(kind, 0.0)
+            accepted = depth if hits.all() else int(np.argmin(hits))
+            chosen.observe(StepOutcome(outlook, shape, [depth], [accepted], step_s))
+            for name in self.behind:
+                self.behind[name] = accepted + 1 + self.behind[name] * (name != kind)
+            self.seconds += step_s
+            self.tokens += accepted + 1
+            used.append(kind)
+        return used
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def alone(kind: str, chance: float, seed: int) -> float:
+    """Tokens a second of the same policy with one of the models."""
+    engine = Simulated({kind: chance}, seed)
+    engine.run(policy({kind: TABLES[kind]}), 1200)
+    return engine.rate
+
+
+@pytest.mark.parametrize(
+    "chances",
+    [
+        {"levels": 0.8, "pass": 0.3},
+        {"levels": 0.3, "pass": 0.8},
+        {"levels": 0.7, "pass": 0.7},
+        {"levels": 0.1, "pass": 0.05},
+    ],
+    ids=str,
+)
+def test_auto_is_about_as_fast_as_the_better_model_alone(chances: dict[str, float]) -> None:
+    """At .97 of it at least, as the median of seeds."""
+    ratios = []
+    for seed in range(5):
+        engine = Simulated(chances, seed)
+        engine.run(policy(), 1200)
+        ratios.append(engine.rate / max(alone(kind, p, seed) for kind, p in chances.items()))
+    assert np.median(ratios) >= 0.97
+
+
+def test_the_better_model_changes_with_the_text() -> None:
+    engine, chosen = Simulated({"levels": 0.85, "pass": 0.2}, 0), policy()
+    assert engine.run(chosen, 400)[-50:].count("levels") > 40
+    engine.chances = {"levels": 0.2, "pass": 0.85}
+    assert engine.run(chosen, 400)[-50:].count("pass") > 40
+
+
+def test_what_a_model_missed_counts_against_starting_it() -> None:
+    """A model that is far behind is not worth it for a few tokens, for many it is."""
+    chosen, outlook = policy(), Outlook(1, 10_000, 0, others_behind=(0,))
+    for kind, accepted in (("levels", 1), ("pass", 4)) * 40:
+        shape = ModelShape(1, 4, 4, kind)
+        chosen.observe(StepOutcome(outlook, shape, [4], [accepted], None))
+    far = replace(outlook, others_behind=(3000,))
+
+    def best(outlook: Outlook) -> str | None:
+        chosen.best_rate(outlook)
+        return chosen._models[chosen._best_of(chosen._rates(outlook))]
+
+    assert (best(outlook), best(far)) == ("pass", "pass")
+    assert best(replace(far, tokens_left=30)) != "pass"
+
+
+def test_tables_of_a_busy_and_a_calm_minute_are_compared_by_what_chains_add() -> None:
+    """What was measured of the target beside the first stands for both."""
+    busy = CostTable(ROWS[:4], tuple(1.5 * t for t in TARGET_S[:4]), (0.5e-3,) * 3, ROW_S)
+    both = ChainsByModel({"levels": (LEVELS, 7), "pass": (busy, 3)}, origin="given")
+    times = both.step_s(Outlook(2, 9, 0, others_behind=(0,)))
+    calm = ChainCosts(replace(PASS, draft_s=(0.5e-3,) * 3), max_depth=3, origin="given")
+    assert list(times[8:]) == pytest.approx(calm.step_s(Outlook(2, 9, 0))[1:])
+    assert [model_of(s) for s in both.shapes] == ["levels"] * 7 + ["pass"] * 3
+    shape = both.shapes[8]
+    assert both.start_s(shape, Outlook(1, 9, 5, others_behind=(7,))) == pytest.approx(7 * ROW_S)
+
+
+def test_times_of_a_model_say_nothing_of_the_other() -> None:
+    times = StepTimes([None, "levels", "levels", "pass"])
+    for _ in range(50):
+        times.learn(0, 1.0)
+        times.learn(1, 2.0)
+    plain, first, second, other = times.ratios()
+    assert second / plain == pytest.approx(2.0, rel=0.1)
+    assert first / plain == pytest.approx(2.0, rel=0.1)
+    assert other / plain < 1.4
+
+
+def test_a_later_run_believes_what_was_seen_of_each_model() -> None:
+    learned, costs = LearnedPolicies(), ChainsByModel(TABLES, origin="given")
+    before = learned.next(costs, sampled=False, drafter="levels+pass")
+    outlook = Outlook(1, 1000, 0, others_behind=(0,))
+    for _ in range(60):
+        for kind, accepted in (("levels", 0), ("pass", 1)):
+            shape = ModelShape(1, 1, 1, kind)
+            before.observe(StepOutcome(outlook, shape, [1], [accepted], None))
+    after = learned.next(costs, sampled=False, drafter="levels+pass").acceptance_by_model
+    assert after["levels"][0] < 0.4
+    assert after["pass"][0] > 0.7
+    before.shape(outlook)
+    assert before.reason.startswith("chain of") and "pass" in before.reason
+
+
+def test_shapes_of_two_models_differ() -> None:
+    one, other = ModelShape(1, 3, 3, "levels"), ModelShape(1, 3, 3, "pass")
+    assert one != other != DraftShape(1, 3, 3) != one
+    assert (model_of(one), model_of(DraftShape(1, 3, 3))) == ("levels", "")
