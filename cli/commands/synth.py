@@ -107,7 +107,6 @@ def synth(
     \b
     Examples:
     specbuild synth --geometry gpt-oss-20b --draft --output synth-20b
-    specbuild synth --geometry tiny --draft --acceptance 0.5 --engine tiny-engine
     specbuild synth --geometry gpt-oss-20b --latent 512 --engine e --backend cuda
     specbuild synth --geometry tiny --draft --drafter suffix --engine tiny-engine
     """
