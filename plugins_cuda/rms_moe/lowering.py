@@ -79,6 +79,12 @@ _CANDIDATES = {
 }
 
 
+# In front of those where experts have so many rows on average: passes of 24 where 16 would leave
+# half of the experts another one, whose weights are then decoded twice.
+ROWS_OF_LONG_PASSES = 12
+_LONG_PASSES = ((20, 1, 3, 24, 1, 12, 1, 3, 16, 2),)
+
+
 # The same of bf16, whose tiles are four times as large. Few rows have few tiles: what a warp keeps
 # under way counts, so rings are as long as the memory allows.
 _CANDIDATES_OF_BF16 = {
@@ -114,6 +120,9 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     bf16 = in_bf16(request.tensors["gate_up"].dtype)
     by_rows = _CANDIDATES_OF_BF16 if bf16 else _CANDIDATES
     of_rows = next((some for most, some in by_rows.items() if rows <= most), ())
+    experts, top_k = request.tensors["gate_up"].shape[0], int(request.attributes["top_k"])
+    if not bf16 and rows * top_k >= ROWS_OF_LONG_PASSES * experts:
+        of_rows = _LONG_PASSES + of_rows
     candidates = [dict(zip(_NAMES, each, strict=True)) for each in of_rows]
     return tuple(tactic for tactic in candidates if _plans(request, tactic))
 

@@ -351,6 +351,14 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
 
 
 @pytest.mark.parametrize(
+    ("rows", "experts", "longest"), [(128, 32, 24), (64, 32, 16), (256, 128, 16)]
+)
+def test_experts_of_many_rows_have_long_passes(rows: int, experts: int, longest: int) -> None:
+    assert OP.tactics is not None
+    assert OP.tactics(experts_request(rows, experts))[0]["pass_rows"] == longest
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"rows": 257}, "257 rows, expected at most 256"),
