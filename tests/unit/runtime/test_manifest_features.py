@@ -106,6 +106,7 @@ def test_what_version_3_brings_is_named() -> None:
         "latents",
         "linear_rope",
         "mtp",
+        "mtp_keys_values",
         "p_eagle",
         "specpv",
         "suffix",
