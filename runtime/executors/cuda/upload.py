@@ -17,7 +17,7 @@ from specbuild.runtime.engine_dir.regular_file import open_regular
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, HostMemory
 
-MOST_READERS = 8
+MOST_READERS = 12
 # Chunks in flight: one being read by each reader, and some being copied.
 CHUNKS_IN_FLIGHT = MOST_READERS + 4
 MOST_CHUNK_BYTES = 64 << 20
