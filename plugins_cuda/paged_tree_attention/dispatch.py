@@ -148,7 +148,8 @@ TABLE: tuple[Rule[Facts], ...] = (
         "CTAs find their share by all sequences' lengths, so short ones leave none idle. Eight "
         "warps' splits of wider heads, or of large trees, do not fit shared memory",
         lambda facts: facts.own is not None,
-        rows=f"{MANY_GROUPS} sequences × KV heads, in bf16, or by a tactic",
+        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic; of one row or two over codes no "
+        "more than multiprocessors",
         context=f"an engine up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
         width="16, 32, 64 or 128",
     ),
@@ -190,8 +191,9 @@ def own_splits(request: LoweringRequest, shape: Geometry, splits: int) -> SplitP
     halves = has_few_rows(shape) if shape.width <= WIDE else shape.most_rows == 1
     crowded = halves and groups > request.target.multiprocessors
     most = most_teams(shape)
-    # Codes take arithmetic, for which kernel.cu has more warps at once.
-    usual = 0 if groups < MANY_GROUPS or shape.codes else most // 2 if crowded else most
+    # Codes take more arithmetic than these have warps for: kernel.cu has more.
+    halved = 0 if shape.codes else most // 2
+    usual = 0 if groups < MANY_GROUPS else halved if crowded else most
     teams = request.tactic.get("slot_teams", usual)
     if teams == 0 or splits == 1 or shape.uneven or is_long(shape):
         return None
