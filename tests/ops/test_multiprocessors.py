@@ -77,11 +77,13 @@ def test_so_does_qkv() -> None:
     assert launched("RmsQkvRope", qkv(9)).grid[0] == 132
 
 
-def test_others_take_every_multiprocessor() -> None:
-    assert launched("Linear", projection(9, 4096)).grid[0] == 132
-    one = projection(1, 4096)
-    codes = {**one.tensors, "weight": TensorInfo((180, 64, 544), "uint8")}
-    assert launched("Linear", replace(one, tensors=codes)).grid[0] == 132
+@pytest.mark.parametrize(("rows", "taken"), [(1, 124), (8, 124), (9, 132)])
+def test_more_rows_take_every_multiprocessor(rows: int, taken: int) -> None:
+    """Whatever the weights are: bf16, or codes."""
+    plain = projection(rows, 4096)
+    codes = {**plain.tensors, "weight": TensorInfo((180, 64, 544), "uint8")}
+    assert launched("Linear", plain).grid[0] == taken
+    assert launched("Linear", replace(plain, tensors=codes)).grid[0] == taken
 
 
 @pytest.mark.parametrize(
