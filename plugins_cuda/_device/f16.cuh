@@ -1,4 +1,5 @@
-// f16 as pairs of bits, the low half first: from fp32 and from e4m3, and products of them.
+// f16 as pairs of bits, the low half first: from fp32, rounded to nearest even, and from e4m3, back
+// to fp32, and products of them.
 #pragma once
 
 #include "bf16.cuh"
@@ -9,21 +10,17 @@ constexpr float kLargestF16 = 65504.0f;
 
 #ifdef SPECBUILD_EMULATE
 
-__device__ inline uint32_t float_to_f16(float value) {
-  const uint32_t bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u;
-  const float magnitude = __uint_as_float(bits & 0x7FFFFFFFu);
-  if (value != value) return sign | 0x7E00u;
-  if (magnitude >= 65520.0f) return sign | 0x7C00u;
-  // Below 2^−14 they are 2^−24 apart: adding 2^23 rounds such steps to a whole number.
-  if (magnitude < 6.103515625e-5f) {
-    return sign | static_cast<uint32_t>(magnitude * 16777216.0f + 8388608.0f - 8388608.0f);
-  }
-  const uint32_t plain = bits & 0x7FFFFFFFu;
-  return sign | (((plain + 0xFFFu + (plain >> 13 & 1u)) >> 13) - (112u << 10));
+inline uint32_t pack_f16x2(float low, float high) {
+  const _Float16 pair[2] = {static_cast<_Float16>(low), static_cast<_Float16>(high)};
+  uint32_t bits;
+  std::memcpy(&bits, pair, sizeof(bits));
+  return bits;
 }
 
-__device__ inline uint32_t pack_f16x2(float low, float high) {
-  return float_to_f16(high) << 16 | float_to_f16(low);
+inline float2 unpack_f16x2(uint32_t bits) {
+  _Float16 pair[2];
+  std::memcpy(pair, &bits, sizeof(bits));
+  return make_float2(static_cast<float>(pair[0]), static_cast<float>(pair[1]));
 }
 
 // Two e4m3 in the lower 16 bits.
@@ -44,6 +41,19 @@ __device__ inline uint32_t e4m3x2_to_f16x2(uint32_t pair) {
 __device__ __forceinline__ uint32_t pack_f16x2(float low, float high) {
   uint32_t pair;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+__device__ __forceinline__ float2 unpack_f16x2(uint32_t bits) {
+  float2 pair;
+  asm("{\n"
+      ".reg .b16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}\n"
+      : "=f"(pair.x), "=f"(pair.y)
+      : "r"(bits));
   return pair;
 }
 

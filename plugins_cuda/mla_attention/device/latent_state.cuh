@@ -8,8 +8,8 @@
 // greatest. 16 bytes are the four pairs of columns that a thread of a wgmma's sums has of 32.
 #pragma once
 
+#include "../../_device/f16.cuh"
 #include "config.cuh"
-#include "f16.cuh"
 
 constexpr int kValuePanels = ceil_div(Config::kValue, 64), kOwnPanels = ceil_div(kValuePanels, 2);
 constexpr int kStateUnits = 4 * ceil_div(Config::kValue, 32);  // of 16 bytes
