@@ -53,7 +53,7 @@ def schema_of(op: OpSpec) -> OpSchema:
     letters = {
         _type_letter(tensor): tensor.dtype
         for tensor in (*op.inputs, *op.outputs)
-        if tensor.dtype in ("T", "W")
+        if tensor.dtype in ("T", "C", "W")
     }
     constraints = [
         (letter, [f"tensor({name})" for name in TYPE_NAMES[dtype]], "")

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 DOMAIN = "specbuild"
 OPSET_VERSION = 1
 
-# Type letters of a declaration. "T" is the activation type of the graph, "W" a stored weight.
+# Type letters of a declaration. "T" is the activation type of the graph, "W" a stored weight,
+# "C" what a cache holds: activations, or their fp8 codes.
 TYPE_NAMES: Mapping[str, tuple[str, ...]] = {
     "T": ("float", "float16", "bfloat16"),
+    "C": ("uint8", "float", "float16", "bfloat16"),
     "W": ("uint8", "float", "float16", "bfloat16"),
     "float32": ("float",),
     "int32": ("int32",),

@@ -37,12 +37,12 @@ def fake_outputs(op: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> Any:
     Raises ValueError where two tensors give one axis two sizes.
     """
     sizes: dict[str, Any] = {}
-    dtype = torch.float32
+    dtypes: dict[str, torch.dtype] = {"T": torch.float32, **_FIXED_DTYPES}
     for spec, tensor in zip(op.inputs, tensors, strict=True):
         if tensor is None:
             continue
-        if spec.dtype == "T":
-            dtype = tensor.dtype
+        if spec.dtype in ("T", "C"):
+            dtypes[spec.dtype] = tensor.dtype
         for axis, size in zip(spec.axes, tensor.shape, strict=not spec.rank_free):
             known = sizes.setdefault(axis, size)
             if isinstance(known, int) and isinstance(size, int) and known != size:
@@ -58,7 +58,7 @@ def fake_outputs(op: OpSpec, tensors: tuple[torch.Tensor | None, ...]) -> Any:
     def empty(spec: TensorSpec) -> torch.Tensor:
         shape = [size_of(axis) for axis in spec.axes]
         device = next(t.device for t in tensors if t is not None)
-        return torch.empty(shape, dtype=_FIXED_DTYPES.get(spec.dtype, dtype), device=device)
+        return torch.empty(shape, dtype=dtypes[spec.dtype], device=device)
 
     outputs = tuple(empty(spec) for spec in op.outputs)
     return outputs[0] if len(outputs) == 1 else outputs

@@ -113,7 +113,7 @@ OP = OpSpec(
     inputs=(
         TensorSpec("q", "T", ("T", "n_idx", "d_idx")),
         TensorSpec("head_weights", "T", ("T", "n_idx"), optional=True),
-        TensorSpec("key_pool", "T", INDEXER_POOL_AXES, body_axes=INDEXER_POOL_BODY_AXES),
+        TensorSpec("key_pool", "C", INDEXER_POOL_AXES, body_axes=INDEXER_POOL_BODY_AXES),
         TensorSpec("page_table", "int32", ("B", "N", "P")),
         TensorSpec("row_start", "int32", ("B1",)),
         TensorSpec("row_slot", "int32", ("T",)),

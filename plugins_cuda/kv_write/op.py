@@ -37,11 +37,11 @@ OP = OpSpec(
     name="KvWrite",
     doc="Writes the new tokens' keys, values or latents into their page slots.",
     inputs=(
-        TensorSpec("pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),
+        TensorSpec("pool", "C", POOL_AXES, body_axes=POOL_BODY_AXES),
         TensorSpec("new", "T", ("T", "kv_heads", "width")),
         TensorSpec("write_slot", "int32", ("T",)),
     ),
-    outputs=(TensorSpec("pool_out", "T", POOL_AXES, body_axes=POOL_BODY_AXES),),
+    outputs=(TensorSpec("pool_out", "C", POOL_AXES, body_axes=POOL_BODY_AXES),),
     attributes=(),
     aliases=(("pool_out", "pool"),),
     reference=reference,

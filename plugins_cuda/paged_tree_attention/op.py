@@ -165,10 +165,10 @@ OP = OpSpec(
     doc="Attends over a sequence's pages: committed tokens, the causal chain, and tree ancestors.",
     inputs=(
         TensorSpec("q", "T", ("T", "q_heads", "width")),
-        TensorSpec("k_pool", "T", POOL_AXES, body_axes=POOL_BODY_AXES),
+        TensorSpec("k_pool", "C", POOL_AXES, body_axes=POOL_BODY_AXES),
         TensorSpec(
             "v_pool",
-            "T",
+            "C",
             ("pages", "kv_heads", "page_size", "v_width"),
             body_axes=("kv_heads", "pages", "page_size", "v_width"),
         ),

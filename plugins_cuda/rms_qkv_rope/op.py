@@ -92,13 +92,13 @@ OP = OpSpec(
         TensorSpec("sin", "float32", ("P", "half")),
         TensorSpec("positions", "int32", ("T",)),
         TensorSpec("write_slot", "int32", ("T",)),
-        TensorSpec("k_pool", "T", POOL_AXES),
-        TensorSpec("v_pool", "T", POOL_AXES),
+        TensorSpec("k_pool", "C", POOL_AXES),
+        TensorSpec("v_pool", "C", POOL_AXES),
     ),
     outputs=(
         TensorSpec("q", "T", ("T", "heads", "head_dim")),
-        TensorSpec("k_pool_out", "T", POOL_AXES),
-        TensorSpec("v_pool_out", "T", POOL_AXES),
+        TensorSpec("k_pool_out", "C", POOL_AXES),
+        TensorSpec("v_pool_out", "C", POOL_AXES),
     ),
     attributes=(
         AttributeSpec("q_heads", int),

@@ -195,7 +195,7 @@ class Attention:
         self._runner, self._op, self._attributes = runner, op_named(name), launch.attributes
         arrays = launch.arrays(np.random.default_rng(5))
         given = {s.name: a for s, a in zip(self._op.inputs, arrays, strict=True) if a is not None}
-        rounded = {spec.name for spec in self._op.inputs if spec.dtype == "T"}
+        rounded = {spec.name for spec in self._op.inputs if spec.dtype in ("T", "C")}
         self.tensors = {
             n: torch.from_numpy(a).bfloat16()
             if n in rounded and a.dtype == np.float32
@@ -335,7 +335,7 @@ def test_a_node_has_the_bits_of_the_token_decoded_alone(
         biases=form == "rebuilt", page_size=64, window=window, padding_rows=0,
     )  # fmt: skip
     arrays = tree.arrays(np.random.default_rng(6))
-    rounded = {spec.name for spec in op.inputs if spec.dtype == "T"}
+    rounded = {spec.name for spec in op.inputs if spec.dtype in ("T", "C")}
     inputs = {
         s.name: bits(torch.from_numpy(a).bfloat16() if s.name in rounded else torch.from_numpy(a))
         for s, a in zip(op.inputs, arrays, strict=True)

@@ -48,7 +48,7 @@ def by_kernels(
 ) -> Arrays:
     """The op's kernels in the emulator; the reference gives the shapes of its outputs."""
     op = op_named(name)
-    bf16 = {spec.name for spec in op.inputs if spec.dtype == "T"}
+    bf16 = {spec.name for spec in op.inputs if spec.dtype in ("T", "C")}
     tensors = {
         n: torch.from_numpy(a).bfloat16() if n in bf16 else torch.from_numpy(a)
         for n, a in inputs.items()

@@ -90,7 +90,7 @@ def values(array: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 def _tensor(spec: TensorSpec, array: np.ndarray) -> torch.Tensor:
     tensor = torch.from_numpy(array.copy())
-    if spec.dtype in ("T", "W") and tensor.dtype == torch.float32:
+    if spec.dtype in ("T", "C", "W") and tensor.dtype == torch.float32:
         return tensor.bfloat16()
     return tensor
 
