@@ -40,6 +40,8 @@ from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
+# The roles of drafts that are modules of their families.
+_DRAFT_MODULES = 2
 
 
 def export_graphs(
@@ -48,7 +50,7 @@ def export_graphs(
     """The portable graph of every role, its weights bound to the checkpoints."""
     g, dtype = sources.target_geometry, sources.activations
     aux_layers = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
-    progress.start("exporting graphs", 1 + len(_DRAFT_MODULES) * len(sources.drafts), "graph")
+    progress.start("exporting graphs", 1 + _DRAFT_MODULES * len(sources.drafts), "graph")
     models = {"target": target_graph(g, plan, aux_layers, dtype)}
     sources.bind(models["target"])
     progress.advance(1)
@@ -70,7 +72,7 @@ def _drafting_graphs(
 ) -> dict[str, ir.Model]:
     """The graphs of the draft with this cache group, by the engine's names of its roles."""
     d, models = sources.drafts[group].geometry, {}
-    for role, made in _DRAFT_MODULES.items():
+    for role, made in (("draft_fuse", draft_fuse_graph), ("draft", draft_graph)):
         models[role] = made(d, sources.target_geometry, plan, sources.activations, group)
         sources.bind(models[role], group)
         progress.advance(1)
@@ -298,10 +300,6 @@ def draft_graph(
         )
 
     return export_module(module, declaration, pack)
-
-
-# The roles of drafts that are modules of their families.
-_DRAFT_MODULES = {"draft_fuse": draft_fuse_graph, "draft": draft_graph}
 
 
 def commit_graph(plan: EnginePlan, activations: torch.dtype) -> ir.Model:

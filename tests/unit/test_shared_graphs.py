@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx_ir as ir
+import pytest
 import torch
 from planning import plan_engine
 from shared_graphs import exported_anew
@@ -14,7 +15,9 @@ from traced_reads import Reads, agree, traced
 from specbuild.builder import graphs
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.graph.passes.metadata import clear_metadata
+from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
 
 
@@ -41,6 +44,23 @@ def test_a_shared_graph_is_the_exported_one_and_nobody_elses(
     assert list(first.graph.initializers) == list(wanted.graph.initializers)
     first.graph.outputs[0].name = "changed"
     assert graphs.draft_fuse_graph(d, g, plan, torch.bfloat16).graph.outputs[0].name == "hidden"
+
+
+def test_a_second_build_exports_nothing(
+    target_path: Path, draft_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = read_target(target_path, strict=True)
+    draft = read_draft(draft_path, target.geometry, strict=True)
+    options = BuildOptions(model=target_path, output=Path("unused"))
+    plan = plan_engine(options, target.geometry, draft.geometry)
+
+    def built() -> dict[str, ir.Model]:
+        return graphs.export_graphs(WeightSources(target, [draft]), plan, SilentProgress())
+
+    first = built()
+    assert {"target", "draft_fuse", "draft"} <= first.keys()
+    monkeypatch.setattr(graphs, "export_module", None)
+    assert built().keys() == first.keys()
 
 
 def test_what_was_read_decides_and_nothing_else(target_path: Path, draft_path: Path) -> None:
