@@ -15,7 +15,12 @@ from specbuild.plugins_cuda.registry import op_named
 
 ACTIVATIONS = ir.DataType.BFLOAT16
 # Type letters of an op's outputs as a CUDA engine has them.
-_TYPES = {"T": ACTIVATIONS, "float32": ir.DataType.FLOAT, "int32": ir.DataType.INT32}
+_TYPES = {
+    "T": ACTIVATIONS,
+    "C": ACTIVATIONS,
+    "float32": ir.DataType.FLOAT,
+    "int32": ir.DataType.INT32,
+}
 # The dynamic axes of a launch: its rows, and those whose logits are wanted.
 ROWS, LOGIT_ROWS = "T", "R"
 # Of sparse steps: its sequences, and entries of a row's list (DSA).
