@@ -42,6 +42,32 @@ class GraphDeclaration:
     stages: tuple[str, ...] = ()
 
 
+class _TranslatedAsItIs(torch.export.ExportedProgram):
+    """A traced module whose operators the exporter has translations for.
+
+    It would trace it once more to decompose those that it has none for, in more time than all else
+    takes. A new operator that has none is an error that names it.
+    """
+
+    def run_decompositions(self, *_: Any, **__: Any) -> torch.export.ExportedProgram:
+        """The program, without a second trace."""
+        return self
+
+
+def _simplify_casts(traced: torch.export.ExportedProgram) -> None:
+    """The only operator of models that the exporter knows under another name alone."""
+    casts = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
+    for node in casts:
+        source, dtype = node.args[:2]
+        if source.meta["val"].dtype == dtype:
+            node.replace_all_uses_with(source)
+            traced.graph_signature.replace_all_uses(node.name, source.name)
+            traced.graph.erase_node(node)
+        else:
+            node.target, node.args = torch.ops.aten._to_copy.default, (source,)
+            node.kwargs = {"dtype": dtype}
+
+
 def export_module(
     module: nn.Module,
     declaration: GraphDeclaration,
@@ -72,13 +98,16 @@ def export_module(
         for port in declaration.inputs
     ]
     with _quiet(), _without_collecting():
+        traced = torch.export.export(
+            module, pack(examples), dynamic_shapes=pack(dims), strict=False
+        )
+        _simplify_casts(traced)
+        traced.__class__ = _TranslatedAsItIs
         program = torch.onnx.export(
-            module,
-            pack(examples),
+            traced,
             dynamo=True,
             opset_version=OPSET,
             optimize=False,
-            dynamic_shapes=pack(dims),
             input_names=[port.name for port in declaration.inputs],
             custom_translation_table=_translations(),
         )
