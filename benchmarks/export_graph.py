@@ -38,7 +38,7 @@ def main() -> None:
     geometry = parser.parse_args().geometry
     target = named_geometry(geometry).target
     options = BuildOptions(model=Path("model"), output=Path("engine"))
-    plan = plan_engine(options, CPU.sizes, target, None)
+    plan = plan_engine(options, CPU.sizes, target, {})
     processor_s, clock_s = time.process_time(), time.perf_counter()
     model = target_graph(target, plan, default_aux_layers(target.layers), torch.bfloat16)
     print(json.dumps({

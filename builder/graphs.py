@@ -8,6 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import nn
 
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.parts.graph_io import (
@@ -30,6 +31,7 @@ from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module
 from specbuild.builder.graph.passes.metadata import clear_metadata
 from specbuild.builder.graph.passes.weights import ONNX_DTYPES
+from specbuild.builder.graph.repeated_blocks import BlockPorts, block_outputs, call_blocks
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.op_graphs import accept_graph, choose_graph, expand_graph, select_graph
 from specbuild.builder.progress import Progress
@@ -153,8 +155,24 @@ def target_graph(
             arguments = (*arguments, None, ())
         return (*arguments, next(rest), tuple(rest)) if budget else arguments
 
+    functions: list[ir.Function] = []
+    if not (asked or budget):
+        tables = (module.rope_cos, module.rope_sin)
+        ports = [
+            BlockPorts.of_layer(g.hidden, layer_pools, of_groups[group], launch_ports(plan), tables)
+            for layer_pools, group in zip(of_layers, group_of_layer, strict=True)
+        ]
+        functions = call_blocks(module.model.layers, ports, block_graph)
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]
-    return export_module(module, declaration, pack)
+    return export_module(module, declaration, pack, functions)
+
+
+def block_graph(block: nn.Module, ports: BlockPorts) -> ir.Model:
+    """A target's block alone."""
+    names, shapes = block_outputs(ports)
+    return export_module(
+        block, GraphDeclaration("block", ports.flat, names, shapes), ports.arguments
+    )
 
 
 def _by_layer(

@@ -20,22 +20,28 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 from run_store import digest, shared_folder
-from traced_reads import Reads, agree, traced
+from torch import nn
+from traced_reads import Reads, agree, seen, traced
 
 from specbuild.builder import graphs
+from specbuild.builder.graph.repeated_blocks import BlockPorts, kind_of
 
 Export = Callable[..., ir.Model]
 _EXPORTS: dict[str, Export] = {
     name: getattr(graphs, name) for name in ("target_graph", "draft_fuse_graph", "draft_graph")
 }
+_EXPORT_BLOCK = graphs.block_graph
 # Of each export: the file of every graph that this process knows, what it holds for, and itself.
-_KNOWN: dict[str, dict[Path, tuple[Reads, ir.Model]]] = {name: {} for name in _EXPORTS}
+_KNOWN: dict[str, dict[Path, tuple[Reads, ir.Model]]] = {
+    name: {} for name in (*_EXPORTS, "block_graph")
+}
 
 
 def share_exports() -> None:
     """Lets ``builder.graphs`` take a graph that this run has exported already."""
     _read_torch_once()
-    _replace({name: _shared(name, export) for name, export in _EXPORTS.items()})
+    shared = {name: _shared(name, export) for name, export in _EXPORTS.items()}
+    _replace({**shared, "block_graph": _shared_block})
 
 
 @contextlib.contextmanager
@@ -44,8 +50,9 @@ def exported_anew() -> Iterator[None]:
 
     Other tests may take it.
     """
-    before = {name: getattr(graphs, name) for name in _EXPORTS}
-    _replace({name: partial(_exported, name) for name in _EXPORTS})
+    before = {name: getattr(graphs, name) for name in (*_EXPORTS, "block_graph")}
+    anew = {name: partial(_exported, name) for name in _EXPORTS}
+    _replace({**anew, "block_graph": _EXPORT_BLOCK})
     try:
         yield
     finally:
@@ -68,6 +75,16 @@ def _shared(name: str, export: Export) -> Export:
         return found.clone()
 
     return known
+
+
+def _shared_block(block: nn.Module, ports: BlockPorts) -> ir.Model:
+    """A block's graph is a function of its kind."""
+    kind = kind_of(block, ports)
+    found = _found("block_graph", (kind,))
+    if found is None:
+        found = _EXPORT_BLOCK(block, ports)
+        _store("block_graph", found.clone(), {(0,): seen(kind)})
+    return found.clone()
 
 
 def _exported(name: str, *arguments: Any) -> ir.Model:

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import io
 import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from onnxscript.values import Opset
 from torch import nn
 
 from specbuild.builder.families.parts.graph_io import InputPort
+from specbuild.builder.graph.repeated_blocks import block_translation, inline_blocks
 from specbuild.plugins_cuda.onnx_schema import register_schemas
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.plugins_cuda.registry import all_ops
@@ -27,6 +29,7 @@ from specbuild.plugins_cuda.torch_ops import register_torch_ops
 
 OPSET = 23
 IR_VERSION = 11
+_SYMBOL = re.compile(r"[su]\d+")
 _DTYPES = {torch.int32: ir.DataType.INT32, torch.float32: ir.DataType.FLOAT,
            torch.bfloat16: ir.DataType.BFLOAT16, torch.float16: ir.DataType.FLOAT16}  # fmt: skip
 
@@ -54,29 +57,35 @@ class _TranslatedAsItIs(torch.export.ExportedProgram):
         return self
 
 
-def _simplify_casts(traced: torch.export.ExportedProgram) -> None:
-    """The only operator of models that the exporter knows under another name alone."""
-    casts = traced.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
-    for node in casts:
-        source, dtype = node.args[:2]
-        if source.meta["val"].dtype == dtype:
-            node.replace_all_uses_with(source)
-            traced.graph_signature.replace_all_uses(node.name, source.name)
-            traced.graph.erase_node(node)
-        else:
-            node.target, node.args = torch.ops.aten._to_copy.default, (source,)
-            node.kwargs = {"dtype": dtype}
+def _simplify(traced: torch.export.ExportedProgram) -> None:
+    """Operators that the exporter has no translation for, or a long one, in terms of others."""
+    aten = torch.ops.aten
+    for node in list(traced.graph.nodes):
+        if node.target is aten.to.dtype:
+            source, dtype = node.args[:2]
+            if source.meta["val"].dtype == dtype:
+                node.replace_all_uses_with(source)
+                traced.graph_signature.replace_all_uses(node.name, source.name)
+                traced.graph.erase_node(node)
+            else:
+                node.target, node.args = aten._to_copy.default, (source,)
+                node.kwargs = {"dtype": dtype}
+        elif node.target in (aten.flatten.using_ints, aten.unflatten.int):
+            shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+            if shape.count(-1) <= 1:
+                node.target, node.args = aten.reshape.default, (node.args[0], shape)
 
 
 def export_module(
     module: nn.Module,
     declaration: GraphDeclaration,
     pack: Callable[[Sequence[Any]], tuple[Any, ...]],
+    functions: Sequence[ir.Function] = (),
 ) -> ir.Model:
     """Exports ``module`` (meta device). ``pack`` arranges flat port values as its arguments.
 
     Outputs beyond the declared ones are stages: they keep their names in the graph but are
-    not outputs of it.
+    not outputs of it. ``functions`` are those of blocks that the module calls.
     """
     register_schemas()
     register_torch_ops()
@@ -101,7 +110,7 @@ def export_module(
         traced = torch.export.export(
             module, pack(examples), dynamic_shapes=pack(dims), strict=False
         )
-        _simplify_casts(traced)
+        _simplify(traced)
         traced.__class__ = _TranslatedAsItIs
         program = torch.onnx.export(
             traced,
@@ -113,7 +122,10 @@ def export_module(
         )
     assert program is not None
     model: ir.Model = program.model
+    _name_axes(model.graph, declaration)
+    inline_blocks(model, functions)
     _name_ports(model.graph, declaration)
+    _take_sizes_of_ports(model.graph)
     return model
 
 
@@ -176,7 +188,28 @@ def _translations() -> dict[Any, Callable[..., Any]]:
 
         return translate
 
-    return {getattr(torch.ops.specbuild, name).default: translation(name) for name in all_ops()}
+    ours = {getattr(torch.ops.specbuild, name).default: translation(name) for name in all_ops()}
+    return {**ours, torch.ops.specbuild_export.block.default: block_translation}
+
+
+def _name_axes(graph: ir.Graph, declaration: GraphDeclaration) -> None:
+    """Axes of all values get the names that the ports declare, in place of torch's symbols."""
+    names = {
+        str(size.value): axis
+        for value, port in zip(graph.inputs, declaration.inputs, strict=True)
+        for size, axis in zip(value.shape or (), port.shape, strict=True)
+        if isinstance(size, ir.SymbolicDim) and isinstance(axis, str)
+    }
+
+    def named(size: int | ir.SymbolicDim) -> int | str | None:
+        if isinstance(size, int):
+            return size
+        return size.value and _SYMBOL.sub(lambda m: names.get(m[0], m[0]), size.value)
+
+    for node in graph:
+        for value in node.outputs:
+            if value.shape is not None:
+                value.shape = ir.Shape([named(size) for size in value.shape])
 
 
 def _name_ports(graph: ir.Graph, declaration: GraphDeclaration) -> None:
@@ -194,6 +227,27 @@ def _name_ports(graph: ir.Graph, declaration: GraphDeclaration) -> None:
         graph.outputs.pop()
     for value, shape in zip(graph.outputs, declaration.output_shapes, strict=True):
         value.shape = ir.Shape(shape)
+
+
+def _take_sizes_of_ports(graph: ir.Graph) -> None:
+    """A size is that of a port, so that layers share what they compute of it."""
+    ports: dict[str, tuple[ir.Value, int]] = {}
+    for port in graph.inputs:
+        for axis, size in enumerate(port.shape or ()):
+            ports.setdefault(str(size), (port, axis))
+    for node in graph:
+        source = node.inputs[0] if node.op_type == "Shape" else None
+        if source is None or source.shape is None or "end" not in node.attributes:
+            continue
+        start, end = (node.attributes[name].as_int() for name in ("start", "end"))
+        if end - start == 1 and str(source.shape[start]) in ports:
+            port, axis = ports[str(source.shape[start])]
+            node.replace_input_with(0, port)
+            node.attributes.update({a.name: a for a in _bounds(axis)})
+
+
+def _bounds(axis: int) -> tuple[ir.Attr, ir.Attr]:
+    return ir.AttrInt64("start", axis), ir.AttrInt64("end", axis + 1)
 
 
 @contextlib.contextmanager

@@ -58,9 +58,8 @@ class LatentAttention(IndexedAttention):
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, LatentPool, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """``x`` [T, H], normed → [T, H], the written pool, SpecPV's part and DSA's."""
-        g = self.geometry
-        heads = (g.kv_heads, g.head_dim)
-        q = rotate(self.q_proj(x), tables, launch.positions, g.q_heads)
+        heads = (self.kv_heads, self.head_dim)
+        q = rotate(self.q_proj(x), tables, launch.positions, self.q_heads)
         latent = (x @ self.mla_W_c).unsqueeze(1)
         written = LatentPool(torch_op("KvWrite")(pools.c, latent, view.write_slot))
         selected, indexed, index_keys = self.choose_slots(x, index, launch)
@@ -84,7 +83,7 @@ class LatentAttention(IndexedAttention):
             self.sinks.float(),
             selected,
             position,
-            scale=g.head_dim**-0.5,
+            scale=self.head_dim**-0.5,
             window=self.window,
         )
         partial: tuple[torch.Tensor, ...] = ()

@@ -72,6 +72,7 @@ class GroupedAttention(IndexedAttention):
         self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
         self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
         self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=parts.output_bias)
+        self.qk_norm = parts.qk_norm
         if parts.qk_norm == "head":
             self.q_norm = LlamaNorm(g.head_dim, g.norm.eps)
             self.k_norm = LlamaNorm(g.head_dim, g.norm.eps)
@@ -88,14 +89,13 @@ class GroupedAttention(IndexedAttention):
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
         """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
-        g = self.geometry
         q, k = self.q_proj(x), self.k_proj(x)
-        if g.attention.qk_norm == "head":
-            q = self.q_norm(q.unflatten(1, (g.q_heads, -1))).flatten(1)
-            k = self.k_norm(k.unflatten(1, (g.kv_heads, -1))).flatten(1)
-        q = rotate(q, tables, launch.positions, g.q_heads)
-        k = rotate(k, tables, launch.positions, g.kv_heads)
-        v = self.v_proj(x).view(-1, g.kv_heads, g.head_dim)
+        if self.qk_norm == "head":
+            q = self.q_norm(q.unflatten(1, (self.q_heads, -1))).flatten(1)
+            k = self.k_norm(k.unflatten(1, (self.kv_heads, -1))).flatten(1)
+        q = rotate(q, tables, launch.positions, self.q_heads)
+        k = rotate(k, tables, launch.positions, self.kv_heads)
+        v = self.v_proj(x).view(-1, self.kv_heads, self.head_dim)
         sinks = None if self.sinks is None else self.sinks.float()
         place = 0 if blocks is None else blocks.place
         selected, indexed, index_keys = self.choose_slots(x, index, launch)

@@ -89,6 +89,8 @@ class TargetModel(nn.Module):
     """
 
     rotates_when_read = False
+    rope_cos: torch.Tensor
+    rope_sin: torch.Tensor
 
     def __init__(
         self,

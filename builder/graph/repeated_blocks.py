@@ -1,0 +1,217 @@
+"""A target's blocks are exported once for each kind, however many layers it has.
+
+The exporter's time grows with the operators that it traces, and the layers of a model are a few
+kinds of blocks. So while a target is exported each of its blocks is one node, which calls an ONNX
+function; every kind of block is exported alone and becomes such a function, with its weights as
+inputs; in the end all calls are inlined. The graph is that of an export of the whole module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx.defs import OpSchema
+from onnx_ir.passes.common import InlinePass
+from onnxscript.values import Op, Opset
+from torch import nn
+
+from specbuild.builder.families.parts.graph_io import (
+    GroupView,
+    InputPort,
+    LatentPool,
+    Launch,
+    LayerPools,
+    output_name,
+)
+
+BLOCK_DOMAIN = "specbuild.blocks"
+_VERSION = 1
+
+
+@torch.library.custom_op("specbuild_export::block", mutates_args=())
+def block_call(inputs: list[torch.Tensor], name: str, written: int) -> list[torch.Tensor]:
+    """A call of the function of this name; its outputs are like the first ``written`` inputs."""
+    del inputs, written
+    raise AssertionError(f"{name} is exported, never run")
+
+
+@block_call.register_fake
+def _(inputs: list[torch.Tensor], name: str, written: int) -> list[torch.Tensor]:
+    del name
+    return [torch.empty_like(tensor) for tensor in inputs[:written]]
+
+
+def block_translation(inputs: Sequence[Any], name: str, written: int) -> Any:
+    """The node of a :func:`block_call`, for torch's exporter."""
+    anything = ["tensor(bfloat16)", "tensor(float16)", "tensor(float)", "tensor(int32)"]
+    parameter, option = OpSchema.FormalParameter, OpSchema.FormalParameterOption
+    schema = OpSchema(
+        name,
+        BLOCK_DOMAIN,
+        _VERSION,
+        inputs=[parameter("inputs", "I", param_option=option.Variadic, is_homogeneous=False)],
+        outputs=[parameter(f"written_{i}", "O") for i in range(written)],
+        type_constraints=[("I", [*anything, "tensor(uint8)"], ""), ("O", anything, "")],
+    )
+    return Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
+
+
+@dataclass(frozen=True)
+class BlockPorts:
+    """What a block takes beside the residual stream ``x``, in the order of its arguments.
+
+    ``tables`` are the cosines and sines of positions. Ports of what each layer has for itself have
+    names without the layer.
+    """
+
+    x: InputPort
+    pools: tuple[InputPort, ...]
+    view: tuple[InputPort, ...]
+    launch: tuple[InputPort, ...]
+    tables: tuple[InputPort, ...]
+
+    @classmethod
+    def of_layer(
+        cls,
+        hidden: int,
+        pools: Sequence[InputPort],
+        view: Sequence[InputPort],
+        launch: tuple[InputPort, ...],
+        tables: Sequence[torch.Tensor],
+    ) -> BlockPorts:
+        """Those of a layer with these pools and this view, of any number of pages and positions."""
+
+        def short(port: InputPort, *shape: int | str) -> InputPort:
+            return InputPort(port.name.rpartition(".")[2], port.dtype, shape)
+
+        cos, sin = (
+            InputPort(name, table.dtype, ("positions", *table.shape[1:]))
+            for name, table in zip(("cos", "sin"), tables, strict=True)
+        )
+        return cls(
+            InputPort("x", pools[0].dtype, ("T", hidden)),
+            tuple(short(port, "pages", *port.shape[1:]) for port in pools),
+            tuple(short(port, *port.shape) for port in view),
+            launch,
+            (cos, sin),
+        )
+
+    @property
+    def flat(self) -> tuple[InputPort, ...]:
+        """All of them."""
+        return (self.x, *self.pools, *self.view, *self.launch, *self.tables)
+
+    def arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Values of ``flat`` as the arguments of a block."""
+        rest = iter(values)
+        parts = [
+            [next(rest) for _ in ports]
+            for ports in ((self.x,), self.pools, self.view, self.launch, self.tables)
+        ]
+        (x,), pools, view, launch, tables = parts
+        made = LatentPool(*pools) if len(pools) == 1 else LayerPools(*pools)
+        return x, made, GroupView(*view), Launch(*launch), tuple(tables)
+
+
+@dataclass(frozen=True)
+class BlockFunction:
+    """A kind of block as an ONNX function, whose last inputs are the weights of these names."""
+
+    function: ir.Function
+    weights: tuple[str, ...]
+
+
+class BlockCall(nn.Module):
+    """Stands where a block does while its target is exported: one node that calls its function."""
+
+    def __init__(self, block: nn.Module, called: BlockFunction) -> None:
+        super().__init__()
+        self.called = called
+        for name, child in block.named_children():
+            self.add_module(name, child)
+        for name, weight in block.named_parameters(recurse=False):
+            self.register_parameter(name, weight)
+
+    def forward(  # noqa: PLR0917
+        self,
+        x: torch.Tensor,
+        pools: LayerPools | LatentPool,
+        view: GroupView,
+        launch: Launch,
+        tables: tuple[torch.Tensor, ...],
+        blocks: None = None,
+        index: None = None,
+    ) -> tuple[Any, ...]:
+        """As :class:`~specbuild.builder.families.parts.target.Block`, without SpecPV and DSA."""
+        assert blocks is None and index is None
+        weights = [self.get_parameter(name) for name in self.called.weights]
+        given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *weights]
+        new_x, *new = block_call(given, self.called.function.name, 1 + len(pools))
+        return new_x, type(pools)(*new), (), ()
+
+
+def call_blocks(
+    layers: nn.ModuleList,
+    ports: Sequence[BlockPorts],
+    exported: Callable[[nn.Module, BlockPorts], ir.Model],
+) -> list[ir.Function]:
+    """Puts a :class:`BlockCall` in each block's place; the functions that they call.
+
+    ``ports[i]`` are those of layer i. ``exported`` exports a block, outputs as in
+    :func:`block_outputs`.
+    """
+    kinds: dict[str, BlockFunction] = {}
+    for i, (block, block_ports) in enumerate(zip(layers, ports, strict=True)):
+        kind = kind_of(block, block_ports)
+        if kind not in kinds:
+            kinds[kind] = _function(exported(block, block_ports), f"Block{len(kinds)}")
+        layers[i] = BlockCall(block, kinds[kind])
+    return [kind.function for kind in kinds.values()]
+
+
+def block_outputs(ports: BlockPorts) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
+    """The names and shapes of a block's outputs: the new residual stream and the new pools."""
+    written = (ports.x, *ports.pools)
+    return tuple(output_name(port.name) for port in written), tuple(port.shape for port in written)
+
+
+def kind_of(block: nn.Module, ports: BlockPorts) -> str:
+    """Equal for blocks that give the same graph: all that their modules are made of."""
+    return repr((_structure(block), ports))
+
+
+def inline_blocks(model: ir.Model, functions: Sequence[ir.Function]) -> None:
+    """Puts the functions' nodes in the place of their calls."""
+    for function in functions:
+        model.functions[function.identifier()] = function
+    InlinePass()(model)
+    model.graph.opset_imports.pop(BLOCK_DOMAIN, None)
+
+
+def _function(model: ir.Model, name: str) -> BlockFunction:
+    graph = model.graph
+    weights = {name: value for name, value in graph.initializers.items() if value.uses()}
+    graph.initializers.clear()
+    graph.inputs.extend(weights.values())
+    return BlockFunction(
+        ir.Function(BLOCK_DOMAIN, name, graph=graph, attributes=[]), tuple(weights)
+    )
+
+
+def _structure(module: nn.Module) -> tuple[Any, ...]:
+    """A module's class, plain attributes, tensors and children."""
+    plain = {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and name != "training"
+    }
+    tensors = [
+        (name, None if tensor is None else (tuple(tensor.shape), str(tensor.dtype)))
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+    ]
+    children = [(name, _structure(child)) for name, child in module.named_children()]
+    return type(module).__qualname__, sorted(plain.items()), tensors, children

@@ -1,0 +1,91 @@
+"""A target whose kinds of blocks are exported once is the graph of an export of all its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+import torch
+from checkpoints import write_target
+from deepseek_checkpoints import write_deepseek
+from latent_files import write_latents
+from llama_checkpoints import write_llama
+from planning import plan_engine
+from shared_graphs import exported_anew
+from torch import nn
+
+from specbuild.builder import graphs
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.graph.repeated_blocks import BLOCK_DOMAIN, BlockPorts, kind_of
+from specbuild.builder.options import BuildOptions
+
+
+def write_mixed_caches(path: Path) -> None:
+    write_target(path)
+    write_latents(path, {1: 24, 3: 24})
+
+
+MODELS: dict[str, tuple[Callable[[Path], None], int]] = {
+    "gpt-oss, windows in turn": (write_target, 2),
+    "deepseek, one dense layer": (lambda path: write_deepseek(path, num_hidden_layers=3), 2),
+    "qwen3 with experts": (lambda path: write_llama(path, "qwen3_moe"), 1),
+    "gpt-oss, latents where there is no window": (write_mixed_caches, 2),
+}
+
+
+def computed(graph: ir.Graph) -> dict[str, str]:
+    """What each output is, through every node down to ports and weights, whatever names are."""
+    known: dict[ir.Value, str] = {}
+
+    def told(value: ir.Value | None) -> str:
+        if value is None:
+            return ""
+        if value not in known:
+            known[value] = f"{value.name} {value.dtype} {value.shape}"
+        return known[value]
+
+    for node in graph:
+        attributes = sorted(str(attribute) for attribute in node.attributes.values())
+        said = repr((node.op_identifier(), attributes, [told(value) for value in node.inputs]))
+        for place, value in enumerate(node.outputs):
+            shown = f"{said} {place} {value.dtype} {value.shape}"
+            known[value] = sha256(shown.encode()).hexdigest()
+    return {value.name or "": known[value] for value in graph.outputs}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [name if "qwen3" in name or "latents" in name else pytest.param(name, marks=pytest.mark.slow)
+     for name in MODELS],
+)  # fmt: skip
+def test_the_graph_is_that_of_the_whole(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, kinds = MODELS[model]
+    write(tmp_path)
+    target = read_target(tmp_path, strict=True)
+    g = target.geometry
+    plan = plan_engine(BuildOptions(model=tmp_path, output=Path("unused")), g, None)
+    exported = []
+
+    def counted(block: nn.Module, ports: BlockPorts) -> ir.Model:
+        exported.append(kind_of(block, ports))
+        return block_graph(block, ports)
+
+    with exported_anew():
+        block_graph = graphs.block_graph
+        monkeypatch.setattr(graphs, "block_graph", counted)
+        found = graphs.target_graph(g, plan, (0, g.layers - 1), torch.bfloat16)
+        monkeypatch.setattr(graphs, "call_blocks", lambda *_: [])
+        wanted = graphs.target_graph(g, plan, (0, g.layers - 1), torch.bfloat16)
+    assert len(set(exported)) == len(exported) == kinds < g.layers
+    assert BLOCK_DOMAIN not in found.graph.opset_imports and not found.functions
+    assert computed(found.graph) == computed(wanted.graph)
+    weights = [
+        {name: (value.dtype, value.shape) for name, value in graph.initializers.items()}
+        for graph in (found.graph, wanted.graph)
+    ]
+    assert weights[0] == weights[1]
