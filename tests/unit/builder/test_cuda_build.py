@@ -265,6 +265,7 @@ def test_a_plan_needs_no_gpu(
     assert main(bare) == 2 and "runs on a GPU" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_equal_builds_are_equal_byte_for_byte(
     engine: Path, checkpoints: Path, tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ def test_teacher_forcing_agrees_with_the_cpu_engine(
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
-@pytest.mark.parametrize("prompt", [0, 1])
+@pytest.mark.parametrize("prompt", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_steps_emit_what_the_cpu_engine_does(
     engine: LoweredEngine,
     runs: Runs,
@@ -181,7 +181,9 @@ def test_steps_emit_what_the_cpu_engine_does(
     assert_equal_up_to_near_ties(engine, ids, [continued[prompt][:TOKENS], tokens])
 
 
-@pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
+@pytest.mark.parametrize(
+    "shape", [pytest.param(None, marks=pytest.mark.slow), CHAIN], ids=["none", "chain"]
+)
 def test_a_windows_ring_forgets_only_what_nobody_sees(
     engine: LoweredEngine,
     runs: Runs,

@@ -53,7 +53,10 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
     compiled(kernels)
 
 
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(
+    "rows",
+    [pytest.param(n, marks=pytest.mark.slow) if n in (16, 32, 128) else n for n in ROWS],
+)
 def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))

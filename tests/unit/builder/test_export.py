@@ -74,7 +74,9 @@ def test_dump_passes_writes_the_graph_after_each(tmp_path: Path) -> None:
     assert all(node.domain != "specbuild" for node in last.graph.node)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "mixed"])
+@pytest.mark.parametrize(
+    "dtype", ["bf16", *(pytest.param(t, marks=pytest.mark.slow) for t in ("f16", "f32")), "mixed"]
+)
 def test_portable_graphs_are_valid_in_every_type(tmp_path: Path, dtype: str) -> None:
     """Types and shapes are inferred through every node, as Netron and other targets do."""
     write_target(tmp_path / "t", layers=2, dtype=dtype if dtype != "mixed" else "bf16")

@@ -118,8 +118,10 @@ def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) ->
     "name",
     [
         "tiny-mla",
-        "tiny-qwen3-moe",
-        *[pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-llama", "tiny-qwen3")],
+        *[
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("tiny-qwen3-moe", "tiny-llama", "tiny-qwen3")
+        ],
     ],
 )
 def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:

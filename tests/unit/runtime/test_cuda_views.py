@@ -99,7 +99,11 @@ def alike(one: Run, other: Run) -> int:
     return sum(a == b for a, b in zip(one.ids, other.ids, strict=True))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=["none", "chain", "tree"])
+@pytest.mark.parametrize(
+    "shape",
+    [*(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES[:2]), SHAPES[2]],
+    ids=["none", "chain", "tree"],
+)
 def test_a_view_of_everything_changes_nothing(
     with_views: LoweredEngine, shape: DraftShape | None
 ) -> None:

@@ -18,6 +18,7 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 PROMPT, LENGTH = 8, 64
 
 
+@pytest.mark.slow
 def test_reported_acceptance_is_that_of_the_engine(tmp_path, monkeypatch):
     write_target(tmp_path / "target", hidden=64, vocab=64)
     np.save(tmp_path / "ids.npy", np.random.default_rng(0).integers(3, 64, 6000))

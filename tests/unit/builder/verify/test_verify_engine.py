@@ -104,7 +104,6 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
 
 
 VARIANTS = {
-    "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
     "two layers of MLA": {
         "layers": 2,
         "latent": {
@@ -118,6 +117,7 @@ VARIANTS = {
 }
 # Each is two exports and every stage; without verify, test_cuda_fusion.py has most of them.
 SLOW_VARIANTS = {
+    "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
     "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "aux_layers": (0, 2, 2, 3)},
     "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
     "narrow, shared head": {"input_width": "hidden", "draft_vocab": None},
@@ -146,6 +146,7 @@ def test_drafts_with_further_tensors(name, target_path, tmp_path):
     assert report.passed
 
 
+@pytest.mark.slow
 def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):
     """SpecForge's: the next level reads the state before its norm."""
     write_draft(tmp_path / "draft", norm_output=True)
@@ -170,7 +171,7 @@ def test_drafts_in_circulation(variant, target_path, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("built_for", "depths"), [pytest.param(1, (1,), marks=pytest.mark.slow), (6, (4, 6))]
+    ("built_for", "depths"), [(1, (1,)), pytest.param(6, (4, 6), marks=pytest.mark.slow)]
 )
 def test_the_chain_that_an_engine_was_built_for_is_run(
     target_path, draft_path, tmp_path, built_for, depths

@@ -49,6 +49,7 @@ def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+@pytest.mark.slow
 def test_every_stage_passes_and_no_draft_changes_a_token(engine: Path, model: Path) -> None:
     """With one sequence in a launch, and with several."""
     report = verify_engine(engine, model, model.parent / "draft", SilentProgress())
