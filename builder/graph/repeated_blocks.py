@@ -136,18 +136,17 @@ class BlockCall(nn.Module):
         for name, weight in block.named_parameters(recurse=False):
             self.register_parameter(name, weight)
 
-    def forward(  # noqa: PLR0917
+    def forward(
         self,
         x: torch.Tensor,
         pools: LayerPools | LatentPool,
         view: GroupView,
         launch: Launch,
         tables: tuple[torch.Tensor, ...],
-        blocks: None = None,
-        index: None = None,
+        *lossy: None,
     ) -> tuple[Any, ...]:
         """As :class:`~specbuild.builder.families.parts.target.Block`, without SpecPV and DSA."""
-        assert blocks is None and index is None
+        assert not any(lossy)
         weights = [self.get_parameter(name) for name in self.called.weights]
         given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *weights]
         new_x, *new = block_call(given, self.called.function.name, 1 + len(pools))
