@@ -143,10 +143,10 @@ def _require_kinds(drafts: Sequence[DraftCheckpoint], facts: BackendFacts) -> No
             f"--draft is given twice for {twice}: runs ask for a draft by its kind, so an engine "
             "holds one of each; leave one out"
         )
-    if len(kinds) > 1 and not facts.has_graphs:
+    if len(kinds) > 1 and facts.has_engines:
         raise SpecbuildError(
             f"--draft is given for {' and '.join(kinds)}: an engine for {facts.title} holds one "
-            "draft model; leave the others out, or build with --backend cpu"
+            "draft model; leave the others out, or build with --backend cpu or cuda"
         )
 
 

@@ -298,8 +298,8 @@ class BuildOptions(OptionGroup):
     draft: Annotated[
         Path | tuple[Path, ...] | None,
         Described(
-            "Checkpoint directory of a draft; mtp: the model's own MTP layer. Repeatable on the "
-            "CPU: drafts of several kinds.",
+            "Checkpoint directory of a draft; mtp: the model's own MTP layer. Repeatable for cpu "
+            "and cuda: drafts of several kinds.",
             "DIR",
             recorded=False,
             shown="none",

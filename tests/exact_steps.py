@@ -5,6 +5,7 @@ What engines with lossy modes have in its place must give the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
@@ -17,7 +18,6 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
-from specbuild.runtime.engine_dir.geometry import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # Where the builder looks for the steps of an engine.
@@ -26,24 +26,25 @@ STEP_FORMS = "specbuild.builder.backends.cuda.engine.step_forms"
 
 def exact_forms(
     parts: EngineParts,
-    draft: DraftGeometry | None,
-    shapes: tuple[DraftShape, ...],
+    shapes: Mapping[str, Sequence[DraftShape]],
     max_batch_size: int,
 ) -> list[StepForm]:
-    """Takes the place of ``step_forms``."""
+    """Takes the place of ``step_forms``, in an engine with one draft at most."""
+    of_draft = tuple(shapes.get("", ()))
+    draft = parts.drafts[""].geometry if of_draft else None
     selections = [(False, False)]
     selections += [(True, False)] * parts.ports.sizes.sparse
     selections += [(True, True)] * parts.ports.sizes.checks
     kinds: tuple[KeptLogits, ...] = ("none", "all")
     found = []
-    for batch, shape in product(batch_buckets(max_batch_size), (NO_DRAFT, *shapes)):
-        if not fits(batch, shape, deepest(shapes), draft):
+    for batch, shape in product(batch_buckets(max_batch_size), (NO_DRAFT, *of_draft)):
+        if not fits(batch, shape, deepest(of_draft), draft):
             continue
         capacities: tuple[int, ...] = (0,)
         if parts.views is not None:
             of_views = refresh_capacities(parts.views, batch, shape)
             capacities = (0, *of_views) if of_views else ()
-        drafted = bool(shapes) and shape == NO_DRAFT
+        drafted = bool(of_draft) and shape == NO_DRAFT
         found += [
             StepForm(batch, shape, kept, extends, capacity, sparse, checks)
             for extends, kept, capacity, (sparse, checks) in product(

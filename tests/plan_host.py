@@ -8,18 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from specbuild.builder.backends.backend import MODEL_ROLES
+from specbuild.builder.backends.backend import model_roles
 from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import target_of
 from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, lower_engine
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
-from specbuild.builder.backends.cuda.step.engine_parts import mask_rows
+from specbuild.builder.backends.cuda.step.draft_parts import draft_parts
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import Recipe
@@ -28,14 +28,19 @@ from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape
 from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry
 
 RING_ENTRIES = 64
 
 
-def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaModel, EnginePlan]:
+Drafts: TypeAlias = Path | tuple[Path, ...] | None
+
+
+def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel, EnginePlan]:
     """The fused graphs of these checkpoints."""
     asked = BuildOptions.from_flat(
         model=model, draft=draft, output=Path("unused"), backend="cuda", **options
@@ -44,16 +49,14 @@ def fused_engine(model: Path, draft: Path | None, **options: Any) -> tuple[CudaM
     inputs = settled_inputs(asked, CUDA, read_checkpoints(asked, silent))
     sources, plan = inputs.sources, inputs.plan
     exported = export_graphs(sources, plan, silent)
-    models = {role: exported[role] for role in MODEL_ROLES if role in exported}
+    models = {role: exported[role] for role in model_roles(sources)}
     for role, graph in models.items():
         run_passes(role, graph, CUDA_PASSES, None)
-    d2t = sources.d2t() if inputs.drafts else None
-    mask = mask_rows(sources)
-    return CudaModel(models, sources.target_geometry, sources.draft_geometry, d2t, mask), plan
+    return CudaModel(models, sources.target_geometry, draft_parts(sources)), plan
 
 
 def lowered_engine(
-    model: Path, draft: Path | None, lower: Lower | None = None, **options: Any
+    model: Path, draft: Drafts, lower: Lower | None = None, **options: Any
 ) -> LoweredEngine:
     """The programs of a CUDA engine of these checkpoints; nothing is compiled."""
     return lower_engine(*fused_engine(model, draft, **options), target_of("sm_90a"), lower)
@@ -151,7 +154,7 @@ class PlanHost:
         self.give_pages(row)
         sampling = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "seed": seed}
         rows = min(e.rows for e in self.plan.programs if e.kind == "prefill")
-        draft = next((g for g in self.engine.plan.groups if g.name == "draft"), None)
+        drafts = [group for group in self.engine.plan.groups if group.name in DRAFT_GROUPS]
         for start in range(0, len(ids), rows):
             chunk = ids[start : start + rows]
             self.feed(row, chunk, start)
@@ -159,14 +162,14 @@ class PlanHost:
                 self.port(f"prefill.{name}").zero_()[row] = value
             self.port("prefill.position").zero_()[row] = start + len(chunk) - 1
             self.port("prefill.logit_rows").zero_()[row] = len(chunk) - 1
-            if draft is not None:
+            for draft in drafts:
                 self._feed_draft(draft, row, ids, start, len(chunk))
             self.run(f"prefill@{rows}")
         choice = int(self.port("prefill.choice")[row])
         state = {"length": len(ids), "root": choice, "limit": len(ids) + budget, "done": 0}
         for name, value in {**state, **sampling}.items():
             self.port(name)[row] = value
-        if draft is not None:
+        if drafts:
             self.port("pending_captured")[row, 0] = self.port("prefill.last_captured")[row]
             self.port("pending_tokens")[row, 0] = choice
             self.port("pending_count")[row] = 1
@@ -180,7 +183,8 @@ class PlanHost:
         positions = torch.arange(start, start + known, dtype=torch.int32)
         port = self.port("prefill.draft_token_ids").zero_()
         port[:known] = torch.tensor(ids[start + 1 : start + 1 + known], dtype=torch.int32)
-        slots = self.port("prefill.draft_write_slot")
+        own = "" if draft.name == "draft" else f"{draft.name}."
+        slots = self.port(f"prefill.{own}draft_write_slot")
         slots.copy_(torch.arange(len(slots)) % draft.page_size)
         slots[:known] = self.write_slots(draft, row, positions)
 
@@ -221,5 +225,8 @@ class PlanHost:
 
 def step_name(batch: int, shape: DraftShape | None = None, *, full_logits: bool = False) -> str:
     """A step program's name."""
-    draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}" if shape else ""
+    draft = ""
+    if shape is not None:
+        sizes = f"{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
+        draft = f".{model_of(shape) or 'draft'}-{sizes}"
     return f"step@{batch}{draft}{'.logits' if full_logits else ''}"

@@ -23,10 +23,12 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
+from specbuild.runtime.engine_dir.drafters import own_name
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 # The roles that are models; the others are single ops.
-MODEL_ROLES = ("target", "draft_fuse", "draft")
+DRAFT_MODEL_ROLES = ("draft_fuse", "draft")
+MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)
 
 MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]
 
@@ -114,6 +116,12 @@ class Backend(Protocol[Taken]):
     def lower(self, graphs: PortableGraphs, taken: Taken, progress: Progress) -> Lowered:
         """What stands in the engine. Raises SpecbuildError where a graph cannot be lowered."""
         ...
+
+
+def model_roles(sources: WeightSources) -> tuple[str, ...]:
+    """The roles that are models, of the target and of each draft, by the engine's names."""
+    of_drafts = (own_name(group, role) for group in sources.drafts for role in DRAFT_MODEL_ROLES)
+    return ("target", *of_drafts)
 
 
 def run_role_passes(

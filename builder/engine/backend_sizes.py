@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,3 +35,12 @@ class BackendSizes:
     draft_dtype: Literal["fp32", "bf16"]
     decode_rows: int | None = None
     one_form: bool = False
+
+
+def holding(shapes: Collection[DraftShape]) -> DraftShape:
+    """A tree as large as any of these."""
+    return DraftShape(
+        max((shape.draft_top_k for shape in shapes), default=0),
+        max((shape.draft_depth for shape in shapes), default=0),
+        max((shape.draft_tokens for shape in shapes), default=0),
+    )

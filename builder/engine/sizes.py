@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes
+from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes, holding
 from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
@@ -51,7 +51,8 @@ DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 class EnginePlan:
     """The sizes of an engine, all settled.
 
-    ``model_shape`` is the largest tree of the draft model; ``limits`` have suffix decoding's too.
+    ``model_shapes`` are the largest trees of the draft models, by their cache groups; ``limits``
+    have suffix decoding's too.
     """
 
     limits: Limits
@@ -62,7 +63,7 @@ class EnginePlan:
     budget: PoolBudget = field(default_factory=PoolBudget)
     adjusted_steps: bool = False
     suffix: SuffixDrafter | None = None
-    model_shape: DraftShape = NO_DRAFT
+    model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its keys' and values' group in ``target_groups``."""
@@ -129,9 +130,9 @@ def plan_engine(
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
-    shape, default = _largest_shapes(options, sizes, tuple(drafts.values()), max_seq_len)
+    model_shapes, default = _largest_shapes(options, sizes, drafts, max_seq_len)
     suffix = suffix_of(options, max_seq_len=max_seq_len)
-    model_shape, shape = shape, with_suffix(shape, suffix)
+    shape = with_suffix(holding(model_shapes.values()), suffix)
     if default is None and suffix is not None:
         default = shape
     if sizes.decode_rows is not None:
@@ -182,7 +183,14 @@ def plan_engine(
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
     plan = EnginePlan(
-        limits, default, tuple(groups), specpv, dsa, budget, suffix=suffix, model_shape=model_shape
+        limits,
+        default,
+        tuple(groups),
+        specpv,
+        dsa,
+        budget,
+        suffix=suffix,
+        model_shapes=model_shapes,
     )
     return with_limits(plan, limits)
 
@@ -212,16 +220,18 @@ def _block_of(draft: DraftGeometry) -> int:
 
 
 def _largest_shapes(
-    options: BuildOptions, sizes: BackendSizes, drafts: Sequence[DraftGeometry], max_seq_len: int
-) -> tuple[DraftShape, DraftShape | None]:
-    """A tree as large as any draft's largest, and the first draft's default."""
-    shapes = [_draft_shapes(options, sizes, d, max_seq_len) for d in drafts or (None,)]
-    largest = DraftShape(
-        max(shape.draft_top_k for shape, _ in shapes),
-        max(shape.draft_depth for shape, _ in shapes),
-        max(shape.draft_tokens for shape, _ in shapes),
-    )
-    return largest, shapes[0][1]
+    options: BuildOptions,
+    sizes: BackendSizes,
+    drafts: Mapping[str, DraftGeometry],
+    max_seq_len: int,
+) -> tuple[dict[str, DraftShape], DraftShape | None]:
+    """Each draft's largest tree by its cache group, and the first draft's default."""
+    if not drafts:
+        _draft_shapes(options, sizes, None, max_seq_len)
+        return {}, None
+    shapes = {g: _draft_shapes(options, sizes, d, max_seq_len) for g, d in drafts.items()}
+    _, default = next(iter(shapes.values()))
+    return {group: largest for group, (largest, _) in shapes.items()}, default
 
 
 def _draft_shapes(

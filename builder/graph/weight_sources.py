@@ -107,9 +107,9 @@ class WeightSources:
         source = draft.tensors["d2t"]
         return Recipe((vocab,), torch.int32, source.sources, lambda: source.load().int())
 
-    def mask_hidden(self) -> Recipe | None:
+    def mask_hidden(self, group: str = DRAFT_GROUP) -> Recipe | None:
         """The states of a draft's mask rows, bf16 [aux_layers·Ht]; None without such rows."""
-        source = None if self._draft is None else self._draft.tensors.get("mask_hidden")
+        source = self.drafts[group].tensors.get("mask_hidden")
         if source is None:
             return None
         made = source.load

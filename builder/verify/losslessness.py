@@ -16,6 +16,8 @@ from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.draft_models import shape_of
+from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.drafters import SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
@@ -139,19 +141,27 @@ def _row(
 
 def _ways(engine: Engine) -> dict[str, DraftSetting]:
     """The engine's chains and tree; suffix decoding by name where steps take it as it comes."""
-    shapes, executor = _shapes(engine), engine.executor
-    ways: dict[str, DraftSetting] = {}
-    if isinstance(executor, DeviceExecutor):
-        able = ProgramTable(executor.plan).shapes()
-        shapes = {name: shape for name, shape in shapes.items() if shape in able}
-        drafters = engine.manifest.drafters
-        offering = [d.kind for d in drafters if isinstance(d, SuffixDrafter)]
-        ways = {name: DraftSetting(drafter=name) for name in offering}
-    for model in engine.manifest.models[1:]:
-        depth = min(CHAIN_DEPTH, engine.manifest.limits.levels_of(model.geometry))
+    limits, models, executor = engine.manifest.limits, engine.manifest.models, engine.executor
+    several = len(models) > 1
+    first = models[0].kind if several else AUTO
+    ways = {name: DraftSetting(shape, first) for name, shape in _shapes(engine).items()}
+    for model in models[1:]:
+        depth = min(CHAIN_DEPTH, limits.levels_of(model.geometry))
         chain = DraftShape(1, depth, depth)
         ways[f"{model.kind}, chain of {depth}"] = DraftSetting(chain, model.kind)
-    return {name: DraftSetting(shape) for name, shape in shapes.items()} | ways
+    if isinstance(executor, DeviceExecutor):
+        able = ProgramTable(executor.plan).shapes()
+        ways = {name: way for name, way in ways.items() if _shape(way, several=several) in able}
+        drafters = engine.manifest.drafters
+        offering = [d.kind for d in drafters if isinstance(d, SuffixDrafter)]
+        ways |= {name: DraftSetting(drafter=name) for name in offering}
+    return ways
+
+
+def _shape(way: DraftSetting, *, several: bool) -> DraftShape:
+    """What programs call the shape of a way."""
+    assert isinstance(way.speculation, DraftShape) and isinstance(way.drafter, str)
+    return shape_of(way.drafter if several else "", way.speculation)
 
 
 def _shapes(engine: Engine) -> dict[str, DraftShape]:

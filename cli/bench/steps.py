@@ -11,6 +11,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, level_section
@@ -178,14 +179,13 @@ class StepSweep:
             self.engine, placed, shape, repeats=self.repeats, idle=levels, sparse=sparse
         )
         name, batch = f"{tree_text(shape)}{way}", placed.batch
-        traffic = self.traffic.verifying(sparse=sparse)
+        own = self.traffic.of(model_of(shape))
+        traffic = own.verifying(sparse=sparse)
         work = self._work(step, batch * (shape.draft_tokens + 1), batch)
         added = {section.name: section.added_s for section in step.sections}
         if "verify" in self.sweeps:
             emit(self._phase("verify", name, step, work, added[TARGET], traffic=traffic))
-            whole = self.traffic.step(
-                work, top_k=shape.draft_top_k, depth=shape.draft_depth, sparse=sparse
-            )
+            whole = own.step(work, top_k=shape.draft_top_k, depth=shape.draft_depth, sparse=sparse)
             row = self._phase(
                 "verify", f"{name}, whole step", step, work, step.step_s,
                 floor=whole, traffic=traffic,
@@ -227,6 +227,7 @@ class StepSweep:
 
     def _levels(self, batch: int, step: MeasuredStep, shape: DraftShape, emit: Emit) -> None:
         """What each level of a draft adds to a step, or the pass that drafts all of them."""
+        traffic = self.traffic.of(model_of(shape))
         added = {section.name: section.added_s for section in step.sections}
         timed = [n for n in range(1, shape.draft_depth + 1) if level_section(n) in added]
         of_one_pass = len(timed) < shape.draft_depth
@@ -235,10 +236,10 @@ class StepSweep:
             if of_one_pass:
                 rows = batch * shape.draft_depth
             work = Work(rows, batch, step.context, experts=0.0)
-            draft = self.traffic.first_level if level == 1 else self.traffic.further_level
+            draft = traffic.first_level if level == 1 else traffic.further_level
             assert draft is not None
             shown = f"{tree_text(shape)}, {'pass' if of_one_pass else f'level {level}'}"
-            time_s, floor = added[level_section(level)], self.traffic.level(level, work)
+            time_s, floor = added[level_section(level)], traffic.level(level, work)
             emit(self._phase("draft", shown, step, work, time_s, floor=floor, traffic=draft))
 
     def _phase(
@@ -278,7 +279,9 @@ def draft_text(shape: DraftShape | None) -> str:
 
 
 def tree_text(shape: DraftShape) -> str:
-    """``chain of 3``, or ``tree of 12 (3 wide, 4 deep)``."""
+    """``chain of 3``, or ``tree of 12 (3 wide, 4 deep)``; one of several drafts with its name."""
+    by = f" of {model_of(shape)}" if model_of(shape) else ""
     if shape.draft_top_k == 1:
-        return f"chain of {shape.draft_depth}"
-    return f"tree of {shape.draft_tokens} ({shape.draft_top_k} wide, {shape.draft_depth} deep)"
+        return f"chain of {shape.draft_depth}{by}"
+    wide, deep = shape.draft_top_k, shape.draft_depth
+    return f"tree of {shape.draft_tokens} ({wide} wide, {deep} deep){by}"

@@ -116,17 +116,21 @@ def _reasons(kernels: Iterable[str]) -> Iterator[tuple[str, str, str]]:
 
 
 def costs_figures(costs: StepCostFacts | None, default: DraftShape | None) -> list[str]:
-    """Measured steps without a draft and with the default one, by context, and the table."""
+    """Measured steps without a draft and with the default one, by context, and the table.
+
+    Of several draft models each one's.
+    """
     if costs is None:
         return []
     wanted = ["none"]
     if default is not None:
         wanted.append(f"{default.draft_top_k}x{default.draft_depth}x{default.draft_tokens}")
-    measured = {row.draft for row in costs.rows}
+    measured = dict.fromkeys(row.draft for row in costs.rows)
     drawn = [
         figure(_cost_curves(costs, draft), _cost_caption(draft), source=STEP_COSTS_FILE)
-        for draft in wanted
-        if draft in measured
+        for shape in wanted
+        for draft in measured
+        if draft.partition(" of ")[0] == shape
     ]
     return [*drawn, figure(converted(step_cost_table(costs)), "", source=STEP_COSTS_FILE)]
 

@@ -90,13 +90,14 @@ def _rows(entry: ShapeCosts, traffic: EngineTraffic) -> Iterator[StepCostRow]:
     shape = entry.shape
     name = "none" if shape is None else f"{entry.draft_top_k}x{entry.draft_depth}"
     name += "" if shape is None else f"x{entry.draft_tokens}"
+    name += f" of {entry.drafter}" if entry.drafter else ""
     if entry.offered:
         name = f"suffix, {entry.draft_tokens}"
     tokens = entry.draft_tokens + 1
     for context, step_s, draft_s in zip(entry.contexts, entry.step_s, entry.draft_s, strict=True):
         work = Work(entry.batch * tokens, entry.batch, context)
         depth = 0 if entry.offered else entry.draft_depth
-        floor = traffic.step(work, top_k=entry.draft_top_k, depth=depth)
+        floor = traffic.of(entry.drafter).step(work, top_k=entry.draft_top_k, depth=depth)
         yield StepCostRow(
             batch=entry.batch,
             draft=name,

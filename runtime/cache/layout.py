@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, slots_per_sequence
+from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import FP8_DTYPE, INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
@@ -162,11 +163,14 @@ def cache_bytes(groups: Sequence[CacheGroup]) -> int:
 
 
 def validate_caches(
-    groups: Sequence[CacheGroup], target: TargetGeometry, draft: DraftGeometry | None
+    groups: Sequence[CacheGroup], target: TargetGeometry, drafts: Mapping[str, DraftGeometry]
 ) -> None:
-    """Raises EngineFileError where a group does not fit the model that it belongs to."""
+    """Raises EngineFileError where a group does not fit the model that it belongs to.
+
+    ``drafts`` are the draft models by their cache groups.
+    """
     for group in groups:
-        model = draft if group.name == DRAFT_GROUP else target
+        model = drafts.get(group.name) if group.name in DRAFT_GROUPS else target
         if model is None:
             raise EngineFileError(f"cache group {group.name}: the engine has no draft")
         KvLayout(group).validate(model)

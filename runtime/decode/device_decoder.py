@@ -18,12 +18,14 @@ from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows, scored
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
+from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
 from specbuild.runtime.draft.offer_policy import OfferPolicy, UnmeasuredOffers
 from specbuild.runtime.draft.policy import DraftPolicy, default_policy, undrafted
 from specbuild.runtime.draft.registry import AUTO, sources
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.suffix import SuffixDrafter
 from specbuild.runtime.draft.suffix_cache import SuffixStatistics
+from specbuild.runtime.engine_dir.drafters import ModelDrafter
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -77,7 +79,7 @@ class DeviceDecoder(Decoder):
                 f"drafter {setting.foreign.capabilities.name}: this engine drafts on the device, "
                 "with its own draft only"
             )
-        shape = self._only_shape(setting)
+        shape = self._only_shape(self._named(setting))
         if isinstance(shape, StaticTree):
             raise RequestError(
                 "this engine's steps draft on the device, in shapes that it was built with: leave "
@@ -96,6 +98,7 @@ class DeviceDecoder(Decoder):
         self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
     ) -> Loop:
         """A loop over the device's steps."""
+        setting = self._named(setting)
         policy = self._own_policy(setting)
         stepper = DeviceStepper(
             self._executor,
@@ -116,7 +119,7 @@ class DeviceDecoder(Decoder):
             ),
         )
         if self.prefixes is not None:
-            # Prompts enter the draft's cache too, whatever draft a step has.
+            # Prompts enter the drafts' caches too, whatever draft a step has.
             scheduler.prefixes = PrefixLookup(
                 self.prefixes, [model.cache_group for model in self._manifest.models]
             )
@@ -163,18 +166,20 @@ class DeviceDecoder(Decoder):
 
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         models, offering = sources(self._manifest, drafter)
-        record, costs = next(iter(models), offering), self._step_costs
+        kinds = [record.kind for record in (models or (offering,)) if record is not None]
+        costs = self._step_costs
         policy: DraftPolicy
-        if costs is None or record is None:
-            policy = undrafted() if not models else self._default_shape
+        if costs is None or not kinds:
+            policy = self._unmeasured(models) if models else undrafted()
             if offering is not None:
                 policy = UnmeasuredOffers(policy, most_depth=self._programs.most_offered)
         else:
+            names = [self._name_of(model) for model in models]
             policy = measured = self._measured.next(
-                ProgramCosts(costs, self._programs, full_logits=full_logits, drafts=bool(models)),
+                ProgramCosts(costs, self._programs, full_logits=full_logits, models=names),
                 sampled=sampled,
                 full_logits=full_logits,
-                drafter=record.kind,
+                drafter="+".join(kinds),
             )
             if offering is not None:
                 offers = self._offer_costs.setdefault(
@@ -184,10 +189,36 @@ class DeviceDecoder(Decoder):
         self._last = policy
         return policy
 
-    @property
-    def _default_shape(self) -> DraftPolicy:
-        """The engine's, where no costs were measured."""
-        return default_policy(self._manifest, self._without_costs)
+    def _unmeasured(self, models: Sequence[ModelDrafter]) -> DraftPolicy:
+        """The engine's default, where no costs were measured."""
+        return default_policy(
+            self._manifest, self._without_costs, shape=self._default_of(models[0])
+        )
+
+    def _default_of(self, model: ModelDrafter) -> DraftShape | None:
+        """The engine's default shape of a draft model; where there are no such steps, a smaller."""
+        name, default = self._name_of(model), self._manifest.draft_default
+        if default is None or not name:
+            return default
+        own = [shape for shape in self._programs.shapes() if model_of(shape) == name]
+        within = [shape for shape in own if shape.draft_tokens <= default.draft_tokens]
+        named = shape_of(name, default)
+        return named if named in own else max(within, key=lambda s: s.draft_tokens, default=None)
+
+    def _name_of(self, model: ModelDrafter) -> str:
+        """What shapes call a draft model."""
+        return model.kind if len(self._manifest.models) > 1 else ""
+
+    def _named(self, setting: DraftSetting) -> DraftSetting:
+        """A setting whose shape says which of several models drafts: under ``auto`` the first."""
+        shape, drafter = setting.speculation, setting.drafter
+        if not isinstance(shape, DraftShape) or not isinstance(drafter, str):
+            return setting
+        if isinstance(shape, StaticTree | ModelShape):
+            return setting
+        models, _ = sources(self._manifest, drafter)
+        name = self._name_of(models[0]) if models else ""
+        return replace(setting, speculation=shape_of(name, shape))
 
     def _only_shape(self, setting: DraftSetting) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""
@@ -196,7 +227,7 @@ class DeviceDecoder(Decoder):
         if self._step_costs is not None or not isinstance(setting.drafter, str):
             return None
         models, _ = sources(self._manifest, setting.drafter)
-        return self._manifest.draft_default if models else None
+        return self._default_of(models[0]) if models else None
 
     def _check(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)

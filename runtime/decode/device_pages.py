@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from specbuild.runtime.cache.sequence_pages import AheadPages
 from specbuild.runtime.decode.device_rows import DeviceRows
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, allocators, tree_slots
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.cache_groups import allocators, tree_slots
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import SequenceState
 
@@ -25,13 +25,15 @@ class DevicePages:
         self._windows = [group.name for group in manifest.cache_groups if group.window]
         limits, specpv = manifest.limits, manifest.specpv
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
-        if DRAFT_GROUP in self._tree:
-            # A step takes the accepted tokens of the host's chain up into the draft's cache.
-            chains = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
-            self._tree[DRAFT_GROUP] = max(self._tree[DRAFT_GROUP], *chains, 0)
+        self._drafts = tuple(name for name in self._shared if name in DRAFT_GROUPS)
+        # A step takes the accepted tokens of the host's chain up into the drafts' caches.
+        chains = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
+        longest = max(chains, default=0)
+        for name in self._drafts:
+            self._tree[name] = max(self._tree[name], longest)
         # A view names the pages that steps behind it write, so all are there at the beginning.
         self._all_at_once = specpv is not None
-        # Tokens that a step may enter again: in the target's caches, and in the draft's.
+        # Tokens that a step may enter again: in the target's caches, and in a draft's.
         self._reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
         self._pending = limits.draft_depth + 1
 
@@ -77,14 +79,14 @@ class DevicePages:
     def _publish(self, sequence: SequenceState, waiting: int) -> None:
         """Before pages go back."""
         sequence.publish(sequence.length)
-        if DRAFT_GROUP in self._shared:
-            sequence.publish(max(sequence.length - waiting, 0), draft=DRAFT_GROUP)
+        for name in self._drafts:
+            sequence.publish(max(sequence.length - waiting, 0), draft=name)
 
     def _give_back(self, sequence: SequenceState) -> None:
         """The pages of windows that no launch to come sees."""
         length, prompt = sequence.length, len(sequence.request.prompt_ids)
         for name in self._windows:
-            draft = name == DRAFT_GROUP
+            draft = name in self._drafts
             again = self._pending if draft else self._reverified
             oldest = max(min(length, prompt - draft), length - again)
             sequence.pages[name].commit(length, reverified=oldest)

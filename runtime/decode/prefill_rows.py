@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.plan import ProgramEntry, draft_write_slot
 from specbuild.runtime.request import SequenceState
 
 
@@ -28,15 +28,16 @@ def launched_rows(
     """The ``prefill.`` ports of a launch, by name: tokens in order of their sequences' rows, then
     padding.
 
-    Padding rows are token 0 at position 0 and lie in page 0, which nobody reads. A row of the
+    Padding rows are token 0 at position 0 and lie in page 0, which nobody reads. A row of a
     draft pairs a token's features with the token after it: the last known token has none yet,
     and its row is padding there. Every sequence's logits are asked of its last row.
     """
     rows = sorted(rows, key=lambda r: r.row)
     total, batch = sum(r.count for r in rows), entry.batch
+    drafts = [group for group in groups if group in DRAFT_GROUPS] if drafted else []
     row_names = ["token_ids", "positions"]
-    row_names += [f"write_slot.{g}" for g in groups if g != DRAFT_GROUP]
-    row_names += ["draft_token_ids", "draft_write_slot"] if drafted else []
+    row_names += [f"write_slot.{g}" for g in groups if g not in DRAFT_GROUPS]
+    row_names += ["draft_token_ids", *map(draft_write_slot, drafts)] if drafts else []
     arrays = {name: np.zeros(entry.rows, np.int32) for name in row_names}
     count, tree_start, logit_rows = np.zeros((3, batch), np.int32)
     first = 0
@@ -45,15 +46,16 @@ def launched_rows(
         arrays["token_ids"][at] = r.sequence.ids[span]
         arrays["positions"][at] = np.arange(r.start, r.start + r.count)
         for group in groups:
-            if group != DRAFT_GROUP:
+            if group not in DRAFT_GROUPS:
                 arrays[f"write_slot.{group}"][at] = r.sequence.pages[group].slots[span]
-        if drafted:
+        if drafts:
             known = min(r.count, r.sequence.known - 1 - r.start)
             taken, source = slice(first, first + known), slice(r.start, r.start + known)
             after = slice(source.start + 1, source.stop + 1)
             arrays["draft_token_ids"][taken] = r.sequence.ids[after]
-            slots_of_draft = r.sequence.pages[DRAFT_GROUP].slots
-            arrays["draft_write_slot"][taken] = slots_of_draft[source]
+            for group in drafts:
+                slots_of_draft = r.sequence.pages[group].slots
+                arrays[draft_write_slot(group)][taken] = slots_of_draft[source]
         first += r.count
         count[r.row], tree_start[r.row] = r.count, r.start + r.count
         logit_rows[r.row] = first - 1

@@ -8,6 +8,7 @@ from math import inf
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.draft.costs import Outlook, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.draft.offer import OfferedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -20,10 +21,11 @@ _HOST_S = 150e-6
 
 
 class ProgramCosts:
-    """The drafts that were measured and that the engine has steps for; none without ``drafts``.
+    """The drafts that were measured and that the engine has steps for, of some draft models.
 
-    Full logits, where they are written, cost every step the same and change no choice: a run's
-    own times correct for them.
+    ``models`` are named as shapes name them: empty for the only one of an engine. Full logits,
+    where they are written, cost every step the same and change no choice: a run's own times correct
+    for them.
     """
 
     def __init__(
@@ -32,9 +34,9 @@ class ProgramCosts:
         programs: ProgramTable,
         *,
         full_logits: bool,
-        drafts: bool = True,
+        models: Sequence[str] = ("",),
     ) -> None:
-        shapes = programs.shapes() if drafts else []
+        shapes = [shape for shape in programs.shapes() if model_of(shape) in models]
         most = {s: programs.most_sequences(s, full_logits=full_logits) for s in shapes}
         self.shapes = tuple(s for s in costs.shapes() if most.get(s, 0) > 0)
         self.origin = f"measured on {costs.gpu}"

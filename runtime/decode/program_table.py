@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbuild.runtime.draft.draft_models import model_of, shape_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -29,9 +30,18 @@ class ProgramTable:
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
-        """Every draft shape that steps are there for, smallest first."""
-        steps = {_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth}
-        return sorted(steps, key=lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+        """Every draft shape that steps are there for: by draft model, smallest first."""
+        steps = {_shape(p): None for p in self._programs if p.kind == "step" and p.draft_depth}
+        models = [*dict.fromkeys(map(model_of, steps))]
+        return sorted(
+            steps,
+            key=lambda s: (
+                models.index(model_of(s)),
+                s.draft_top_k,
+                s.draft_depth,
+                s.draft_tokens,
+            ),
+        )
 
     def step_batches(self) -> list[int]:
         """The numbers of sequences that steps without a draft are made for, rising."""
@@ -182,8 +192,10 @@ def _missing(what: str, *, full_logits: bool) -> EngineFileError:
 
 
 def _shape(program: ProgramEntry) -> DraftShape:
-    return DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
+    shape = DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
+    return shape_of(program.drafter, shape)
 
 
 def _shown(shape: DraftShape) -> str:
-    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"
+    by = f" of {model_of(shape)}" if model_of(shape) else ""
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
+from specbuild.runtime.draft.draft_models import model_of, shape_of
+from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
@@ -31,7 +33,8 @@ class ShapeCosts:
     ``offered``: the draft is a chain of the host's. Otherwise the device drafts it.
     ``step_s[i]`` is a whole step at ``contexts[i]`` (rising), ``draft_s[i]`` what of it passes
     before the target starts: 0 without a draft. The rest is the target's, which runs
-    ``draft_tokens`` + 1 tokens of every sequence.
+    ``draft_tokens`` + 1 tokens of every sequence. ``drafter`` is the draft model's kind where an
+    engine has several.
     """
 
     batch: int
@@ -42,12 +45,13 @@ class ShapeCosts:
     step_s: tuple[float, ...]
     draft_s: tuple[float, ...]
     offered: bool = False
+    drafter: str = field(default="", metadata=of_feature("draft_models"))
 
     @property
     def shape(self) -> DraftShape | None:
         """The draft; None without."""
         shape = DraftShape(self.draft_top_k, self.draft_depth, self.draft_tokens)
-        return shape if self.draft_depth else None
+        return shape_of(self.drafter, shape) if self.draft_depth else None
 
     def step_at(self, context: float) -> float:
         """Seconds of a whole step."""
@@ -68,12 +72,8 @@ class StepCosts:
     steps: tuple[ShapeCosts, ...]
 
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Every draft that was measured: chains by depth, then trees."""
-        found = {costs.shape for costs in self.steps if not costs.offered} - {None}
-        drafts = [shape for shape in found if shape is not None]
-        return tuple(
-            sorted(drafts, key=lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens))
-        )
+        """Every draft that was measured: see :func:`measured_shapes`."""
+        return measured_shapes(self.steps)
 
     def batches(self, shape: DraftShape | None) -> list[int]:
         """The numbers of sequences for which steps with this draft were measured, rising."""
@@ -108,6 +108,18 @@ class StepCosts:
         return interpolated(known, [parts[n] for n in known], tokens)
 
 
+def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
+    """Every draft of these, those of the host aside: by model, chains by depth, then trees."""
+    drafts = {c.shape: None for c in steps if not c.offered and c.shape is not None}
+    models = [*dict.fromkeys(model_of(shape) for shape in drafts if shape is not None)]
+
+    def place(shape: DraftShape) -> tuple[int, bool, int, int]:
+        branches = shape.draft_top_k > 1
+        return models.index(model_of(shape)), branches, shape.draft_depth, shape.draft_tokens
+
+    return tuple(sorted((shape for shape in drafts if shape is not None), key=place))
+
+
 def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
     """Piecewise linear; the first value below the first place, the last slope past the last.
 
@@ -137,7 +149,7 @@ def to_bytes(costs: StepCosts) -> bytes:
     """The file; times to a tenth of a microsecond."""
     steps = [
         {
-            **to_json(c),
+            **stored_keys(c),
             "step_s": [round(t, 7) for t in c.step_s],
             "draft_s": [round(t, 7) for t in c.draft_s],
         }

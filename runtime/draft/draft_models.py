@@ -25,6 +25,13 @@ def model_of(shape: DraftShape) -> str:
     return shape.drafter if isinstance(shape, ModelShape) else ""
 
 
+def shape_of(model: str, shape: DraftShape) -> DraftShape:
+    """A shape that names its model; of one without a name the shape itself."""
+    if not model:
+        return shape
+    return ModelShape(shape.draft_top_k, shape.draft_depth, shape.draft_tokens, model)
+
+
 class DraftModels:
     """The draft models of an engine, by kind, as one drafter.
 

@@ -99,9 +99,9 @@ def undrafted() -> FixedPolicy:
     return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
 
 
-def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
-    """The engine's default shape, no draft where it has none; ``why`` nothing was measured."""
-    shape = manifest.draft_default
+def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = None) -> FixedPolicy:
+    """The engine's default ``shape``, no draft where it has none; ``why`` nothing was measured."""
+    shape = shape or manifest.draft_default
     if not manifest.drafters or shape is None:
         return undrafted()
     reason = f"the engine's default, for {why}"
@@ -252,7 +252,7 @@ class MeasuredPolicy:
         # The first step of those that cross is no time to learn from.
         known = self._times_of(self._outlook.batch).timed(option) >= WELL_TIMED
         steps = 2 if crossing and not known else 1
-        if option and self._best and not self._go_on(self._best, option):
+        if self._best and not self._go_on(self._best, option) and self._start_s(option):
             steps = VISITED_STEPS
         tokens = self._tokens[option]
         lost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)

@@ -60,6 +60,12 @@ def stored_json(record: Any) -> dict[str, Any]:
     return stored
 
 
+def stored_keys(record: Any) -> dict[str, Any]:
+    """A dataclass beside the manifest as its file holds it: optional keys as there."""
+    stored: dict[str, Any] = to_json(record, leave_out=_says_nothing)
+    return stored
+
+
 def require_known(kind: type, features: Iterable[str]) -> None:
     """SpecbuildError names those of an engine's ``features`` that ``kind`` does not know."""
     if not set(features):

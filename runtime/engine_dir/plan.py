@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from specbuild.runtime.engine_dir.drafters import own_name
+from specbuild.runtime.engine_dir.features import of_feature
 from specbuild.runtime.engine_dir.traffic import Traffic
 
 PLAN_FILE = "plan.json"
@@ -43,6 +45,11 @@ ENDS_OUTPUT, IN_PROMPT = 1 << 29, 1 << 30
 def level_section(level: int) -> str:
     """The section of a draft's level, from 1: it takes up what was accepted, and drafts."""
     return f"level {level}"
+
+
+def draft_write_slot(cache_group: str) -> str:
+    """The prefill port of where a draft's rows are written, by its cache group."""
+    return own_name(cache_group, "draft_write_slot")
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,9 @@ class ProgramEntry:
     target. ``full_logits``: the target's logits are written before they are chosen from, as top-k
     and top-p need it, of all rows or of those that are cut. ``extends``: a step without a draft in
     which the draft takes up what was committed before, so that nothing waits for it; those with a
-    draft do so anyway. ``score``: like prefill, with the kernels that decode and all logits.
+    draft do so anyway. ``drafter``: the kind of the draft model that drafts, where an engine has
+    several, all of which take up what waits; else empty. ``score``: like prefill, with the kernels
+    that decode and all logits.
     ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
@@ -192,6 +201,7 @@ class ProgramEntry:
     checks: bool = False
     adjusts: bool = False
     offered: bool = False
+    drafter: str = field(default="", metadata=of_feature("draft_models"))
 
 
 @dataclass(frozen=True)
@@ -229,7 +239,8 @@ class Port:
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
     ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.floor``, ``.position``
     [B]; draft: ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0
-    where the next token is not known). Sequence b of ``row_start`` is row b of the sequences above.
+    where the next token is not known), ``.<g>.draft_write_slot`` of a further draft model. Sequence
+    b of ``row_start`` is row b of the sequences above.
     Outputs: ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the
     aux hidden states of ``logit_rows``.
 

@@ -7,8 +7,8 @@ there are.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 from specbuild.runtime.engine_dir.plan import (
     TARGET,
@@ -121,7 +121,8 @@ class EngineTraffic:
 
     The first level also takes up what was accepted; ``taken_up`` is that alone, keys and values
     only, as prompts are. None where there is none to read it from. ``sparse`` is the target
-    where it attends to what indexers choose.
+    where it attends to what indexers choose. Of several drafts these are the first one's, and
+    ``by_model`` has each: others take up what was accepted in its first level too.
     """
 
     target: PassTraffic
@@ -129,6 +130,11 @@ class EngineTraffic:
     further_level: PassTraffic | None = None
     taken_up: PassTraffic | None = None
     sparse: PassTraffic | None = None
+    by_model: Mapping[str, EngineTraffic] = field(default_factory=dict)
+
+    def of(self, model: str) -> EngineTraffic:
+        """The traffic of one draft model, by its kind; of an engine with one this."""
+        return self.by_model.get(model, self)
 
     def level(self, level: int, work: Work) -> BytesByPart:
         """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
@@ -192,13 +198,26 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     taken_up = None
     if extending is not None:
         taken_up = _section_traffic(read(extending), level_section(1))
+    alone = EngineTraffic(target, taken_up=taken_up, sparse=sparse)
+    by_model = {
+        model: _with_levels(alone, [e for e in drafted if e.drafter == model], read)
+        for model in dict.fromkeys(entry.drafter for entry in drafted)
+    }
+    first = next(iter(by_model.values()))
+    return first if len(by_model) == 1 else replace(first, by_model=by_model)
+
+
+def _with_levels(
+    traffic: EngineTraffic, drafted: Sequence[ProgramEntry], read: ReadProgram
+) -> EngineTraffic:
+    """With the levels of the deepest of these steps."""
     deepest = min(drafted, key=lambda e: (-e.draft_depth, e.batch, e.draft_top_k, *_size(e)))
     program = read(deepest)
     first = _section_traffic(program, level_section(1))
     if deepest.draft_depth == 1:
-        return EngineTraffic(target, first, taken_up=taken_up, sparse=sparse)
+        return replace(traffic, first_level=first)
     further = _section_traffic(program, level_section(2))
-    return EngineTraffic(target, first, further, taken_up, sparse)
+    return replace(traffic, first_level=first, further_level=further)
 
 
 def _size(step: ProgramEntry) -> tuple[int, bool, int]:

@@ -8,6 +8,7 @@ from time import perf_counter
 
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
+from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, ProgramEntry
@@ -138,7 +139,7 @@ class _Points:
         return step_s
 
     def costs(self) -> tuple[ShapeCosts, ...]:
-        """The table's entries, by batch."""
+        """The table's entries, by batch; of one the device's drafts first, as they were timed."""
         entries = []
         for (batch, shape, offered), points in self.times.items():
             contexts, step_s, draft_s = zip(*points, strict=True)
@@ -153,11 +154,10 @@ class _Points:
                     step_s=step_s,
                     draft_s=draft_s,
                     offered=offered,
+                    drafter=model_of(sizes),
                 )
             )
-        return tuple(
-            sorted(entries, key=lambda c: (c.batch, c.offered, c.draft_top_k, c.draft_depth))
-        )
+        return tuple(sorted(entries, key=lambda c: (c.batch, c.offered)))
 
     def _draft_launches(self, placed: BenchmarkBatch, entry: ProgramEntry) -> int:
         """How many launches of a step lie in front of the target's."""
@@ -175,4 +175,5 @@ class _Points:
 def _name(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
-    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}"
+    by = f" of {model_of(shape)}" if model_of(shape) else ""
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"

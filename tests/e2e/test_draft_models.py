@@ -161,10 +161,10 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path, command: Comman
     twice = asked(folder, tmp_path / "engine", ("eagle3", "eagle3"))
     with pytest.raises(SpecbuildError, match="given twice for eagle3"):
         build(twice, SilentProgress())
-    arguments = ["--model", folder / "model", "--output", tmp_path / "engine", "--backend", "cuda"]
+    arguments = ["--model", folder / "model", "--output", tmp_path / "engine"]
     arguments += ["--draft", folder / "eagle3", "--draft", folder / "p-eagle"]
-    refused = command("build", *arguments)
-    assert refused.code == 2 and "an engine for CUDA holds one draft model" in refused.err
+    refused = command("build", *arguments, "--backend", "tensorrt-rtx")
+    assert refused.code == 2 and "an engine for TensorRT-RTX holds one draft model" in refused.err
     other = folder / "model"
     with pytest.raises(SpecbuildError, match="give it with --model"):
         verify_engine(folder / "engine", folder / "model", other, SilentProgress())

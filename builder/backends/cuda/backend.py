@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from specbuild.builder.backends.backend import (
-    MODEL_ROLES,
     Lowered,
     PortableGraphs,
+    model_roles,
     run_role_passes,
 )
 from specbuild.builder.backends.cuda.check import (
@@ -31,7 +31,7 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
 from specbuild.builder.backends.cuda.sizes import SIZES
-from specbuild.builder.backends.cuda.step.engine_parts import mask_rows
+from specbuild.builder.backends.cuda.step.draft_parts import draft_parts
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
@@ -75,8 +75,8 @@ class CudaBackend:
         self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
     ) -> Lowered:
         """See :class:`Backend`."""
-        models = {role: graphs.models[role] for role in MODEL_ROLES if role in graphs.models}
         sources, draft = graphs.sources, graphs.sources.draft_geometry
+        models = {role: graphs.models[role] for role in model_roles(sources)}
         dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
         target_geometry = sources.target_geometry
         made = partial(
@@ -86,10 +86,9 @@ class CudaBackend:
             tied=target_geometry.tied_head,
         )
         passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
-        d2t = None if draft is None else sources.d2t()
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
-        screens, mask = taken.asked.kernels.screen_head, mask_rows(sources)
-        model = CudaModel(models, sources.target_geometry, draft, d2t, mask, screens)
+        screens = taken.asked.kernels.screen_head
+        model = CudaModel(models, target_geometry, draft_parts(sources), screens)
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)

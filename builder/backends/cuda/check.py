@@ -9,7 +9,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     fits,
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import NO_DRAFT, EnginePlan
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
@@ -165,9 +165,14 @@ def require_coded_caches(plan: EnginePlan) -> None:
 
 
 def require_one_view(plan: EnginePlan) -> None:
-    """SpecbuildError where the host's chains would be verified by a lossy mode's steps."""
+    """SpecbuildError for drafts that a lossy mode's steps do not verify."""
     modes = (("SpecPV", plan.specpv), ("DSA", plan.dsa))
     mode = next((name for name, config in modes if config is not None), None)
+    if mode is not None and len(plan.model_shapes) > 1:
+        raise SpecbuildError(
+            f"--draft is given {len(plan.model_shapes)} times: CUDA engines with {mode} hold one "
+            "draft model; leave the others out, or build with --backend cpu"
+        )
     if plan.suffix is not None and mode is not None:
         raise SpecbuildError(
             f"--drafter suffix: CUDA engines with {mode} have no steps that verify what the host "
@@ -177,7 +182,8 @@ def require_one_view(plan: EnginePlan) -> None:
 
 def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     """A draft that was asked for and that fewer sequences can verify together than may decode."""
-    limits, shapes = plan.limits, draft_shapes(plan.model_shape)
+    limits = plan.limits
+    shapes = draft_shapes(next(iter(plan.model_shapes.values()), NO_DRAFT))
     # The largest draft is the default only where it was asked for.
     if not shapes or plan.draft_default != shapes[-1]:
         return ()

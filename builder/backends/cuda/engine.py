@@ -26,7 +26,8 @@ from specbuild.builder.backends.cuda.step.adjusted import (
     adjusted_program,
     first_token_program,
 )
-from specbuild.builder.backends.cuda.step.engine_parts import EngineParts, MaskRows
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.forms import step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
 from specbuild.builder.backends.cuda.step.offered import offered_lengths
@@ -52,7 +53,8 @@ from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported
 from specbuild.runtime.cache.layout import layouts
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.features import stored_keys
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -66,17 +68,14 @@ NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 
 @dataclass(frozen=True)
 class CudaModel:
-    """What a CUDA engine is built from: fused graphs by role, geometries, offsets of the draft.
+    """What a CUDA engine is built from: fused graphs by role, the target's shape, its drafts.
 
-    ``mask`` is there for a draft whose mask rows have states.
     ``screens``: the target's head is stored in its screened form too.
     """
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
-    draft: DraftGeometry | None
-    d2t: Recipe | None
-    mask: MaskRows | None = None
+    drafts: tuple[DraftParts, ...]
     screens: bool = False
 
 
@@ -167,7 +166,7 @@ def compile_programs(
         check_arguments(entry.name, program.lowerings, compiled)
     entries = [entry for entry, _ in programs]
     plan = writer.plan(target, compiler.driver_version, compiled.kernels, entries)
-    files = {PLAN_FILE: json_bytes(plan)}
+    files = {PLAN_FILE: json_bytes(stored_keys(plan))}
     for entry, program in programs:
         files[entry.file] = program_bytes(writer.program(program))
         _check_readable(files[entry.file], plan, entry)
@@ -234,13 +233,11 @@ def _parts(
     prefill_rows: int,
     score_rows: int,
 ) -> EngineParts:
-    limits, draft = plan.limits, model.draft
-    groups = layouts(plan.groups)
-    shapes = draft_shapes(plan.model_shape) if draft is not None else ()
+    limits, groups = plan.limits, layouts(plan.groups)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
-        depth=deepest(shapes),
-        aux_width=len(draft.aux_layers) * model.target.hidden if draft is not None else 0,
+        depth=max(map(deepest, _shapes(model, plan).values()), default=0),
+        aux_width=max((draft.layers for draft in model.drafts), default=0) * model.target.hidden,
         words=-(-(limits.draft_tokens + 1) // 32),
         logical_pages={name: layout.logical_pages(limits) for name, layout in groups.items()},
         prefill_rows=max(prefill_rows, score_rows),
@@ -257,13 +254,16 @@ def _parts(
         WeightTensors(),
         StatePorts(sizes),
         groups,
-        model.d2t,
+        {draft.drafter: draft for draft in model.drafts},
         plan.views,
         plan.dsa,
-        model.mask,
-        block=draft if isinstance(draft, DFlashGeometry) else None,
         screens=model.screens,
     )
+
+
+def _shapes(model: CudaModel, plan: EnginePlan) -> dict[str, tuple[DraftShape, ...]]:
+    """What the steps of each draft are built for, by what forms call it."""
+    return {draft.drafter: draft_shapes(plan.model_shapes[draft.group]) for draft in model.drafts}
 
 
 def _view_sizes(plan: EnginePlan) -> ViewSizes | None:
@@ -288,8 +288,7 @@ def _steps(
     model: CudaModel, parts: EngineParts, plan: EnginePlan, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
     """The decoding steps but those that verify the host's chains or change logits."""
-    shapes = draft_shapes(plan.model_shape) if model.draft is not None else ()
-    forms = step_forms(parts, model.draft, shapes, plan.limits.max_batch_size)
+    forms = step_forms(parts, _shapes(model, plan), plan.limits.max_batch_size)
     return [_step(parts, form, lower) for form in forms]
 
 
@@ -304,6 +303,7 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
         sparse=form.sparse,
         checks=form.checks,
         offered=form.offered,
+        drafter=form.drafter,
     ), lowered
 
 

@@ -17,7 +17,7 @@ from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.gpu import Gpu
-from specbuild.runtime.executors.cuda.plan_check import DRAFT_OFFSETS, check_draft_offsets
+from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, draft_offsets
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.executors.executor import OpenedEngine
 
@@ -82,11 +82,10 @@ def open_executor(
 
 
 def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:
-    if DRAFT_OFFSETS not in manifest.tensors:
-        return
-    offset, size = weight_spans(directory, manifest)[DRAFT_OFFSETS]
-    data = mapped_file(directory, manifest, WEIGHTS_FILE)[offset : offset + size]
-    check_draft_offsets(np.frombuffer(data, np.int32), manifest)
+    for name in draft_offsets(manifest):
+        offset, size = weight_spans(directory, manifest)[name]
+        data = mapped_file(directory, manifest, WEIGHTS_FILE)[offset : offset + size]
+        check_draft_offsets(name, np.frombuffer(data, np.int32), manifest)
 
 
 def weight_pieces(

@@ -8,6 +8,7 @@ import numpy as np
 
 from specbuild.runtime.cache.layout import KvLayout, layouts, validate_caches
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
+from specbuild.runtime.engine_dir.drafters import own_name
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError
@@ -18,8 +19,8 @@ MOST_REGISTERS = 255
 _MOST_BYTES = 1 << 48  # what a GPU addresses
 # What adjusted steps read of every token of a sequence.
 _ROWS_OF_LOGITS = ("bias", "marks", "prefill.logits")
-# The offset that turns each of the draft's ids into one of the target's.
-DRAFT_OFFSETS = "d2t"
+# The offset that turns each of a draft's ids into one of the target's.
+_DRAFT_OFFSETS = "d2t"
 
 # An embedding has a row for each token, or tiles of 16 where it is packed.
 _PACKED, _TILE_ROWS = "embed_tokens.packed", 16
@@ -28,7 +29,8 @@ _TABLES = ("embed_tokens.weight", _PACKED)
 
 def check_plan(plan: Plan, manifest: Manifest) -> None:
     """Raises EngineFileError with the first thing that does not fit."""
-    validate_caches(manifest.cache_groups, manifest.target, manifest.draft)
+    drafts = {model.cache_group: model.geometry for model in manifest.models}
+    validate_caches(manifest.cache_groups, manifest.target, drafts)
     check_ports(plan)
     checks = (
         _buffers(plan, manifest),
@@ -43,13 +45,19 @@ def check_plan(plan: Plan, manifest: Manifest) -> None:
             raise EngineFileError(problem)
 
 
-def check_draft_offsets(offsets: np.ndarray, manifest: Manifest) -> None:
+def draft_offsets(manifest: Manifest) -> tuple[str, ...]:
+    """The tensors that hold the offsets of the drafts' ids."""
+    names = (own_name(model.cache_group, _DRAFT_OFFSETS) for model in manifest.models)
+    return tuple(name for name in names if name in manifest.tensors)
+
+
+def check_draft_offsets(name: str, offsets: np.ndarray, manifest: Manifest) -> None:
     """Raises EngineFileError where a draft's id would be none of the target's vocabulary."""
     ids = np.arange(len(offsets)) + offsets
     outside = np.flatnonzero((ids < 0) | (ids >= manifest.target.vocab))
     if len(outside):
         raise EngineFileError(
-            f"{DRAFT_OFFSETS}: the draft's id {outside[0]} is {ids[outside[0]]}, outside the "
+            f"{name}: the draft's id {outside[0]} is {ids[outside[0]]}, outside the "
             f"vocabulary of {manifest.target.vocab}; build the engine again"
         )
 
@@ -150,16 +158,21 @@ def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:
         value, most = getattr(entry, name), getattr(manifest.limits, name)
         if value and not 0 < value <= most:
             yield f"program {entry.name!r} has {name} {value}, the limits say {most}"
+    kinds = [model.kind for model in manifest.models]
+    drafts = entry.draft_depth > 0 and not entry.offered
+    if entry.drafter not in (kinds if drafts and len(kinds) > 1 else ("",)):
+        yield f"program {entry.name!r} drafts with {entry.drafter!r}, the engine has {kinds}"
 
 
 def _tables(manifest: Manifest) -> Iterator[str]:
     """Weights that are read by token ids and by positions have a row for each."""
     limits = manifest.limits
     rows = {"rope": limits.max_seq_len + limits.draft_tokens + 1}
-    rows["draft_rope"] = limits.max_seq_len + limits.draft_depth
-    wanted = {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
-    if manifest.draft is not None:
-        wanted[DRAFT_OFFSETS] = manifest.draft.vocab
+    wanted = {}
+    for model in manifest.models:
+        rows[own_name(model.cache_group, "draft_rope")] = limits.max_seq_len + limits.draft_depth
+        wanted[own_name(model.cache_group, _DRAFT_OFFSETS)] = model.geometry.vocab
+    wanted |= {f"{rope}_{part}": n for rope, n in rows.items() for part in ("cos", "sin")}
     for name, tensor in manifest.tensors.items():
         least, rows_of_first = wanted.get(name, 0), 1
         if name.endswith(_TABLES):

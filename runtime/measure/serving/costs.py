@@ -10,7 +10,7 @@ from math import inf, isfinite
 
 from specbuild.runtime.decode.launch_rows import prompt_launches
 from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated
+from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated, measured_shapes
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
@@ -50,12 +50,8 @@ class ServingCosts:
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Every draft that was measured: chains by depth, then trees."""
-        found = {entry.shape for entry in self.steps} - {None}
-        drafts = [shape for shape in found if shape is not None]
-        return tuple(
-            sorted(drafts, key=lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens))
-        )
+        """Every draft that was measured: see :func:`measured_shapes`."""
+        return measured_shapes(self.steps)
 
     def prompts_s(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Seconds of one launch; chunks are (tokens before them, rows).

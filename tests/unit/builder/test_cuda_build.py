@@ -107,7 +107,7 @@ def test_the_directory_is_whole_and_says_what_it_is(engine: Path, stages: Stages
     verify_files(engine, manifest)
     assert (manifest.backend, manifest.device, manifest.roles) == ("cuda", "sm_90a", {})
     read_plan(engine, manifest)
-    check_draft_offsets(open_weights(engine, manifest)["d2t"], manifest)
+    check_draft_offsets("d2t", open_weights(engine, manifest)["d2t"], manifest)
     assert "compiling kernels" in stages.names
     assert stages.names.index("compiling kernels") < stages.names.index("writing weights")
 

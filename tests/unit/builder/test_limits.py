@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from checkpoints import write_draft, write_target
+from dflash_drafts import write_dflash
 from geometries import GPT_OSS_20B
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from planning import plan_engine
 from specbuild.builder.backends.cuda.check import batch_warnings, require_one_view
 from specbuild.builder.backends.cuda.step.programs import draft_shapes
 from specbuild.builder.backends.registry import backend_of
+from specbuild.builder.engine import sizes
 from specbuild.builder.engine.draft_window import context_warnings, windowed_draft
 from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
 from specbuild.builder.families.checkpoints import read_draft, read_target
@@ -54,12 +56,31 @@ def test_the_hosts_chains_leave_the_drafts_steps_as_they_are(geometries: Geometr
     options = asked_for(backend="cuda", drafter="suffix", suffix_max_tokens=20)
     plan = plan_engine(options, target, draft)
     assert plan.limits.draft_tokens == 20
-    assert draft_shapes(plan.model_shape)[-1] == DraftShape(1, 4, 4)
+    assert draft_shapes(plan.model_shapes["draft"])[-1] == DraftShape(1, 4, 4)
     require_one_view(plan)
     with pytest.raises(SpecbuildError, match="with DSA have no steps"):
         require_one_view(replace(plan, dsa=SimpleNamespace()))
     alone = plan_engine(options, target, None)
-    assert draft_shapes(alone.model_shape) == () and alone.draft_default == DraftShape(1, 20, 20)
+    assert alone.model_shapes == {} and alone.draft_default == DraftShape(1, 20, 20)
+
+
+def test_each_draft_has_its_own_largest_shape(geometries: Geometries, tmp_path: Path) -> None:
+    """The limits hold all of them; a block drafts no more levels than it has rows behind a root."""
+    target, draft = geometries
+    write_dflash(tmp_path)
+    block = replace(read_draft(tmp_path, target, strict=True).geometry, block_size=3)
+    backend = backend_of("cuda")
+    drafts = {"draft": draft, "dflash": block}
+    plan = sizes.plan_engine(asked_for(backend="cuda"), backend.sizes, target, drafts)
+    assert plan.model_shapes == {"draft": DraftShape(1, 4, 4), "dflash": DraftShape(1, 2, 2)}
+    assert (plan.limits.draft_depth, plan.limits.draft_block) == (4, 3)
+    assert [group.name for group in plan.groups][-2:] == ["draft", "dflash"]
+    require_one_view(plan)
+    for mode, name in (("specpv", "SpecPV"), ("dsa", "DSA")):
+        lossy = replace(plan, **{mode: SimpleNamespace()})
+        with pytest.raises(SpecbuildError, match=f"given 2 times: CUDA engines with {name} hold"):
+            require_one_view(lossy)
+        require_one_view(replace(lossy, model_shapes={"draft": DraftShape(1, 4, 4)}))
 
 
 def test_given_shape_is_limit_and_default(geometries: Geometries) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, replace
 from itertools import product
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,11 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.draft.draft_models import shape_of as named
+from specbuild.runtime.engine_dir.geometry import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
-from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.errors import EngineFileError, RequestError
 
 BUFFER = 64
 CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(4, 5, 15)
@@ -36,7 +39,13 @@ def parts(
         dsa=object() if dsa else None,
         ports=SimpleNamespace(sizes=sizes),
         screens=screens,
+        drafts={"": SimpleNamespace(geometry=None)},
     )
+
+
+def by_draft(shapes: tuple[DraftShape, ...]) -> dict[str, tuple[DraftShape, ...]]:
+    """The shapes of an engine's only draft."""
+    return {"": shapes} if shapes else {}
 
 
 def entries(forms: list[StepForm]) -> list[ProgramEntry]:
@@ -56,6 +65,7 @@ def entries(forms: list[StepForm]) -> list[ProgramEntry]:
             reverified=form.capacity,
             sparse=form.sparse,
             checks=form.checks,
+            drafter=form.drafter,
         )
         for form in forms
     ]
@@ -65,8 +75,8 @@ def counts(shape: DraftShape, batch: int, **modes: bool) -> tuple[int, int]:
     """Steps of an engine with these modes, and of one without."""
     shapes = draft_shapes(shape)
     return (
-        len(step_forms(parts(**modes), None, shapes, batch)),
-        len(step_forms(parts(), None, shapes, batch)),
+        len(step_forms(parts(**modes), by_draft(shapes), batch)),
+        len(step_forms(parts(), by_draft(shapes), batch)),
     )
 
 
@@ -84,12 +94,12 @@ def test_lossy_modes_add_at_most_a_quarter(
 def test_the_example_has_its_numbers() -> None:
     """Four sequences and chains of up to four: as many as the records say."""
     assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36)
-    assert len(exact_forms(parts(specpv=True, dsa=True), None, draft_shapes(CHAIN), 4)) == 288
+    assert len(exact_forms(parts(specpv=True, dsa=True), by_draft(draft_shapes(CHAIN)), 4)) == 288
 
 
 def test_without_a_lossy_mode_every_step_is_exact() -> None:
-    forms = step_forms(parts(), None, draft_shapes(TREE), 64)
-    assert set(forms) == set(exact_forms(parts(), None, draft_shapes(TREE), 64))
+    forms = step_forms(parts(), by_draft(draft_shapes(TREE)), 64)
+    assert set(forms) == set(exact_forms(parts(), by_draft(draft_shapes(TREE)), 64))
     assert [form.batch for form in forms] == sorted(form.batch for form in forms)
 
 
@@ -103,8 +113,8 @@ def test_every_combination_is_callable(
     """What an exact program did, one does that may do more; what does no more is not left out."""
     made: Any = parts(screens=screens, **dict.fromkeys(modes.split(), True))
     shapes = draft_shapes(TREE) if drafted else ()
-    exact = entries(exact_forms(made, None, shapes, batch))
-    forms = step_forms(made, None, shapes, batch)
+    exact = entries(exact_forms(made, by_draft(shapes), batch))
+    forms = step_forms(made, by_draft(shapes), batch)
     assert len({form.name for form in forms}) == len(forms)
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
     for wanted in exact:
@@ -134,7 +144,7 @@ def test_hot_steps_are_exact() -> None:
     """Steps over views, and those in which indexers choose, have their batch and no spare rows."""
     made = parts(specpv=True, dsa=True)
     table = ProgramTable(
-        SimpleNamespace(programs=entries(step_forms(made, None, draft_shapes(CHAIN), 4)))  # type: ignore[arg-type]
+        SimpleNamespace(programs=entries(step_forms(made, by_draft(draft_shapes(CHAIN)), 4)))  # type: ignore[arg-type]
     )
     for batch, logits, sparse, shape in product(
         (1, 2, 4), (False, True), (False, True), (None, CHAIN)
@@ -148,7 +158,7 @@ def test_hot_steps_are_exact() -> None:
 def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
     """The host is told of no more rows than each program has that it may then launch."""
     made = parts(specpv=True, dsa=True)
-    forms = step_forms(made, None, draft_shapes(CHAIN), 64)
+    forms = step_forms(made, by_draft(draft_shapes(CHAIN)), 64)
     table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
     for shape, batch in product((None, *draft_shapes(CHAIN)), (1, 3, 8, 17)):
         capacity = table.refresh_capacity(shape, batch=batch)
@@ -161,3 +171,46 @@ def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
             assert step.reverified >= capacity
         with pytest.raises(EngineFileError, match="no program"):
             table.step(shape, batch=batch, full_logits=True, reverified=257)
+
+
+def test_several_drafts_have_steps_of_their_own() -> None:
+    """Those of one alone, under its name; what no draft has a part in is there once."""
+    made = parts()
+    made.drafts = {name: SimpleNamespace(geometry=None) for name in ("eagle3", "dflash")}
+    shapes = {"eagle3": draft_shapes(TREE), "dflash": draft_shapes(CHAIN)}
+    forms = step_forms(made, shapes, 4)
+    assert len({form.name for form in forms}) == len(forms)
+    for drafter, of_draft in shapes.items():
+        alone = step_forms(parts(), by_draft(of_draft), 4)
+        own = {replace(form, drafter="") for form in forms if form.drafter == drafter}
+        assert own == {form for form in alone if form.shape != NO_DRAFT}
+        assert {form for form in forms if not form.drafter} == set(alone) - own
+    table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
+    for drafter, of_draft in shapes.items():
+        for shape in of_draft:
+            step = table.step(named(drafter, shape), batch=3, full_logits=False)
+            assert (step.drafter, step.draft_depth, step.batch) == (drafter, shape.draft_depth, 4)
+            assert step.name == f"step@4.{drafter}-{'-'.join(map(str, astuple(shape)))}"
+    assert table.shapes() == [
+        *(named("eagle3", shape) for shape in draft_shapes(TREE)),
+        *(named("dflash", shape) for shape in draft_shapes(CHAIN)),
+    ]
+    with pytest.raises(RequestError, match="4x5x15 of dflash"):
+        table.check_shape(named("dflash", TREE))
+
+
+def test_each_draft_bounds_its_own_batches() -> None:
+    """A launch has room for the rows of the deepest draft, which wait for every one."""
+    block = DFlashGeometry.__new__(DFlashGeometry)
+    object.__setattr__(block, "block_size", 16)
+    object.__setattr__(block, "causal", False)
+    made = parts()
+    made.drafts = {
+        "eagle3": SimpleNamespace(geometry=None),
+        "dflash": SimpleNamespace(geometry=block),
+    }
+    forms = step_forms(made, {"eagle3": (CHAIN,), "dflash": (CHAIN,)}, 64)
+    most = {
+        name: max(f.batch for f in forms if f.drafter == name) for name in ("eagle3", "dflash", "")
+    }
+    assert most == {"eagle3": 32, "dflash": 16, "": 64}

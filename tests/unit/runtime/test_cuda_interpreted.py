@@ -77,7 +77,8 @@ class InterpretedRunner:
         """Holds nothing."""
 
 
-def engine_of(lowered: LoweredEngine) -> tuple[Engine, InterpretedRunner]:
+def engine_of(lowered: LoweredEngine, **changes: object) -> tuple[Engine, InterpretedRunner]:
+    """An engine over these programs; ``changes`` are to its manifest."""
     host, gpu = PlanHost(lowered), FakeGpu()
     executor = CudaExecutor(gpu, host.plan, lambda _: b"", lambda _: None)
     runner = InterpretedRunner(host, gpu, executor)
@@ -90,6 +91,7 @@ def engine_of(lowered: LoweredEngine) -> tuple[Engine, InterpretedRunner]:
         cache_groups=lowered.plan.groups,
         target=dataclasses.replace(toy.target, vocab=host.port("score.logits").shape[1]),
         roles={},
+        **changes,  # type: ignore[arg-type]
     )
     return Engine(manifest, executor), runner
 

@@ -102,11 +102,11 @@ def test_latents_of_other_widths_than_the_model_are_refused() -> None:
     latent = replace(TARGET, latent_dims=(0, 20, 0, 16))
     held = group(name="latent", kv_heads=1, k_width=32, v_width=32, latent_widths=(32, 16))
     sliding = group(name="sliding", layers=(0, 2), window=8)
-    validate_caches([held, sliding], latent, None)
+    validate_caches([held, sliding], latent, {})
     with pytest.raises(EngineFileError, match=r"latent has heads and widths \(1, 16, 16\)"):
-        validate_caches([replace(held, latent_widths=(16, 16))], latent, None)
+        validate_caches([replace(held, latent_widths=(16, 16))], latent, {})
     with pytest.raises(EngineFileError, match=r"its model \(1, 16, 16\)"):
-        validate_caches([held], replace(TARGET, latent_dims=(0, 16, 0, 16)), None)
+        validate_caches([held], replace(TARGET, latent_dims=(0, 16, 0, 16)), {})
 
 
 @given(length=st.integers(1, 4096), rows=st.integers(1, 300), window=st.integers(1, 200))
@@ -142,16 +142,16 @@ def test_sound_caches_are_accepted() -> None:
     sliding = group(name="sliding", layers=(0, 2), window=8)
     for dtype in ("bfloat16", "float8_e4m3fn"):
         caches = [replace(of, dtype=dtype) for of in (group(), sliding)]
-        validate_caches(caches, TARGET, None)
+        validate_caches(caches, TARGET, {})
 
 
 def test_latents_in_fp8_are_refused() -> None:
     """No kernel reads them."""
     latents = group(name="latent", kv_heads=1, latent_widths=(16,) * len(group().layers))
     target = replace(TARGET, latent_dims=(16,) * TARGET.layers)
-    validate_caches([latents], target, None)
+    validate_caches([latents], target, {})
     with pytest.raises(EngineFileError, match="holds float8_e4m3fn, kernels take bfloat16"):
-        validate_caches([replace(latents, dtype="float8_e4m3fn")], target, None)
+        validate_caches([replace(latents, dtype="float8_e4m3fn")], target, {})
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_latents_in_fp8_are_refused() -> None:
 )
 def test_caches_of_another_model_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(EngineFileError, match=message):
-        validate_caches([group(**changes)], TARGET, None)
+        validate_caches([group(**changes)], TARGET, {})
 
 
 def test_predicted_pools_are_those_of_the_plan() -> None:

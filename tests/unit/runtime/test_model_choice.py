@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -94,6 +95,23 @@ def test_the_better_model_changes_with_the_text() -> None:
     assert engine.run(chosen, 400)[-50:].count("levels") > 40
     engine.chances = {"levels": 0.2, "pass": 0.85}
     assert engine.run(chosen, 400)[-50:].count("pass") > 40
+
+
+class TakenUpAlways(ChainsByModel):
+    """As on a device, where every model takes up every step's tokens."""
+
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+        del shape, outlook
+        return 0.0
+
+
+def test_what_misses_nothing_is_tried_step_by_step() -> None:
+    """Nothing is to be taken up at once for many steps: two make a time that is learned from."""
+    engine = Simulated({"levels": 0.9, "pass": 0.1}, 3)
+    used = engine.run(MeasuredPolicy(TakenUpAlways(TABLES, origin="given")), 600)
+    tried = [len(list(run)) for kind, run in groupby(used[20:]) if kind == "pass"]
+    assert tried and max(tried) <= 2
+    assert used.count("levels") > 500
 
 
 def test_what_a_model_missed_counts_against_starting_it() -> None:

@@ -71,6 +71,7 @@ def kernel(**changes: Any) -> dict[str, Any]:
         (buffer("cache:full", bytes=64), "'cache:full' has 64 bytes, the manifest's cache groups"),
         (buffer("cache:full", name="cache:other"), "'cache:other' has"),
         (buffer("cache:full", space="state"), "caches .'cache:full'. have no buffer"),
+        (program("step", drafter="dflash"), "drafts with 'dflash', the engine has"),
         (buffer("d2t", name="other"), "'other' is no tensor of the manifest"),
         (buffer("length", name="root"), "two buffers are named 'root'"),
         (buffer("length", space="arena"), "two arenas"),
@@ -149,12 +150,12 @@ def test_a_manifest_that_its_plan_contradicts_is_refused(
 
 
 def test_a_draft_names_only_tokens_of_the_target() -> None:
-    check_draft_offsets(D2T, MANIFEST)
+    check_draft_offsets("d2t", D2T, MANIFEST)
     for place, value in ((0, -1), (16, 29), (3, 2**31 - 1)):
         broken = D2T.copy()
         broken[place] = value
         with pytest.raises(EngineFileError, match=f"d2t: the draft's id {place} is "):
-            check_draft_offsets(broken, MANIFEST)
+            check_draft_offsets("d2t", broken, MANIFEST)
 
 
 class WatchedGpu(FakeGpu):

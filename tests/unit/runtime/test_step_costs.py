@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,8 +28,10 @@ from specbuild.runtime.draft.device_costs import (
     to_bytes,
     usable_step_costs,
 )
+from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.policy import FIRST_MARGIN, MARGIN, MeasuredPolicy, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, StoredFile
+from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.measure.step_measurement import contexts_of, measure_step_costs
 
@@ -58,6 +61,47 @@ def tables(draw: st.DrawFn) -> StepCosts:
             step_s = draw(st.lists(times, min_size=len(contexts), max_size=len(contexts)))
             entries.append(entry(shape, batch, contexts, step_s, draw(st.floats(0, 1))))
     return StepCosts(GPU, "digest", METHOD, tuple(entries))
+
+
+def of_model(kind: str, entries: list[ShapeCosts]) -> list[ShapeCosts]:
+    return [replace(entry, drafter=kind) for entry in entries]
+
+
+def test_each_draft_model_has_times_of_its_own() -> None:
+    """Whoever it is that may draft: the steps without a draft are the same."""
+    chains = [DraftShape(1, depth, depth) for depth in (1, 2)]
+    of_one = [
+        entry(shape, 1, [64], [step_s])
+        for shape, step_s in zip(chains, (0.013, 0.014), strict=True)
+    ]
+    other = [entry(shape, 1, [64], [0.011]) for shape in chains]
+    plain = entry(NO_DRAFT, 1, [64], [0.01])
+    steps = (plain, *of_model("p-eagle", of_one), *of_model("dflash", other))
+    costs = from_bytes(to_bytes(StepCosts(GPU, "digest", METHOD, steps)))
+    assert [(c.shape, c.step_s) for c in costs.steps] == [(c.shape, c.step_s) for c in steps]
+    named = [ModelShape(1, d, d, kind) for kind in ("p-eagle", "dflash") for d in (1, 2)]
+    assert list(costs.shapes()) == named
+    assert costs.step_s(named[2], batch=1, context=64) == 0.011
+    assert costs.step_s(chains[0], batch=1, context=64) is None
+    table = ProgramTable(SimpleNamespace(programs=[
+        ProgramEntry("step", "step", "step", 1, 1, s.draft_top_k, s.draft_depth, s.draft_tokens,
+                     full_logits=False, launches=1, drafter=kind)
+        for kind, s in (("", NO_DRAFT), *[(s.drafter, s) for s in named])
+    ]))  # type: ignore[arg-type]  # fmt: skip
+    for models, wanted in (
+        (("p-eagle", "dflash"), named), (("dflash",), named[2:]), ((), []), (("",), []),
+    ):  # fmt: skip
+        found = ProgramCosts(costs, table, full_logits=False, models=models)
+        assert list(found.shapes) == wanted
+        times = {s: costs.step_s(s, batch=1, context=128) for s in named}
+        expected = [0.01, *(times[shape] for shape in wanted)]
+        assert list(found.step_s(Outlook(1, 100, 0))) == pytest.approx(expected)
+
+
+def test_a_file_of_one_draft_names_none() -> None:
+    """So it has the keys that it always had."""
+    costs = StepCosts(GPU, "digest", METHOD, (entry(SHAPES[0], 1, [64], [0.01]),))
+    assert "drafter" not in json.loads(to_bytes(costs))["steps"][0]
 
 
 def with_programs(manifest: Manifest, digest: str = "0" * 32) -> Manifest:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.fusions.fused_node import packed, stem
+from specbuild.builder.graph.weight_sources import DRAFT_PREFIX
 from specbuild.plugins_cuda.linear.packing import pack_rows
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, own_name
 
 _READERS = ("Embed", "DraftInput")
 # What names of a draft's own weights begin with.
-_OF_DRAFT = "draft."
+_OF_DRAFT = tuple(own_name(group, DRAFT_PREFIX) for group in DRAFT_GROUPS)
 
 
 def share_tied_tables(model: ir.Model, *, tied: bool) -> int:

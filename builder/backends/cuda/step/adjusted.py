@@ -36,13 +36,14 @@ def adjusted_batches(max_batch_size: int) -> tuple[int, ...]:
 def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -> ProgramIr:
     """A step of ``batch`` sequences, ``step@4.adjusted``.
 
-    ``extends``: the draft takes up what waits for it, and the step's own row waits for it next;
+    ``extends``: drafts take up what waits for them, and the step's own row waits for it next;
     ``step@4.adjusted.extends``.
     """
     program = ProgramIr(f"step@{batch}.adjusted{'.extends' if extends else ''}", "decode")
     state = {"done": parts.ports.first(ADJUSTED_DONE, batch)}
     if extends:
-        Drafting(parts, program, batch, NO_DRAFT, state).take_up()
+        for draft in parts.drafts.values():
+            Drafting(parts, draft, program, batch, NO_DRAFT, state).take_up()
     rows = verify_rows(parts, program, batch, NO_DRAFT, state=state)
     target = run_target(parts, program, rows, bare=not extends)
     own = {"token_ids": rows.inputs["token_ids"], **state}

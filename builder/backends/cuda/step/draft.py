@@ -9,28 +9,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbuild.builder.backends.cuda.step.block_draft import draft_block, keep_context
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.draft_trees import expand, select, tree_of_levels
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import SELECT, level_section
-
-_LAUNCH = ("token_ids", "positions", "row_start", "ancestor_bits", "logit_rows")
-_VIEW = ("row_slot", "tree_start", "write_slot")
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """A tree of one shape for every sequence of a batch, as calls of a program.
+    """A tree of one draft's and shape for every sequence of a batch, as calls of a program.
 
     ``state`` takes the place of ports.
     """
 
     parts: EngineParts
+    draft: DraftParts
     program: ProgramIr
     batch: int
     shape: DraftShape
@@ -38,7 +36,7 @@ class Drafting:
 
     def tree(self) -> dict[str, Tensor]:
         """TreeSelect's outputs: tree_tokens, tree_parents, depths, ancestor_bits, count."""
-        if self.parts.block is not None or self.parts.mask is not None:
+        if self.draft.block is not None or self.draft.mask is not None:
             return tree_of_levels(self.parts, self.program, self.shape, self._levels())
         depth = self.shape.draft_depth
         pool = self._candidates()
@@ -56,11 +54,11 @@ class Drafting:
 
         It drafts at mask rows behind what is taken up, or in a block of its own.
         """
-        if self.parts.block is None:
+        if self.draft.block is None:
             rows = self._waiting(0, self.batch, masks=self.shape.draft_depth - 1)
-            return self._run(rows, fuse(self.parts, self.program, rows["captured_rows"]))[1]
+            return self._run(rows, self._fused(rows))[1]
         self.take_up()
-        return draft_block(self.parts, self.program, self.batch, self.shape)
+        return draft_block(self.parts, self.draft, self.program, self.batch, self.shape)
 
     def _level(
         self,
@@ -80,7 +78,7 @@ class Drafting:
                 "hidden": hidden,
                 **others,
                 **self.parts.state("LevelInputs", self.batch),
-                "page_table": self.parts.page_table(DRAFT_GROUP, self.batch),
+                "page_table": self._table,
             },
             {
                 "level": level,
@@ -106,16 +104,20 @@ class Drafting:
         for first in range(0, self.batch, together):
             count = min(together, self.batch)
             rows = self._waiting(first, count)
-            ports = {name: rows[name] for name in _LAUNCH}
-            ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
-            table = self.parts.page_table(DRAFT_GROUP, first + count).rows(first, count)
-            keep_rows(self.parts, self.program, rows["captured_rows"], ports, table)
+            inputs = self.draft.inputs(rows, self._table.rows(first, count))
+            keep_rows(self.parts, self.draft, self.program, rows["captured_rows"], inputs)
 
     def _extend(self) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """The rows that were committed since the draft last ran, and the first level's children."""
         rows = self._waiting(0, self.batch)
-        hidden = fuse(self.parts, self.program, rows["captured_rows"])
-        return (rows, *self._run(rows, hidden))
+        return (rows, *self._run(rows, self._fused(rows)))
+
+    @property
+    def _table(self) -> Tensor:
+        return self.parts.page_table(self.draft.group, self.batch)
+
+    def _fused(self, rows: Mapping[str, Tensor]) -> Tensor:
+        return fuse(self.parts, self.draft, self.program, rows["captured_rows"])
 
     def _waiting(self, first: int, count: int, *, masks: int = 0) -> dict[str, Tensor]:
         """The rows that wait for the draft: ExtendInputs' outputs.
@@ -124,18 +126,18 @@ class Drafting:
         """
         capacity = self.parts.ports.sizes.depth + 1
         state = {**self.parts.state("ExtendInputs", self.batch), **self.state}
-        state["page_table"] = self.parts.page_table(DRAFT_GROUP, self.batch)
+        state["page_table"], mask = self._table, self.draft.mask
         self.program.section = level_section(1)
         return self.program.call(
             "ExtendInputs",
             {
                 **{name: tensor.rows(first, count) for name, tensor in state.items()},
-                "mask_captured": self.parts.mask_states() if masks else None,
+                "mask_captured": self.parts.mask_states(self.draft) if masks else None,
             },
             {
                 "page_size": self.parts.page_size,
                 "masks": masks,
-                "mask_token": self.parts.mask.token if self.parts.mask and masks else 0,
+                "mask_token": mask.token if mask and masks else 0,
             },
             sizes={
                 "T": count * (capacity + masks),
@@ -147,17 +149,10 @@ class Drafting:
 
     def _run(self, rows: Mapping[str, Tensor], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits."""
-        ports = {name: rows[name] for name in _LAUNCH}
-        ports |= {f"{DRAFT_GROUP}.{name}": rows[name] for name in _VIEW}
-        table = self.parts.page_table(DRAFT_GROUP, self.batch)
-        ports |= {
-            "hidden": hidden,
-            f"{DRAFT_GROUP}.page_table": table.view(self.batch, 1, table.shape[1]),
-        }
         placement = self.parts.placement(
-            "draft",
+            self.draft.own("draft"),
             self.program,
-            ports,
+            {**self.draft.inputs(rows, self._table), "hidden": hidden},
             rows=hidden.shape[0],
             logit_rows=rows["logit_rows"].shape[0],
         )
@@ -166,7 +161,8 @@ class Drafting:
         assert out is not None and graph.head is not None and graph.head.inputs[0] is not None
         placement.place([*graph.pools, graph.head.inputs[0], out])
         k = self.shape.draft_top_k
-        expanded = expand(self.parts, self.program, logits(placement), rows["score"], k)
+        draft, score = self.draft, rows["score"]
+        expanded = expand(self.parts, draft, self.program, logits(placement), score, children=k)
         hidden_out = placement.value(out)
         assert hidden_out is not None
         return hidden_out, expanded
@@ -186,12 +182,12 @@ class Drafting:
         }
 
 
-def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
+def fuse(parts: EngineParts, draft: DraftParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
     """The role ``draft_fuse``: aux_hidden [T, C] to the draft's hidden [T, H]."""
     placement = parts.placement(
-        "draft_fuse",
+        draft.own("draft_fuse"),
         program,
-        {"captured": aux_hidden},
+        {"captured": parts.own_states(draft, program, aux_hidden)},
         rows=aux_hidden.shape[0],
         logit_rows=1,
     )
@@ -205,30 +201,24 @@ def fuse(parts: EngineParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
 
 def keep_rows(
     parts: EngineParts,
+    draft: DraftParts,
     program: ProgramIr,
     states: Tensor,
-    ports: Mapping[str, Tensor],
-    table: Tensor,
+    inputs: Mapping[str, Tensor],
 ) -> None:
-    """The draft's keys and values of rows go into its cache; nothing else of it is computed.
+    """A draft's keys and values of rows go into its cache; nothing else of it is computed.
 
-    ``states`` [T, C] are the target's. ``ports``: token_ids [T], positions [T] and the cache's
-    write_slot [T]; what a layer behind the first attends by beside them. ``table`` [B, P] is the
-    sequences' page table.
+    ``states`` [T, C] are the target's. ``inputs`` place the rows (:meth:`DraftParts.inputs`), but
+    for ``logit_rows``.
     """
-    if parts.block is not None:
-        keep_context(parts, program, states, ports)
+    if draft.block is not None:
+        keep_context(parts, draft, program, states, inputs)
         return
-    batch = table.shape[0]
     placement = parts.placement(
-        "draft",
+        draft.own("draft"),
         program,
-        {
-            **ports,
-            "hidden": fuse(parts, program, states),
-            f"{DRAFT_GROUP}.page_table": table.view(batch, 1, table.shape[1]),
-        },
+        {**inputs, "hidden": fuse(parts, draft, program, states)},
         rows=states.shape[0],
-        logit_rows=batch,
+        logit_rows=inputs[f"{draft.group}.page_table"].shape[0],
     )
     placement.place(placement.graph.pools)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -11,7 +12,13 @@ from specbuild.runtime.engine_dir.plan import SELECT
 
 
 def expand(
-    parts: EngineParts, program: ProgramIr, logits: Tensor, score: Tensor, children: int
+    parts: EngineParts,
+    draft: DraftParts,
+    program: ProgramIr,
+    logits: Tensor,
+    score: Tensor,
+    *,
+    children: int,
 ) -> dict[str, Tensor]:
     """TreeExpand of ``logits`` [B·F, Vd] of nodes with ``score`` [B, F]: ``children`` of each."""
     nodes = score.shape[1]
@@ -20,7 +27,7 @@ def expand(
         {
             "logits": logits,
             "score": score,
-            "d2t": parts.offsets(),
+            "d2t": parts.offsets(draft),
             "top_k": parts.constant(children),
         },
         sizes={"K": children, "FK": nodes * children},

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts, mask_weight
 from specbuild.builder.backends.cuda.step.fused_graph import (
     FusedGraph,
     Placement,
@@ -15,20 +16,19 @@ from specbuild.builder.backends.cuda.step.fused_graph import (
 )
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Storage, Tensor
 from specbuild.builder.backends.cuda.step.state import StatePorts
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.graph.passes.weights import Recipe
-from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.plugins_cuda.dsa_indexer.body import list_length
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.tree_select.op import pack_bits
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.engine_dir.cache_groups import (
-    DRAFT_GROUP,
     FULL_GROUP,
     LATENT_GROUP,
     choosing_group,
 )
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, PEagleGeometry
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -40,28 +40,10 @@ LISTS_ASKED = f"{INDEXER_GROUP}.top_k"
 
 
 @dataclass(frozen=True)
-class MaskRows:
-    """Mask rows of a draft: their token, and their states bf16 [C]."""
-
-    token: int
-    states: Recipe
-
-
-def mask_rows(sources: WeightSources) -> MaskRows | None:
-    """The mask rows of a draft that has states for them, None for any other."""
-    states, draft = sources.mask_hidden(), sources.draft_geometry
-    if states is None:
-        return None
-    assert isinstance(draft, PEagleGeometry)
-    return MaskRows(draft.mask_token, states)
-
-
-@dataclass(frozen=True)
 class EngineParts:
-    """The parts; ``graphs`` by role, ``layouts`` by cache group, ``d2t`` where there is a draft.
+    """The parts; ``graphs`` by role, ``layouts`` by cache group.
 
-    ``mask`` is there for a draft whose mask rows have states (P-EAGLE), ``block`` for one whose
-    queries are a block (DFlash).
+    ``drafts`` are named as steps' forms name them: by kind, the only one of an engine not at all.
     ``screens``: the target's head has a screened form.
     """
 
@@ -69,17 +51,15 @@ class EngineParts:
     weights: WeightTensors
     ports: StatePorts
     layouts: Mapping[str, KvLayout]
-    d2t: Recipe | None
+    drafts: Mapping[str, DraftParts]
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
-    mask: MaskRows | None = None
-    block: DFlashGeometry | None = None
     screens: bool = False
 
     @property
     def target_groups(self) -> tuple[str, ...]:
         """The cache groups of the target."""
-        return tuple(name for name in self.layouts if name != DRAFT_GROUP)
+        return tuple(name for name in self.layouts if name not in DRAFT_GROUPS)
 
     @property
     def chooser(self) -> str:
@@ -198,15 +178,34 @@ class EngineParts:
             for name, row in rows.items()
         }
 
-    def mask_states(self) -> Tensor:
+    def mask_states(self, draft: DraftParts) -> Tensor:
         """What mask rows have in the place of the target's states, bf16 [C]."""
-        assert self.mask is not None
-        return self.weights.tensor("draft.mask_hidden", self.mask.states)
+        assert draft.mask is not None
+        return self.weights.tensor(mask_weight(draft), draft.mask.states)
 
-    def offsets(self) -> Tensor:
-        """The draft vocabulary's offsets, int32 [Vd]."""
-        assert self.d2t is not None
-        return self.weights.tensor("d2t", self.d2t)
+    def offsets(self, draft: DraftParts) -> Tensor:
+        """A draft vocabulary's offsets, int32 [Vd]."""
+        return self.weights.tensor(draft.own("d2t"), draft.d2t)
+
+    def own_states(self, draft: DraftParts, program: ProgramIr, aux_hidden: Tensor) -> Tensor:
+        """Of ``aux_hidden`` [T, C], for all drafts, the columns of one: [T, layers · H]."""
+        if draft.columns is None:
+            return aux_hidden
+        rows, of_row, layers = aux_hidden.shape[0], len(draft.columns), draft.layers
+        width = aux_hidden.shape[1] // layers
+        most = max(self.ports.sizes.prefill_rows, MAX_DECODE_ROWS)
+        places = torch.arange(most)[:, None] * layers + torch.tensor(draft.columns)
+        named = self.fixed(draft.own("aux_columns"), places.flatten().int())
+        # A row of each layer's states, in the order in which the draft reads them.
+        taken = program.call(
+            "Embed",
+            {
+                "token_ids": named.rows(0, rows * of_row),
+                "table": aux_hidden.view(rows * layers, width),
+            },
+            sizes={"H": width},
+        )
+        return taken["x"].view(rows, of_row * width)
 
     def placement(
         self,

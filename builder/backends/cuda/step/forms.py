@@ -15,7 +15,7 @@ A row has the same bits in all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -29,7 +29,6 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.step.views import general_capacity, refresh_capacities
-from specbuild.runtime.engine_dir.geometry import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 # How many times as many sequences a general program has as the next smaller one.
@@ -38,29 +37,35 @@ _GENERAL_STEP = 16
 
 def step_forms(
     parts: EngineParts,
-    draft: DraftGeometry | None,
-    shapes: tuple[DraftShape, ...],
+    shapes: Mapping[str, Sequence[DraftShape]],
     max_batch_size: int,
 ) -> list[StepForm]:
-    """The steps for every batch bucket and draft shape that stays batch-invariant."""
+    """The steps for every batch bucket and draft shape that stays batch-invariant.
+
+    ``shapes`` are those of each draft model, by what ``parts.drafts`` calls it.
+    """
     found = []
-    widest = max((NO_DRAFT, *shapes), key=lambda shape: shape.draft_tokens)
-    for shape in (NO_DRAFT, *shapes):
+    kinds = [(drafter, shape) for drafter, of_draft in shapes.items() for shape in of_draft]
+    every = tuple(shape for _, shape in kinds)
+    widest = max((NO_DRAFT, *every), key=lambda shape: shape.draft_tokens)
+    for drafter, shape in (("", NO_DRAFT), *kinds):
+        draft = parts.drafts[drafter].geometry if shape.draft_depth else None
         batches = [
             batch
             for batch in batch_buckets(max_batch_size)
-            if fits(batch, shape, deepest(shapes), draft)
+            if fits(batch, shape, deepest(every), draft)
             # With SpecPV a step must be able to set one sequence's buffer right.
             and (parts.views is None or refresh_capacities(parts.views, batch, shape))
         ]
         # Also where no step with a draft fits: fewer sequences may be left, which draft again.
-        drafted = bool(shapes) and shape == NO_DRAFT
+        drafted = bool(every) and shape == NO_DRAFT
         if not batches:
             continue
         if parts.views is None and parts.dsa is None:
-            found += _exact(batches, shape, ("none", "all"), drafted=drafted)
+            forms = _exact(batches, shape, ("none", "all"), drafted=drafted)
         else:
-            found += _of_lossy_modes(parts, batches, shape, widest, drafted=drafted)
+            forms = _of_lossy_modes(parts, batches, shape, widest, drafted=drafted)
+        found += [replace(form, drafter=drafter) for form in forms]
     return sorted(found, key=lambda form: form.batch)
 
 

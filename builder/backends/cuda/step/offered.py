@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from specbuild.builder.backends.cuda.step.draft import keep_rows
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.plan import OFFERED
 
 # Chains that steps are made for beside the longest: a root and its chain fill a tile of rows.
@@ -37,37 +36,29 @@ def keep_accepted(
     chosen: Mapping[str, Tensor],
     aux_hidden: Tensor,
 ) -> None:
-    """The draft's keys and values of the accepted tokens go into its cache.
+    """Every draft's keys and values of the accepted tokens go into its cache.
 
-    More of them may be accepted than can wait for the draft, which has taken up what waited before.
+    More of them may be accepted than can wait for a draft, which has taken up what waited before.
     Row t of the draft is the target's state at t with the token behind it: the row of slot i has
     the target's choice there, for the slots in front of the path's last. The last one waits.
     """
     batch = chosen["accepted"].shape[0]
     nodes = tree["tree_tokens"].shape[1]
-    table = parts.page_table(DRAFT_GROUP, batch)
-    # As many slots are in use as drafts were accepted; the rows of others go to page 0.
-    rows = program.call(
-        "VerifyInputs",
-        {
-            **{name: tree[name] for name in ("tree_tokens", "depths")},
-            "tree_bits": tree["ancestor_bits"],
-            "count": chosen["accepted"],
-            **parts.state("VerifyInputs", batch),
-            "page_table_full": table,
-        },
-        {"page_size": parts.page_size},
-        sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
-    )
-    keep_rows(
-        parts,
-        program,
-        aux_hidden,
-        {
-            "token_ids": chosen["choice"],
-            **{name: rows[name] for name in ("positions", "row_start", "ancestor_bits")},
-            f"{DRAFT_GROUP}.write_slot": rows["write_slot_full"],
-            **{f"{DRAFT_GROUP}.{name}": rows[name] for name in ("row_slot", "tree_start")},
-        },
-        table,
-    )
+    for draft in parts.drafts.values():
+        table = parts.page_table(draft.group, batch)
+        # As many slots are in use as drafts were accepted; the rows of others go to page 0.
+        rows = program.call(
+            "VerifyInputs",
+            {
+                **{name: tree[name] for name in ("tree_tokens", "depths")},
+                "tree_bits": tree["ancestor_bits"],
+                "count": chosen["accepted"],
+                **parts.state("VerifyInputs", batch),
+                "page_table_full": table,
+            },
+            {"page_size": parts.page_size},
+            sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
+        )
+        placed = {"token_ids": chosen["choice"], "write_slot": rows["write_slot_full"]}
+        inputs = draft.inputs({**rows, **placed}, table)
+        keep_rows(parts, draft, program, aux_hidden, inputs)

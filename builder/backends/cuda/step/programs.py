@@ -27,10 +27,15 @@ from specbuild.builder.backends.cuda.step.views import (
     view_rows,
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
-from specbuild.runtime.engine_dir.plan import ACCEPT, CHECK_BUDGET, LIST_BUDGET, TARGET
+from specbuild.runtime.engine_dir.plan import (
+    ACCEPT,
+    CHECK_BUDGET,
+    LIST_BUDGET,
+    TARGET,
+    draft_write_slot,
+)
 
 PREFILL_ROWS = (64, 256, 512, 1024, 2048, 4096, 8192)
 SCORE_ROWS = (8, 64, 256)
@@ -78,7 +83,8 @@ class StepForm:
 
     ``capacity`` is for re-verified rows (SpecPV). Rows of a ``sparse`` step attend to what
     indexers choose (DSA); one that ``checks`` is sparse too and holds it against attention to
-    everything. An ``offered`` step verifies chains of the host's.
+    everything. An ``offered`` step verifies chains of the host's. ``drafter`` is what
+    ``EngineParts.drafts`` calls the draft model that drafts, if one does.
     """
 
     batch: int
@@ -89,6 +95,7 @@ class StepForm:
     sparse: bool = False
     checks: bool = False
     offered: bool = False
+    drafter: str = ""
 
     @property
     def rows(self) -> int:
@@ -98,13 +105,14 @@ class StepForm:
     @property
     def name(self) -> str:
         """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
-        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if all are written. Or
-        ``step@4.offered-7``, and that."""
+        with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if all are written. One of
+        several drafts has its name: ``step@1.eagle3-1-3-3``. ``step@4.offered-7``, and that."""
         shape = self.shape
         if self.offered:
             return f"step@{self.batch}.offered-{shape.draft_tokens}{self._suffix}"
-        draft = f".draft-{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
-        name = f"step@{self.batch}{draft if shape.draft_depth else ''}"
+        sizes = f"{shape.draft_top_k}-{shape.draft_depth}-{shape.draft_tokens}"
+        draft = f".{self.drafter or 'draft'}-{sizes}" if shape.draft_depth else ""
+        name = f"step@{self.batch}{draft}"
         name = f"{name}{'.extends' if self.extends else ''}"
         name = f"{name}{f'.refresh-{self.capacity}' if self.capacity else ''}"
         if self.sparse:
@@ -181,12 +189,19 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
 
 def _tree(parts: EngineParts, program: ProgramIr, form: StepForm) -> dict[str, Tensor] | None:
     """What the step verifies below the roots; the draft takes up what waits where it should."""
-    drafting = Drafting(parts, program, form.batch, form.shape)
-    if form.extends or (form.offered and parts.ports.sizes.aux_width):
-        drafting.take_up()
+    drafts = form.shape.draft_depth > 0 and not form.offered
+    drafting = {
+        name: Drafting(parts, draft, program, form.batch, form.shape)
+        for name, draft in parts.drafts.items()
+    }
+    if drafts or form.extends or form.offered:
+        for name, beside in drafting.items():
+            # So no draft's cache lacks anything, whichever drafts next.
+            if not (drafts and name == form.drafter):
+                beside.take_up()
     if form.offered:
         return offered_chains(parts, form.batch, form.shape.draft_tokens)
-    return drafting.tree() if form.shape.draft_depth else None
+    return drafting[form.drafter].tree() if drafts else None
 
 
 def row_sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -286,7 +301,7 @@ def _commit(parts: EngineParts, program: ProgramIr, batch: int, path: Tensor) ->
 
 
 def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
-    """A chunk of prompts; the draft takes up the same rows, keys and values only."""
+    """A chunk of prompts; drafts take up the same rows, keys and values only."""
     program = ProgramIr(f"prefill@{rows}", "prefill")
     batch = parts.ports.sizes.batch
     target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
@@ -305,18 +320,12 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         outputs={"x": parts.ports["prefill.last_captured"]},
     )
     given = _given_rows(parts, rows, "prefill.logit_rows").inputs
-    keep_rows(
-        parts,
-        program,
-        target.aux_hidden,
-        {
-            "token_ids": parts.ports.first("prefill.draft_token_ids", rows),
-            **{name: given[name] for name in ("positions", "row_start", "ancestor_bits")},
-            f"{DRAFT_GROUP}.write_slot": parts.ports.first("prefill.draft_write_slot", rows),
-            **{f"{DRAFT_GROUP}.{name}": given[name] for name in ("row_slot", "tree_start")},
-        },
-        parts.page_table(DRAFT_GROUP, batch),
-    )
+    tokens = parts.ports.first("prefill.draft_token_ids", rows)
+    for draft in parts.drafts.values():
+        slots = parts.ports.first(f"prefill.{draft_write_slot(draft.group)}", rows)
+        placed = {**given, "token_ids": tokens, "write_slot": slots}
+        inputs = draft.inputs(placed, parts.page_table(draft.group, batch))
+        keep_rows(parts, draft, program, target.aux_hidden, inputs)
     return program
 
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
     CHECK_BUDGET,
     LIST_BUDGET,
     OFFERED,
     Space,
+    draft_write_slot,
 )
 from specbuild.runtime.request import MOST_TOP_LOGPROBS
 
@@ -163,7 +165,7 @@ def _views(s: StateSizes, v: ViewSizes) -> Ports:
 
 def _prefill(s: StateSizes) -> Ports:
     """Rows that the host gives; sequence b of ``row_start`` is row b of the state."""
-    t, b = (s.prefill_rows,), (s.batch,)
+    t, b, groups = (s.prefill_rows,), (s.batch,), tuple(s.logical_pages)
     ports: Ports = {
         "token_ids": (t, _INT),
         "positions": (t, _INT),
@@ -183,11 +185,11 @@ def _prefill(s: StateSizes) -> Ports:
     }
     if s.adjusts:
         ports["logits"] = ((s.batch, s.vocab), _FLOAT)
-    ports |= {f"write_slot.{group}": (t, _INT) for group in s.logical_pages if group != "draft"}
+    ports |= {f"write_slot.{group}": (t, _INT) for group in groups if group not in DRAFT_GROUPS}
     if s.aux_width:
         ports |= {
             "draft_token_ids": (t, _INT),
-            "draft_write_slot": (t, _INT),
+            **{draft_write_slot(group): (t, _INT) for group in groups if group in DRAFT_GROUPS},
             "last_captured": ((*b, s.aux_width), _BF16),
         }
     return {f"prefill.{name}": port for name, port in ports.items()}
