@@ -87,10 +87,10 @@ def test_kernels_agree_with_the_reference(
         run(drawn, phase, lowering, as_plugin=True)
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
-def test_tactics_agree_with_the_reference(op: OpSpec, every: bool) -> None:
-    """Each by the last of the cases that it is proposed for; else a case's first and last."""
+def test_tactics_agree_with_the_reference(op: OpSpec) -> None:
+    """Each by the last of the cases that it is proposed for."""
     if op.tactics is None:
         pytest.skip("the op has one form only")
     for phase in phases_of(op):
@@ -102,7 +102,7 @@ def test_tactics_agree_with_the_reference(op: OpSpec, every: bool) -> None:
             except SpecbuildError:
                 continue
             tactics = list(op.tactics(drawn.request(phase, SMALL_TARGET)))
-            for tactic in tactics if every else tactics[:: max(len(tactics) - 1, 1)]:
+            for tactic in tactics:
                 if tactic in tried:
                     continue
                 tried.append(tactic)

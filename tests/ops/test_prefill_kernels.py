@@ -87,7 +87,13 @@ def test_a_row_depends_on_no_other_row_and_on_no_tile(
 
 
 @emulated
-@pytest.mark.parametrize("tactic", [{"columns": 32, "few": 16}, {"columns": 64, "few": 12}])
+@pytest.mark.parametrize(
+    "tactic",
+    [
+        pytest.param({"columns": 32, "few": 16}, marks=pytest.mark.slow),
+        {"columns": 64, "few": 12},
+    ],
+)
 @pytest.mark.parametrize(
     "layer",
     [

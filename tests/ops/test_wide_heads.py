@@ -37,7 +37,10 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
     ],
     ids=["4", "8", "16", "11", "window", "80", "96"],
 )  # fmt: skip
-@pytest.mark.parametrize("position", [2, pytest.param(66, marks=pytest.mark.slow), 160])
+@pytest.mark.parametrize(
+    "position",
+    [*(pytest.param(position, marks=pytest.mark.slow) for position in (2, 66)), 160],
+)
 def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
     """In one warp and in two of a tile, with rows to spare, in trees and among others."""
     text, other = Text.drawn(165, shape, 1), Text.drawn(165, shape, 2)
