@@ -15,7 +15,7 @@ from fuzz.subjects import TEMPLATE, write_checkpoints
 from test_cuda_engine_directory import write_cuda_engine
 
 TESTS = Path(__file__).parents[2]
-MUTANTS = 300
+MUTANTS = 150
 # A server needs an engine whose rows do not hang on each other's pages (serve/test_fuzzed.py).
 NAMES = ("engine", "cuda", "checkpoint", "gguf", "prompt", "template")
 KINDS = [word for name in NAMES for word in ("--kind", name)]

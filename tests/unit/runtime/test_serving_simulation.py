@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused() -> None:
             replace(good, **wrong)
 
 
-@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("drafted", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_host_is_measured_for_every_batch_and_chain(drafted: bool) -> None:
     engine = toy_engine(max_seq_len=128, max_rows=24)
     told: list[None] = []
