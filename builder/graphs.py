@@ -21,6 +21,7 @@ from specbuild.builder.families.parts.graph_io import (
     LayerPools,
     block_ports,
     budget_port,
+    layer_pools,
     output_name,
     pool_ports,
     summary_port,
@@ -37,13 +38,11 @@ from specbuild.builder.op_graphs import accept_graph, choose_graph, expand_graph
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.drafters import aux_layers_of, own_name
+from specbuild.runtime.engine_dir.drafters import DRAFT_MODEL_ROLES, aux_layers_of, own_name
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)
-# The roles of drafts that are modules of their families.
-_DRAFT_MODULES = 2
 
 
 def export_graphs(
@@ -52,7 +51,7 @@ def export_graphs(
     """The portable graph of every role, its weights bound to the checkpoints."""
     g, dtype = sources.target_geometry, sources.activations
     aux_layers = aux_layers_of([draft.geometry for draft in sources.drafts.values()])
-    progress.start("exporting graphs", 1 + _DRAFT_MODULES * len(sources.drafts), "graph")
+    progress.start("exporting graphs", 1 + len(DRAFT_MODEL_ROLES) * len(sources.drafts), "graph")
     models = {"target": target_graph(g, plan, aux_layers, dtype)}
     sources.bind(models["target"])
     progress.advance(1)
@@ -74,7 +73,7 @@ def _drafting_graphs(
 ) -> dict[str, ir.Model]:
     """The graphs of the draft with this cache group, by the engine's names of its roles."""
     d, models = sources.drafts[group].geometry, {}
-    for role, made in (("draft_fuse", draft_fuse_graph), ("draft", draft_graph)):
+    for role, made in zip(DRAFT_MODEL_ROLES, (draft_fuse_graph, draft_graph), strict=True):
         models[role] = made(d, sources.target_geometry, plan, sources.activations, group)
         sources.bind(models[role], group)
         progress.advance(1)
@@ -179,8 +178,7 @@ def _by_layer(
     of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any]
 ) -> tuple[LayerPools | LatentPool, ...]:
     """The pools of each layer, taken from ``values``."""
-    parts = [[next(values) for _ in ports] for ports in of_layers]
-    return tuple(LatentPool(*p) if len(p) == 1 else LayerPools(*p) for p in parts)
+    return tuple(layer_pools([next(values) for _ in ports]) for ports in of_layers)
 
 
 def _table_length(plan: EnginePlan, ahead: int) -> int:

@@ -32,7 +32,7 @@ from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape
-from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry
+from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry, draft_write_slot
 
 RING_ENTRIES = 64
 
@@ -183,8 +183,7 @@ class PlanHost:
         positions = torch.arange(start, start + known, dtype=torch.int32)
         port = self.port("prefill.draft_token_ids").zero_()
         port[:known] = torch.tensor(ids[start + 1 : start + 1 + known], dtype=torch.int32)
-        own = "" if draft.name == "draft" else f"{draft.name}."
-        slots = self.port(f"prefill.{own}draft_write_slot")
+        slots = self.port(f"prefill.{draft_write_slot(draft.name)}")
         slots.copy_(torch.arange(len(slots)) % draft.page_size)
         slots[:known] = self.write_slots(draft, row, positions)
 

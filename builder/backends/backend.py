@@ -23,11 +23,10 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
-from specbuild.runtime.engine_dir.drafters import own_name
+from specbuild.runtime.engine_dir.drafters import DRAFT_MODEL_ROLES, own_name
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 # The roles that are models; the others are single ops.
-DRAFT_MODEL_ROLES = ("draft_fuse", "draft")
 MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)
 
 MakePlans: TypeAlias = Callable[[EngineFolder], tuple[BuiltPlans, dict[str, RoleReport]]]

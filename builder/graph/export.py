@@ -243,11 +243,8 @@ def _take_sizes_of_ports(graph: ir.Graph) -> None:
         if end - start == 1 and str(source.shape[start]) in ports:
             port, axis = ports[str(source.shape[start])]
             node.replace_input_with(0, port)
-            node.attributes.update({a.name: a for a in _bounds(axis)})
-
-
-def _bounds(axis: int) -> tuple[ir.Attr, ir.Attr]:
-    return ir.AttrInt64("start", axis), ir.AttrInt64("end", axis + 1)
+            node.attributes["start"] = ir.AttrInt64("start", axis)
+            node.attributes["end"] = ir.AttrInt64("end", axis + 1)
 
 
 @contextlib.contextmanager

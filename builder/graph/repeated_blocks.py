@@ -25,6 +25,7 @@ from specbuild.builder.families.parts.graph_io import (
     LatentPool,
     Launch,
     LayerPools,
+    layer_pools,
     output_name,
 )
 
@@ -113,8 +114,7 @@ class BlockPorts:
             for ports in ((self.x,), self.pools, self.view, self.launch, self.tables)
         ]
         (x,), pools, view, launch, tables = parts
-        made = LatentPool(*pools) if len(pools) == 1 else LayerPools(*pools)
-        return x, made, GroupView(*view), Launch(*launch), tuple(tables)
+        return x, layer_pools(pools), GroupView(*view), Launch(*launch), tuple(tables)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
 from specbuild.runtime.decode.program_table import ProgramTable
-from specbuild.runtime.draft.draft_models import model_of
+from specbuild.runtime.draft.draft_models import by_model, model_of
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, level_section
@@ -280,8 +280,7 @@ def draft_text(shape: DraftShape | None) -> str:
 
 def tree_text(shape: DraftShape) -> str:
     """``chain of 3``, or ``tree of 12 (3 wide, 4 deep)``; one of several drafts with its name."""
-    by = f" of {model_of(shape)}" if model_of(shape) else ""
-    if shape.draft_top_k == 1:
-        return f"chain of {shape.draft_depth}{by}"
-    wide, deep = shape.draft_top_k, shape.draft_depth
+    by, wide, deep = by_model(shape), shape.draft_top_k, shape.draft_depth
+    if wide == 1:
+        return f"chain of {deep}{by}"
     return f"tree of {shape.draft_tokens} ({wide} wide, {deep} deep){by}"

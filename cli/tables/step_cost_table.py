@@ -14,6 +14,7 @@ from specbuild.runtime.draft.device_costs import (
     programs_digest,
     read_step_costs,
 )
+from specbuild.runtime.draft.draft_models import shape_text
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import Plan, Program, ProgramEntry
@@ -88,9 +89,7 @@ def step_cost_table(facts: StepCostFacts) -> Table:
 
 def _rows(entry: ShapeCosts, traffic: EngineTraffic) -> Iterator[StepCostRow]:
     shape = entry.shape
-    name = "none" if shape is None else f"{entry.draft_top_k}x{entry.draft_depth}"
-    name += "" if shape is None else f"x{entry.draft_tokens}"
-    name += f" of {entry.drafter}" if entry.drafter else ""
+    name = "none" if shape is None else shape_text(shape)
     if entry.offered:
         name = f"suffix, {entry.draft_tokens}"
     tokens = entry.draft_tokens + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.draft.draft_models import model_of, shape_of
+from specbuild.runtime.draft.draft_models import by_models, shape_of, shape_text
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -31,17 +31,8 @@ class ProgramTable:
 
     def shapes(self) -> list[DraftShape]:
         """Every draft shape that steps are there for: by draft model, smallest first."""
-        steps = {_shape(p): None for p in self._programs if p.kind == "step" and p.draft_depth}
-        models = [*dict.fromkeys(map(model_of, steps))]
-        return sorted(
-            steps,
-            key=lambda s: (
-                models.index(model_of(s)),
-                s.draft_top_k,
-                s.draft_depth,
-                s.draft_tokens,
-            ),
-        )
+        steps = (_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth)
+        return by_models(steps, lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
 
     def step_batches(self) -> list[int]:
         """The numbers of sequences that steps without a draft are made for, rising."""
@@ -51,10 +42,10 @@ class ProgramTable:
         """RequestError with the shapes there are, if this one is not among them."""
         if shape in self.shapes():
             return
-        known = ", ".join(map(_shown, self.shapes())) or "none"
+        known = ", ".join(map(shape_text, self.shapes())) or "none"
         raise RequestError(
-            f"the engine has no steps for the draft {_shown(shape)} (top-k x depth x tokens); it "
-            f"has {known}; ask for one of these, or build the engine with this one"
+            f"the engine has no steps for the draft {shape_text(shape)} (top-k x depth x tokens); "
+            f"it has {known}; ask for one of these, or build the engine with this one"
         )
 
     def most_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
@@ -92,7 +83,7 @@ class ProgramTable:
                 if reverified is None or p.reverified >= max(reverified, 1)
             ]
             if not fits:
-                what = f"steps of {batch} sequences with the draft {_shown(wanted)}"
+                what = f"steps of {batch} sequences with the draft {shape_text(wanted)}"
                 raise _missing(what, full_logits=full_logits)
             self._steps[key] = min(
                 fits,
@@ -194,8 +185,3 @@ def _missing(what: str, *, full_logits: bool) -> EngineFileError:
 def _shape(program: ProgramEntry) -> DraftShape:
     shape = DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
     return shape_of(program.drafter, shape)
-
-
-def _shown(shape: DraftShape) -> str:
-    by = f" of {model_of(shape)}" if model_of(shape) else ""
-    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from specbuild.runtime.draft.draft_models import model_of, shape_of
+from specbuild.runtime.draft.draft_models import by_models, shape_of
 from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -110,14 +110,13 @@ class StepCosts:
 
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
     """Every draft of these, those of the host aside: by model, chains by depth, then trees."""
-    drafts = {c.shape: None for c in steps if not c.offered and c.shape is not None}
-    models = [*dict.fromkeys(model_of(shape) for shape in drafts if shape is not None)]
-
-    def place(shape: DraftShape) -> tuple[int, bool, int, int]:
-        branches = shape.draft_top_k > 1
-        return models.index(model_of(shape)), branches, shape.draft_depth, shape.draft_tokens
-
-    return tuple(sorted((shape for shape in drafts if shape is not None), key=place))
+    drafts = [costs.shape for costs in steps if not costs.offered]
+    return tuple(
+        by_models(
+            (shape for shape in drafts if shape is not None),
+            lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens),
+        )
+    )
 
 
 def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:

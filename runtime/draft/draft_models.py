@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,25 @@ class ModelShape(DraftShape):
 def model_of(shape: DraftShape) -> str:
     """The kind of the model that a shape names; empty where it names none."""
     return shape.drafter if isinstance(shape, ModelShape) else ""
+
+
+def by_model(shape: DraftShape) -> str:
+    """`` of eagle3`` behind a shape's name; empty where the shape names no model."""
+    return f" of {model_of(shape)}" if model_of(shape) else ""
+
+
+def shape_text(shape: DraftShape) -> str:
+    """``2x3x8``, the sizes of a shape, or ``2x3x8 of eagle3``."""
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by_model(shape)}"
+
+
+def by_models(
+    shapes: Iterable[DraftShape], place: Callable[[DraftShape], tuple[int, ...]]
+) -> list[DraftShape]:
+    """Shapes, each once: by model as these first appear, those of a model by ``place``."""
+    once = dict.fromkeys(shapes)
+    models = [*dict.fromkeys(map(model_of, once))]
+    return sorted(once, key=lambda shape: (models.index(model_of(shape)), *place(shape)))
 
 
 def shape_of(model: str, shape: DraftShape) -> DraftShape:

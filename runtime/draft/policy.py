@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, prior_of
 from specbuild.runtime.draft.costs import DraftCosts, Outlook, StepTimes
-from specbuild.runtime.draft.draft_models import model_of
+from specbuild.runtime.draft.draft_models import by_model, shape_text
 from specbuild.runtime.draft.offer import Later, OfferedDepths
 from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -342,7 +342,6 @@ class LearnedPolicies:
 def _named(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
-    by = f" of {model_of(shape)}" if model_of(shape) else ""
     if shape.draft_top_k == 1:
-        return f"chain of {shape.draft_depth}{by}"
-    return f"tree of {shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"
+        return f"chain of {shape.draft_depth}{by_model(shape)}"
+    return f"tree of {shape_text(shape)}"

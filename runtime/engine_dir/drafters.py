@@ -19,7 +19,9 @@ from specbuild.runtime.engine_dir.geometry import (
     PEagleGeometry,
 )
 
-DRAFT_ROLES = ("draft_fuse", "draft", "expand", "select")
+# The roles of a draft: those that are models, and single ops.
+DRAFT_MODEL_ROLES = ("draft_fuse", "draft")
+DRAFT_ROLES = (*DRAFT_MODEL_ROLES, "expand", "select")
 # Cache groups of draft models: the first one's, then those named after the kind of another.
 DRAFT_GROUPS: FeatureOf = {
     "draft": None,

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
-from specbuild.runtime.draft.draft_models import model_of
+from specbuild.runtime.draft.draft_models import model_of, shape_text
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, ProgramEntry
@@ -175,5 +175,4 @@ class _Points:
 def _name(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
-    by = f" of {model_of(shape)}" if model_of(shape) else ""
-    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by}"
+    return shape_text(shape)

@@ -83,10 +83,12 @@ def records(
     engine: Engine,
     prompts: list[Prompt],
     wanted: GenerateParams | Sequence[GenerateParams],
-    shape: Speculation,
+    shape: Speculation = "default",
+    *,
+    drafter: str = "auto",
 ) -> list[RunRecord]:
     """What the engine made of each prompt, in their order."""
-    events = engine.generate(prompts, wanted, speculation=shape)
+    events = engine.generate(prompts, wanted, speculation=shape, drafter=drafter)
     found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [found[i] for i in range(len(prompts))]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_engine import on_gpu, outputs
+from example_engine import on_gpu, outputs, records
 from synthetic_chains import expected_histogram
 from synthetic_models import MAX_SEQ_LEN, successors, tiny
 
@@ -22,8 +22,7 @@ from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.step_measurement import measure_step_costs
-from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 KINDS = ("eagle3", "p-eagle", "dflash")
@@ -72,14 +71,6 @@ def engine(
         yield loaded
 
 
-def decoded(
-    engine: Engine, prompts: Sequence[Prompt], wanted: Sequence[GenerateParams], drafter: str
-) -> list[RunRecord]:
-    events = engine.generate(list(prompts), list(wanted), drafter=drafter)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
-
-
 def texts(models: dict[str, SynthModel], count: int) -> list[Prompt]:
     """Prompts of several lengths, so that sequences begin and end at other steps."""
     ids = models[KINDS[0]].prompts()
@@ -114,11 +105,11 @@ def test_every_bit_is_that_without(
         )
         for i in range(count)
     ]
-    plain = outputs(decoded(engine, prompts, wanted, "none"))
+    plain = outputs(records(engine, prompts, wanted, drafter="none"))
     for drafter in (*KINDS, "auto"):
-        assert outputs(decoded(engine, prompts, wanted, drafter)) == plain, drafter
+        assert outputs(records(engine, prompts, wanted, drafter=drafter)) == plain, drafter
     policy = in_turns(engine, monkeypatch, count)
-    assert outputs(decoded(engine, prompts, wanted, "auto")) == plain
+    assert outputs(records(engine, prompts, wanted, drafter="auto")) == plain
     used = {model_of(o.shape) for o in policy.outcomes if isinstance(o.shape, DraftShape)}
     assert used == set(KINDS)
 
@@ -130,7 +121,7 @@ def test_each_accepts_what_its_rules_say(
     target, draft = successors(models[kind])
     wanted = [GenerateParams(TOKENS)] * BATCH
     depth = engine.default_draft.max_depth
-    for record in decoded(engine, texts(models, BATCH), wanted, kind):
+    for record in records(engine, texts(models, BATCH), wanted, drafter=kind):
         expected = expected_histogram(record, target, draft, depth)
         assert list(record.stats.acceptance_histogram) == expected
 
@@ -145,7 +136,7 @@ def test_no_cache_lacks_a_token_whoever_drafted(
         engine.keep_prefixes()
     for _ in range(1 + cached):
         policy = in_turns(engine, monkeypatch, 9)
-        (record,) = decoded(engine, texts(models, 1), [GenerateParams(TOKENS)], "auto")
+        (record,) = records(engine, texts(models, 1), [GenerateParams(TOKENS)], drafter="auto")
     assert not cached or record.stats.cached_tokens > 0
     root, met = record.output_ids[0], set()
     for outcome in policy.outcomes:
@@ -170,9 +161,9 @@ def test_every_models_steps_are_timed_and_chosen_among(
     assert all(costs.step_s(shape, batch=1, context=64) for shape in shapes)
     monkeypatch.setattr(engine.decoder, "_step_costs", costs)
     prompts, wanted = texts(models, 3), [GenerateParams(TOKENS)] * 3
-    plain = outputs(decoded(engine, prompts, wanted, "none"))
+    plain = outputs(records(engine, prompts, wanted, drafter="none"))
     for drafter in ("auto", *KINDS):
-        assert outputs(decoded(engine, prompts, wanted, drafter)) == plain
+        assert outputs(records(engine, prompts, wanted, drafter=drafter)) == plain
         reason = engine.default_draft.reason
         assert "measured on" in reason
         assert drafter == "auto" or f"of {drafter}" in reason or "no draft:" in reason

@@ -16,8 +16,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.measure.step_measurement import measure_step_costs
-from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 TOKENS = 64
@@ -50,12 +49,6 @@ def with_costs(engine: Engine, costs: StepCosts) -> Engine:
     return Engine(engine.manifest, engine.executor, text=engine.text, step_costs=costs)
 
 
-def by_default(engine: Engine, prompts: list[Prompt], params: GenerateParams) -> list[RunRecord]:
-    events = engine.generate(prompts, params)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_changing_drafts_change_no_token_and_no_bit_of_a_logprob(
     engine: Engine, prompts: list[Prompt], costs: StepCosts, temperature: float
@@ -70,7 +63,7 @@ def test_changing_drafts_change_no_token_and_no_bit_of_a_logprob(
     decoder._default_policy = lambda *_, **__: policy  # type: ignore[method-assign]
     for few in (prompts[:1], prompts[:7]):
         plain = records(engine, few, params, None)
-        for a, b in zip(plain, by_default(switching, few, params), strict=True):
+        for a, b in zip(plain, records(switching, few, params), strict=True):
             assert a.output_ids == b.output_ids
             assert a.logprobs == b.logprobs
     executor = engine.executor
@@ -87,7 +80,7 @@ def test_a_draft_after_a_pause_accepts_as_one_that_never_paused(
         policy = Scripted([*[None] * pause, CHAIN])
         paused = with_costs(engine, costs)
         paused.decoder._default_policy = lambda *_, p=policy, **__: p  # type: ignore[attr-defined]
-        by_default(paused, prompts[:8], params)
+        records(paused, prompts[:8], params)
         means.append(sum(policy.accepted[CHAIN]) / len(policy.accepted[CHAIN]))
     print(f"accepted of a chain of 3: {means[0]:.2f} at every step, {means[1]:.2f} after pauses")
     assert means[1] > 0.75 * means[0]
@@ -113,7 +106,7 @@ def test_the_default_goes_by_the_table(
     params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     measured = with_costs(engine, costs)
     plain = records(engine, prompts[:4], params, None)
-    for a, b in zip(plain, by_default(measured, prompts[:4], params), strict=True):
+    for a, b in zip(plain, records(measured, prompts[:4], params), strict=True):
         assert a.output_ids == b.output_ids
         assert a.logprobs == b.logprobs
     print(measured.default_draft.reason)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from example_engine import EXAMPLE, build_example, example_prompts, on_gpu, outputs
+from example_engine import EXAMPLE, build_example, example_prompts, on_gpu, outputs, records
 from synthetic_models import LEVELS, MAX_SEQ_LEN, OUTPUT_TOKENS, successors, tiny
 
 from specbuild.builder.build import build
@@ -20,8 +20,7 @@ from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.step_measurement import measure_step_costs
-from specbuild.runtime.records import RunRecord
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 CHAIN = DraftShape(1, LEVELS, LEVELS)
@@ -49,14 +48,6 @@ def engine(
         yield loaded
 
 
-def decoded(
-    engine: Engine, prompts: Sequence[Prompt], wanted: Sequence[GenerateParams], drafter: str
-) -> list[RunRecord]:
-    events = engine.generate(prompts, wanted, drafter=drafter)
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
-
-
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("count", [1, 3, 8, 20])
 def test_every_bit_is_that_without(engine: Engine, count: int, temperature: float) -> None:
@@ -71,13 +62,13 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
         )
         for i in range(count)
     ]
-    plain = outputs(decoded(engine, prompts, wanted, "none"))
+    plain = outputs(records(engine, prompts, wanted, drafter="none"))
     steps = []
     # From the second time on the answers are known texts.
     for drafter in ("suffix", "suffix", "auto", "auto"):
-        records = decoded(engine, prompts, wanted, drafter)
-        assert outputs(records) == plain
-        steps.append(sum(record.stats.steps for record in records))
+        made = records(engine, prompts, wanted, drafter=drafter)
+        assert outputs(made) == plain
+        steps.append(sum(record.stats.steps for record in made))
     assert steps[1] < 0.7 * sum(len(ids) for ids, _ in plain)
     counted = engine.decoder.suffix_statistics
     assert counted is not None and counted.cached_accepted_tokens > 0
@@ -136,7 +127,7 @@ def test_the_draft_behind_a_long_chain_is_right_where_its_rules_say(tmp_path: Pa
         assert isinstance(engine.decoder, DeviceDecoder)
         policy = Alternating()
         engine.decoder._default_policy = lambda _, **__: policy
-        [record] = decoded(engine, [prompt], [GenerateParams(OUTPUT_TOKENS)], "auto")
+        [record] = records(engine, [prompt], [GenerateParams(OUTPUT_TOKENS)], drafter="auto")
     place, met, longest = 1, 0, 0
     for outcome in policy.outcomes:
         accepted, root = outcome.accepted[0], record.output_ids[place - 1]

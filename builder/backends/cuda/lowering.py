@@ -11,7 +11,6 @@ from functools import partial
 
 import onnx_ir as ir
 
-from specbuild.builder.backends.backend import DRAFT_MODEL_ROLES
 from specbuild.builder.backends.cuda.fusions.capture import fuse_captures
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
@@ -37,7 +36,7 @@ from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_table
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.plugins_cuda.linear.storage import BF16, storage_named
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, own_name
+from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, DRAFT_MODEL_ROLES, own_name
 
 
 def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model], int]:

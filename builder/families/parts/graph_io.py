@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -80,6 +81,11 @@ class LatentPool(NamedTuple):
     """The only pool of a layer that caches a latent in its keys' and values' place."""
 
     c: torch.Tensor
+
+
+def layer_pools(values: Sequence[Any]) -> LayerPools | LatentPool:
+    """The pools of one layer, keys and values or a latent, of what its ports give."""
+    return LatentPool(*values) if len(values) == 1 else LayerPools(*values)
 
 
 @dataclass(frozen=True)
