@@ -14,10 +14,8 @@ from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.kernel_arguments import ReadFile
 from specbuild.runtime.executors.cuda.memory import (
     DeviceMemory,
+    PortPlace,
     Ports,
-    item_type,
-    port_bytes,
-    row_bytes,
 )
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
@@ -91,39 +89,42 @@ class CudaExecutor:
     def write(self, name: str, values: np.ndarray, *, row: int = 0) -> None:
         """Puts values into a port from a row on; they may change when this returns."""
         port = self._ports[name]
-        data = np.ascontiguousarray(values, item_type(port))
-        if row < 0 or row * row_bytes(port) + data.nbytes > port_bytes(port):
+        data, first = np.ascontiguousarray(values, port.dtype), row * port.row_bytes
+        if row < 0 or first + data.nbytes > port.nbytes:
             raise SpecbuildError(
                 f"port {name} holds {port.shape}, {values.shape} from row {row} on do not fit"
             )
-        self._staging.upload(self._ports.address(name, row), data)
+        self._staging.upload(port.address + first, data)
 
     def fill(self, name: str, value: float, *, row: int = 0, rows: int = 1) -> None:
         """Sets every element of some rows of a port of 32-bit elements."""
         port = self._rows_of(name, row, rows)
-        word = int(np.array(value, item_type(port)).view(np.uint32))
-        words = rows * row_bytes(port) // 4
-        self._gpu.fill(self._ports.address(name, row), word, words, self._stream)
+        word = int(np.array(value, port.dtype).view(np.uint32))
+        address = port.address + row * port.row_bytes
+        self._gpu.fill(address, word, rows * port.row_bytes // 4, self._stream)
 
     def copy(self, source: str, row: int, target: str, target_row: int) -> None:
         """Copies a row of a port to one of another: as much as the smaller row has."""
-        ports = self._rows_of(source, row, 1), self._rows_of(target, target_row, 1)
-        nbytes = min(map(row_bytes, ports))
-        place = self._ports.address(target, target_row)
-        self._gpu.copy(place, self._ports.address(source, row), nbytes, self._stream)
+        read, written = self._rows_of(source, row, 1), self._rows_of(target, target_row, 1)
+        self._gpu.copy(
+            written.address + target_row * written.row_bytes,
+            read.address + row * read.row_bytes,
+            min(read.row_bytes, written.row_bytes),
+            self._stream,
+        )
 
     def read(self, name: str, *, rows: int | None = None) -> np.ndarray:
         """A port's values once all that is queued is done; its first ``rows`` rows."""
         count = self._ports[name].shape[0] if rows is None else rows
         port = self._rows_of(name, 0, count)
-        data = self._staging.download(self._ports.address(name), count * row_bytes(port))
-        return data.view(item_type(port)).reshape(count, *port.shape[1:])
+        data = self._staging.download(port.address, count * port.row_bytes)
+        return data.view(port.dtype).reshape(count, *port.shape[1:])
 
     def fetch(self, name: str) -> Callable[[], np.ndarray]:
         """Queues the reading of a port; what it returns waits for that, and for nothing behind."""
         port = self._ports[name]
-        arrived = self._fetches.start(self._ports.address(name), port_bytes(port))
-        return lambda: arrived().view(item_type(port)).reshape(port.shape)
+        arrived = self._fetches.start(port.address, port.nbytes)
+        return lambda: arrived().view(port.dtype).reshape(port.shape)
 
     def peek(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
         """Bytes of a buffer of the plan, uint8, once all that is queued is done."""
@@ -174,7 +175,7 @@ class CudaExecutor:
         self._closing.close()
         self._gpu.close()
 
-    def _rows_of(self, name: str, row: int, rows: int) -> Port:
+    def _rows_of(self, name: str, row: int, rows: int) -> PortPlace:
         """The port, which must have these rows."""
         port = self._ports[name]
         if not 0 <= row <= row + rows <= port.shape[0]:

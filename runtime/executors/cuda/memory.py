@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,54 +108,68 @@ class DeviceMemory:
         self._gpu.release_host(self._ring_memory)
 
 
+@dataclass(frozen=True, slots=True)
+class PortPlace:
+    """A port's shape, and the numpy ``dtype`` that holds its elements.
+
+    ``address`` is where it begins on the device, ``nbytes`` its size, ``row_bytes`` that of one row
+    of its first axis.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    address: int
+    nbytes: int
+    row_bytes: int
+
+
 class Ports:
     """A plan's ports by name: where a row lies, what it holds."""
 
     def __init__(self, plan: Plan, memory: DeviceMemory) -> None:
-        self._ports = {port.name: port for port in plan.ports}
-        self._memory = memory
         check_ports(plan)
+        self._ports = {port.name: port for port in plan.ports}
+        # Looked at for every value that a launch is given: too often to be computed each time.
+        self._places = {port.name: _place_of(port, memory.addresses) for port in plan.ports}
+        self._memory = memory
 
     def find(self, name: str) -> Port | None:
         """The port, None where the plan has none of this name."""
         return self._ports.get(name)
 
-    def __getitem__(self, name: str) -> Port:
+    def __getitem__(self, name: str) -> PortPlace:
         """The port; EngineFileError where the plan has none of this name."""
-        if name not in self._ports:
+        place = self._places.get(name)
+        if place is None:
             raise EngineFileError(f"the plan has no port {name!r}; build the engine again")
-        return self._ports[name]
-
-    def address(self, name: str, row: int = 0) -> int:
-        """Where a row of the port's first axis begins."""
-        port = self[name]
-        return self._memory.addresses[port.buffer] + port.offset + row * row_bytes(port)
+        return place
 
     def ring(self, name: str) -> np.ndarray:
         """A port in host memory, as the device's writes show in it."""
-        port = self[name]
+        place, port = self[name], self._ports[name]
         held = self._memory.ring.get(port.buffer)
         if held is None:
             raise EngineFileError(f"port {name!r} lies in no ring buffer; build the engine again")
-        data = held[port.offset : port.offset + port_bytes(port)]
-        return data.view(item_type(port)).reshape(port.shape)
+        data = held[port.offset : port.offset + place.nbytes]
+        return data.view(place.dtype).reshape(place.shape)
 
 
-def item_type(port: Port) -> np.dtype[np.generic]:
+def _place_of(port: Port, addresses: Sequence[int]) -> PortPlace:
+    nbytes = _port_bytes(port)
+    address = addresses[port.buffer] + port.offset
+    return PortPlace(port.shape, _item_type(port), address, nbytes, nbytes // port.shape[0])
+
+
+def _item_type(port: Port) -> np.dtype[np.generic]:
     """The numpy type that holds the port's elements."""
     if port.dtype not in _ITEMS:
         raise EngineFileError(f"port {port.name!r} has element type {port.dtype!r}; build it again")
     return _ITEMS[port.dtype]
 
 
-def port_bytes(port: Port) -> int:
+def _port_bytes(port: Port) -> int:
     """Bytes of the whole port."""
-    return math.prod(port.shape) * item_type(port).itemsize
-
-
-def row_bytes(port: Port) -> int:
-    """Bytes of one row of the first axis."""
-    return port_bytes(port) // port.shape[0]
+    return math.prod(port.shape) * _item_type(port).itemsize
 
 
 def check_ports(plan: Plan) -> None:
@@ -171,8 +185,8 @@ def check_ports(plan: Plan) -> None:
 def _lies_inside(port: Port, buffers: tuple[Buffer, ...]) -> bool:
     if not 0 <= port.buffer < len(buffers) or min(port.shape, default=0) < 1:
         return False
-    last = buffers[port.buffer].bytes - port_bytes(port)
-    return 0 <= port.offset <= last and port.offset % item_type(port).itemsize == 0
+    last = buffers[port.buffer].bytes - _port_bytes(port)
+    return 0 <= port.offset <= last and port.offset % _item_type(port).itemsize == 0
 
 
 def _check_ring(ports: list[Port]) -> None:
