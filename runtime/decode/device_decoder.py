@@ -16,11 +16,17 @@ from specbuild.runtime.decode.program_costs import ProgramCosts, ProgramOffers
 from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows, scored
+from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
 from specbuild.runtime.draft.offer_policy import OfferPolicy, UnmeasuredOffers
-from specbuild.runtime.draft.policy import DraftPolicy, default_policy, undrafted
+from specbuild.runtime.draft.policy import (
+    DraftPolicy,
+    LearnedPolicies,
+    default_policy,
+    undrafted,
+)
 from specbuild.runtime.draft.registry import AUTO, sources
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.suffix import SuffixDrafter
@@ -55,6 +61,7 @@ class DeviceDecoder(Decoder):
         self._executor = executor
         self._programs = ProgramTable(executor.plan)
         self._step_costs = step_costs if manifest.drafters else None
+        self._believed = LearnedPolicies()
         self._without_costs = without_costs
         self._offer_costs: dict[bool, ProgramOffers] = {}
         self._suffix: SuffixDrafter | None = None
@@ -170,7 +177,7 @@ class DeviceDecoder(Decoder):
         costs = self._step_costs
         policy: DraftPolicy
         if costs is None or not kinds:
-            policy = self._unmeasured(models) if models else undrafted()
+            policy = self._unmeasured(models, sampled=sampled, full_logits=full_logits)
             if offering is not None:
                 policy = UnmeasuredOffers(policy, most_depth=self._programs.most_offered)
         else:
@@ -189,10 +196,27 @@ class DeviceDecoder(Decoder):
         self._last = policy
         return policy
 
-    def _unmeasured(self, models: Sequence[ModelDrafter]) -> DraftPolicy:
-        """The engine's default, where no costs were measured."""
-        return default_policy(
-            self._manifest, self._without_costs, shape=self._default_of(models[0])
+    def _unmeasured(
+        self, models: Sequence[ModelDrafter], *, sampled: bool, full_logits: bool
+    ) -> DraftPolicy:
+        """Where no costs were measured: the engine's default, of several models the one whose own
+        steps give most."""
+        if not models:
+            return undrafted()
+        defaults = [self._default_of(model) for model in models]
+        shapes = [shape for shape in defaults if shape is not None]
+        if len(shapes) < 2:
+            return default_policy(self._manifest, self._without_costs, shape=defaults[0])
+        names = [self._name_of(model) for model in models]
+        costs = ProgramCosts(
+            believed_costs(shapes, batch=self._manifest.limits.max_batch_size),
+            self._programs,
+            full_logits=full_logits,
+            models=names,
+            origin=f"of this process's own steps, for {self._without_costs}",
+        )
+        return self._believed.next(
+            costs, sampled=sampled, full_logits=full_logits, drafter="+".join(names)
         )
 
     def _default_of(self, model: ModelDrafter) -> DraftShape | None:
@@ -227,7 +251,7 @@ class DeviceDecoder(Decoder):
         if self._step_costs is not None or not isinstance(setting.drafter, str):
             return None
         models, _ = sources(self._manifest, setting.drafter)
-        return self._default_of(models[0]) if models else None
+        return self._default_of(models[0]) if len(models) == 1 else None
 
     def _check(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)

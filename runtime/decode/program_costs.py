@@ -23,7 +23,8 @@ _HOST_S = 150e-6
 class ProgramCosts:
     """The drafts that were measured and that the engine has steps for, of some draft models.
 
-    ``models`` are named as shapes name them: empty for the only one of an engine. Full logits,
+    ``models`` are named as shapes name them: empty for the only one of an engine. ``origin`` says
+    where the costs are from, if they were not measured on a GPU. Full logits,
     where they are written, cost every step the same and change no choice: a run's own times correct
     for them.
     """
@@ -35,11 +36,12 @@ class ProgramCosts:
         *,
         full_logits: bool,
         models: Sequence[str] = ("",),
+        origin: str = "",
     ) -> None:
         shapes = [shape for shape in programs.shapes() if model_of(shape) in models]
         most = {s: programs.most_sequences(s, full_logits=full_logits) for s in shapes}
         self.shapes = tuple(s for s in costs.shapes() if most.get(s, 0) > 0)
-        self.origin = f"measured on {costs.gpu}"
+        self.origin = origin or f"measured on {costs.gpu}"
         self._most: list[tuple[DraftShape, int]] = [(s, most[s]) for s in self.shapes]
         self._costs = costs
         self._known: dict[tuple[int, int], list[float]] = {}

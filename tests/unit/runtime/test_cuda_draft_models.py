@@ -304,23 +304,25 @@ PARAMS = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
 
 
 @pytest.mark.parametrize("count", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "drafter", [pytest.param("eagle3", marks=pytest.mark.slow), "p-eagle", "auto"]
-)
-def test_a_run_drafts_with_whom_it_asks_for(
-    made: Made, both: LoweredEngine, drafter: str, count: int
-) -> None:
-    """Under ``auto`` without measured costs that is the first. Acceptance is by the rules."""
+@pytest.mark.parametrize("drafter", [pytest.param("eagle3", marks=pytest.mark.slow), "p-eagle"])
+def test_a_run_drafts_with_one(made: Made, both: LoweredEngine, drafter: str, count: int) -> None:
     engine, runner = engine_of(both)
     batch = made.prompts[:count]
     result = run(engine, batch, PARAMS, drafter=drafter)
-    kind = KINDS[0] if drafter == "auto" else drafter
     for ids, record in zip(batch, result.records, strict=True):
         assert list(record.prompt_ids) == ids
-        expected = expected_histogram(record, *made.says(kind), LEVELS)
+        expected = expected_histogram(record, *made.says(drafter), LEVELS)
         assert list(record.stats.acceptance_histogram) == expected
     drafted = {name.split(".")[1] for name in runner.started if name.count("-") > 2}
-    assert all(name.startswith(kind) for name in drafted) and drafted
+    assert all(name.startswith(drafter) for name in drafted) and drafted
+
+
+def test_auto_tries_each_where_no_costs_were_measured(made: Made, both: LoweredEngine) -> None:
+    engine, _ = engine_of(both)
+    plain, auto = (run(engine, made.prompts[:1], PARAMS, drafter=d).ids for d in ("none", "auto"))
+    policy = engine.default_draft
+    assert auto == plain and "this process's own steps" in policy.reason
+    assert [model_of(shape) for shape in policy._costs.shapes] == [*KINDS]
 
 
 @pytest.mark.parametrize("seed", [5, pytest.param(6, marks=pytest.mark.slow)])

@@ -8,10 +8,17 @@ from itertools import groupby
 import numpy as np
 import pytest
 
+from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, Outlook, StepTimes
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
-from specbuild.runtime.draft.policy import LearnedPolicies, MeasuredPolicy, StepOutcome
+from specbuild.runtime.draft.policy import (
+    DraftPolicy,
+    FixedPolicy,
+    LearnedPolicies,
+    MeasuredPolicy,
+    StepOutcome,
+)
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = tuple(range(1, 9))
@@ -30,24 +37,29 @@ def policy(tables: dict[str, tuple[CostTable, int]] = TABLES) -> MeasuredPolicy:
 class Simulated:
     """Steps that take what the tables say; each model takes up what it missed when it drafts."""
 
-    def __init__(self, chances: dict[str, float], seed: int) -> None:
+    def __init__(
+        self, chances: dict[str, float], seed: int, *, slower: float = 1.0, row_s: float = ROW_S
+    ) -> None:
         self.chances, self.random = chances, np.random.default_rng(seed)
+        self.slower, self.row_s = slower, row_s
         self.behind = dict.fromkeys(chances, 1)
         self.seconds, self.tokens = 0.0, 0
 
-    def run(self, chosen: MeasuredPolicy, steps: int) -> list[str]:
+    def run(self, chosen: DraftPolicy, steps: int) -> list[str]:
         """The models that drafted, the newest last; empty for none."""
         used = []
         for _ in range(steps):
             first, *others = self.behind.values()
             outlook = Outlook(1, 10_000, first, others_behind=tuple(others))
             shape = chosen.shape(outlook)
+            assert shape is None or isinstance(shape, DraftShape)
             kind = "" if shape is None else model_of(shape)
             depth = 0 if shape is None else shape.draft_depth
             step_s = TARGET_S[depth]
             if kind:
                 table = TABLES[kind][0]
-                step_s += table.chain_s(depth) + ROW_S * self.behind[kind]
+                step_s += table.chain_s(depth) + self.row_s * self.behind[kind]
+            step_s *= self.slower
             hits = self.random.random(depth) < self.chances.get(kind, 0.0)
             accepted = depth if hits.all() else int(np.argmin(hits))
             chosen.observe(StepOutcome(outlook, shape, [depth], [accepted], step_s))
@@ -95,6 +107,53 @@ def test_the_better_model_changes_with_the_text() -> None:
     assert engine.run(chosen, 400)[-50:].count("levels") > 40
     engine.chances = {"levels": 0.2, "pass": 0.85}
     assert engine.run(chosen, 400)[-50:].count("pass") > 40
+
+
+class Believed:
+    """Chains of 4 of both models, of which no time was measured, as on a device."""
+
+    origin = "believed"
+
+    def __init__(self, *kinds: str) -> None:
+        self.shapes = tuple(ModelShape(1, 4, 4, kind) for kind in kinds)
+        table = believed_costs(self.shapes, batch=3)
+        self._times = [table.step_s(s, batch=1, context=0) for s in (None, *self.shapes)]
+
+    def step_s(self, outlook: Outlook) -> list[float]:
+        del outlook
+        return self._times
+
+    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+        del shape, outlook
+        return 0.0
+
+
+@pytest.mark.parametrize("slower", [0.2, 1.0, 8.0])
+@pytest.mark.parametrize(
+    ("chances", "share"),
+    [
+        ({"levels": 0.8, "pass": 0.3}, 0.96),
+        ({"levels": 0.3, "pass": 0.8}, 0.97),
+        # These differ by a tenth of a step's time.
+        ({"levels": 0.7, "pass": 0.7}, 0.93),
+    ],
+    ids=str,
+)
+def test_a_few_steps_say_who_is_better_where_no_time_was_measured(
+    chances: dict[str, float], share: float, slower: float
+) -> None:
+    """At this share of a chain of the better one, whatever a step takes on the machine."""
+    ratios = []
+    for seed in range(5):
+        engine = Simulated(chances, seed, slower=slower, row_s=0.0)
+        engine.run(MeasuredPolicy(Believed(*chances)), 1200)
+        rates = []
+        for kind, chance in chances.items():
+            alone = Simulated({kind: chance}, seed, slower=slower, row_s=0.0)
+            alone.run(FixedPolicy(ModelShape(1, 4, 4, kind), max_depth=4, reason=""), 1200)
+            rates.append(alone.rate)
+        ratios.append(engine.rate / max(rates))
+    assert np.median(ratios) >= share
 
 
 class TakenUpAlways(ChainsByModel):
