@@ -48,13 +48,6 @@ class SynthModel:
             raise SpecbuildError(
                 f"--unique-layers {unique} must lie between 1 and the {self.target.layers} layers"
             )
-        kinds = self.target.layer_feed_forwards
-        other = next((i for i, k in enumerate(kinds) if unique and kinds[i % unique] != k), None)
-        if unique and other is not None:
-            raise SpecbuildError(
-                f"--unique-layers {unique} lets layer {other % unique} stand for layer {other}, "
-                "which is of another kind; leave it out"
-            )
         self.draft: DraftGeometry | None = None
         if options.acceptance is not None:
             self.draft = self.made_draft.geometry(self.target, self._named.draft)
@@ -150,7 +143,13 @@ class SynthModel:
         if unique is None or not name.startswith(prefix):
             return name
         index, rest = name.removeprefix(prefix).split(".", 1)
-        return f"{prefix}{int(index) % unique}.{rest}"
+        return f"{prefix}{self._stored_layer(int(index), unique)}.{rest}"
+
+    def _stored_layer(self, layer: int, unique: int) -> int:
+        """Which of the first ``unique`` layers of its kind stands for a layer."""
+        kinds = self.target.layer_feed_forwards
+        alike = [i for i, kind in enumerate(kinds) if kind == kinds[layer]]
+        return alike[alike.index(layer) % unique]
 
     def prompts(self) -> list[list[int]]:
         """Prompts from which greedy decoding meets tokens of the draft's vocabulary only."""

@@ -54,7 +54,7 @@ class SynthOptions(OptionGroup):
     unique_layers: Annotated[
         int | None,
         Described(
-            "Store U layers and name them again for the others; needs --engine.",
+            "Store U layers of each kind and name them again for the others; needs --engine.",
             "U",
             least=1,
             shown="all",

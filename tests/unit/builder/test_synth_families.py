@@ -154,5 +154,24 @@ def test_what_such_a_model_has_by_itself_is_not_asked_for() -> None:
             tiny(**{option: 16})
         with pytest.raises(SpecbuildError, match="tiny-llama is a llama"):
             tiny("tiny-llama", **{option: 16})
-    with pytest.raises(SpecbuildError, match="lets layer 0 stand for layer 2, which is of another"):
-        tiny(unique_layers=2)
+
+
+def test_unique_layers_are_so_many_of_each_kind(tmp_path: Path) -> None:
+    """A dense layer stands for dense ones, one with experts for those that have some."""
+    model = tiny(unique_layers=1)
+    kinds = model.target.layer_feed_forwards
+    assert len(set(kinds)) == 2
+    for layer, kind in enumerate(kinds):
+        name = f"model.layers.{layer}.self_attn.o_proj.weight"
+        assert model.origin(name) == name.replace(f".{layer}.", f".{kinds.index(kind)}.")
+    options = BuildOptions.from_flat(
+        model=Path("tiny-mla"), output=tmp_path / "engine", max_seq_len=128, max_batch_size=1
+    )
+    build_engine(model, options, SilentProgress())
+    after = dict(itertools.pairwise(model.rules.cycle.tolist()))
+    prompt = Prompt(id="0", prompt_ids=tuple(model.prompts()[0]))
+    params = GenerateParams(max_new_tokens=12, ignore_eos=True)
+    *_, end = Engine.load(options.output).generate([prompt], params, speculation=None)
+    assert isinstance(end, FinishEvent)
+    ids = (end.record.prompt_ids[-1], *end.record.output_ids)
+    assert all(after.get(a, b) == b for a, b in itertools.pairwise(ids))
