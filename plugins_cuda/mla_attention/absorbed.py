@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Target, Workspace
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    OpLaunch,
+    Target,
+    Unsupported,
+    Workspace,
+)
 from specbuild.plugins_cuda.mla_attention.geometry import ABSORBED_HEADS, PANEL, LatentGeometry
 
 THREADS = 384
@@ -14,6 +23,10 @@ PROJECT_SCRATCH_BYTES = 36 << 10
 # Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
 # one where each has a multiprocessor to itself, two to keep it busy where they take turns.
 MOST_AHEAD = {1: 9, 2: 4}
+# Columns of a value that a CTA has the weights of, and rows of a prompt's chunk that it takes.
+MOST_COLUMNS, PROMPT_PROJECT_ROWS = 128, 32
+# A chunk of a prompt is refused that would leave more than so much behind for its second launch.
+MOST_PROMPT_STATE_BYTES = 512 << 20
 
 # Tiles of a split, by the tiles that a row sees: constants, as a row's sums go split by split. A
 # split leaves a state of 2 · value bytes a head, as much as a tile of it: a long context has no
@@ -24,8 +37,27 @@ SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MOST_SPLITS = 160, 4, 8, 132
 BYTES_TO_KEEP = 16 << 20
 
 
+@dataclass(frozen=True)
+class AbsorbedCut:
+    """What a row's context is cut by (latent_slots.cuh), and the most splits that a row has."""
+
+    short_context: int
+    short_split: int
+    long_split: int
+    most_splits: int
+    places: int
+
+
+def absorbed_cut(shape: LatentGeometry, *, prompt: bool) -> AbsorbedCut:
+    """The cut of a layer. Rows of a prompt fill the GPU by their number: each has one split."""
+    if prompt:
+        return AbsorbedCut(0, 1, 1, 1, 1)
+    places = absorbed_places(shape)
+    return AbsorbedCut(SHORT_CONTEXT, SHORT_SPLIT, LONG_SPLIT, MOST_SPLITS, places)
+
+
 def absorbed_places(shape: LatentGeometry) -> int:
-    """The most splits that a row of this layer has."""
+    """The most splits that a row of this layer has where it decodes."""
     tiles = -(-shape.capacity // shape.tile)
     if shape.window:
         tiles = min(tiles, -(-(shape.window - 1) // shape.tile) + 1)
@@ -33,13 +65,42 @@ def absorbed_places(shape: LatentGeometry) -> int:
     return max(short, min(MOST_SPLITS, -(-tiles // LONG_SPLIT) if tiles > SHORT_CONTEXT else 0))
 
 
-def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, ...]) -> Lowering:
+def lower_absorbed(
+    shape: LatentGeometry, target: Target, arguments: tuple[str, ...], *, prompt: bool
+) -> Lowering:
     """A state of every split, row and head; then the splits join and become values."""
-    places = absorbed_places(shape)
-    states = shape.rows * shape.q_heads * places
+    cut = absorbed_cut(shape, prompt=prompt)
+    states = shape.rows * shape.q_heads * cut.places
+    launches = (
+        _attend(shape, cut, target, arguments),
+        _project(shape, cut, target, PROMPT_PROJECT_ROWS if prompt else 1),
+    )
+    workspaces = (
+        Workspace("workspace_sums", 16 * states),
+        Workspace("workspace_values", _state_bytes(shape, cut.places)),
+        Workspace("workspace_counts", 4 * shape.rows),
+    )
+    return Lowering(launches, workspaces)
+
+
+def absorbed_refusal(shape: LatentGeometry) -> Unsupported | None:
+    """Why a prompt's chunk has too many rows, if it does."""
+    needed = _state_bytes(shape, absorbed_cut(shape, prompt=True).places)
+    if needed <= MOST_PROMPT_STATE_BYTES:
+        return None
+    return Unsupported(
+        f"MlaAttention: a prompt's chunk of {shape.rows} rows and {shape.q_heads} heads leaves "
+        f"{needed >> 20} MiB of sums, at most {MOST_PROMPT_STATE_BYTES >> 20} are for that: take "
+        "fewer rows at a time."
+    )
+
+
+def _project(shape: LatentGeometry, cut: AbsorbedCut, target: Target, rows: int) -> OpLaunch:
+    """The second launch, of which a CTA takes so many rows."""
     fits = target.two_fit(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
     ctas = 2 if fits and shape.rows * shape.q_heads > target.multiprocessors else 1
-    project = Kernel(
+    columns = min(shape.v_width, MOST_COLUMNS)
+    kernel = Kernel(
         "mla_attention",
         "project_absorbed",
         (
@@ -47,8 +108,10 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
             ("Q_HEADS", shape.q_heads),
             ("V_HEADS", shape.v_heads),
             ("V_WIDTH", shape.v_width),
+            ("COLUMNS", columns),
             ("VALUE", shape.value),
-            ("PLACES", places),
+            ("PLACES", cut.places),
+            ("PROJECT_ROWS", rows),
             ("HAS_SINKS", int(shape.has_sinks)),
             ("HAS_BIAS", int(shape.has_value_bias)),
             ("CTAS_OF_AN_SM", ctas),
@@ -57,25 +120,16 @@ def lower_absorbed(shape: LatentGeometry, target: Target, arguments: tuple[str, 
         ),
         file="absorbed_values.cu",
     )
-    launches = (
-        _attend(shape, places, target, arguments),
-        OpLaunch(
-            project,
-            grid=(shape.q_heads, shape.rows, 1),
-            block=PROJECT_THREADS,
-            shared_bytes=_weight_bytes(shape),
-            arguments=(
-                *("w_v", "b_v", "row_start", "sinks", "attended"),
-                *("workspace_sums", "workspace_values", "workspace_counts"),
-            ),
+    return OpLaunch(
+        kernel,
+        grid=(shape.q_heads, -(-shape.rows // rows), shape.v_width // columns),
+        block=PROJECT_THREADS,
+        shared_bytes=_weight_bytes(shape),
+        arguments=(
+            *("w_v", "b_v", "row_start", "sinks", "attended"),
+            *("workspace_sums", "workspace_values", "workspace_counts"),
         ),
     )
-    workspaces = (
-        Workspace("workspace_sums", 16 * states),
-        Workspace("workspace_values", _state_bytes(shape, places)),
-        Workspace("workspace_counts", 4 * shape.rows),
-    )
-    return Lowering(launches, workspaces)
 
 
 def _state_bytes(shape: LatentGeometry, places: int) -> int:
@@ -89,13 +143,14 @@ def _keeps_states(shape: LatentGeometry, places: int) -> bool:
 
 
 def _weight_bytes(shape: LatentGeometry) -> int:
-    """Of a head's weights, 16 bytes for each thread of as many rows as it takes at once."""
-    rows = PROJECT_THREADS // (shape.v_width // 8)
+    """Of a head's weights, or those of ``MOST_COLUMNS`` of its columns: 16 bytes for each thread of
+    as many rows as it takes at once."""
+    rows = PROJECT_THREADS // (min(shape.v_width, MOST_COLUMNS) // 8)
     return -(-shape.value // rows) * PROJECT_THREADS * 16
 
 
 def _attend(
-    shape: LatentGeometry, places: int, target: Target, arguments: tuple[str, ...]
+    shape: LatentGeometry, cut: AbsorbedCut, target: Target, arguments: tuple[str, ...]
 ) -> OpLaunch:
     constants = (
         *shape.walk_constants(),
@@ -105,12 +160,12 @@ def _attend(
         ("BATCH", shape.batch),
         ("ROWS", 1),
         ("LISTED", 0),
-        ("PLACES", places),
-        ("SHORT_CONTEXT", SHORT_CONTEXT),
-        ("SHORT_SLOT", SHORT_SPLIT),
-        ("LONG_SLOT", LONG_SPLIT),
-        ("MOST_SLOTS", MOST_SPLITS),
-        ("EVICT_FIRST", int(_keeps_states(shape, places))),
+        ("PLACES", cut.places),
+        ("SHORT_CONTEXT", cut.short_context),
+        ("SHORT_SLOT", cut.short_split),
+        ("LONG_SLOT", cut.long_split),
+        ("MOST_SLOTS", cut.most_splits),
+        ("EVICT_FIRST", int(_keeps_states(shape, cut.places))),
         ("LAUNCH_ROWS", shape.rows),
         ("SHARED_BYTES", absorbed_shared_bytes(shape)),
     )
@@ -123,7 +178,7 @@ def _attend(
             file="absorbed.cu",
             hot=shape.entry % PANEL == 0,
         ),
-        grid=(_ctas(shape, places, target), shape.head_groups, 1),
+        grid=(_ctas(shape, cut.places, target), shape.head_groups, 1),
         block=THREADS,
         shared_bytes=absorbed_shared_bytes(shape),
         arguments=("q", "c_pool", *arguments, "workspace_counts"),

@@ -7,14 +7,15 @@
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
 //   workspace_sums, workspace_values, workspace_counts   as in absorbed.cu
 //
-// Grid (Q_HEADS, T): a row and head. A slot's weight is by the greatest of the scores that slots
+// Grid (Q_HEADS, groups of PROJECT_ROWS rows, groups of COLUMNS of a value): a row and head after
+// another, whose weights stay. A slot's weight is by the greatest of the scores that slots
 // took theirs by. 64 threads have 16 bytes of a state each, sixteen times over: slot s is added by
 // group s mod 16, in order, and the groups in order after it. Then the mean times the head's w_v,
 // which is on its way since before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2
 // µs for from L2.
 //
 // Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
-// once, all of them where a CTA has an SM to itself.
+// once, all of them where a CTA has an SM to itself; PROJECT_ROWS, 1 but in chunks of prompts.
 #include "device/config.cuh"
 #include "device/latent_mass.cuh"
 #include "device/latent_state.cuh"
@@ -27,17 +28,19 @@ constexpr int kGroups = kThreads / kGroupThreads;
 constexpr int kAhead = ceil_div(Config::kPlaces, kGroups) < Config::kAhead
                            ? ceil_div(Config::kPlaces, kGroups)
                            : Config::kAhead;
-constexpr int kColumns = 8 * kStateUnits;
+constexpr int kSummed = 8 * kStateUnits;
 constexpr int kSlotWarps = ceil_div(Config::kPlaces, 32);  // with a slot a thread
 // Sums of groups of slots, then products of warps.
-constexpr int kScratch = kGroups * kColumns > kThreads / 32 * Config::kVWidth
-                             ? kGroups * kColumns
-                             : kThreads / 32 * Config::kVWidth;
-constexpr int kUnits = Config::kVWidth / 8;  // of 16 bytes, of a row of w_v
-constexpr int kSlices = kThreads / kUnits;   // of the columns that are summed
+constexpr int kScratch = kGroups * kSummed > kThreads / 32 * Config::kColumns
+                             ? kGroups * kSummed
+                             : kThreads / 32 * Config::kColumns;
+constexpr int kUnits = Config::kColumns / 8;     // of 16 bytes, of a row of w_v
+constexpr int kHeadUnits = Config::kVWidth / 8;  // all of them
+constexpr int kSlices = kThreads / kUnits;       // of the columns that are summed
 constexpr int kSliceRows = ceil_div(Config::kValue, kSlices);
 static_assert(kStateUnits <= kGroupThreads && Config::kPlaces <= kThreads &&
-                  Config::kVWidth >= 16 && Config::kVWidth <= 128,
+                  Config::kColumns >= 16 && Config::kColumns <= 128 &&
+                  Config::kVWidth % Config::kColumns == 0,
               "see above");
 
 // What all slots come to, and for each what its halves' sums are multiplied by.
@@ -100,114 +103,140 @@ __device__ __forceinline__ void ask(uint4 (&state)[kAhead], const uint4* states,
   }
 }
 
+// What a row and head has in shared memory on the way from states to values.
+struct Joined {
+  float scratch[kScratch];
+  Weights slot_weights;
+  float mean[kSummed];
+  float mass;
+
+  // The mean of what ``slots`` states sum up, of which this thread has asked for the first.
+  __device__ __forceinline__ void join(uint4 (&state)[kAhead], const uint4* states, int slots,
+                                       uint4 slot_sums, const float* sinks, int head) {
+    const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
+    slot_weights.find(slot_sums, slots);
+    float own[8] = {};
+    for (int first = group; first < slots; first += kGroups * kAhead) {
+      if (first > group) ask(state, states, first, slots);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const int slot = first + i * kGroups;
+        if (slot >= slots) break;
+        const float2 halves = slot_weights.of[slot];
+        const float weight = state_half(state_unit) == 0 ? halves.x : halves.y;
+        const uint32_t pairs[4] = {state[i].x, state[i].y, state[i].z, state[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float2 pair = unpack_f16x2(pairs[j]);
+          own[2 * j] = __fmaf_rn(pair.x, weight, own[2 * j]);
+          own[2 * j + 1] = __fmaf_rn(pair.y, weight, own[2 * j + 1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (state_unit >= kStateUnits) continue;
+      float* const to = scratch + group * kSummed + state_column(state_unit, j);
+      *reinterpret_cast<float2*>(to) = make_float2(own[2 * j], own[2 * j + 1]);
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < kSummed; column += kThreads) {
+      Part all{slot_weights.maximum, slot_weights.sum(), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) all.values.x += scratch[i * kSummed + column];
+      if (column == 0) mass = mass_of(all, sinks, head);
+      if (Config::kHasSinks) join_sink(all, sinks[head]);
+      mean[column] = bf16_low_to_float(mean_of(all).x);
+    }
+    __syncthreads();
+  }
+
+  // The mean times the weights that this thread has copied: warps' products, in scratch.
+  __device__ __forceinline__ void multiply(const uint4* weights) {
+    const int unit = threadIdx.x % kUnits, slice = threadIdx.x / kUnits;
+    float sums[8] = {};
+#pragma unroll
+    for (int i = 0; i < kSliceRows; ++i) {
+      const int k = slice + i * kSlices;
+      const float factor = k < Config::kValue ? mean[k] : 0.0f;
+      const uint4 bits = weights[i * kThreads];
+      const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const uint16_t value = static_cast<uint16_t>(pairs[j / 2] >> (16 * (j % 2)));
+        sums[j] = __fmaf_rn(factor, bf16_to_float(value), sums[j]);
+      }
+    }
+#pragma unroll
+    for (int step = kUnits; step < 32; step *= 2) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], step);
+    }
+    if (threadIdx.x % 32 < kUnits) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        scratch[threadIdx.x / 32 * Config::kColumns + 8 * unit + j] = sums[j];
+    }
+    __syncthreads();
+  }
+
+  // Value ``column`` of the head, of which b_v has ``bias``.
+  __device__ __forceinline__ uint16_t value(int column, const uint16_t* bias) const {
+    float sum = 0.0f;
+#pragma unroll 8
+    for (int warp = 0; warp < kThreads / 32; ++warp)
+      sum += scratch[warp * Config::kColumns + column];
+    if (Config::kHasBias) sum = __fmaf_rn(mass, bf16_to_float(*bias), sum);
+    return float_to_bf16(sum);
+  }
+};
+
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
     project_absorbed(const uint4* w_v, const uint16_t* b_v, const int* row_start,
                      const float* sinks, uint16_t* attended, const float4* workspace_sums,
                      const uint4* workspace_values, const int* workspace_counts) {
-  DYNAMIC_SHARED(uint4, copied);  // [kSliceRows][kThreads]: w_v of the head
+  DYNAMIC_SHARED(uint4, copied);  // [kSliceRows][kThreads]: w_v of the head's columns
   static_assert(16 * kSliceRows * kThreads == Config::kSharedBytes, "as the launch says");
-  __shared__ float scratch[kScratch];
-  __shared__ Weights slot_weights;
-  __shared__ float mean[kColumns];
-  __shared__ float mass;
-  const int head = blockIdx.x, row = blockIdx.y;
-  const int unit = threadIdx.x % kUnits, slice = threadIdx.x / kUnits;
+  __shared__ Joined joined;
+  const int head = blockIdx.x, first_row = blockIdx.y * Config::kProjectRows;
   const int v_head = head / (Config::kQHeads / Config::kVHeads);
   pdl_launch_dependents();
   // A thread reads what it has copied itself.
   uint4* const weights = copied + threadIdx.x;
 #pragma unroll
   for (int i = 0; i < kSliceRows; ++i) {
-    const int64_t k = min(slice + i * kSlices, Config::kValue - 1);
-    cp_async_16(weights + i * kThreads, w_v + (k * Config::kVHeads + v_head) * kUnits + unit);
+    const int64_t k = min(static_cast<int>(threadIdx.x) / kUnits + i * kSlices, Config::kValue - 1);
+    const int64_t unit = blockIdx.z * kUnits + threadIdx.x % kUnits;
+    cp_async_16(weights + i * kThreads, w_v + (k * Config::kVHeads + v_head) * kHeadUnits + unit);
   }
   cp_async_commit();
   // What the launch of the layer before had: most often it is this one's number, too.
-  const int guess = min(max(load_l2_int(workspace_counts + row), 0), Config::kPlaces);
+  const int guess = min(max(load_l2_int(workspace_counts + first_row), 0), Config::kPlaces);
   pdl_wait();
-  const int slots = load_l2_int(workspace_counts + row);
-  // Of slots in use or not.
-  const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
-  const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
-  const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
-  const int group = threadIdx.x / kGroupThreads, state_unit = threadIdx.x % kGroupThreads;
-  const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
-  uint4 state[kAhead];
-  ask(state, states, group, guess);
-  if (row >= row_start[Config::kBatch]) {
+#pragma unroll 1
+  for (int i = 0; i < Config::kProjectRows; ++i) {
+    const int row = first_row + i;
+    if (i > 0 && row >= row_start[Config::kBatch]) break;
+    const int slots = load_l2_int(workspace_counts + row);
+    // Of slots in use or not.
+    const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
+    const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
+    const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
+    const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
+    const int group = threadIdx.x / kGroupThreads;
+    uint4 state[kAhead];
+    ask(state, states, group, i == 0 ? guess : slots);
+    if (row >= row_start[Config::kBatch]) break;
+    if (i == 0 && slots > guess) ask(state, states, group, slots);
+    joined.join(state, states, slots, slot_sums, sinks, head);
     cp_async_wait<0>();
-    return;
+    joined.multiply(weights);
+    if (threadIdx.x >= Config::kColumns) continue;
+    const int column = blockIdx.z * Config::kColumns + threadIdx.x;
+    attended[place * Config::kVWidth + column] =
+        joined.value(threadIdx.x, b_v + v_head * Config::kVWidth + column);
   }
-  if (slots > guess) ask(state, states, group, slots);
-  slot_weights.find(slot_sums, slots);
-  float own[8] = {};
-  for (int first = group; first < slots; first += kGroups * kAhead) {
-    if (first > group) ask(state, states, first, slots);
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int slot = first + i * kGroups;
-      if (slot >= slots) break;
-      const float2 halves = slot_weights.of[slot];
-      const float weight = state_half(state_unit) == 0 ? halves.x : halves.y;
-      const uint32_t pairs[4] = {state[i].x, state[i].y, state[i].z, state[i].w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 pair = unpack_f16x2(pairs[j]);
-        own[2 * j] = __fmaf_rn(pair.x, weight, own[2 * j]);
-        own[2 * j + 1] = __fmaf_rn(pair.y, weight, own[2 * j + 1]);
-      }
-    }
-  }
-#pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    if (state_unit >= kStateUnits) continue;
-    float* const to = scratch + group * kColumns + state_column(state_unit, j);
-    *reinterpret_cast<float2*>(to) = make_float2(own[2 * j], own[2 * j + 1]);
-  }
-  __syncthreads();
-  for (int column = threadIdx.x; column < kColumns; column += kThreads) {
-    Part all{slot_weights.maximum, slot_weights.sum(), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) all.values.x += scratch[i * kColumns + column];
-    if (column == 0) mass = mass_of(all, sinks, head);
-    if (Config::kHasSinks) join_sink(all, sinks[head]);
-    mean[column] = bf16_low_to_float(mean_of(all).x);
-  }
-  __syncthreads();
   cp_async_wait<0>();
-  float* const products = scratch;
-  float sums[8] = {};
-#pragma unroll
-  for (int i = 0; i < kSliceRows; ++i) {
-    const int k = slice + i * kSlices;
-    const float factor = k < Config::kValue ? mean[k] : 0.0f;
-    const uint4 bits = weights[i * kThreads];
-    const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint16_t value = static_cast<uint16_t>(pairs[j / 2] >> (16 * (j % 2)));
-      sums[j] = __fmaf_rn(factor, bf16_to_float(value), sums[j]);
-    }
-  }
-#pragma unroll
-  for (int step = kUnits; step < 32; step *= 2) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], step);
-  }
-  if (threadIdx.x % 32 < kUnits) {
-#pragma unroll
-    for (int j = 0; j < 8; ++j)
-      products[threadIdx.x / 32 * Config::kVWidth + 8 * unit + j] = sums[j];
-  }
-  __syncthreads();
-  if (threadIdx.x >= Config::kVWidth) return;
-  const int column = threadIdx.x;
-  float sum = 0.0f;
-#pragma unroll 8
-  for (int warp = 0; warp < kThreads / 32; ++warp) sum += products[warp * Config::kVWidth + column];
-  if (Config::kHasBias)
-    sum = __fmaf_rn(mass, bf16_to_float(b_v[v_head * Config::kVWidth + column]), sum);
-  attended[place * Config::kVWidth + column] = float_to_bf16(sum);
 }

@@ -190,6 +190,14 @@ _KERNEL_LAUNCHES = {
         [Branch(100, 0, (-1, -1, 0, *range(2, 40))), Branch(150, 0, BUSHY)], rope=16, heads=(1, 3),
         widths=(16, 16), latent=80, biases=False, page_size=64,
     ),
+    "absorbed: values of 256, 5 heads": latent_launch(
+        [Branch(40, 0, BUSHY), Branch(20, 2)], rope=16, heads=(1, 5), widths=(16, 256),
+        latent=80, page_size=16,
+    ),
+    "absorbed: a chunk of more rows than a CTA projects": latent_launch(
+        [Branch(90, 41), Branch(0, 30)], rope=16, heads=(1, 2), widths=(16, 16),
+        latent=48, page_size=16,
+    ),
 }  # fmt: skip
 
 # Sizes of a test that an emulator takes long for.
@@ -239,10 +247,12 @@ def _real(branches: Sequence[Branch], latent: int = 512, **changes: Any) -> Late
     return latent_launch(branches, heads=(8, 8), widths=(64, 64), latent=latent, **sizes)
 
 
-def _deepseek(branches: Sequence[Branch], heads: int = 64, **changes: Any) -> LatentLaunch:
-    """Heads of 64 over a latent of 512 and a rotated key of 64."""
+def _deepseek(
+    branches: Sequence[Branch], heads: int = 64, value: int = 64, **changes: Any
+) -> LatentLaunch:
+    """Heads over a latent of 512 and a rotated key of 64, their values as wide as asked."""
     return latent_launch(
-        branches, heads=(1, heads), widths=(64, 64), latent=576, rope=64, biases=False,
+        branches, heads=(1, heads), widths=(64, value), latent=576, rope=64, biases=False,
         sinks=False, page_size=64, **changes,
     )  # fmt: skip
 
@@ -287,6 +297,15 @@ _GPU_LAUNCHES = {
     "absorbed: 128 heads, 4 sequences": _deepseek(
         [Branch(900 + 60 * b, 1) for b in range(4)], 128, padding_rows=0
     ),
+    "absorbed: DeepSeek-V3, a chain of 4 at 4k": _deepseek(
+        [Branch(4090, 0, chain_of(4))], 128, 128, padding_rows=0
+    ),
+    "absorbed: Youtu, a tree of 10 at 2k": _deepseek([Branch(2000, 0, BUSHY)], 16, 128),
+    "absorbed: GLM-4.7-Flash, 8 chains of 4": _deepseek(
+        [Branch(100 + 411 * b, 0, chain_of(4)) for b in range(8)], 20, 256
+    ),
+    "absorbed: GLM-4.7-Flash, a chunk of 500 at 1k": _deepseek([Branch(1000, 500)], 20, 256),
+    "absorbed: Youtu, chunks, ragged": _deepseek([Branch(0, 300), Branch(777, 130)], 16, 128),
 }
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -11,6 +11,8 @@ from specbuild.runtime.errors import SpecbuildError
 ENTRY_STEP = 16
 WIDTHS = (16, 32, 64)
 VALUE_WIDTHS = (16, 32, 64, 128)
+# Of absorbed queries: weights of 128 columns at a time.
+ABSORBED_VALUE_WIDTHS = (*VALUE_WIDTHS, 256)
 MOST_GROUP = 8
 MOST_REBUILT = 768
 MOST_ABSORBED = 576
@@ -207,10 +209,11 @@ def _refuse_sizes(shape: LatentGeometry) -> None:
             f"MlaAttention: sums of {shape.value} values for heads of {shape.width} find no place "
             "in registers: build for the cpu target."
         )
-    if shape.v_width not in VALUE_WIDTHS or shape.q_heads % shape.v_heads:
+    widths = VALUE_WIDTHS if shape.rebuilt else ABSORBED_VALUE_WIDTHS
+    if shape.v_width not in widths or shape.q_heads % shape.v_heads:
         raise SpecbuildError(
             f"MlaAttention: {shape.v_heads} value heads of {shape.v_width} for {shape.q_heads} "
-            f"query heads; the CUDA kernels take widths of {VALUE_WIDTHS} and a whole number of "
+            f"query heads; the CUDA kernels take widths of {widths} and a whole number of "
             "query heads to each: build for the cpu target."
         )
     if shape.scale <= 0:

@@ -13,7 +13,11 @@ from specbuild.plugins_cuda.launches import (
     Workspace,
     require,
 )
-from specbuild.plugins_cuda.mla_attention.absorbed import absorbed_shared_bytes, lower_absorbed
+from specbuild.plugins_cuda.mla_attention.absorbed import (
+    absorbed_refusal,
+    absorbed_shared_bytes,
+    lower_absorbed,
+)
 from specbuild.plugins_cuda.mla_attention.cut import LatentCut, latent_cut, require_shared
 from specbuild.plugins_cuda.mla_attention.dispatch import TABLE, facts_of
 from specbuild.plugins_cuda.mla_attention.geometry import PANEL, LatentGeometry, latent_geometry
@@ -58,7 +62,7 @@ def lower(request: LoweringRequest) -> Lowering:
     if form == "absorbed":
         limit = request.target.shared_bytes_per_block
         require_shared(shape, absorbed_shared_bytes(shape), limit)
-        return lower_absorbed(shape, request.target, ATTEND)
+        return lower_absorbed(shape, request.target, ATTEND, prompt=facts.prompt)
     cut = facts.cut
     assert cut is not None
     states = shape.rows * shape.q_heads * cut.places
@@ -104,6 +108,8 @@ def refusal(request: LoweringRequest) -> Unsupported | None:
                 f"MlaAttention: selected slots in a layer with a window of {shape.window}, the "
                 "CUDA kernels take them in full-attention layers: build for the cpu target."
             )
+    if prompt and not shape.rebuilt:
+        return absorbed_refusal(shape)
     if facts_of(request, shape).has_prompt_kernel and shape.viewed:
         return Unsupported(
             "MlaAttention: no kernel rebuilds what a prompt's rows see where slots are no "

@@ -14,8 +14,9 @@
 //                    queries kShortContext, kShortSlot, kLongSlot, kMostSlots (tiles of a split)
 //   of a CTA         kRows (of a warpgroup that attends), kRowCtas, kMixers (of these warpgroups),
 //                    kStages, kTiles and kOwnTiles (of stored keys), kPanels, kHeld (steps whose
-//                    weights registers hold), kCtasOfAnSm, kAhead, kEvictFirst; registers of a
-//                    thread: kCopyRegisters, kKeyRegisters, kMixRegisters; kSharedBytes
+//                    weights registers hold), kCtasOfAnSm, kAhead, kEvictFirst, kColumns (of a
+//                    value) and kProjectRows; registers of a thread: kCopyRegisters, kKeyRegisters,
+//                    kMixRegisters; kSharedBytes
 #pragma once
 
 CONFIG

@@ -1,7 +1,7 @@
 // Slots of contiguous tiles that a row's context is cut into, and which of them a CTA takes.
 //
 // Config: those of latent_rows.cuh with ROWS 1, BATCH, SHORT_CONTEXT, SHORT_SLOT,
-// LONG_SLOT, MOST_SLOTS.
+// LONG_SLOT, MOST_SLOTS, PLACES.
 //
 // How long a row's slots are depends on the tiles that the row sees and on nothing else: sums go
 // tile by tile within a slot, and then slot by slot, so that a row's bits are its own. Items of a
@@ -28,7 +28,9 @@ struct Extent {
                ? Config::kShortSlot
                : max(Config::kLongSlot, ceil_div(tiles, Config::kMostSlots));
   }
+  // A constant where all of a context is one slot, so that nobody looks up what a row sees.
   __device__ __forceinline__ int slots() const {
+    if constexpr (Config::kPlaces == 1) return 1;
     return ceil_div(tiles, slot_tiles());
   }
 };

@@ -1,0 +1,1 @@
+"""The op that takes the keys' up-projection into queries (MLA)."""

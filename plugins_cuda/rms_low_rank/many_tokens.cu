@@ -1,0 +1,24 @@
+// RmsLowRank's projection of more than a few tokens: CTAs split K, too.
+//
+//   x … workspace_projected   as kernel.cu's
+//   workspace_tokens          with TOKENS_READY: tokens, as linear/normed_tokens.cu or
+//                             token_panels.cu describes them
+//   workspace_sums            [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES]
+//                             [128] fp32
+//   workspace_arrived         [groups of tokens, CTAS] uint32, zeros before and after
+//
+// Grid (CTAs over rows of the weight and groups of slices of K, groups of 8·TOKEN_TILES tokens):
+// _device/many_tokens.cuh, with PANELS _device/many_panels.cuh.
+#include "../_device/dense_many_pairs.cuh"
+#include "device/config.cuh"
+#include "device/pair.cuh"
+
+extern "C" __global__ void __launch_bounds__(DenseMany<Config>::Many::kThreads, 1)
+    rms_low_rank_of_many(const uint16_t* x, const DenseMany<Config>::Units::Stored* weight,
+                         uint16_t* workspace_projected, const unsigned char* workspace_tokens,
+                         float* workspace_sums, unsigned* workspace_arrived, int rows) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  project_many_pairs<Config, Pair>(Projected{workspace_projected}, x, weight, nullptr,
+                                   workspace_tokens, workspace_sums, workspace_arrived, rows,
+                                   shared);
+}
