@@ -10,9 +10,15 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.sizes import NO_DRAFT, EnginePlan
+from specbuild.plugins_cuda.absorb_query.lowering import MOST_NOPE
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
-from specbuild.plugins_cuda.mla_attention.geometry import MOST_REBUILT
+from specbuild.plugins_cuda.mla_attention.geometry import (
+    ABSORBED_VALUE_WIDTHS,
+    MOST_ABSORBED,
+    MOST_ABSORBED_VALUE,
+    MOST_REBUILT,
+)
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     CODED_WIDTHS,
     MOST_GROUP,
@@ -26,6 +32,7 @@ from specbuild.runtime.engine_dir.geometry import (
     DraftGeometry,
     Eagle3Geometry,
     IndexerGeometry,
+    MlaGeometry,
     MtpGeometry,
     PEagleGeometry,
     TargetGeometry,
@@ -36,33 +43,19 @@ from specbuild.runtime.errors import SpecbuildError
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
-    if target.mla is not None:
-        raise SpecbuildError(
-            f"the model is a {target.model_type}: CUDA kernels compute its attention (absorbed "
-            "MLA), but not the absorbed queries, its latent's norm and its routed bf16 experts; "
-            "build with --backend cpu"
-        )
     inner = _require_feed_forwards(target)
     _require_head_norms("model", target.attention)
-    widest = max(target.latent_dims, default=0)
-    if widest > MOST_REBUILT:
-        raise SpecbuildError(
-            f"the model's layers cache latents of up to {widest} values (mla_kv.safetensors), CUDA "
-            f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
-            "build with --backend cpu or --no-mla"
-        )
     if target.indexer is not None:
         _require_indexers(target.indexer)
     _require_tiles(
         "model",
-        rows={"head_dim": target.head_dim, "vocab_size": target.vocab},
-        columns={
-            "hidden_size": target.hidden,
-            "intermediate_size": inner,
-            "num_attention_heads * head_dim": target.q_heads * target.head_dim,
-        },
+        rows={"vocab_size": target.vocab},
+        columns={"hidden_size": target.hidden, "intermediate_size": inner},
     )
-    _require_heads("model", target)
+    if target.mla is None:
+        _require_attention(target)
+    else:
+        _require_mla(target, target.mla)
     if draft is None:
         return
     if isinstance(draft, MtpGeometry):
@@ -79,6 +72,57 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
             "num_attention_heads * head_dim": draft.q_heads * draft.head_dim,
         },
     )
+
+
+def _require_attention(target: TargetGeometry) -> None:
+    """SpecbuildError naming what no kernel computes of layers that cache keys, or latents that came
+    later."""
+    widest = max(target.latent_dims, default=0)
+    if widest > MOST_REBUILT:
+        raise SpecbuildError(
+            f"the model's layers cache latents of up to {widest} values (mla_kv.safetensors), CUDA "
+            f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
+            "build with --backend cpu or --no-mla"
+        )
+    _require_tiles(
+        "model",
+        rows={"head_dim": target.head_dim},
+        columns={"num_attention_heads * head_dim": target.q_heads * target.head_dim},
+    )
+    _require_heads("model", target)
+
+
+def _require_mla(target: TargetGeometry, mla: MlaGeometry) -> None:
+    """SpecbuildError naming what no kernel computes of layers that were made with latents."""
+    if target.indexer is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type} with indexers (DSA): CUDA kernels of absorbed "
+            "queries take no lists of tokens; build with --backend cpu or --no-dsa"
+        )
+    columns = {
+        "kv_lora_rank": mla.kv_lora_rank,
+        "qk_nope_head_dim": mla.nope_dim,
+        "num_attention_heads * v_head_dim": target.q_heads * mla.v_dim,
+    }
+    if mla.q_lora_rank is not None:
+        columns["q_lora_rank"] = mla.q_lora_rank
+    _require_tiles("model", rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
+    most = {
+        "kv_lora_rank": (mla.kv_lora_rank, MOST_ABSORBED_VALUE),
+        "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MOST_ABSORBED),
+        "qk_nope_head_dim": (mla.nope_dim, MOST_NOPE),
+    }
+    for name, (size, largest) in most.items():
+        if size > largest:
+            raise SpecbuildError(
+                f"the model's {name} is {size}, CUDA kernels take up to {largest}; build with "
+                "--backend cpu"
+            )
+    if mla.v_dim not in ABSORBED_VALUE_WIDTHS:
+        raise SpecbuildError(
+            f"the model's v_head_dim is {mla.v_dim}, CUDA kernels take "
+            f"{', '.join(map(str, ABSORBED_VALUE_WIDTHS))}; build with --backend cpu"
+        )
 
 
 def _require_feed_forwards(target: TargetGeometry) -> int:

@@ -26,6 +26,7 @@ from specbuild.builder.backends.cuda.fusions.indexer import (
 from specbuild.builder.backends.cuda.fusions.known_ops import only_known_ops
 from specbuild.builder.backends.cuda.fusions.latent import fuse_latent
 from specbuild.builder.backends.cuda.fusions.linear import fuse_linear
+from specbuild.builder.backends.cuda.fusions.low_rank import fuse_low_rank
 from specbuild.builder.backends.cuda.fusions.mask_state import drop_mask_state
 from specbuild.builder.backends.cuda.fusions.moe import fuse_moe
 from specbuild.builder.backends.cuda.fusions.page_tables import unstack_page_tables
@@ -58,6 +59,7 @@ CUDA_PASSES = (
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
     GraphPass("fuse-context", _everywhere(fuse_context)),
     GraphPass("fuse-latent", _everywhere(fuse_latent)),
+    GraphPass("fuse-low-rank", _everywhere(fuse_low_rank)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),

@@ -9,6 +9,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 FUSED_OPS = frozenset(
     (
+        "AbsorbQuery",
         "Capture",
         "DsaCheck",
         "DsaIndexer",
@@ -21,6 +22,7 @@ FUSED_OPS = frozenset(
         "PagedTreeAttention",
         "RmsHead",
         "RmsIndexer",
+        "RmsLowRank",
         "RmsMoe",
         "RmsQkvRope",
         "RmsQueryLatent",

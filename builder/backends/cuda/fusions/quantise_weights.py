@@ -31,6 +31,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 _WEIGHTS = {
     "Linear": ("weight",),
     "RmsHead": ("weight",),
+    "RmsLowRank": ("weight",),
     "RmsQkvRope": ("weight",),
     "RmsSwiglu": ("gate_up",),
     "RmsMoe": ("gate_up", "down"),
