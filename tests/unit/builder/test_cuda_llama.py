@@ -18,6 +18,7 @@ from fused_graphs import (
     kept_pools,
     launch_feeds,
     relative_error,
+    round_weights,
     run_graph,
 )
 from llama_checkpoints import LAYERS, write_llama
@@ -27,11 +28,10 @@ from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
-from specbuild.builder.graph.passes.weights import Recipe, recipe_of, set_recipe
 from specbuild.builder.inputs import read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.plugins_cuda.linear.block_scaled import decoded, mxfp4_blocks, quantised
+from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
 from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.runtime.engine_dir.features import used_features
@@ -106,19 +106,6 @@ def test_coded_weights_are_those_of_their_rounding(tmp_path: Path, storage: Stor
     assert torch.equal(logits[storage.name], logits["rounded"])
     assert relative_error(logits[storage.name], logits["bf16"]).median() < 0.5
     assert not torch.equal(logits[storage.name], logits["bf16"])
-
-
-def round_weights(model: ir.Model, storage: Storage) -> None:
-    """Packed bf16 weights become what their codes say."""
-    for name, value in model.graph.initializers.items():
-        recipe = recipe_of(value)
-        if recipe is None or not name.endswith(".packed"):
-            continue
-
-        def rounded(recipe: Recipe = recipe) -> torch.Tensor:
-            return decoded(quantised(recipe.load(), storage), 32 * recipe.shape[1])
-
-        set_recipe(value, replace(recipe, load=rounded))
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["bf16", "mxfp4"])

@@ -14,7 +14,7 @@ import torch
 from specbuild.builder.backends.cuda.tactics.tactic_book import rows_of
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.packing import TILE_VALUES
+from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_VALUES
 from specbuild.plugins_cuda.linear.storage import storage_of
 from specbuild.plugins_cuda.rms_moe.packing import in_bf16, pack_down, pack_gate_up
 from specbuild.runtime.errors import SpecbuildError
@@ -159,10 +159,10 @@ def _bias(data: LaunchData, info: TensorInfo) -> np.ndarray:
 
 def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
     """A packed dense weight; any bf16 values are a valid one, and quantised ones repeat tiles."""
-    columns = data.request.tensors["x"].shape[1]
     if info.dtype == "bfloat16":
-        return data.normal(info, columns**-0.5)
-    tiles, blocks = info.shape[0], columns // 32
+        return data.normal(info, (info.shape[1] * BLOCK) ** -0.5)
+    columns = data.request.tensors["x"].shape[1]
+    tiles, blocks = info.shape[0], columns // BLOCK
     distinct = min(tiles, max(1, _TABLE_VALUES // (blocks * TILE_VALUES)))
     drawn = TensorInfo((distinct, blocks, TILE_VALUES), "bfloat16")
     bits = torch.from_numpy(data.normal(drawn, columns**-0.5).view(np.int16))
@@ -292,6 +292,7 @@ _DRAWN: Mapping[str, Draw] = {
     "norm": _norm,
     "q_norm": _norm,
     "k_norm": _norm,
+    "latent_norm": _norm,
     "weight": _packed,
     "router_weight": _router,
     "gate_up": _gate_up,

@@ -1,0 +1,208 @@
+"""Models made with latents (MLA) for CUDA: their fused graphs, interpreted steps, and limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_draft
+from deepseek_checkpoints import HIDDEN, LAYERS, VOCAB, write_deepseek
+from fused_graphs import (
+    PAGE,
+    blank_pools,
+    fused_model,
+    kept_pools,
+    launch_feeds,
+    relative_error,
+    round_weights,
+    run_graph,
+)
+from plan_host import PlanHost, lowered_engine
+
+from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.builder.backends.cuda.tuning.inputs import LaunchData
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.training.frozen_target import load_target
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.plugins_cuda.linear.storage import FP8
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+# Widths of kernels: whole tiles, and values of 256 as GLM-4.7-Flash has them.
+SIZES: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}  # fmt: skip
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "youtu": {},
+    "queries without a latent": {"q_lora_rank": None},
+    "wide values, five heads, untied": {
+        "v_head_dim": 256, "num_attention_heads": 5, "num_key_value_heads": 5,
+        "qk_nope_head_dim": 96, "tie_word_embeddings": False,
+    },
+    "bf16": {"dtype": "bfloat16"},
+}  # fmt: skip
+TOLERANCE = 0.03  # relative: what bf16 costs a row of logits of transformers, in the middle
+LAYER = ["RmsLowRank", "Linear", "AbsorbQuery", "MlaAttention", "Linear", "RmsSwiglu", "Linear"]
+
+
+def write_youtu(path: Path, **changes: Any) -> None:
+    write_deepseek(path, kind="youtu", **(SIZES | changes))
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
+    changes = GEOMETRIES[name]
+    write_youtu(tmp_path, **changes)
+    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
+    require_cuda_support(fused.target.geometry, None)
+    model = fused.models["target"]
+    layer = [op for i, op in enumerate(LAYER) if i != 1 or "q_lora_rank" not in changes]
+    assert [node.op_type for node in model.graph] == ["Embed", *layer * LAYERS, "RmsHead"]
+    theirs = load_target(tmp_path, teacher=False).float()
+    ids = torch.randint(6, VOCAB, (60,), generator=torch.Generator().manual_seed(5))
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
+        for parameter in theirs.parameters():
+            parameter.data = parameter.data.bfloat16()
+        in_bf16 = theirs(ids[None]).logits[0]
+    pools, logits = blank_pools(model), []
+    for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
+        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
+        feeds["token_ids"] = ids[rows.start : rows.stop].int()
+        outputs = run_graph(model, feeds)
+        pools = kept_pools(outputs)
+        logits.append(outputs["logits"])
+    error, of_bf16 = (relative_error(x, expected) for x in (torch.cat(logits), in_bf16))
+    assert of_bf16.median() < TOLERANCE
+    assert error.median() < 1.2 * of_bf16.median()
+    assert error.max() < 2 * of_bf16.max()
+
+
+def test_coded_weights_are_those_of_their_rounding(tmp_path: Path) -> None:
+    """The low-rank projections among them; up-projections of latents stay as they are."""
+    write_youtu(tmp_path, tie_word_embeddings=False)
+    logits: dict[str, torch.Tensor] = {}
+    for form in ("bf16", FP8.name, "rounded"):
+        dtype = "bf16" if form == "rounded" else form
+        fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE, weights_dtype=dtype)
+        model = fused.models["target"]
+        if form == "rounded":
+            round_weights(model, FP8)
+        feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
+        feeds["token_ids"] = torch.arange(6, 26, dtype=torch.int32)
+        logits[form] = run_graph(model, feeds)["logits"]
+        coded = [n for n in model.graph.initializers if n.endswith(f".packed.{FP8.name}")]
+        assert len(coded) == (5 * LAYERS + 1 if form == FP8.name else 0)
+    assert torch.equal(logits[FP8.name], logits["rounded"])
+    assert not torch.equal(logits[FP8.name], logits["bf16"])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mla") / "target"
+    write_youtu(path, dtype="bfloat16")
+    write_draft(
+        path.parent / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
+        hidden=HIDDEN, draft_vocab=VOCAB,
+    )  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> LoweredEngine:
+    return lowered_engine(
+        model, model.parent / "draft", max_seq_len=128, max_batch_size=2, page_size=PAGE,
+        draft_top_k=2, draft_depth=3, draft_tokens=5,
+    )  # fmt: skip
+
+
+def prompt(length: int) -> list[int]:
+    drawn = torch.randint(6, VOCAB, (length,), generator=torch.Generator().manual_seed(2))
+    return [int(token) for token in drawn]
+
+
+def generated(engine: LoweredEngine, program: str, tokens: int) -> list[int]:
+    """Greedy tokens of the prompt by steps of a program."""
+    host = PlanHost(engine)
+    first, _ = host.admit(0, prompt(37), tokens)
+    return [first, *host.generate(0, program, tokens - 1)]
+
+
+def test_steps_give_transformers_tokens(model: Path, engine: LoweredEngine) -> None:
+    """Each is its best one, or one that bf16 does not tell from it."""
+    tokens = generated(engine, "step@1", 40)
+    theirs = load_target(model, teacher=False).float()
+    with torch.no_grad():
+        logits = theirs(torch.tensor([prompt(37) + tokens])).logits[0, 36:-1]
+    lost = logits.max(dim=1).values - logits[range(40), tokens]
+    assert (lost <= TOLERANCE * logits.abs().max(dim=1).values).all()
+    assert (lost == 0).sum() > 35 and len(set(tokens)) > 3
+
+
+@pytest.mark.parametrize("program", ["draft-1-3-3", "draft-2-3-5"])
+def test_no_draft_changes_a_token(engine: LoweredEngine, program: str) -> None:
+    assert generated(engine, f"step@1.{program}", 40) == generated(engine, "step@1", 40)
+
+
+def test_caches_hold_an_entry_a_token(engine: LoweredEngine) -> None:
+    (group,) = engine.plan.target_groups
+    assert (group.name, group.latent_widths) == ("latent", (80, 80))
+    held = {b.name: b.bytes for b in PlanHost(engine).plan.buffers if b.space == "cache"}
+    assert held["cache:latent"] == LAYERS * group.pages * group.page_size * 80 * 2
+
+
+def test_what_its_layers_launch_can_be_drawn_for_tuning(engine: LoweredEngine) -> None:
+    lowered = next(program for entry, program in engine.programs if entry.name == "step@2")
+    drawn = set()
+    for call in lowered.ir.calls:
+        if call.op.name not in ("AbsorbQuery", "MlaAttention", "RmsLowRank"):
+            continue
+        request = LoweringRequest({n: t.info for n, t in call.tensors.items()}, call.attributes)
+        data = LaunchData(request, 16, np.random.default_rng(1))
+        for name, array in data.arrays(list(call.inputs)).items():
+            if not name.endswith("_pool"):
+                assert array.shape == call.inputs[name].shape
+        drawn.add(call.op.name)
+    assert len(drawn) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nope_dim": 224}, "qk_nope_head_dim is 224, CUDA kernels take up to 192"),
+        ({"nope_dim": 40}, "qk_nope_head_dim is 40, CUDA kernels need a multiple of 32"),
+        ({"rope_dim": 8}, "qk_rope_head_dim is 8, CUDA kernels need a multiple of 16"),
+        ({"kv_lora_rank": 48}, "kv_lora_rank is 48, CUDA kernels need a multiple of 32"),
+        ({"kv_lora_rank": 544}, "kv_lora_rank is 544, CUDA kernels take up to 512"),
+        (
+            {"kv_lora_rank": 512, "rope_dim": 80},
+            r"kv_lora_rank \+ qk_rope_head_dim is 592, CUDA kernels take up to 576",
+        ),
+        ({"q_lora_rank": 24}, "q_lora_rank is 24, CUDA kernels need a multiple of 32"),
+        ({"v_dim": 96}, "v_head_dim is 96, CUDA kernels take 16, 32, 64, 128, 256"),
+    ],
+)
+def test_widths_that_no_kernel_takes_are_refused(
+    model: Path, changes: dict[str, int], message: str
+) -> None:
+    geometry = geometry_of(model)
+    assert geometry.mla is not None
+    require_cuda_support(geometry, None)
+    with pytest.raises(SpecbuildError, match=message):
+        require_cuda_support(replace(geometry, mla=replace(geometry.mla, **changes)), None)
+
+
+def geometry_of(model: Path) -> TargetGeometry:
+    return read_target(model, strict=True).geometry
+
+
+def test_indexers_beside_latents_of_the_model_are_refused(model: Path) -> None:
+    indexer = IndexerGeometry(layers=(0,), heads=2, width=32, weighted=True)
+    with pytest.raises(SpecbuildError, match=r"a youtu with indexers \(DSA\).* or --no-dsa"):
+        require_cuda_support(replace(geometry_of(model), indexer=indexer), None)
