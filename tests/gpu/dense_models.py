@@ -1,4 +1,4 @@
-"""Small random Llamas and their kin with random EAGLE3 drafts, built for CUDA."""
+"""Small random Llamas, their kin and Youtus with random EAGLE3 drafts, built for CUDA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from checkpoint_files import edit_tensors
 from checkpoints import write_draft
+from deepseek_checkpoints import write_deepseek
 from example_engine import TREE
 from llama_checkpoints import write_llama
 
@@ -25,6 +26,10 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 1024, "dtype": "bfloat16",
 }  # fmt: skip
+# Those of all models with MLA. transformers would clear the row of a padding token.
+_LATENTS: dict[str, Any] = {
+    "hidden_size": 512, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "pad_token_id": None,
+}  # fmt: skip
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, heads of 64": ("llama", {}),
     "llama, tied, heads of 128": ("llama", {
@@ -38,6 +43,12 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
     "qwen3_moe, bf16": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 96}),
     "qwen2, tied": ("qwen2", {"head_dim": 64, "tie_word_embeddings": True}),
+    "youtu": ("youtu", {
+        **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 256,
+        "qk_nope_head_dim": 128, "v_head_dim": 128}),
+    "youtu, heads of GLM-4.7-Flash": ("youtu", {
+        **_LATENTS, "num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": None,
+        "qk_nope_head_dim": 192, "v_head_dim": 256, "tie_word_embeddings": False}),
 }  # fmt: skip
 # What the drafts have beside a plain one, in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (
@@ -49,19 +60,25 @@ def build_dense(folder: Path, geometry: str, **asked: Any) -> tuple[Path, Path]:
     """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft,
     which has what else is ``asked``."""
     kind, changes = GEOMETRIES[geometry]
-    write_llama(folder / "model", kind, **SIZES | changes)
+    sizes = SIZES | changes
+    if kind == "youtu":
+        del sizes["head_dim"]
+        write_deepseek(folder / "model", kind=kind, **sizes)
+    else:
+        write_llama(folder / "model", kind, **sizes)
     coded = "mxfp4" if geometry.endswith("mxfp4") else None
     if coded is not None:
         edit_tensors(folder / "model", round_to_mxfp4)
     variant = DRAFTS[list(GEOMETRIES).index(geometry) % len(DRAFTS)]
     write_draft(
-        folder / "draft", target_layers=LAYERS, target_hidden=256, target_vocab=VOCAB, hidden=256,
-        inner=320, head_dim=64, draft_vocab=32, aux_layers=(0, 1, 2), max_positions=1024, **variant,
+        folder / "draft", target_layers=LAYERS, target_hidden=sizes["hidden_size"],
+        target_vocab=VOCAB, hidden=sizes["hidden_size"], inner=320, head_dim=64, draft_vocab=32,
+        aux_layers=(0, 1, 2), max_positions=1024, **variant,
     )  # fmt: skip
+    usual = {"backend": "cuda", "max_seq_len": 512, "max_batch_size": 4, "page_size": 64}
     options = BuildOptions.from_flat(
-        model=folder / "model", draft=folder / "draft", output=folder / "engine", backend="cuda",
-        max_seq_len=512, max_batch_size=4, page_size=64, weights_dtype=coded, **asdict(TREE),
-        **asked,
+        model=folder / "model", draft=folder / "draft", output=folder / "engine",
+        **usual | {"weights_dtype": coded} | asdict(TREE) | asked,
     )  # fmt: skip
     build(options, SilentProgress())
     return folder / "model", folder / "engine"

@@ -7,6 +7,7 @@ rounded to bf16.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from emulation import has_compiler, run_lowering
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
-from specbuild.plugins_cuda.launches import LoweringRequest, Tactic, Target, TensorInfo
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, STORAGES, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
@@ -64,7 +65,13 @@ def weight(rows: int) -> torch.Tensor:
 
 
 def run(
-    name: str, inputs: Tensors, outputs: Tensors, tactic: Tactic | None = None, **attributes: Any
+    name: str,
+    inputs: Tensors,
+    outputs: Tensors,
+    tactic: Tactic | None = None,
+    *,
+    phase: Phase = "decode",
+    **attributes: Any,
 ) -> dict[str, np.ndarray]:
     op = op_named(name)
     tensors = {
@@ -72,7 +79,7 @@ def run(
     }
     given, blank = ({n: bits(t) for n, t in some.items()} for some in (inputs, outputs))
     assert op.lower is not None
-    request = LoweringRequest(tensors, op.complete(attributes), "decode", TARGET, tactic or {})
+    request = LoweringRequest(tensors, op.complete(attributes), phase, TARGET, tactic or {})
     return run_lowering(op, op.lower(request), given, blank)
 
 
@@ -227,6 +234,60 @@ def test_qkv(rounding: str | None, head_norms: bool) -> None:
             for name, result in results.items():
                 known = seen.setdefault((name, row), result)
                 np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+
+
+@needs_compiler
+@pytest.mark.parametrize("rounding", ["llama", None])
+def test_low_rank(rounding: str | None) -> None:
+    """Query latents and cache entries: what is projected is normed and rotated after."""
+    query, rank, rope, page_size = 64, 32, 16, 16
+    angles = torch.randn(64, rope // 2, generator=torch.Generator().manual_seed(1))
+    pool = normal(2 + ROWS // page_size, 1, page_size, rank + rope)
+    shared = {"weight": weight(query + rank + rope), "cos": angles.cos(), "sin": angles.sin(),
+              "q_norm": normal(query), "latent_norm": normal(rank), "c_pool": pool}  # fmt: skip
+    if rounding is not None:
+        shared["norm"] = cancelling()
+    slots = page_size + torch.arange(ROWS, dtype=torch.int32)
+    by_row = {
+        "x": cancelling(ROWS),
+        "positions": torch.arange(ROWS, dtype=torch.int32) % 64,
+        "write_slot": slots,
+    }
+    seen: dict[tuple[str, int], np.ndarray] = {}
+    for rows in BATCHES:
+        inputs = shared | {n: t[list(rows)] for n, t in by_row.items()}
+        outputs = {"q": normal(len(rows), query), "c_pool_out": pool}
+        sizes = {"eps": 1e-5, "rounding": rounding or "llama", "latent_eps": 1e-6}
+        got = run("RmsLowRank", inputs, outputs, None, **sizes)
+        for place, row in enumerate(rows):
+            page, offset = divmod(int(slots[row]), page_size)
+            results = {"q": got["q"][place], "c_pool_out": got["c_pool_out"][page, 0, offset]}
+            for name, result in results.items():
+                known = seen.setdefault((name, row), result)
+                np.testing.assert_array_equal(result, known, err_msg=f"{name} {row}")
+
+
+@needs_compiler
+def test_absorbed_queries() -> None:
+    """Prompts too: one kernel takes both, whose products go over K in order."""
+    heads, nope, rope, rank = 2, 96, 16, 64
+    angles = torch.randn(64, rope // 2, generator=torch.Generator().manual_seed(1))
+    values = normal(heads * rank // 16, nope // 32, 512)
+    values[:, 1] = -values[:, 0]
+    q = normal(ROWS, heads, nope + rope)
+    q[..., 32:64] = q[..., :32]
+    q[..., 64:96] /= 256
+    shared = {"weight": values, "cos": angles.cos(), "sin": angles.sin()}
+    positions = torch.arange(ROWS, dtype=torch.int32)
+    seen: dict[int, np.ndarray] = {}
+    phases: tuple[Phase, ...] = ("decode", "prefill")
+    for rows, phase in product(BATCHES, phases):
+        by_row = {"q": q.flatten(1)[list(rows)], "positions": positions[list(rows)]}
+        blank = {"absorbed": normal(len(rows), heads, rank + rope)}
+        sizes = {"q_heads": heads, "entry": rank + rope}
+        got = run("AbsorbQuery", shared | by_row, blank, phase=phase, **sizes)["absorbed"]
+        for place, row in enumerate(rows):
+            np.testing.assert_array_equal(got[place], seen.setdefault(row, got[place]))
 
 
 def test_many_rows_of_whole_slices_are_panels_by_default() -> None:

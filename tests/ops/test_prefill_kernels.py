@@ -31,6 +31,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     stages_for,
 )
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_low_rank.cases import project as low_rank
 from specbuild.plugins_cuda.rms_moe.cases import Layer
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill as lower_moe
 from specbuild.plugins_cuda.rms_qkv_rope.cases import project
@@ -38,7 +39,7 @@ from specbuild.plugins_cuda.rms_swiglu.cases import swiglu
 from specbuild.runtime.errors import SpecbuildError
 
 emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-PREFILL_OPS = ("Linear", "RmsQkvRope", "RmsSwiglu", "RmsMoe")
+PREFILL_OPS = ("Linear", "RmsLowRank", "RmsQkvRope", "RmsSwiglu", "RmsMoe")
 
 
 def outputs(drawn: KernelCase, tactic: Mapping[str, int]) -> dict[str, np.ndarray]:
@@ -65,6 +66,7 @@ def some_rows(drawn: KernelCase, rows: slice) -> KernelCase:
 CHUNKS: list[Any] = [
     ("Linear", linear(75, 144, 96, bias=True, residual=True), "y"),
     ("RmsQkvRope", project(75, 96), "q"),
+    ("RmsLowRank", low_rank(75, 96), "q"),
     ("RmsSwiglu", swiglu(75, 96, 72), "h"),
     ("RmsMoe", Layer(rows=75, hidden=96, inner=96, experts=6, top_k=3).case("chunk"), "y"),
 ]
