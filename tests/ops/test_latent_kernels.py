@@ -17,14 +17,7 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
     kernel_case,
     values,
 )
-from specbuild.plugins_cuda.launches import (
-    Lowering,
-    LoweringRequest,
-    Phase,
-    Tactic,
-    TensorInfo,
-    Unsupported,
-)
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Phase, Tactic, TensorInfo
 from specbuild.plugins_cuda.mla_attention.cases import KERNEL_CASES, rope_tables
 from specbuild.plugins_cuda.mla_attention.op import OP
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
@@ -358,25 +351,6 @@ def test_kernels_agree_with_the_reference(name: str, phase: Phase) -> None:
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
     drawn.check(run_lowering(OP, drawn.lowering(phase, SMALL_TARGET), inputs, outputs))
-
-
-def test_chunks_of_absorbed_layers_whose_sums_take_too_much_are_refused() -> None:
-    """DeepSeek-V3's 128 heads: a build then takes fewer rows at a time."""
-
-    def request(rows: int) -> LoweringRequest:
-        shapes = {"q": (rows, 128, 576), "c_pool": (9, 1, 64, 576), "w_v": (512, 128, 128),
-                  "page_table": (1, 1, 128), "row_start": (2,), "row_slot": (rows,),
-                  "tree_start": (1,), "ancestor_bits": (rows, 1)}  # fmt: skip
-        tensors = {
-            name: TensorInfo(shape, "bfloat16" if name in ("q", "c_pool", "w_v") else "int32")
-            for name, shape in shapes.items()
-        }
-        return LoweringRequest(tensors, {"scale": 0.1, "window": 0}, "prefill")
-
-    assert isinstance(OP.lowered(request(4096)), Lowering)
-    refused = OP.lowered(request(8192))
-    assert isinstance(refused, Unsupported)
-    assert "chunk of 8192 rows and 128 heads leaves 1024 MiB of sums" in refused.reason
 
 
 def test_what_no_kernel_does_is_refused() -> None:

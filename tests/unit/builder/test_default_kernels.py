@@ -21,9 +21,17 @@ from dense_requests import (
     layer_requests,
 )
 from gpt_oss_requests import attention, experts_request, projection, qkv
+from mla_requests import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM, YOUTU, MlaSizes, mla_requests
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
-from specbuild.plugins_cuda.launches import RESERVED_BYTES, Kernel, LoweringRequest, Phase
+from specbuild.plugins_cuda.launches import (
+    RESERVED_BYTES,
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    Phase,
+    Unsupported,
+)
 from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS
 from specbuild.plugins_cuda.registry import op_named
@@ -53,6 +61,16 @@ def compile_defaults(name: str, *requests: LoweringRequest) -> None:
     compiled(kernels)
 
 
+def require_candidate(name: str, request: LoweringRequest) -> None:
+    """One of the op's tactics spills nothing, the only form of an op without."""
+    op = op_named(name)
+    assert op.lower is not None
+    tactics = ({},) if op.tactics is None else op.tactics(request)
+    lowerings = (op.lower(replace(request, tactic=tactic)) for tactic in tactics)
+    kernels = ([launch.kernel for launch in lowering.launches] for lowering in lowerings)
+    assert any(isinstance(compiler().compile(k, lambda: None), Compiled) for k in kernels), name
+
+
 @pytest.mark.parametrize(
     "rows",
     [pytest.param(n, marks=pytest.mark.slow) if n in (16, 32, 128) else n for n in ROWS],
@@ -80,11 +98,38 @@ def test_dense_layers_have_kernels_that_do_not_spill(
         op = op_named(name.partition(" ")[0])
         if phase == "prefill" and op.name == "HeadChoose":
             continue
-        asked = replace(request, phase=phase)
-        assert op.lower is not None and op.tactics is not None
-        lowerings = (op.lower(replace(asked, tactic=tactic)) for tactic in op.tactics(asked))
-        kernels = ([launch.kernel for launch in lowering.launches] for lowering in lowerings)
-        assert any(isinstance(compiler().compile(k, lambda: None), Compiled) for k in kernels), name
+        require_candidate(op.name, replace(request, phase=phase))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "storage", "rows"),
+    [(GLM, BF16, 4), *[
+        pytest.param(sizes, storage, rows, marks=pytest.mark.slow)
+        for sizes, storages in ((YOUTU, STORAGES), (GLM, [BF16]), (DEEPSEEK_V3, [BF16]),
+                                (DEEPSEEK_V2_LITE, [BF16]))
+        for storage in storages for rows in (1, 16, 64, 2048)
+    ]],
+)  # fmt: skip
+def test_layers_with_mla_have_kernels_that_do_not_spill(
+    sizes: MlaSizes, storage: Storage, rows: int
+) -> None:
+    phase: Phase = "decode" if rows <= MOST_ROWS else "prefill"
+    for name, request in mla_requests(sizes, rows, storage).items():
+        require_candidate(name, replace(request, phase=phase))
+
+
+def test_chunks_whose_sums_of_latents_take_too_much_are_refused() -> None:
+    """DeepSeek-V3's 128 heads: a build then takes fewer rows at a time."""
+    attend = op_named("MlaAttention")
+
+    def lowered(rows: int) -> Lowering | Unsupported:
+        request = mla_requests(DEEPSEEK_V3, rows)[attend.name]
+        return attend.lowered(replace(request, phase="prefill"))
+
+    assert isinstance(lowered(4096), Lowering)
+    refused = lowered(8192)
+    assert isinstance(refused, Unsupported)
+    assert "chunk of 8192 rows and 128 heads leaves 1024 MiB of sums" in refused.reason
 
 
 @pytest.mark.parametrize("hidden", [2048, 2944, 4096, MOST_HIDDEN])

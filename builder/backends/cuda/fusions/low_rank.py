@@ -153,9 +153,7 @@ def _require_alike(layer: _Layer) -> None:
         raise AssertionError(f"{name}: low-rank projections have no biases")
 
 
-def _place_projections(
-    graph: ir.Graph, layer: _Layer, pool: ir.Value
-) -> tuple[ir.Value, ir.Value]:
+def _place_projections(graph: ir.Graph, layer: _Layer, pool: ir.Value) -> tuple[ir.Value, ir.Value]:
     """RmsLowRank: what queries are made of [T, Nq], and the written pool."""
     first, rotary = layer.first_query, layer.key_rotary
     assert pool.shape is not None
@@ -180,9 +178,8 @@ def _place_projections(
         "RmsLowRank",
         inputs,
         [(ROWS, static(first.inputs[1], 0)), pool.shape],
-        eps=0.0 if norm is None else norm.eps,
-        rounding="llama" if norm is None else norm.rounding,
         latent_eps=layer.latent_norm.eps,
+        **{"eps": 0.0} if norm is None else {"eps": norm.eps, "rounding": norm.rounding},
     )
     return q, written
 
