@@ -23,8 +23,13 @@ PROJECT_SCRATCH_BYTES = 36 << 10
 # Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
 # one where each has a multiprocessor to itself, two to keep it busy where they take turns.
 MOST_AHEAD = {1: 9, 2: 4}
-# Columns of a value that a CTA has the weights of, and rows of a prompt's chunk that it takes.
-MOST_COLUMNS, PROMPT_PROJECT_ROWS = 128, 32
+# Columns of a value that a CTA has the weights of. Over a prompt's chunk a warp holds 16, for so
+# many rows.
+MOST_COLUMNS, PROMPT_THREADS, PROMPT_ROWS = 128, 256, 256
+_VALUE_ARGUMENTS = (
+    *("w_v", "b_v", "row_start", "sinks", "attended"),
+    *("workspace_sums", "workspace_values"),
+)
 # A chunk of a prompt is refused that would leave more than so much behind for its second launch.
 MOST_PROMPT_STATE_BYTES = 512 << 20
 
@@ -73,7 +78,7 @@ def lower_absorbed(
     states = shape.rows * shape.q_heads * cut.places
     launches = (
         _attend(shape, cut, target, arguments),
-        _project(shape, cut, target, PROMPT_PROJECT_ROWS if prompt else 1),
+        _project_prompt(shape) if prompt else _project(shape, cut.places, target),
     )
     workspaces = (
         Workspace("workspace_sums", 16 * states),
@@ -95,41 +100,55 @@ def absorbed_refusal(shape: LatentGeometry) -> Unsupported | None:
     )
 
 
-def _project(shape: LatentGeometry, cut: AbsorbedCut, target: Target, rows: int) -> OpLaunch:
-    """The second launch, of which a CTA takes so many rows."""
+def _value_constants(shape: LatentGeometry, places: int) -> tuple[tuple[str, int], ...]:
+    """What both kernels that make values are compiled with."""
+    return (
+        ("BATCH", shape.batch),
+        ("Q_HEADS", shape.q_heads),
+        ("V_HEADS", shape.v_heads),
+        ("V_WIDTH", shape.v_width),
+        ("COLUMNS", _columns(shape)),
+        ("VALUE", shape.value),
+        ("PLACES", places),
+        ("HAS_SINKS", int(shape.has_sinks)),
+        ("HAS_BIAS", int(shape.has_value_bias)),
+    )
+
+
+def _project(shape: LatentGeometry, places: int, target: Target) -> OpLaunch:
+    """Splits join and become values, a row and head a CTA."""
     fits = target.two_fit(_weight_bytes(shape) + PROJECT_SCRATCH_BYTES)
     ctas = 2 if fits and shape.rows * shape.q_heads > target.multiprocessors else 1
-    columns = min(shape.v_width, MOST_COLUMNS)
-    kernel = Kernel(
-        "mla_attention",
-        "project_absorbed",
-        (
-            ("BATCH", shape.batch),
-            ("Q_HEADS", shape.q_heads),
-            ("V_HEADS", shape.v_heads),
-            ("V_WIDTH", shape.v_width),
-            ("COLUMNS", columns),
-            ("VALUE", shape.value),
-            ("PLACES", cut.places),
-            ("PROJECT_ROWS", rows),
-            ("HAS_SINKS", int(shape.has_sinks)),
-            ("HAS_BIAS", int(shape.has_value_bias)),
-            ("CTAS_OF_AN_SM", ctas),
-            ("AHEAD", MOST_AHEAD[ctas]),
-            ("SHARED_BYTES", _weight_bytes(shape)),
-        ),
-        file="absorbed_values.cu",
+    constants = (
+        *_value_constants(shape, places),
+        ("CTAS_OF_AN_SM", ctas),
+        ("AHEAD", MOST_AHEAD[ctas]),
+        ("SHARED_BYTES", _weight_bytes(shape)),
     )
     return OpLaunch(
-        kernel,
-        grid=(shape.q_heads, -(-shape.rows // rows), shape.v_width // columns),
+        Kernel("mla_attention", "project_absorbed", constants, file="absorbed_values.cu"),
+        grid=(shape.q_heads, shape.rows, shape.v_width // _columns(shape)),
         block=PROJECT_THREADS,
         shared_bytes=_weight_bytes(shape),
-        arguments=(
-            *("w_v", "b_v", "row_start", "sinks", "attended"),
-            *("workspace_sums", "workspace_values", "workspace_counts"),
-        ),
+        arguments=(*_VALUE_ARGUMENTS, "workspace_counts"),
     )
+
+
+def _project_prompt(shape: LatentGeometry) -> OpLaunch:
+    """The one split of each row becomes values, 16 rows of a head at a time."""
+    constants = (*_value_constants(shape, 1), ("PROMPT_ROWS", PROMPT_ROWS))
+    return OpLaunch(
+        Kernel("mla_attention", "project_prompt", constants, file="prompt_values.cu"),
+        grid=(shape.q_heads, -(-shape.rows // PROMPT_ROWS), shape.v_width // _columns(shape)),
+        block=PROMPT_THREADS,
+        shared_bytes=0,
+        arguments=(*_VALUE_ARGUMENTS, shape.rows),
+    )
+
+
+def _columns(shape: LatentGeometry) -> int:
+    """Of a value, that a CTA has the weights of."""
+    return min(shape.v_width, MOST_COLUMNS)
 
 
 def _state_bytes(shape: LatentGeometry, places: int) -> int:
@@ -145,7 +164,7 @@ def _keeps_states(shape: LatentGeometry, places: int) -> bool:
 def _weight_bytes(shape: LatentGeometry) -> int:
     """Of a head's weights, or those of ``MOST_COLUMNS`` of its columns: 16 bytes for each thread of
     as many rows as it takes at once."""
-    rows = PROJECT_THREADS // (min(shape.v_width, MOST_COLUMNS) // 8)
+    rows = PROJECT_THREADS // (_columns(shape) // 8)
     return -(-shape.value // rows) * PROJECT_THREADS * 16
 
 

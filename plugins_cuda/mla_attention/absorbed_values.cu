@@ -7,15 +7,14 @@
 //   attended       bf16 [T, Q_HEADS, V_WIDTH], out
 //   workspace_sums, workspace_values, workspace_counts   as in absorbed.cu
 //
-// Grid (Q_HEADS, groups of PROJECT_ROWS rows, groups of COLUMNS of a value): a row and head after
-// another, whose weights stay. A slot's weight is by the greatest of the scores that slots
-// took theirs by. 64 threads have 16 bytes of a state each, sixteen times over: slot s is added by
-// group s mod 16, in order, and the groups in order after it. Then the mean times the head's w_v,
-// which is on its way since before the wait. 129 states of 1 KB are 132 KB, which an SM takes 1.2
-// µs for from L2.
+// Grid (Q_HEADS, T, groups of COLUMNS of a value): a row and head. A slot's weight is by the
+// greatest of the scores that slots took theirs by. 64 threads have 16 bytes of a state each,
+// sixteen times over: slot s is added by group s mod 16, in order, and the groups in order after
+// it. Then the mean times the head's w_v, which is on its way since before the wait. 129 states of
+// 1 KB are 132 KB, which an SM takes 1.2 µs for from L2.
 //
 // Constants: CTAS_OF_AN_SM, which registers are to allow; AHEAD, states that a thread asks for at
-// once, all of them where a CTA has an SM to itself; PROJECT_ROWS, 1 but in chunks of prompts.
+// once, all of them where a CTA has an SM to itself.
 #include "device/config.cuh"
 #include "device/latent_mass.cuh"
 #include "device/latent_state.cuh"
@@ -200,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   DYNAMIC_SHARED(uint4, copied);  // [kSliceRows][kThreads]: w_v of the head's columns
   static_assert(16 * kSliceRows * kThreads == Config::kSharedBytes, "as the launch says");
   __shared__ Joined joined;
-  const int head = blockIdx.x, first_row = blockIdx.y * Config::kProjectRows;
+  const int head = blockIdx.x, row = blockIdx.y;
   const int v_head = head / (Config::kQHeads / Config::kVHeads);
   pdl_launch_dependents();
   // A thread reads what it has copied itself.
@@ -213,30 +212,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, Config::kCtasOfAnSm)
   }
   cp_async_commit();
   // What the launch of the layer before had: most often it is this one's number, too.
-  const int guess = min(max(load_l2_int(workspace_counts + first_row), 0), Config::kPlaces);
+  const int guess = min(max(load_l2_int(workspace_counts + row), 0), Config::kPlaces);
   pdl_wait();
-#pragma unroll 1
-  for (int i = 0; i < Config::kProjectRows; ++i) {
-    const int row = first_row + i;
-    if (i > 0 && row >= row_start[Config::kBatch]) break;
-    const int slots = load_l2_int(workspace_counts + row);
-    // Of slots in use or not.
-    const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
-    const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
-    const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
-    const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
-    const int group = threadIdx.x / kGroupThreads;
-    uint4 state[kAhead];
-    ask(state, states, group, i == 0 ? guess : slots);
-    if (row >= row_start[Config::kBatch]) break;
-    if (i == 0 && slots > guess) ask(state, states, group, slots);
-    joined.join(state, states, slots, slot_sums, sinks, head);
+  const int slots = load_l2_int(workspace_counts + row);
+  // Of slots in use or not.
+  const int64_t place = static_cast<int64_t>(row) * Config::kQHeads + head;
+  const int own_slot = min(static_cast<int>(threadIdx.x), Config::kPlaces - 1);
+  const uint4 slot_sums = load_l2_16(workspace_sums + place * Config::kPlaces + own_slot);
+  const uint4* const states = workspace_values + place * Config::kPlaces * kStateUnits;
+  const int group = threadIdx.x / kGroupThreads;
+  uint4 state[kAhead];
+  ask(state, states, group, guess);
+  if (row >= row_start[Config::kBatch]) {
     cp_async_wait<0>();
-    joined.multiply(weights);
-    if (threadIdx.x >= Config::kColumns) continue;
-    const int column = blockIdx.z * Config::kColumns + threadIdx.x;
-    attended[place * Config::kVWidth + column] =
-        joined.value(threadIdx.x, b_v + v_head * Config::kVWidth + column);
+    return;
   }
+  if (slots > guess) ask(state, states, group, slots);
+  joined.join(state, states, slots, slot_sums, sinks, head);
   cp_async_wait<0>();
+  joined.multiply(weights);
+  if (threadIdx.x >= Config::kColumns) return;
+  const int column = blockIdx.z * Config::kColumns + threadIdx.x;
+  attended[place * Config::kVWidth + column] =
+      joined.value(threadIdx.x, b_v + v_head * Config::kVWidth + column);
 }

@@ -44,6 +44,15 @@ TABLE: tuple[Rule[Facts], ...] = (
         width="rebuilt; values as wide as keys",
     ),
     Rule(
+        "absorbed_prompt",
+        ("absorbed.cu", "prompt_values.cu"),
+        "rows fill the GPU by their number: each has one split, and 16 of them share the products "
+        "that make values",
+        lambda facts: facts.prompt and not facts.shape.rebuilt,
+        rows="of a prompt's chunk",
+        width="absorbed",
+    ),
+    Rule(
         "absorbed",
         ("absorbed.cu", "absorbed_values.cu"),
         "a cache entry is every head's key: 64 heads multiply a tile of it at once",

@@ -59,7 +59,7 @@ def lower(request: LoweringRequest) -> Lowering:
     form = first_rule(TABLE, facts).form
     if form == "prompt":
         return lower_prefill(request, shape)
-    if form == "absorbed":
+    if form in ("absorbed", "absorbed_prompt"):
         limit = request.target.shared_bytes_per_block
         require_shared(shape, absorbed_shared_bytes(shape), limit)
         return lower_absorbed(shape, request.target, ATTEND, prompt=facts.prompt)

@@ -15,7 +15,7 @@
 //   of a CTA         kRows (of a warpgroup that attends), kRowCtas, kMixers (of these warpgroups),
 //                    kStages, kTiles and kOwnTiles (of stored keys), kPanels, kHeld (steps whose
 //                    weights registers hold), kCtasOfAnSm, kAhead, kEvictFirst, kColumns (of a
-//                    value) and kProjectRows; registers of a thread: kCopyRegisters, kKeyRegisters,
+//                    value) and kPromptRows; registers of a thread: kCopyRegisters, kKeyRegisters,
 //                    kMixRegisters; kSharedBytes
 #pragma once
 
