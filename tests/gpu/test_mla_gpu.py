@@ -1,4 +1,4 @@
-"""A model with MLA on a GPU beside what else an engine does: prefixes, chains of the host, codes.
+"""MLA on a GPU beside what else an engine does: prefixes, chains of the host, codes, drafts with it.
 
 ``test_dense_gpu.py`` compares such models with transformers, and their bits alone and together.
 """
@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
+from checkpoints import write_draft
+from deepseek_checkpoints import LAYERS, add_predictor, write_deepseek
 from dense_models import VOCAB, build_dense
 from example_engine import (
     CHAIN,
@@ -21,6 +24,9 @@ from example_engine import (
     records,
 )
 
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -80,3 +86,36 @@ def test_coded_projections_are_as_lossless(tmp_path: Path, dtype: str) -> None:
         alone = [outputs(records(coded, [prompt], greedy, None))[0] for prompt in prompts]
         assert outputs(records(coded, prompts, greedy, None)) == alone
         assert outputs(records(coded, prompts, greedy, TREE)) == alone
+
+
+LATENTS = {
+    "q_lora_rank": 256, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_drafts_with_latents_change_no_bit(tmp_path: Path, kind: str) -> None:
+    """DeepSeek-V3's attention with dense layers, and an MTP layer or an EAGLE3 draft like them."""
+    path, draft = tmp_path / "model", Path("mtp")
+    sizes = {**LATENTS, "hidden_size": 512, "num_attention_heads": 16, "num_key_value_heads": 16}
+    write_deepseek(path, dtype="bfloat16", first_k_dense_replace=LAYERS + 1, **sizes)
+    add_predictor(path)
+    if kind == "eagle3":
+        draft = tmp_path / "draft"
+        write_draft(
+            draft, target_layers=LAYERS, target_hidden=512, target_vocab=VOCAB, hidden=512,
+            draft_vocab=VOCAB, aux_layers=(0, 1), max_positions=512, q_heads=16, latent=LATENTS,
+        )  # fmt: skip
+    options = BuildOptions.from_flat(
+        model=path, draft=draft, output=tmp_path / "engine", backend="cuda", max_seq_len=512,
+        max_batch_size=4, **asdict(TREE),
+    )  # fmt: skip
+    build(options, SilentProgress())
+    prompts, asked = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
+    with on_gpu(options.output) as engine:
+        plain = outputs(records(engine, prompts, asked, None))
+        for shape in (CHAIN, TREE):
+            made = records(engine, prompts, asked, shape)
+            assert outputs(made) == plain
+            assert sum(sum(record.stats.acceptance_histogram[1:]) for record in made) > 0

@@ -53,30 +53,29 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         columns={"hidden_size": target.hidden, "intermediate_size": inner},
     )
     if target.mla is None:
-        _require_attention(target)
+        _require_keys(target)
     else:
-        _require_mla(target, target.mla)
+        _require_no_lists(target)
+        _require_mla("model", target.q_heads, target.mla)
     if draft is None:
         return
     if isinstance(draft, MtpGeometry):
-        _require_no_latents(draft)
         return  # a block of the target's kind and sizes, with its embedding and head
     _require_variant(draft)
-    _require_heads("draft", draft)
     _require_tiles(
         "draft",
-        rows={"head_dim": draft.head_dim, "draft_vocab_size": draft.vocab},
-        columns={
-            "hidden_size": draft.hidden,
-            "intermediate_size": draft.inner,
-            "num_attention_heads * head_dim": draft.q_heads * draft.head_dim,
-        },
+        rows={"draft_vocab_size": draft.vocab},
+        columns={"hidden_size": draft.hidden, "intermediate_size": draft.inner},
     )
+    if draft.mla is None:
+        _require_heads("draft", draft)
+    else:
+        _require_mla("draft", draft.q_heads, draft.mla)
 
 
-def _require_attention(target: TargetGeometry) -> None:
-    """SpecbuildError naming what no kernel computes of layers that cache keys, or latents that came
-    later."""
+def _require_keys(target: TargetGeometry) -> None:
+    """SpecbuildError naming what no kernel attends with, where caches hold keys, or latents that
+    came later."""
     widest = max(target.latent_dims, default=0)
     if widest > MOST_REBUILT:
         raise SpecbuildError(
@@ -84,29 +83,28 @@ def _require_attention(target: TargetGeometry) -> None:
             f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
             "build with --backend cpu or --no-mla"
         )
-    _require_tiles(
-        "model",
-        rows={"head_dim": target.head_dim},
-        columns={"num_attention_heads * head_dim": target.q_heads * target.head_dim},
-    )
     _require_heads("model", target)
 
 
-def _require_mla(target: TargetGeometry, mla: MlaGeometry) -> None:
-    """SpecbuildError naming what no kernel computes of layers that were made with latents."""
+def _require_no_lists(target: TargetGeometry) -> None:
+    """SpecbuildError for indexers beside a model's own latents."""
     if target.indexer is not None:
         raise SpecbuildError(
             f"the model is a {target.model_type} with indexers (DSA): CUDA kernels of absorbed "
             "queries take no lists of tokens; build with --backend cpu or --no-dsa"
         )
+
+
+def _require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
+    """SpecbuildError naming what no kernel computes of layers that were made with latents."""
     columns = {
         "kv_lora_rank": mla.kv_lora_rank,
         "qk_nope_head_dim": mla.nope_dim,
-        "num_attention_heads * v_head_dim": target.q_heads * mla.v_dim,
+        "num_attention_heads * v_head_dim": heads * mla.v_dim,
     }
     if mla.q_lora_rank is not None:
         columns["q_lora_rank"] = mla.q_lora_rank
-    _require_tiles("model", rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
+    _require_tiles(model, rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
     most = {
         "kv_lora_rank": (mla.kv_lora_rank, MOST_ABSORBED_VALUE),
         "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MOST_ABSORBED),
@@ -115,12 +113,12 @@ def _require_mla(target: TargetGeometry, mla: MlaGeometry) -> None:
     for name, (size, largest) in most.items():
         if size > largest:
             raise SpecbuildError(
-                f"the model's {name} is {size}, CUDA kernels take up to {largest}; build with "
+                f"the {model}'s {name} is {size}, CUDA kernels take up to {largest}; build with "
                 "--backend cpu"
             )
     if mla.v_dim not in ABSORBED_VALUE_WIDTHS:
         raise SpecbuildError(
-            f"the model's v_head_dim is {mla.v_dim}, CUDA kernels take "
+            f"the {model}'s v_head_dim is {mla.v_dim}, CUDA kernels take "
             f"{', '.join(map(str, ABSORBED_VALUE_WIDTHS))}; build with --backend cpu"
         )
 
@@ -161,6 +159,11 @@ def _require_head_norms(model: str, attention: AttentionParts) -> None:
 
 def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry | DFlashGeometry) -> None:
     """SpecbuildError naming heads that no kernel attends with."""
+    _require_tiles(
+        model,
+        rows={"head_dim": g.head_dim},
+        columns={"num_attention_heads * head_dim": g.q_heads * g.head_dim},
+    )
     if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MOST_GROUP:
         raise SpecbuildError(
             f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, CUDA "
@@ -242,25 +245,13 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
     )
 
 
-def _require_no_latents(draft: MtpGeometry) -> None:
-    if draft.mla is not None:
-        raise SpecbuildError(
-            "--draft mtp: the model's MTP layer caches latents (MLA), which is built for the CPU "
-            "only; build with --backend cpu"
-        )
-
-
 def _require_variant(draft: Eagle3Geometry | DFlashGeometry) -> None:
     of_one_pass = isinstance(draft, PEagleGeometry | DFlashGeometry)
-    for kind, found in (
-        ("caches latents (MLA)", draft.mla is not None),
-        (f"has {draft.layers} layers", draft.layers > 1 and not of_one_pass),
-    ):
-        if found:
-            raise SpecbuildError(
-                f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
-                "without --draft"
-            )
+    if draft.layers > 1 and not of_one_pass:
+        raise SpecbuildError(
+            f"the draft has {draft.layers} layers, which is built for the CPU only; build with "
+            "--backend cpu or without --draft"
+        )
     _require_head_norms("draft", draft.attention)
 
 

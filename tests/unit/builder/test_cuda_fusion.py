@@ -56,6 +56,14 @@ DRAFT = [
     "DraftInput", "RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear", "RmsHead",
 ]  # fmt: skip
 
+# Of a draft with MLA, but for the projection of its queries' latents.
+ABSORBED = [
+    "DraftInput", "RmsLowRank", "AbsorbQuery", "MlaAttention", "Linear", "RmsSwiglu", "Linear",
+    "RmsHead",
+]  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32,
+}  # fmt: skip
 # What a plain draft's graph has instead of DRAFT.
 DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "plain": ({}, DRAFT),
@@ -70,6 +78,8 @@ DRAFT_VARIANTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "two aux layers": ({"aux_layers": (2, 0)}, DRAFT),
     "one aux layer": ({"aux_layers": (1,)}, DRAFT),
     "windowed": ({"sliding_window": 5}, DRAFT),
+    "MLA": ({"latent": LATENT | {"q_lora_rank": 64}}, [*ABSORBED, "Linear"]),
+    "MLA, no query latent": ({"latent": LATENT | {"q_lora_rank": None}}, ABSORBED),
 }
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import torch
+from deepseek_checkpoints import add_predictor, write_deepseek
 from drafted_programs import Drafted, watched
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 from plan_host import PlanHost, lowered_engine, step_name
@@ -13,10 +18,11 @@ from plan_host import PlanHost, lowered_engine, step_name
 from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.families.family import DraftSizes
+from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.families.registry import synth_draft
 from specbuild.builder.synth.geometry import named_geometry
+from specbuild.builder.training.frozen_target import load_target
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.errors import SpecbuildError
 
 LAYERS, VOCAB = 2, 32
 CHAIN, SHORT, TREE = DraftShape(1, 4, 4), DraftShape(1, 2, 2), DraftShape(3, 4, 9)
@@ -25,34 +31,78 @@ TOLERANCE = 0.05
 PROMPTS = ([7, 20, 9] * 15, [3, 4, 30, 11, 8, 9, 16, 7, 30, 31, 12, 13, 5, 6, 10, 2] * 3)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlainMimoMtp, LoweredEngine]:
-    """The layer in plain torch, and the programs of an engine that drafts with it."""
-    path = tmp_path_factory.mktemp("mtp") / "model"
+@dataclass(frozen=True)
+class Layer:
+    """A layer in plain torch.
+
+    ``fuse`` norms the target's last states. ``follow(states, ids, path)``: logits [1 + m, V] at the
+    last of ``ids`` and down a path of m drafts.
+    """
+
+    fuse: Callable[[torch.Tensor], torch.Tensor]
+    follow: Callable[[torch.Tensor, list[int], list[int]], torch.Tensor]
+
+
+Made: TypeAlias = tuple[Layer, LoweredEngine]
+
+
+def mimo(path: Path) -> Layer:
+    """MiMo's, whose model is written too."""
     rope = {"rope_type": "default", "rope_theta": 500.0}
     tensors = write_mimo(
         path, num_hidden_layers=LAYERS, dtype="bfloat16", head_dim=32, rope_parameters=rope
     )
+    plain = PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0)
+
+    def fuse(last: torch.Tensor) -> torch.Tensor:
+        scale = (last.square().mean(dim=1, keepdim=True) + plain.eps).rsqrt()
+        return last * scale * plain.w["model.norm.weight"]
+
+    return Layer(fuse, plain.follow)
+
+
+def deepseek(path: Path) -> Layer:
+    """DeepSeek's, with dense layers of MLA, whose model is written too."""
+    sizes = {"q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+             "qk_nope_head_dim": 32, "v_head_dim": 32}  # fmt: skip
+    write_deepseek(path, dtype="bfloat16", first_k_dense_replace=LAYERS + 1, **sizes)
+    add_predictor(path, layers=LAYERS)
+    fields = json.loads((path / "config.json").read_text())
+    plain = load_reference_mtp(path, load_target(path, teacher=False).float(), fields)
+
+    def follow(hidden: torch.Tensor, ids: list[int], drafted: list[int]) -> torch.Tensor:
+        found = []
+        for place in range(1 + len(drafted)):
+            rows = torch.tensor(ids + drafted[:place])
+            states = plain.run(rows, hidden, torch.arange(len(rows)))
+            found.append(states.logits[-1])
+            hidden = torch.cat([hidden, states.recurrence[-1:]])
+        return torch.stack(found)
+
+    return Layer(plain.fuse, follow)
+
+
+@pytest.fixture(scope="module", params=[mimo, deepseek], ids=lambda write: write.__name__)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """The layer in plain torch, and the programs of an engine that drafts with it."""
+    path = tmp_path_factory.mktemp("mtp") / "model"
+    layer = request.param(path)
     lowered = lowered_engine(
         path, Path("mtp"), max_seq_len=64, max_batch_size=2, page_size=16,
         draft_top_k=TREE.draft_top_k, draft_depth=TREE.draft_depth, draft_tokens=TREE.draft_tokens,
     )  # fmt: skip
-    return PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0), lowered
+    return layer, lowered
 
 
-def states_of(plain: PlainMimoMtp, lowered: LoweredEngine, ids: list[int]) -> torch.Tensor:
+def states_of(plain: Layer, lowered: LoweredEngine, ids: list[int]) -> torch.Tensor:
     """The target's states of tokens after its final norm, [L, H]."""
     host = PlanHost(lowered)
     host.give_pages(0)
     host.score(0, ids)
-    last = host.port("score.captured")[: len(ids)].float()
-    scale = (last.square().mean(dim=1, keepdim=True) + plain.eps).rsqrt()
-    return last * scale * plain.w["model.norm.weight"]
+    return plain.fuse(host.port("score.captured")[: len(ids)].float())
 
 
-def test_steps_draft_by_the_published_maths(
-    made: tuple[PlainMimoMtp, LoweredEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_draft_by_the_published_maths(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every level after prompts, after plain steps, and up to the longest text."""
     plain, lowered = made
     host, drafted = PlanHost(lowered), watched(monkeypatch)
@@ -74,7 +124,7 @@ def test_steps_draft_by_the_published_maths(
 
 
 def check(
-    plain: PlainMimoMtp,
+    plain: Layer,
     drafted: Drafted,
     row: int,
     shape: DraftShape,
@@ -100,7 +150,7 @@ def check(
         assert logits[path[-1]] > least - TOLERANCE * logits.abs().max()
 
 
-def test_tokens_are_those_without_a_draft(made: tuple[PlainMimoMtp, LoweredEngine]) -> None:
+def test_tokens_are_those_without_a_draft(made: Made) -> None:
     _, lowered = made
     outputs = []
     for shape in (None, CHAIN, TREE):
@@ -111,10 +161,6 @@ def test_tokens_are_those_without_a_draft(made: tuple[PlainMimoMtp, LoweredEngin
     assert outputs[0] == outputs[1] == outputs[2]
 
 
-def test_layers_with_latents_are_refused() -> None:
-    target = named_geometry("llama-3.1-8b").target
-    layer = synth_draft("mtp").geometry(named_geometry("glm-4.7-flash").target, DraftSizes(1, 1))
-    with pytest.raises(SpecbuildError, match="MTP layer caches latents"):
-        require_cuda_support(target, layer)
+def test_a_layer_of_the_models_kind_is_taken() -> None:
     mimo = named_geometry("mimo-7b").target
     require_cuda_support(mimo, synth_draft("mtp").geometry(mimo, DraftSizes(1, 1)))

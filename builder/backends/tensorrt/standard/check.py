@@ -22,8 +22,8 @@ def require_standard_support(
     if draft is not None and (draft.latent_dims or draft.layers > 1):
         kind = "caches latents (MLA)" if draft.latent_dims else f"has {draft.layers} layers"
         raise SpecbuildError(
-            f"the draft {kind}, which is built for the CPU only; build with --backend cpu or "
-            "without --draft"
+            f"the draft {kind}, which has no form for {title}; build with --backend cpu or without "
+            "--draft"
         )
     if isinstance(draft, PEagleGeometry | DFlashGeometry):
         kind = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
@@ -32,8 +32,8 @@ def require_standard_support(
         )
     if target.mla is not None:
         raise SpecbuildError(
-            f"the model is a {target.model_type}, whose attention (MLA) is built for the CPU only; "
-            "build with --backend cpu"
+            f"the model is a {target.model_type}, whose attention (MLA) has no form for {title}; "
+            "build with --backend cpu or cuda"
         )
     if target.moe is not None and not isinstance(target.moe.activation, ClampedSwiglu):
         raise SpecbuildError(
