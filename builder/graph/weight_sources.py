@@ -20,6 +20,8 @@ from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
 
 DRAFT_PREFIX = "draft."
 _DRAFT_ROPE = "draft_rope_"
+# What experts are chosen by besides their scores: a difference in its last bits is another choice.
+_EXACT = "e_score_correction_bias"
 _ROPES = ("rope_cos", "rope_sin", f"{_DRAFT_ROPE}cos", f"{_DRAFT_ROPE}sin")
 
 
@@ -129,8 +131,9 @@ class WeightSources:
         }
 
     def _converts(self, source: SourceTensor) -> bool:
-        floats = self._floats is not None and source.dtype in FLOAT_DTYPES
-        return floats and TORCH_DTYPES[source.dtype] != self._floats
+        if self._floats is None or source.dtype not in FLOAT_DTYPES:
+            return False
+        return TORCH_DTYPES[source.dtype] != self._floats and not source.name.endswith(_EXACT)
 
     def _recipe(self, source: SourceTensor) -> Recipe:
         if not self._converts(source):

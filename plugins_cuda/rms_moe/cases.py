@@ -22,7 +22,8 @@ class Layer:
     """Rows and geometry of a case; rows from ``live`` on are padding.
 
     ``popular``: the router's bias draws most rows to the first ``top_k`` experts. ``twins``:
-    experts 2i and 2i + 1 have one router row, so their logits tie. ``bf16``: experts are stored so.
+    experts 2i and 2i + 1 have one router row, so their logits tie, and one choice bias. ``bf16``:
+    experts are stored so. ``shared`` experts come on top of ``experts``.
     """
 
     rows: int = 4
@@ -40,6 +41,13 @@ class Layer:
     rounding: str = "gpt_oss"
     activation: str = "swiglu_clamped"
     bf16: bool = False
+    logits: str = "rounded"
+    choice_bias: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: str = "sum_of_two"
+    scaling: float = 1.0
+    shared: int = 0
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -51,13 +59,24 @@ class Layer:
             "gating": self.gating,
             "rounding": self.rounding,
             "activation": self.activation,
+            "logits": self.logits,
+            "groups": self.groups,
+            "groups_chosen": self.groups_chosen,
+            "group_score": self.group_score,
+            "scaling": self.scaling,
+            "shared": self.shared,
         }
+
+    @property
+    def packed(self) -> int:
+        """Experts with weights: those that are chosen among, and the shared ones."""
+        return self.experts + self.shared
 
     def _mxfp4(
         self, rng: np.random.Generator, fan_in: int, fan_out: int, power: int = 0
     ) -> tuple[np.ndarray, np.ndarray]:
         """Random codes whose dot product with rows of size 1 is of size 1, times 2^power."""
-        shape = (self.experts, fan_out, fan_in // 32)
+        shape = (self.packed, fan_out, fan_in // 32)
         blocks = rng.integers(0, 256, (*shape, 16), dtype=np.uint8)
         middle = 126 - round(np.log2(2.9 * fan_in**0.5)) + power
         scales = rng.integers(middle - 1, middle + 3, shape, dtype=np.uint8)
@@ -70,7 +89,7 @@ class Layer:
         if self.bf16:
             widths = ((self.hidden, 2 * self.inner), (self.inner, self.hidden))
             first, second = (
-                rng.standard_normal((self.experts, *shape), np.float32) * shape[0] ** -0.5
+                rng.standard_normal((self.packed, *shape), np.float32) * shape[0] ** -0.5
                 for shape in widths
             )
             gate_up = pack_gate_up_values(torch.from_numpy(first))
@@ -99,9 +118,14 @@ class Layer:
         norm = (1 + 0.2 * rng.standard_normal(self.hidden)).astype(np.float32)
         router_weight, router_bias = self._router(rng)
         gate_up, down = self._packed(rng)
-        b1 = rng.standard_normal((self.experts, 2 * self.inner)).astype(np.float32)
-        b2 = rng.standard_normal((self.experts, self.hidden)).astype(np.float32)
+        b1 = rng.standard_normal((self.packed, 2 * self.inner)).astype(np.float32)
+        b2 = rng.standard_normal((self.packed, self.hidden)).astype(np.float32)
         row_start = np.array([0, live // 2, live], np.int32)
+        choice_bias = None
+        if self.choice_bias:
+            choice_bias = (rng.standard_normal(self.experts) * 0.2).astype(np.float32)
+            if self.twins:
+                choice_bias[1::2] = choice_bias[0::2]
         return (
             x,
             norm,
@@ -112,6 +136,7 @@ class Layer:
             down,
             b2,
             row_start,
+            choice_bias,
         )
 
     def case(self, name: str) -> Case:
@@ -123,7 +148,7 @@ class Layer:
             self.arrays,
             self.attributes(),
             compare={"y": np.s_[:live]},
-            kernel_atol=0.06 * 2**self.gate_up_scale,
+            kernel_atol=0.06 * 2**self.gate_up_scale * max(1.0, self.scaling),
             kernel_rtol=0.02,
         )
 
@@ -132,6 +157,23 @@ _EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
 _QWEN3 = Layer(hidden=2048, inner=768, experts=128, top_k=8, rounding="llama", activation="swiglu")
 QWEN3_BF16 = replace(_QWEN3, bf16=True)
 _GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
+
+# DeepSeek-V3's: groups by their two best scores, sigmoids with a bias, one shared expert.
+DEEPSEEK_V3 = Layer(
+    hidden=7168, inner=2048, experts=256, top_k=8, rounding="llama", activation="swiglu",
+    gating="sigmoid_norm", logits="fp32", choice_bias=True, groups=8, groups_chosen=4, scaling=2.5,
+    shared=1,
+)  # fmt: skip
+KIMI_K2 = replace(DEEPSEEK_V3, experts=384, groups=1, groups_chosen=1, scaling=2.827)
+GLM_FLASH = replace(KIMI_K2, hidden=2048, inner=1536, experts=64, top_k=4, scaling=1.8, bf16=True)
+# DeepSeek-V2's: a softmax over all, groups by their best logit, two shared experts.
+V2_LITE = replace(
+    GLM_FLASH, inner=1408, top_k=6, gating="softmax_topk", choice_bias=False, group_score="max",
+    scaling=1.0, shared=2,
+)  # fmt: skip
+_SMALL = {"hidden": 64, "inner": 32}
+_V3 = replace(DEEPSEEK_V3, **_SMALL, rows=5, experts=16, top_k=3, groups=4, groups_chosen=2)
+_V2 = replace(V2_LITE, **_SMALL, rows=5, experts=20, top_k=3, groups=5, groups_chosen=2, bf16=False)
 
 CASES: tuple[Case, ...] = (
     Layer().case("plain"),
@@ -157,6 +199,22 @@ CASES: tuple[Case, ...] = (
     replace(_QWEN3, rows=5, hidden=192, inner=96, experts=24).case("LLaMA's norm, plain SwiGLU"),
     replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24).case("bf16"),
     Layer(rows=13, bf16=True, hidden=544, inner=32, popular=True).case("bf16, K of 17 blocks"),
+    _V3.case("DeepSeek-V3's choice and a shared expert"),
+    replace(_V3, rows=1, bf16=True).case("the same, one row, bf16"),
+    replace(_V3, rows=4, live=0).case("the same, nothing but padding"),
+    replace(_V3, rows=9, twins=True, groups=2, groups_chosen=1).case("ties within a group"),
+    replace(_V3, rows=9, gating="sigmoid", groups=1, groups_chosen=1, top_k=8, scaling=0.25).case(
+        "biased sigmoids that are not normalised"
+    ),
+    replace(_V3, experts=40, groups=1, groups_chosen=1, choice_bias=False, logits="rounded").case(
+        "sigmoids of rounded logits, without a bias"
+    ),
+    _V2.case("DeepSeek-V2's choice and two shared experts"),
+    replace(_V2, rows=1, experts=12, groups=12, groups_chosen=3).case("groups of one expert"),
+    replace(_V2, rows=3, experts=63, groups=1, groups_chosen=1).case(
+        "shared experts in two sets of 32"
+    ),
+    replace(_V2, rows=9, gating="softmax_selected", scaling=3.0).case("a scaled softmax in groups"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -178,4 +236,24 @@ KERNEL_CASES: tuple[Case, ...] = (
     replace(_GPT_OSS, rows=256, live=250).case("gpu: gpt-oss-20b, 256 rows"),
     replace(_GPT_OSS, rows=40, popular=True, experts=8).case("gpu: 40 rows of one expert"),
     replace(_GPT_OSS, rows=8, experts=128).case("gpu: gpt-oss-120b, 8 rows"),
+    replace(_V3, rows=40, experts=64, groups=8, groups_chosen=4, top_k=8).case(
+        "DeepSeek-V3's choice, many rows"
+    ),
+    replace(KIMI_K2, **_SMALL, rows=35).case("384 experts, many rows"),
+    replace(DEEPSEEK_V3, rows=10, inner=32, experts=4, top_k=2, groups=1, groups_chosen=1).case(
+        "rows of 7168 values"
+    ),
+    *(replace(V2_LITE, rows=t).case(f"gpu: deepseek-v2-lite, bf16, {t} rows") for t in (1, 8, 64)),
+    *(replace(GLM_FLASH, rows=t).case(f"gpu: glm-4.7-flash, bf16, {t} rows") for t in (1, 8, 64)),
+    *(
+        replace(GLM_FLASH, bf16=False, rows=t).case(f"gpu: glm-4.7-flash, {t} rows")
+        for t in (1, 4, 16, 256)
+    ),
+    *(
+        replace(DEEPSEEK_V3, rows=t, inner=256).case(f"gpu: deepseek-v3, experts of 256, {t} rows")
+        for t in (1, 8, 40)
+    ),
+    replace(DEEPSEEK_V3, rows=8, experts=32).case("gpu: deepseek-v3, 32 experts, 8 rows"),
+    replace(DEEPSEEK_V3, rows=64, experts=32).case("gpu: deepseek-v3, 32 experts, 64 rows"),
+    replace(KIMI_K2, rows=8, inner=128).case("gpu: kimi-k2, experts of 128, 8 rows"),
 )

@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     Tactic,
     Workspace,
 )
+from specbuild.plugins_cuda.rms_moe.choice import choice_of
 from specbuild.plugins_cuda.rms_moe.memory import (
     DOWN_KEYS,
     GATE_UP_KEYS,
@@ -34,7 +35,7 @@ from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rms_moe"
-ACTIVATIONS, GATINGS = ("swiglu_clamped", "swiglu"), ("softmax_selected",)
+ACTIVATIONS = ("swiglu_clamped", "swiglu")
 MOST_DECODE_ROWS = 256
 ROUTER_WARPS = 15
 # Multiprocessors that the dense layer in front leaves to the router: its CTAs have one each, and a
@@ -42,7 +43,9 @@ ROUTER_WARPS = 15
 # where 8 make more CTAs, and a warp's registers hold the weights of its blocks.
 ROUTER_CTAS = 8
 MOST_ROUTER_BLOCKS = {8: 9, 16: 6}
-MOST_HIDDEN = BLOCK * ROUTER_WARPS * MOST_ROUTER_BLOCKS[8]
+# Of wider layers 8 experts' weights wait in shared memory, and registers hold a row's values alone.
+MOST_STAGED_BLOCKS = 15
+MOST_HIDDEN = BLOCK * ROUTER_WARPS * MOST_STAGED_BLOCKS
 # Threads of a CTA that adds the experts up, and columns of each.
 ADD_THREADS, ADD_COLUMNS = 256, 4
 
@@ -111,6 +114,18 @@ _CANDIDATES_OF_BF16 = {
     ),
 }
 
+# Where none of these fits: 8 rows of a layer so wide leave memory to rings of one stage.
+_OF_WIDE_ROWS = (
+    (16, 1, 3, 8, 1, 12, 1, 3, 16, 2),
+    (12, 1, 3, 8, 1, 12, 1, 3, 16, 2),
+    (12, 1, 3, 8, 1, 8, 1, 3, 8, 1),
+)
+_OF_WIDE_ROWS_OF_BF16 = (
+    (16, 1, 2, 8, 1, 12, 1, 2, 16, 2),
+    (12, 1, 2, 8, 1, 12, 1, 2, 16, 2),
+    (12, 1, 2, 8, 1, 8, 1, 2, 8, 1),
+)
+
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """When decoding: what an ``ExpertTactic`` says of gate/up and of down."""
@@ -123,8 +138,13 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     experts, top_k = request.tensors["gate_up"].shape[0], int(request.attributes["top_k"])
     if not bf16 and rows * top_k >= ROWS_OF_LONG_PASSES * experts:
         of_rows = _LONG_PASSES + of_rows
-    candidates = [dict(zip(_NAMES, each, strict=True)) for each in of_rows]
-    return tuple(tactic for tactic in candidates if _plans(request, tactic))
+    wide = _OF_WIDE_ROWS_OF_BF16 if bf16 else _OF_WIDE_ROWS
+    for some in (of_rows, wide if of_rows else ()):
+        candidates = [dict(zip(_NAMES, each, strict=True)) for each in some]
+        fitting = tuple(tactic for tactic in candidates if _plans(request, tactic))
+        if fitting:
+            return fitting
+    return ()
 
 
 def lower(request: LoweringRequest) -> Lowering:
@@ -146,7 +166,7 @@ def lower(request: LoweringRequest) -> Lowering:
     launches += _down(request, sizes, down_tactic(tactic), plans[1])
     workspaces = [
         Workspace("workspace_normed", 2 * sizes.rows * sizes.hidden),
-        Workspace("workspace_logits", 4 * sizes.rows * sizes.experts),
+        Workspace("workspace_logits", choice_of(request).logits_bytes(sizes.rows)),
         Workspace("workspace_h", 2 * sizes.entries * sizes.inner),
         Workspace("workspace_partial", 4 * sizes.entries * sizes.hidden),
     ]
@@ -163,7 +183,7 @@ def _sizes(request: LoweringRequest) -> Sizes:
         hidden=hidden,
         inner=two_inner // 2,
         experts=experts,
-        top_k=int(request.attributes["top_k"]),
+        top_k=int(request.attributes["top_k"]) + int(request.attributes["shared"]),
         bf16=in_bf16(tensors["gate_up"].dtype),
     )
 
@@ -175,21 +195,16 @@ def _checked(request: LoweringRequest) -> Sizes:
             f"RmsMoe's decoding kernels got {sizes.rows} rows, expected at most "
             f"{MOST_DECODE_ROWS}: use a smaller bucket, or the prefill phase."
         )
-    if attributes["gating"] not in GATINGS:
-        raise SpecbuildError(
-            f"RmsMoe got gating {attributes['gating']!r}, its CUDA kernels know only "
-            "'softmax_selected': build this model for the CPU."
-        )
+    choice_of(request)
     if attributes["activation"] not in ACTIVATIONS:
         raise SpecbuildError(
             f"RmsMoe got activation {attributes['activation']!r}, its CUDA kernels know "
             f"{' and '.join(ACTIVATIONS)}: build this model for the CPU."
         )
-    if sizes.hidden % BLOCK or sizes.inner % BLOCK or not 1 <= sizes.top_k <= min(8, sizes.experts):
+    if sizes.hidden % BLOCK or sizes.inner % BLOCK:
         raise SpecbuildError(
-            f"RmsMoe got hidden {sizes.hidden}, inner {sizes.inner}, top {sizes.top_k} of "
-            f"{sizes.experts} experts, expected widths that are multiples of {BLOCK} and at most "
-            "8 experts a row: build this model for the CPU."
+            f"RmsMoe got hidden {sizes.hidden} and inner {sizes.inner}, expected multiples of "
+            f"{BLOCK}: build this model for the CPU."
         )
     if sizes.hidden > MOST_HIDDEN:
         raise SpecbuildError(
@@ -202,8 +217,9 @@ def _checked(request: LoweringRequest) -> Sizes:
 def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
     steps = {"gate_up": gate_up_steps(sizes.hidden), "down": down_steps(sizes.inner)}
     tiles = {"gate_up": sizes.inner // TILE_OUTPUTS, "down": sizes.hidden // TILE_OUTPUTS}
+    others = {"row_start": "int32", "choice_bias": "float32"}
     for name, tensor in request.tensors.items():
-        wanted, shape = "int32" if name == "row_start" else "bfloat16", tensor.shape
+        wanted, shape = others.get(name, "bfloat16"), tensor.shape
         if name in steps:
             wanted, values = expert_tile(steps[name], bf16=sizes.bf16)
             shape = (sizes.experts, tiles[name], values)
@@ -244,39 +260,39 @@ def _expert_constants(
         ("ROWS_RESIDENT", int(plan.rows_resident)),
         ("STATIC_BYTES", plan.static),
         ("SHARED_BYTES", plan.dynamic),
+        *choice_of(request).of_experts(sizes.rows),
     )
 
 
 def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
-    blocks = sizes.hidden // BLOCK
+    choice, blocks = choice_of(request), sizes.hidden // BLOCK
     of_a_warp = -(-blocks // ROUTER_WARPS)
-    many = sizes.experts > 8 * ROUTER_CTAS and of_a_warp <= MOST_ROUTER_BLOCKS[16]
-    experts = 16 if many else 8
+    many = choice.routed > 8 * ROUTER_CTAS and of_a_warp <= MOST_ROUTER_BLOCKS[16]
+    experts, staged = 16 if many else 8, of_a_warp > MOST_ROUTER_BLOCKS[8]
     # A thread finishes a logit of 8 rows and the CTA's experts.
     warps = max(experts // 4, -(-blocks // of_a_warp))
     constants = (
         ("ROWS", sizes.rows),
         ("SEQUENCES", sizes.sequences),
         ("HIDDEN", sizes.hidden),
-        ("EXPERTS", sizes.experts),
+        ("EXPERTS", choice.routed),
         ("ROUTER_EXPERTS", experts),
         ("ROUTER_WARPS", warps),
+        ("STAGED", int(staged)),
         ("CAST_FIRST", int(rounding_of("RmsMoe", request.attributes) == "llama")),
         ("EPS", float(request.attributes["eps"])),
+        *choice.of_router(sizes.rows),
     )
+    entry = "route_biased" if choice.biased else "route"
     return OpLaunch(
-        kernel=Kernel(FOLDER, "route_rows", constants, file="route.cu"),
-        grid=(-(-sizes.experts // experts), -(-sizes.rows // 8), 1),
+        kernel=Kernel(FOLDER, f"{entry}_rows", constants, file=f"{entry}.cu"),
+        grid=(-(-choice.routed // experts), -(-sizes.rows // 8), 1),
         block=32 * warps,
-        shared_bytes=0,
+        shared_bytes=512 * warps * of_a_warp if staged else 0,
         arguments=(
-            "x",
-            "norm",
-            "router_weight",
-            "router_bias",
-            "row_start",
-            "workspace_normed",
-            "workspace_logits",
+            *("x", "norm", "router_weight", "router_bias", "row_start"),
+            *(("choice_bias",) if choice.biased else ()),
+            *("workspace_normed", "workspace_logits"),
         ),
     )
 

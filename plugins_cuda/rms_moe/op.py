@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbuild.plugins_cuda.moe.op import reference as moe_reference
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -20,11 +20,22 @@ from specbuild.plugins_cuda.traffic import (
     TrafficRequest,
     product_terms,
     stored_terms,
+    terms,
 )
 from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 if TYPE_CHECKING:
     import torch
+
+LOGITS = ("rounded", "fp32")
+# The choice among one expert: every row has it, with weight 1.
+_ALL_ROWS = {
+    "top_k": 1,
+    "gating": "softmax_selected",
+    "groups": 1,
+    "groups_chosen": 1,
+    "scaling": 1.0,
+}
 
 
 def router_input(
@@ -34,17 +45,20 @@ def router_input(
     bias: torch.Tensor,
     eps: float,
     rounding: str = "gpt_oss",
+    logits: str = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normed rows [T, H] in x's type and their router logits fp32 [T, E].
 
-    The norm is that of ``rounding`` (``rms_norms.py``). The logits are
-    summed in fp32, rounded to x's type as a linear layer's output is, and widened.
+    The norm is that of ``rounding`` (``rms_norms.py``). The logits are summed in fp32; ``rounded``
+    ones are rounded to x's type as a linear layer's output is, and widened, ``fp32`` ones are not.
     """
     from torch.nn import functional as F
 
+    if logits not in LOGITS:
+        raise ValueError(f"RmsMoe: unknown logits {logits!r}")
     normed = rms_norm(x, norm, eps, rounding)
-    logits = F.linear(normed.float(), weight.float(), bias.float()).to(x.dtype).float()
-    return normed, logits
+    exact = F.linear(normed.float(), weight.float(), bias.float())
+    return normed, exact if logits == "fp32" else exact.to(x.dtype).float()
 
 
 def reference(
@@ -57,36 +71,34 @@ def reference(
     down: torch.Tensor,
     down_bias: torch.Tensor,
     row_start: torch.Tensor,  # noqa: ARG001  rows past the last one are unspecified
+    choice_bias: torch.Tensor | None = None,
     *,
     eps: float,
-    top_k: int,
-    alpha: float,
-    limit: float,
-    gating: str,
     rounding: str,
-    activation: str,
+    logits: str,
+    shared: int,
+    **choice: Any,
 ) -> torch.Tensor:
     """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
 
-    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4.
+    ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
+    ``shared`` experts are those of every row, with weight 1. ``choice`` is what :func:`moe.op.
+    reference` takes.
     """
-    normed, logits = router_input(x, norm, router_weight, router_bias, eps, rounding)
+    normed, of_router = router_input(x, norm, router_weight, router_bias, eps, rounding, logits)
     inner = gate_up_bias.shape[1] // 2
     first, second = _unpacked(gate_up, down, inner)
-    experts = moe_reference(
-        normed,
-        logits,
-        *first,
-        unpack_gate_up_bias(gate_up_bias),
-        *second,
-        down_bias,
-        top_k=top_k,
-        gating=gating,
-        activation=activation,
-        alpha=alpha,
-        limit=limit,
-    )
-    return x + experts
+    experts = (*first, unpack_gate_up_bias(gate_up_bias), *second, down_bias)
+    routed = router_weight.shape[0]
+    if routed + shared != gate_up.shape[0]:
+        raise ValueError(f"RmsMoe: {gate_up.shape[0]} experts, {routed} routed and {shared} shared")
+    chosen = (None if tensor is None else tensor[:routed] for tensor in experts)
+    mixed = moe_reference(normed.float(), of_router, *chosen, choice_bias, **choice)
+    for each in range(routed, routed + shared):
+        own = (None if tensor is None else tensor[each : each + 1] for tensor in experts)
+        certain = of_router.new_zeros(len(of_router), 1)
+        mixed = mixed + moe_reference(normed.float(), certain, *own, **{**choice, **_ALL_ROWS})
+    return x + mixed.to(x.dtype)
 
 
 def _unpacked(
@@ -101,23 +113,29 @@ def _unpacked(
 
 
 def traffic(request: TrafficRequest) -> Traffic:
-    """Experts that some row chose are read once; a row multiplies with ``top_k`` of them."""
+    """Experts that some row chose are read once, shared ones by every pass.
+
+    A row multiplies with ``top_k`` experts and the shared ones.
+    """
     sizes, top_k = request.tensors, int(request.attributes["top_k"])
+    shared = int(request.attributes["shared"])
     experts, two_inner = sizes["gate_up_bias"].shape
     weights = ("gate_up", "gate_up_bias", "down", "down_bias")
     an_expert = sum(sizes[name].nbytes // experts for name in weights)
     # Gate, up and down: a product and a sum for every element.
-    operations = 2 * top_k * 3 * (two_inner // 2) * sizes["x"].shape[1]
+    operations = 2 * 3 * (two_inner // 2) * sizes["x"].shape[1]
     return Traffic(
         read=(
             *stored_terms(request, besides=weights),
+            *terms(Term("dense", shared * an_expert, "pass")),
             Term("experts", an_expert, "chosen_expert"),
         ),
         operations=(
             *product_terms(request, ("router_weight",)),
-            Term("experts", operations, "row"),
+            *terms(Term("dense", shared * operations, "row")),
+            Term("experts", top_k * operations, "row"),
         ),
-        experts=experts,
+        experts=experts - shared,
         experts_per_token=top_k,
     )
 
@@ -131,11 +149,12 @@ OP = OpSpec(
         TensorSpec("norm", "W", ("hidden",)),
         TensorSpec("router_weight", "W", ("experts", "hidden")),
         TensorSpec("router_bias", "W", ("experts",)),
-        TensorSpec("gate_up", "W", ("experts", "gate_up_tiles", "gate_up_tile_bytes")),
-        TensorSpec("gate_up_bias", "W", ("experts", "two_inner")),
-        TensorSpec("down", "W", ("experts", "down_tiles", "down_tile_bytes")),
-        TensorSpec("down_bias", "W", ("experts", "hidden")),
+        TensorSpec("gate_up", "W", ("all_experts", "gate_up_tiles", "gate_up_tile_bytes")),
+        TensorSpec("gate_up_bias", "W", ("all_experts", "two_inner")),
+        TensorSpec("down", "W", ("all_experts", "down_tiles", "down_tile_bytes")),
+        TensorSpec("down_bias", "W", ("all_experts", "hidden")),
         TensorSpec("row_start", "int32", ("B1",)),
+        TensorSpec("choice_bias", "float32", ("experts",), optional=True),
     ),
     outputs=(TensorSpec("y", "T", ("T", "hidden")),),
     attributes=(
@@ -146,6 +165,12 @@ OP = OpSpec(
         AttributeSpec("gating", str, "softmax_selected"),
         AttributeSpec("rounding", str, "gpt_oss"),
         AttributeSpec("activation", str, "swiglu_clamped"),
+        AttributeSpec("logits", str, "rounded"),
+        AttributeSpec("groups", int, 1),
+        AttributeSpec("groups_chosen", int, 1),
+        AttributeSpec("group_score", str, "sum_of_two"),
+        AttributeSpec("scaling", float, 1.0),
+        AttributeSpec("shared", int, 0),
     ),
     reference=reference,
     lower=lower,

@@ -98,18 +98,19 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return codes, rates.permute(0, 1, 3, 2, 4).reshape(experts, rows, width)
 
 
-def pack_gate_up_values(weight: torch.Tensor) -> torch.Tensor:
-    """Values [E, H, 2·I], gate and up alternating → [E, I/8, 16·H].
+def pack_gate_up_values(*weights: torch.Tensor) -> torch.Tensor:
+    """Values [E, H, 2·I], gate and up alternating → [E, I/8, 16·H]; of several, one behind another.
 
     SpecbuildError where a size does not fit.
     """
     import torch
 
-    experts, width, rows = weight.shape
+    _, width, rows = weights[0].shape
     _check_rows("gate/up", rows, 2 * TILE_OUTPUTS)
-    shape = (experts, rows // (2 * TILE_OUTPUTS), gate_up_steps(width) * TILE_VALUES)
-    packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)
-    for to, expert in zip(packed, weight, strict=True):
+    experts = [expert for weight in weights for expert in weight]
+    shape = (len(experts), rows // (2 * TILE_OUTPUTS), gate_up_steps(width) * TILE_VALUES)
+    packed = torch.empty(shape, dtype=weights[0].dtype, device=weights[0].device)
+    for to, expert in zip(packed, experts, strict=True):
         halves = expert.T.reshape(-1, TILE_OUTPUTS, 2, width).transpose(1, 2)
         to.copy_(pack_rows(halves.reshape(rows, width)).flatten(1))
     return packed
@@ -163,17 +164,21 @@ def unpack_down(packed: torch.Tensor, inner: int) -> tuple[torch.Tensor, torch.T
     return codes[:, :, :width].contiguous(), natural[:, :, :width].contiguous()
 
 
-def pack_down_values(weight: torch.Tensor) -> torch.Tensor:
-    """Values [E, I, H] → [E, H/8, 512 for every two blocks of I]; SpecbuildError as above."""
+def pack_down_values(*weights: torch.Tensor) -> torch.Tensor:
+    """Values [E, I, H] → [E, H/8, 512 for every two blocks of I]; as :func:`pack_gate_up_values`.
+
+    SpecbuildError where a size does not fit.
+    """
     import torch
     from torch.nn import functional as F
 
-    experts, width, rows = weight.shape
+    _, width, rows = weights[0].shape
     _check_rows("down", rows, TILE_OUTPUTS)
     steps, tiles = down_steps(width), rows // TILE_OUTPUTS
-    shape = (experts, tiles, steps * TILE_VALUES)
-    packed = torch.empty(shape, dtype=weight.dtype, device=weight.device)
-    for to, expert in zip(packed, weight, strict=True):
+    experts = [expert for weight in weights for expert in weight]
+    shape = (len(experts), tiles, steps * TILE_VALUES)
+    packed = torch.empty(shape, dtype=weights[0].dtype, device=weights[0].device)
+    for to, expert in zip(packed, experts, strict=True):
         padded = F.pad(expert.T, (0, 2 * BLOCK * steps - width))
         blocks = padded.reshape(tiles, TILE_OUTPUTS, steps, 2, BLOCK).permute(0, 3, 1, 2, 4)
         to.copy_(pack_rows(blocks.reshape(2 * rows, steps * BLOCK)).flatten(1))

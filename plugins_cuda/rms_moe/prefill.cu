@@ -12,7 +12,8 @@
 //   down_bias      bf16 [EXPERTS, H]              in
 //   row_start      int32 [SEQUENCES + 1]          in
 //   y              bf16 [rows, H]                 out   live rows
-//   workspace_logits    fp32 [rows, EXPERTS]      within the first launch
+//   workspace_logits    fp32 [rows, EXPERTS]      within the first launch; of the experts that are
+//                                                 chosen among
 //   workspace_chosen    int32 [rows, TOP_K]       a row's experts, ascending
 //   workspace_shares    fp32 [rows, TOP_K]        and their shares
 //   workspace_position  int32 [rows, TOP_K]       where they stand among the sorted rows
@@ -25,7 +26,6 @@
 // Numbers, 2048 rows of GPT-OSS-20B (see prefill_experts.cuh for the GEMMs' 450 and 225 µs): route
 // 6 µs; sort 4 µs; gather 12 MB in, 47 MB out, 20 µs; combine 59 MB in, 12 MB out, 20 µs.
 #include "device/config.cuh"
-#include "device/expert_routing.cuh"
 #include "device/prefill_router.cuh"
 #include "device/prefill_sort.cuh"
 
@@ -33,38 +33,15 @@ __device__ __forceinline__ int live_rows(const int* row_start) {
   return load_l2_int(row_start + Config::kSequences);
 }
 
-// 16 rows a CTA: their experts and shares.
+// A CTA's rows: their experts and shares. Where experts are chosen by biased scores it is
+// prefill_biased.cu.
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     moe_route(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
               const uint16_t* router_bias, const int* row_start, float* workspace_logits,
               int* workspace_chosen, float* workspace_shares) {
   DYNAMIC_SHARED(unsigned char, shared);
-  uint16_t* const rows = reinterpret_cast<uint16_t*>(shared);
-  RouterSums& sums = *reinterpret_cast<RouterSums*>(shared + 2 * kRouterRows * kRouterStride);
-  pdl_launch_dependents();
-  pdl_wait();
-  const int live = live_rows(row_start), first = static_cast<int>(blockIdx.x) * kRouterRows;
-  if (first >= live) return;
-  load_normed_rows(x, norm, static_cast<float>(Config::kEps), first, live, rows);
-  __syncthreads();
-  multiply_router(router_weight, rows, sums);
-  __syncthreads();
-  const int count = min(kRouterRows, live - first);
-  for (int i = threadIdx.x; i < count * Config::kExperts; i += kRowsThreads) {
-    const int r = i / Config::kExperts, e = i % Config::kExperts;
-    float logit = 0.0f;
-#pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) logit += sums.of[slice][r][e];
-    logit = bf16_to_float(float_to_bf16(logit + bf16_to_float(router_bias[e])));
-    workspace_logits[static_cast<size_t>(first + r) * Config::kExperts + e] = logit;
-  }
-  __syncthreads();
-  for (int r = threadIdx.x / 32; r < count; r += kRouterWarps) {
-    const size_t row = first + r;
-    choose_experts<Config::kExperts, Config::kTopK>(workspace_logits + row * Config::kExperts,
-                                                    workspace_chosen + row * Config::kTopK,
-                                                    workspace_shares + row * Config::kTopK);
-  }
+  route(shared, x, norm, router_weight, router_bias, row_start, nullptr, workspace_logits,
+        workspace_chosen, workspace_shares);
 }
 
 extern "C" __global__ void __launch_bounds__(kSortThreads)

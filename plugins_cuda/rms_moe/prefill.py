@@ -27,6 +27,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     ring_bytes,
     stages_for,
 )
+from specbuild.plugins_cuda.rms_moe.choice import choice_of
 from specbuild.plugins_cuda.rms_moe.packing import (
     BLOCK,
     TILE_OUTPUTS,
@@ -46,8 +47,11 @@ from specbuild.plugins_cuda.rms_norms import rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 _SORT_THREADS = 1024
-_ROUTER_ROWS, _ROUTER_WARPS = 16, 8
-_MOST_EXPERTS, _MOST_TOP_K = 256, 8
+_ROUTER_WARPS = 8
+# Rows of a CTA that routes; the first whose shared memory fits.
+_ROUTER_ROWS = (16, 8)
+_MOST_ROUTER_BYTES = 227 * 1024
+_MOST_ROWS = 1 << 16
 _TILES_HEADER_INTS, _TILE_INTS = 4, 4
 _MEMBERS_OF_8 = 8
 
@@ -116,7 +120,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     return Lowering(
         launches,
         (
-            Workspace("workspace_logits", 4 * layer.rows * layer.experts),
+            Workspace("workspace_logits", choice_of(request).logits_bytes(layer.rows)),
             Workspace("workspace_chosen", 4 * layer.entries),
             Workspace("workspace_shares", 4 * layer.entries),
             Workspace("workspace_position", 4 * layer.entries),
@@ -157,37 +161,28 @@ def _widest_columns(rows: int) -> int:
 
 
 def _layer(request: LoweringRequest) -> Layer:
-    tensors, attributes = request.tensors, request.attributes
+    tensors = request.tensors
     tactic = request.tactic or _default_tactic(request)
     rows, hidden = tensors["x"].shape
     experts, two_inner = tensors["gate_up_bias"].shape
+    choice = choice_of(request)
     layer = Layer(
         rows=rows,
         sequences=tensors["row_start"].shape[0] - 1,
         hidden=hidden,
         inner=two_inner // 2,
         experts=experts,
-        top_k=int(attributes["top_k"]),
+        top_k=choice.of_a_row,
         columns=tactic.get("columns", _widest_columns(rows)),
         wgmma=tactic.get("wgmma", 1),
         bf16=in_bf16(tensors["gate_up"].dtype),
         few=tactic.get("few", 0),
     )
-    if attributes["gating"] != "softmax_selected":
+    if hidden % BLOCK or layer.inner % BLOCK or layer.rows >= _MOST_ROWS:
         raise SpecbuildError(
-            f"RmsMoe got gating {attributes['gating']!r}, its CUDA kernels know only "
-            "'softmax_selected': build this model for the CPU."
-        )
-    if hidden % BLOCK or layer.inner % BLOCK or experts > _MOST_EXPERTS:
-        raise SpecbuildError(
-            f"RmsMoe got hidden {hidden}, inner {layer.inner} and {experts} experts, expected "
-            f"widths that are multiples of {BLOCK} and at most {_MOST_EXPERTS} experts: build this "
-            "model for the CPU."
-        )
-    if not 1 <= layer.top_k <= min(_MOST_TOP_K, experts):
-        raise SpecbuildError(
-            f"RmsMoe got top {layer.top_k} of {experts} experts, expected 1 to "
-            f"{min(_MOST_TOP_K, experts)}: build this model for the CPU."
+            f"RmsMoe got hidden {hidden}, inner {layer.inner} and {layer.rows} rows, expected "
+            f"widths that are multiples of {BLOCK} and fewer than {_MOST_ROWS} rows: build this "
+            "model for the CPU, or with smaller chunks."
         )
     _check_tiles(layer)
     return layer
@@ -215,32 +210,53 @@ def _kernel(
 
 
 def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, int | float], ...]:
+    choice = choice_of(request)
+    of_choice = dict((*choice.of_router(layer.rows), *choice.of_experts(layer.rows)))
+    rows = _router_rows(layer, choice.routed)
     return layer.constants(
         K_BLOCKS=layer.hidden // BLOCK,
         SEQUENCES=layer.sequences,
         CAST_FIRST=int(rounding_of("RmsMoe", request.attributes) == "llama"),
         EPS=float(request.attributes["eps"]),
-        SHARED_BYTES=_router_bytes(layer),
+        ROUTER_ROWS=rows,
+        SHARED_BYTES=_router_bytes(layer, choice.routed, rows),
+        **of_choice,
     )
 
 
-def _router_bytes(layer: Layer) -> int:
-    """16 rows with 8 values between them, and the logits of every slice of hidden."""
-    tiles = ceil_div(layer.experts, PACKED_ROWS)
+def _router_rows(layer: Layer, routed: int) -> int:
+    """SpecbuildError where no number of rows fits."""
+    for rows in _ROUTER_ROWS:
+        if _router_bytes(layer, routed, rows) <= _MOST_ROUTER_BYTES:
+            return rows
+    raise SpecbuildError(
+        f"RmsMoe got hidden {layer.hidden}, of which {_ROUTER_ROWS[-1]} rows do not fit shared "
+        "memory: build this model for the CPU."
+    )
+
+
+def _router_bytes(layer: Layer, routed: int, rows: int) -> int:
+    """So many rows with 8 values between them, and the logits of every slice of hidden."""
+    tiles = ceil_div(routed, PACKED_ROWS)
     slices = 1 if tiles >= _ROUTER_WARPS else _ROUTER_WARPS // tiles
-    sums = 4 * slices * _ROUTER_ROWS * PACKED_ROWS * tiles
-    return 2 * _ROUTER_ROWS * (layer.hidden + 8) + sums
+    sums = 4 * slices * rows * PACKED_ROWS * tiles
+    return 2 * rows * (layer.hidden + 8) + sums
 
 
 def _sorting(request: LoweringRequest, layer: Layer) -> tuple[OpLaunch, ...]:
-    constants = _row_constants(request, layer)
+    constants, choice = _row_constants(request, layer), choice_of(request)
+    rows = _router_rows(layer, choice.routed)
+    entry, file = (
+        ("moe_route_biased", "prefill_biased.cu") if choice.biased else ("moe_route", "prefill.cu")
+    )
     route = OpLaunch(
-        _kernel("moe_route", constants),
-        grid=(ceil_div(layer.rows, _ROUTER_ROWS), 1, 1),
+        _kernel(entry, constants, file),
+        grid=(ceil_div(layer.rows, rows), 1, 1),
         block=ROWS_THREADS,
-        shared_bytes=_router_bytes(layer),
+        shared_bytes=_router_bytes(layer, choice.routed, rows),
         arguments=(
             *("x", "norm", "router_weight", "router_bias", "row_start"),
+            *(("choice_bias",) if choice.biased else ()),
             *("workspace_logits", "workspace_chosen", "workspace_shares"),
         ),
     )

@@ -24,18 +24,22 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     MOST_GROUP,
     WIDTHS,
 )
-from specbuild.plugins_cuda.rms_moe.lowering import GATINGS
+from specbuild.plugins_cuda.rms_moe.choice import Choice, unknown_choice
+from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
+    BothFeedForward,
     DenseFeedForward,
     DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
     IndexerGeometry,
     MlaGeometry,
+    MoeFeedForward,
     MtpGeometry,
     PEagleGeometry,
     TargetGeometry,
+    routed_part,
 )
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
@@ -43,14 +47,14 @@ from specbuild.runtime.errors import SpecbuildError
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
-    inner = _require_feed_forwards(target)
+    widths = _require_feed_forwards(target)
     _require_head_norms("model", target.attention)
     if target.indexer is not None:
         _require_indexers(target.indexer)
     _require_tiles(
         "model",
         rows={"vocab_size": target.vocab},
-        columns={"hidden_size": target.hidden, "intermediate_size": inner},
+        columns={"hidden_size": target.hidden, **widths},
     )
     if target.mla is None:
         _require_keys(target)
@@ -123,29 +127,45 @@ def _require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
         )
 
 
-def _require_feed_forwards(target: TargetGeometry) -> int:
-    """The inner width of every layer's; SpecbuildError naming what no kernel computes of them."""
-    moe = target.moe
-    if moe is not None and (moe.storage, target.dtype) == ("bf16", "fp8"):
+def _require_feed_forwards(target: TargetGeometry) -> dict[str, int]:
+    """The inner widths of all layers by name; SpecbuildError naming what no kernel computes."""
+    widths: dict[str, int] = {}
+    for feed_forward in target.feed_forwards:
+        if isinstance(feed_forward, DenseFeedForward):
+            widths["intermediate_size"] = feed_forward.inner
+        if isinstance(feed_forward, BothFeedForward):
+            widths["intermediate_size of shared experts"] = feed_forward.dense.inner
+        moe = routed_part(feed_forward)
+        if moe is not None:
+            _require_experts(target, moe)
+            widths["intermediate_size of experts"] = moe.inner
+    return widths
+
+
+def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
+    """SpecbuildError naming what no kernel computes of routed experts."""
+    if target.dtype == "fp8" and moe.storage != "mxfp4":
         raise SpecbuildError(
             "--weights-dtype fp8: the model has experts, which CUDA kernels take in bf16 or mxfp4; "
             "leave it out, or build with --weights-dtype mxfp4"
         )
-    if moe is not None and moe.gating not in GATINGS:
+    choice = Choice(
+        routed=moe.experts,
+        top_k=moe.experts_per_token,
+        gating=moe.gating,
+        biased=moe.choice_bias,
+        groups=moe.groups,
+        groups_chosen=moe.groups_chosen,
+        group_score=moe.group_score,
+    )
+    wrong = unknown_choice(choice)
+    if wrong is not None:
+        raise SpecbuildError(f"the model's router has {wrong}; build with --backend cpu")
+    if target.hidden > MOST_HIDDEN:
         raise SpecbuildError(
-            f"the model's router weighs experts by {moe.gating}, CUDA kernels know "
-            f"{', '.join(GATINGS)}; build with --backend cpu"
+            f"the model routes rows of {target.hidden} values to experts, CUDA kernels take up to "
+            f"{MOST_HIDDEN}; build with --backend cpu"
         )
-    if len(target.feed_forwards) > 1:
-        raise SpecbuildError(
-            "the model has dense layers beside routed ones, which is built for the CPU only; build "
-            "with --backend cpu"
-        )
-    (feed_forward,) = target.feed_forwards
-    if isinstance(feed_forward, DenseFeedForward):
-        return feed_forward.inner
-    assert moe is not None
-    return moe.inner
 
 
 def _require_head_norms(model: str, attention: AttentionParts) -> None:

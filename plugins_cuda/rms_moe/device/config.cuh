@@ -3,14 +3,18 @@
 //
 //   of the layer    kHidden, kInner, kExperts, kTopK, kBf16 (how experts are stored), kClamped (the
 //                   activation; kAlpha, kLimit), kCastFirst (the norm's rounding), kEps
+//   of the choice   kRounded (logits, to bf16), kScored (scored_choice.cuh chooses, which reads
+//                   kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts; else
+//                   rounded_choice.cuh), kScores (that stand in front of the logits)
 //   of the launch   kRows (of the bucket), kSequences
-//   of decoding     kRouterExperts and kRouterWarps of a CTA; kCtas, kWarps, kRingStages, kPieces
-//                   (of a stage), kTiles (that advance together), kPassRows (of one pass over
-//                   weights), kPlaces (for rows in shared memory), kRowsResident (all have one),
-//                   kStaticBytes, kSharedBytes, kAddThreads, kAddColumns
-//   of prompts      those of _device/prefill_gemm.cuh; kSteps (of a packed tile, 16 mma rows × 32
-//                   columns each), kMostTiles (of tokens, whatever the routing);
-//                   those of prefill_few.cuh
+//   of decoding     kRouterExperts and kRouterWarps of a CTA, kStaged (router weights); kCtas,
+//                   kWarps, kRingStages, kPieces (of a stage), kTiles (that advance together),
+//                   kPassRows (of one pass over weights), kPlaces (for rows in shared memory),
+//                   kRowsResident (all have one), kStaticBytes, kSharedBytes, kAddThreads,
+//                   kAddColumns
+//   of prompts      kRouterRows (of a CTA); those of _device/prefill_gemm.cuh; kSteps (of a packed
+//                   tile, 16 mma rows × 32 columns each), kMostTiles (of tokens, whatever the
+//                   routing); those of prefill_few.cuh
 #pragma once
 
 CONFIG

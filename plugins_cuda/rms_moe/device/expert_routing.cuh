@@ -1,14 +1,14 @@
-// Which rows go to which expert: top-k of a row's router logits, and the rows of every expert.
+// Which rows go to which expert: a row's choice by its router logits, and the rows of every expert.
 //
 // The result is what the expert kernels walk over: *items* of one expert and up to pass_rows of its
 // rows, experts ascending, rows ascending. An *entry* stands for (row, place): row · top_k + place,
 // place = rank of the expert's id among the row's chosen ones.
 #pragma once
 
-#include "../../_device/bf16.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_routing.cuh"
 #include "../../_device/types.cuh"
+#include "expert_choice.cuh"
 
 struct alignas(16) RoutedItem {
   int expert, first_entry, entries;
@@ -21,100 +21,15 @@ __device__ __forceinline__ int item_cost(int entries) {
   return entries > 8 ? kManyRowsCost : entries > 0 ? kFewRowsCost : 0;
 }
 
-// What a lane holds of a row's router logits: keys of the experts lane, lane + 32, ….
-template <int experts>
-struct RowKeys {
-  uint32_t keys[ceil_div(experts, 32)];
-};
-
-// Orders a bf16 logit and an expert's id as one number: greater is chosen first. Ties go to the
-// lower id, −0 equals +0, and a NaN comes first; the number is never 0.
-__device__ __forceinline__ uint32_t routing_key(float logit, int expert) {
-  const uint32_t bits = __float_as_uint(logit + 0.0f) >> 16;
-  const uint32_t ordered = bits & 0x8000u ? ~bits & 0xFFFFu : bits | 0x8000u;
-  return ordered << 16 | (0xFFFFu - static_cast<uint32_t>(expert));
-}
-
-__device__ __forceinline__ int key_expert(uint32_t key) {
-  return static_cast<int>(0xFFFFu - (key & 0xFFFFu));
-}
-
-__device__ __forceinline__ float key_logit(uint32_t key) {
-  const uint32_t ordered = key >> 16;
-  const uint32_t bits = ordered & 0x8000u ? ordered & 0x7FFFu : ~ordered & 0xFFFFu;
-  return __uint_as_float(bits << 16);
-}
-
-// One warp: a row's keys. ``logits`` [experts] fp32 were written by other CTAs.
-template <int experts>
-__device__ __forceinline__ auto row_keys(const float* logits) {
-  RowKeys<experts> row;
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < ceil_div(experts, 32); ++i) {
-    const int expert = lane + 32 * i;
-    row.keys[i] = expert < experts ? routing_key(load_l2_float(logits + expert), expert) : 0u;
-  }
-  return row;
-}
-
-// One warp: the greatest keys of each of several rows in falling order; they become 0 in ``rows``.
-template <int experts, int top_k, int count>
-__device__ __forceinline__ void best_keys(RowKeys<experts> (&rows)[count],
-                                          uint32_t (&best)[count][top_k]) {
-#pragma unroll
-  for (int k = 0; k < top_k; ++k) {
-    // Side by side: one row's maxima wait for each other.
-#pragma unroll
-    for (int r = 0; r < count; ++r) {
-      uint32_t mine = rows[r].keys[0];
-#pragma unroll
-      for (const uint32_t key : rows[r].keys) mine = key > mine ? key : mine;
-      best[r][k] = warp_max(mine);
-#pragma unroll
-      for (uint32_t& key : rows[r].keys) key = key == best[r][k] ? 0u : key;
-    }
-  }
-}
-
-// One lane: the chosen experts by ascending id (unless null), and the softmax over their logits,
-// which are bf16 values.
-template <int top_k>
-__device__ __forceinline__ void store_choice(const uint32_t (&best)[top_k], int* chosen,
-                                             float* weights) {
-  float shares[top_k], total = 0.0f;
-#pragma unroll
-  for (int k = 0; k < top_k; ++k) {
-    shares[k] = expf(key_logit(best[k]) - key_logit(best[0]));
-    total += shares[k];
-  }
-#pragma unroll
-  for (int k = 0; k < top_k; ++k) {
-    int place = 0;
-#pragma unroll
-    for (int j = 0; j < top_k; ++j) place += key_expert(best[j]) < key_expert(best[k]);
-    if (chosen != nullptr) chosen[place] = key_expert(best[k]);
-    weights[place] = shares[k] / total;
-  }
-}
-
-// One warp: the top_k experts of a row by ascending id into ``chosen`` [top_k], and their shares
-// into ``weights`` [top_k].
-template <int experts, int top_k>
-__device__ __forceinline__ void choose_experts(const float* logits, int* chosen, float* weights) {
-  RowKeys<experts> row[1] = {row_keys<experts>(logits)};
-  uint32_t best[1][top_k];
-  best_keys<experts, top_k>(row, best);
-  if (threadIdx.x % 32 == 0) store_choice<top_k>(best[0], chosen, weights);
-}
-
 // Items and entries in a CTA's shared memory. Every CTA of the expert kernels lists them itself
 // from the logits: that is sooner than to wait for a CTA that lists them for all. clear() first,
 // ask() where the logits are final, then read().
 //
-// C: kRows of the launch, kTopK, kExperts, kPassRows, kWarps of the CTA.
+// C: kRows of the launch, kTopK, kExperts, kPassRows, kWarps of the CTA, kScored and what its
+// choice reads.
 template <class C>
 struct RoutedRows {
+  using Choice = ChoiceOf<C>;
   static constexpr int kEntries = C::kRows * C::kTopK;
   static constexpr int kItems =
       (C::kExperts < kEntries ? C::kExperts : kEntries) + kEntries / C::kPassRows;
@@ -139,7 +54,7 @@ struct RoutedRows {
 
   // What is on its way to this thread while it does something else: rows warp, warp + warps, ….
   struct Asked {
-    RowKeys<C::kExperts> held[kHeld];
+    typename Choice::Row held[kHeld];
     int live;
   };
 
@@ -167,15 +82,15 @@ struct RoutedRows {
   __device__ __forceinline__ void read(Asked& asked, const float* logits, float* shares) {
     const int warp = threadIdx.x / 32;
     if constexpr (C::kRows == 1) {
-      if (warp == 0) list_only_row(asked, shares);
+      if (warp == 0) list_only_row(asked, logits, shares);
       __syncthreads();
       return;
     }
-    choose(asked, warp, shares);
+    choose(asked, warp, logits, shares);
 #pragma unroll 1
     for (int first = kHeld * C::kWarps; first < C::kRows; first += kHeld * C::kWarps) {
       ask_rows(asked, logits, first + warp);
-      choose(asked, first + warp, shares);
+      choose(asked, first + warp, logits, shares);
     }
     __syncthreads();
     list();
@@ -207,58 +122,56 @@ struct RoutedRows {
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) {
       const int row = first + r * C::kWarps;
-      if (row < C::kRows) asked.held[r] = row_keys<C::kExperts>(logits + row * C::kExperts);
+      if (row < C::kRows) asked.held[r] = Choice::read(logits + row * Choice::kLogits);
     }
   }
 
   // One warp, all of it in registers: the experts of the only row.
-  __device__ __forceinline__ void list_only_row(Asked& asked, float* shares) {
+  __device__ __forceinline__ void list_only_row(Asked& asked, const float* logits, float* shares) {
     const int lane = threadIdx.x % 32;
-    uint32_t best[1][C::kTopK];
-    best_keys<C::kExperts, C::kTopK>(asked.held, best);
+    typename Choice::Best best[1];
+    Choice::choose(asked.held, best, shares != nullptr);
     int own = 0, place = 0;
 #pragma unroll
-    for (int k = 0; k < C::kTopK; ++k) own = lane == k ? key_expert(best[0][k]) : own;
+    for (int k = 0; k < C::kTopK; ++k) own = lane == k ? best[0].expert(k) : own;
 #pragma unroll
-    for (int k = 0; k < C::kTopK; ++k) place += key_expert(best[0][k]) < own;
+    for (int k = 0; k < C::kTopK; ++k) place += best[0].expert(k) < own;
     if (lane < C::kTopK) {
       items[place] = {own, place, 1, 0};
       entries[place] = place;
     }
     if (lane == 0) {
       item_count = asked.live > 0 ? C::kTopK : 0;
-      if (shares != nullptr) store_choice<C::kTopK>(best[0], nullptr, shares);
+      if (shares != nullptr) Choice::store(best[0], logits, nullptr, shares);
     }
   }
 
   // One warp: the experts of the rows that it holds, first, first + warps, ….
-  __device__ __forceinline__ void choose(Asked& asked, int first, float* shares) {
+  __device__ __forceinline__ void choose(Asked& asked, int first, const float* logits,
+                                         float* shares) {
     const int lane = threadIdx.x % 32;
     if (first >= asked.live) return;
-    uint32_t best[kHeld][C::kTopK];
-    best_keys<C::kExperts, C::kTopK>(asked.held, best);
+    typename Choice::Best best[kHeld];
+    Choice::choose(asked.held, best, shares != nullptr);
 #pragma unroll
     for (int r = 0; r < kHeld; ++r) {
       const int row = first + r * C::kWarps;
 #pragma unroll
       for (int i = 0; i < kSets; ++i) {
         const bool taken = row < asked.live && lane + 32 * i < C::kExperts;
-        if (taken && asked.held[r].keys[i] == 0u) {
+        if (taken && asked.held[r].taken(i)) {
           atomicOr(&takers[row / 32 * kColumns + lane + 32 * i], 1u << row % 32);
         }
       }
     }
     if (shares == nullptr) return;
     // A lane a row.
-    uint32_t own[C::kTopK] = {};
+    typename Choice::Best own = {};
 #pragma unroll
-    for (int r = 0; r < kHeld; ++r) {
-#pragma unroll
-      for (int k = 0; k < C::kTopK; ++k) own[k] = lane == r ? best[r][k] : own[k];
-    }
+    for (int r = 0; r < kHeld; ++r) own.take(lane == r, best[r]);
     const int row = first + lane * C::kWarps;
     if (lane < kHeld && row < asked.live)
-      store_choice<C::kTopK>(own, nullptr, shares + row * C::kTopK);
+      Choice::store(own, logits + row * Choice::kLogits, nullptr, shares + row * C::kTopK);
   }
 
   // A lane an expert of each set. All warps count what lies before an expert, one lists the items,

@@ -1,21 +1,26 @@
-// Norm and router logits of 16 rows by a CTA of 8 warps.
+// Norm, router logits and chosen experts of 16 rows, or of 8 where they are wide, by a CTA of 8
+// warps.
 //
 // Numbers, 2048 rows of GPT-OSS-20B: 128 CTAs, each 92 KB of rows and 184 KB of router weights from
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
-// Config: kKBlocks (hidden/32), kExperts, kTopK, kSharedBytes, kCastFirst (LLaMA's norm).
+// Config: kKBlocks (hidden/32), kExperts, kTopK, kSequences, kEps, kSharedBytes, kRouterRows,
+// kCastFirst (LLaMA's norm), kRounded (logits, as a linear layer's output is), kScored, kScores.
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
 #include "config.cuh"
+#include "expert_choice.cuh"
+#include "router_logit.cuh"
 
 constexpr Norm kNorm = Config::kCastFirst ? Norm::kLlama : Norm::kGptOss;
-constexpr int kRouterRows = 16;
+constexpr int kRouterRows = Config::kRouterRows, kRouterRowTiles = kRouterRows / 8;
+using Choice = ChoiceOf<Config>;
 constexpr int kRouterWarps = kRowsThreads / 32;
 constexpr int kHidden = 32 * Config::kKBlocks;
 // 16-bit values between rows in shared memory: the 8 rows of a B operand start in other banks.
 constexpr int kRouterStride = kHidden + 8;
-constexpr int kExpertTiles = ceil_div(Config::kExperts, 16);
+constexpr int kExpertTiles = ceil_div(Choice::kLogits, 16);
 constexpr int kSlices = kExpertTiles >= kRouterWarps ? 1 : kRouterWarps / kExpertTiles;
 constexpr int kSliceBlocks = ceil_div(Config::kKBlocks, kSlices);
 // Of router weights: asked for at once. The choice of many experts takes registers too.
@@ -53,10 +58,10 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   for (int unit = threadIdx.x / 32; unit < kExpertTiles * kSlices; unit += kRouterWarps) {
     const int tile = unit % kExpertTiles, slice = unit / kExpertTiles;
-    const int low = min(16 * tile + g, Config::kExperts - 1),
-              high = min(16 * tile + g + 8, Config::kExperts - 1);
+    const int low = min(16 * tile + g, Choice::kLogits - 1),
+              high = min(16 * tile + g + 8, Choice::kLogits - 1);
     const int end = min(Config::kKBlocks, (slice + 1) * kSliceBlocks);
-    float d[2][4] = {};
+    float d[kRouterRowTiles][4] = {};
     for (int first = slice * kSliceBlocks; first < end; first += kBlocksAhead) {
       uint4 a[kBlocksAhead], b[kBlocksAhead];
 #pragma unroll
@@ -70,7 +75,7 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
         if (first + i >= end) break;
         const int column = 32 * (first + i) + 8 * t;
 #pragma unroll
-        for (int n = 0; n < 2; ++n) {
+        for (int n = 0; n < kRouterRowTiles; ++n) {
           const uint4 x =
               *reinterpret_cast<const uint4*>(rows + (8 * n + g) * kRouterStride + column);
           mma_bf16(d[n], {a[i].x, b[i].x, a[i].y, b[i].y}, {x.x, x.y});
@@ -79,7 +84,48 @@ __device__ __forceinline__ void multiply_router(const uint16_t* router_weight, c
       }
     }
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
+    for (int i = 0; i < 4 * kRouterRowTiles; ++i)
       sums.of[slice][8 * (i / 4) + 2 * t + i % 2][16 * tile + g + i % 4 / 2 * 8] = d[i / 4][i % 4];
+  }
+}
+
+// All of a launch. ``choice_bias`` is null where kScores is 0.
+__device__ __forceinline__ void route(unsigned char* shared, const uint16_t* x,
+                                      const uint16_t* norm, const uint16_t* router_weight,
+                                      const uint16_t* router_bias, const int* row_start,
+                                      const float* choice_bias, float* logits, int* chosen,
+                                      float* weights) {
+  constexpr int kLogits = Choice::kLogits;
+  uint16_t* const rows = reinterpret_cast<uint16_t*>(shared);
+  RouterSums& sums = *reinterpret_cast<RouterSums*>(shared + 2 * kRouterRows * kRouterStride);
+  pdl_launch_dependents();
+  pdl_wait();
+  const int live = load_l2_int(row_start + Config::kSequences);
+  const int first = static_cast<int>(blockIdx.x) * kRouterRows;
+  if (first >= live) return;
+  load_normed_rows(x, norm, static_cast<float>(Config::kEps), first, live, rows);
+  __syncthreads();
+  multiply_router(router_weight, rows, sums);
+  __syncthreads();
+  const int count = min(kRouterRows, live - first);
+  for (int i = threadIdx.x; i < count * kLogits; i += kRowsThreads) {
+    const int r = i / kLogits, e = i % kLogits;
+    float logit = 0.0f;
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) logit += sums.of[slice][r][e];
+    logit = router_logit(logit + bf16_to_float(router_bias[e]));
+    const size_t at = static_cast<size_t>(first + r) * kLogits + e;
+    if constexpr (Config::kScores > 0) {
+      logits[at] = sigmoid_of(logit) + choice_bias[e];
+      logits[Config::kScores + at] = logit;
+    } else {
+      logits[at] = logit;
+    }
+  }
+  __syncthreads();
+  for (int r = threadIdx.x / 32; r < count; r += kRouterWarps) {
+    const size_t row = first + r;
+    choose_experts<Choice>(logits + row * kLogits, chosen + row * Config::kTopK,
+                           weights + row * Config::kTopK);
   }
 }

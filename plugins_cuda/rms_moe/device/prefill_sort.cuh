@@ -16,8 +16,20 @@ constexpr int kSortThreads = 1024;
 constexpr int kSortWarps = kSortThreads / 32;
 constexpr int kSortAhead = 8;  // loads of a lane that are under way at once
 
+// Static shared memory holds counts of 32 bits for up to 288 experts; a chunk has fewer than 65536
+// rows.
+template <bool wide>
+struct CountFor {
+  using Of = int;
+};
+template <>
+struct CountFor<false> {
+  using Of = uint16_t;
+};
+using Count = CountFor<(Config::kExperts <= 288)>::Of;
+
 struct SharedSort {
-  int counts[kSortWarps][Config::kExperts];  // of a warp's entries, then where they begin
+  Count counts[kSortWarps][Config::kExperts];  // of a warp's entries, then where they begin
   int totals[Config::kExperts];
   int first_row[Config::kExperts];
   int size[Config::kExperts], parts[Config::kExperts];  // ExpertCut
@@ -37,7 +49,7 @@ __device__ __forceinline__ uint32_t lanes_of_same(int expert) {
 // Calls ``use(entry, expert, rank)`` for the warp's entries: rank among those of the same expert
 // in ``counts``, which then counts them too.
 template <class Use>
-__device__ __forceinline__ void walk_entries(const int* chosen, int entries, int* counts,
+__device__ __forceinline__ void walk_entries(const int* chosen, int entries, Count* counts,
                                              const Use& use) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int share = round_up(ceil_div(entries, kSortWarps), 32);

@@ -1,0 +1,130 @@
+"""How RmsMoe's rows choose experts: what its attributes say of it, and what kernels are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbuild.plugins_cuda.launches import LoweringRequest
+from specbuild.plugins_cuda.moe.body import GROUP_SCORES
+from specbuild.runtime.errors import SpecbuildError
+
+# In the order of the numbers that kernels have for them (scored_choice.cuh).
+GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
+# A bias that experts are chosen by is added to sigmoids.
+BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
+MOST_EXPERTS, MOST_TOP_K, MOST_SHARED, MOST_GROUPS = 384, 8, 2, 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Of ``routed`` experts a row chooses ``top_k``; ``shared`` more, the last ones, all rows have.
+
+    ``rounded``: the router's logits are rounded to bf16, as a linear layer's output is. ``biased``:
+    experts are chosen by their sigmoids and a bias. The rest is that of ``moe.op.route``.
+    """
+
+    routed: int
+    top_k: int
+    gating: str = "softmax_selected"
+    rounded: bool = True
+    biased: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: str = "sum_of_two"
+    scaling: float = 1.0
+    shared: int = 0
+
+    @property
+    def experts(self) -> int:
+        """All of them."""
+        return self.routed + self.shared
+
+    @property
+    def of_a_row(self) -> int:
+        """Experts that a row has, those that it did not choose included."""
+        return self.top_k + self.shared
+
+    @property
+    def scored(self) -> bool:
+        """Whether the choice is that of ``scored_choice.cuh``, else of ``rounded_choice.cuh``."""
+        return self != Choice(self.routed, self.top_k)
+
+    def logits_bytes(self, rows: int) -> int:
+        """Of the router's workspace: logits of all rows, and perhaps scores in front of them."""
+        return 4 * rows * self.routed * (2 if self.biased else 1)
+
+    def of_router(self, rows: int) -> tuple[tuple[str, int], ...]:
+        """What kernels that write logits are compiled with."""
+        return ("ROUNDED", int(self.rounded)), ("SCORES", rows * self.routed if self.biased else 0)
+
+    def of_experts(self, rows: int) -> tuple[tuple[str, int | float], ...]:
+        """What kernels that choose by logits are compiled with."""
+        if not self.scored:
+            return (("SCORED", 0),)
+        return (
+            ("SCORED", 1),
+            ("GATING", GATINGS.index(self.gating)),
+            ("GROUPS", self.groups),
+            ("GROUPS_CHOSEN", self.groups_chosen),
+            ("GROUP_BEST", GROUP_SCORES[self.group_score]),
+            ("SCALING", self.scaling),
+            ("SHARED_EXPERTS", self.shared),
+            ("SCORES", rows * self.routed if self.biased else 0),
+        )
+
+
+def choice_of(request: LoweringRequest) -> Choice:
+    """What a request asks for; SpecbuildError where no kernel chooses so."""
+    attributes, tensors = request.attributes, request.tensors
+    shared = int(attributes["shared"])
+    choice = Choice(
+        routed=tensors["gate_up_bias"].shape[0] - shared,
+        top_k=int(attributes["top_k"]),
+        gating=str(attributes["gating"]),
+        rounded=attributes["logits"] == "rounded",
+        biased="choice_bias" in tensors,
+        groups=int(attributes["groups"]),
+        groups_chosen=int(attributes["groups_chosen"]),
+        group_score=str(attributes["group_score"]),
+        scaling=float(attributes["scaling"]),
+        shared=shared,
+    )
+    wrong = unknown_choice(choice)
+    if wrong is not None:
+        raise SpecbuildError(f"RmsMoe got {wrong}: build this model for the CPU.")
+    return choice
+
+
+def unknown_choice(choice: Choice) -> str | None:
+    """What no kernel knows of a choice, and what they know; None where they know all of it."""
+    known = BIASED_GATINGS if choice.biased else GATINGS
+    if choice.gating not in known:
+        bias = " with a choice bias" if choice.biased else ""
+        return f"gating {choice.gating!r}{bias}, its CUDA kernels know {', '.join(known)}"
+    most = min(MOST_TOP_K, choice.routed)
+    if not 1 <= choice.top_k <= most or not choice.routed <= MOST_EXPERTS:
+        return (
+            f"top {choice.top_k} of {choice.routed} experts, its CUDA kernels know 1 to "
+            f"{MOST_TOP_K} of up to {MOST_EXPERTS}"
+        )
+    if not 0 <= choice.shared <= MOST_SHARED:
+        return f"{choice.shared} shared experts, its CUDA kernels know up to {MOST_SHARED}"
+    return _unknown_groups(choice)
+
+
+def _unknown_groups(choice: Choice) -> str | None:
+    """The same of its groups."""
+    groups, chosen = choice.groups, choice.groups_chosen
+    size = choice.routed // groups if groups > 0 and choice.routed % groups == 0 else 0
+    best = GROUP_SCORES.get(choice.group_score)
+    if best is None:
+        return f"group_score {choice.group_score!r}, its CUDA kernels know {', '.join(GROUP_SCORES)}"
+    scores = best if chosen < groups else 1
+    if not scores <= size or groups > MOST_GROUPS or not 1 <= chosen <= groups:
+        return (
+            f"{chosen} of {groups} groups of {choice.routed} experts, its CUDA kernels know up to "
+            f"{MOST_GROUPS} groups of equal size, of {scores} experts or more"
+        )
+    if choice.top_k > chosen * size:
+        return f"top {choice.top_k} of {chosen} groups of {size} experts, which are fewer"
+    return None

@@ -1,0 +1,177 @@
+// Norm and router logits of 8 rows for 8 or 16 experts, by a CTA of kRouterWarps warps: each has a
+// fixed slice of HIDDEN, whose router weights it asks for before it waits for x, and slices are
+// summed in a fixed order. Weights stand in registers; with kStaged, of layers so wide that they do
+// not fit beside a slice of x, in shared memory.
+//
+// Config: kRows, kSequences, kHidden, kExperts (that are chosen among), kRouterExperts,
+// kRouterWarps, kCastFirst, kEps, kStaged, kRounded (logits, as a linear layer's output is),
+// kScores.
+#pragma once
+
+#include "../../_device/bf16.cuh"
+#include "../../_device/ptx.cuh"
+#include "../../_device/ptx_load.cuh"
+#include "config.cuh"
+#include "router_logit.cuh"
+#include "scored_choice.cuh"
+
+constexpr int kBlocks = Config::kHidden / 32;
+constexpr int kSteps = ceil_div(kBlocks, Config::kRouterWarps);
+constexpr int kCtaExperts = Config::kRouterExperts, kHalves = kCtaExperts / 8;
+constexpr int kThreads = 32 * Config::kRouterWarps;
+static_assert(kCtaExperts == 8 || kCtaExperts == 16, "rows of one mma");
+static_assert(8 * kCtaExperts <= kThreads, "a thread finishes a logit");
+static_assert(!Config::kStaged || kHalves == 1, "staged weights are those of 8 experts");
+// Slices of HIDDEN, with zeros up to a multiple of 4.
+constexpr int kSlices = round_up(Config::kRouterWarps, 4);
+
+struct SharedRouter {
+  uint4 norm[Config::kRouterWarps][kSteps][4];
+  float4 squares[8][kSlices / 4];
+  float logits[kSlices][kCtaExperts][8];
+};
+
+__device__ __forceinline__ float sum_of_squares(uint4 v) {
+  const float2 a = unpack_bf16x2(v.x), b = unpack_bf16x2(v.y);
+  const float2 c = unpack_bf16x2(v.z), d = unpack_bf16x2(v.w);
+  return ((a.x * a.x + a.y * a.y) + (b.x * b.x + b.y * b.y)) +
+         ((c.x * c.x + c.y * c.y) + (d.x * d.x + d.y * d.y));
+}
+
+__device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float rate) {
+  const float2 value = unpack_bf16x2(x), weight = unpack_bf16x2(norm);
+  if (Config::kCastFirst) return mul_bf16x2(pack_bf16x2(value.x * rate, value.y * rate), norm);
+  return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
+}
+
+// All of a launch. ``choice_bias`` is null where kScores is 0, ``staged`` is dynamic shared memory.
+__device__ __forceinline__ void route(SharedRouter& shared, uint4* staged, const uint16_t* x,
+                                      const uint16_t* __restrict__ norm,
+                                      const uint16_t* __restrict__ router_weight,
+                                      const uint16_t* __restrict__ router_bias,
+                                      const int* row_start, const float* choice_bias,
+                                      uint16_t* normed_rows, float* logits) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+  const int first_expert = blockIdx.x * kCtaExperts, first_row = blockIdx.y * 8;
+  const uint4 nothing = make_uint4(0, 0, 0, 0);
+  pdl_launch_dependents();
+
+  const int first_block = warp * kSteps, first_column = 32 * first_block + 8 * t;
+  const uint16_t* const expert_weight =
+      router_weight + (first_expert + g) * Config::kHidden + first_column;
+  uint4 weights[Config::kStaged ? 1 : kSteps][kHalves];
+  // A lane's own places: nobody else reads them.
+  uint4* const own_staged = staged + (warp * kSteps * 32 + lane);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const bool inside = first_block + step < kBlocks;
+    if constexpr (Config::kStaged) {
+      if (inside && first_expert + g < Config::kExperts) {
+        cp_async_16(own_staged + 32 * step, expert_weight + 32 * step);
+      } else {
+        own_staged[32 * step] = nothing;
+      }
+    } else {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        const bool there = inside && first_expert + 8 * half + g < Config::kExperts;
+        weights[step][half] =
+            there ? load_early16(expert_weight + 8 * half * Config::kHidden + 32 * step) : nothing;
+      }
+    }
+    // In shared memory because registers are short.
+    if (inside && g == 0) {
+      shared.norm[warp][step][t] = load_early16(norm + first_column + 32 * step);
+    }
+  }
+  if constexpr (Config::kStaged) cp_async_commit();
+  // Of the logit that this thread finishes, if it does.
+  const int own_expert = first_expert + static_cast<int>(threadIdx.x) / 8;
+  const int own_row = first_row + static_cast<int>(threadIdx.x) % 8;
+  const bool finishes = threadIdx.x < 8 * kCtaExperts && own_expert < Config::kExperts;
+  const float bias = finishes ? bf16_to_float(load_early_bf16(router_bias + own_expert)) : 0.0f;
+  float of_choice = 0.0f;
+  if constexpr (Config::kScores > 0) {
+    if (finishes) of_choice = __uint_as_float(load_early4(choice_bias + own_expert));
+  }
+  for (int i = threadIdx.x; i < 8 * kSlices; i += kThreads) {
+    reinterpret_cast<float*>(shared.squares)[i] = 0.0f;
+  }
+  for (int i = 8 * kCtaExperts * Config::kRouterWarps + threadIdx.x; i < 8 * kCtaExperts * kSlices;
+       i += kThreads) {
+    reinterpret_cast<float*>(shared.logits)[i] = 0.0f;
+  }
+  __syncthreads();
+
+  // Rows past the live ones are computed and not stored: whether a row is one is known late.
+  pdl_wait();
+  const int row = first_row + g, row_at = row * Config::kHidden + first_column;
+  uint4 values[kSteps];
+  const auto ask = [&] {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const bool there = first_block + step < kBlocks && row < Config::kRows;
+      values[step] = there ? load_l2_16(x + row_at + 32 * step) : nothing;
+    }
+  };
+  ask();
+  const int live = load_l2_int(row_start + Config::kSequences);
+  float squares = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) squares += sum_of_squares(values[step]);
+  // Asked for again: what the squares are made of would take twice the registers until the
+  // products.
+  if constexpr (Config::kStaged) ask();
+  squares += __shfl_xor_sync(~0u, squares, 1);
+  squares += __shfl_xor_sync(~0u, squares, 2);
+  if (t == 0) reinterpret_cast<float*>(shared.squares[g])[warp] = squares;
+  __syncthreads();
+
+  float4 total = shared.squares[g][0];
+#pragma unroll
+  for (int i = 1; i < kSlices / 4; ++i) {
+    const float4 more = shared.squares[g][i];
+    total = make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
+  }
+  const float mean = ((total.x + total.y) + (total.z + total.w)) * (1.0f / Config::kHidden);
+  const float rate = rsqrtf(mean + static_cast<float>(Config::kEps));
+  if constexpr (Config::kStaged) cp_async_wait<0>();
+  // Two chains of sums, which the tensor cores work on in turn; with 8 experts rows 8 to 15 stay
+  // empty.
+  float sums[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (first_block + step >= kBlocks) break;
+    const uint4 v = values[step], n = shared.norm[warp][step][t];
+    const uint4 w =
+        Config::kStaged ? own_staged[32 * step] : weights[Config::kStaged ? 0 : step][0];
+    const uint4 more = kHalves == 2 ? weights[Config::kStaged ? 0 : step][kHalves - 1] : nothing;
+    const uint4 normed = make_uint4(normed_pair(v.x, n.x, rate), normed_pair(v.y, n.y, rate),
+                                    normed_pair(v.z, n.z, rate), normed_pair(v.w, n.w, rate));
+    if (blockIdx.x == 0 && row < live) {
+      *reinterpret_cast<uint4*>(normed_rows + row_at + 32 * step) = normed;
+    }
+    mma_bf16(sums[0], {w.x, more.x, w.y, more.y}, {normed.x, normed.y});
+    mma_bf16(sums[1], {w.z, more.z, w.w, more.w}, {normed.z, normed.w});
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kHalves; ++i) {
+    shared.logits[warp][g + i / 2 * 8][2 * t + i % 2] = sums[0][i] + sums[1][i];
+  }
+  __syncthreads();
+  if (finishes && own_row < live) {
+    float parts[4] = {};
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      parts[slice % 4] += shared.logits[slice][own_expert - first_expert][own_row - first_row];
+    }
+    const float logit = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    const int at = own_row * Config::kExperts + own_expert;
+    if constexpr (Config::kScores > 0) {
+      logits[at] = sigmoid_of(router_logit(logit + bias)) + of_choice;
+      logits[Config::kScores + at] = router_logit(logit + bias);
+    } else {
+      logits[at] = router_logit(logit + bias);
+    }
+  }
+}

@@ -1,0 +1,9 @@
+// A router's logit as the model has it: rounded where its layer's output is bf16 (kRounded).
+#pragma once
+
+#include "../../_device/bf16.cuh"
+#include "config.cuh"
+
+__device__ __forceinline__ float router_logit(float exact) {
+  return Config::kRounded ? bf16_to_float(float_to_bf16(exact)) : exact;
+}

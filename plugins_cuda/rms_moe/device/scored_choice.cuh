@@ -1,0 +1,222 @@
+// A row's experts by scores in fp32, as DeepSeek chooses them: perhaps by sigmoids with a bias, in
+// the groups that score best, and beside experts that every row has. The definition is ``route`` of
+// plugins_cuda/moe/op.py. See ChoiceOf in expert_choice.cuh.
+//
+// Numbers, one row of DeepSeek-V3: 256 scores are 8 in a lane; 16 maxima over the warp find the
+// groups' scores, 4 the groups, and two for each of 8 experts those: about a microsecond.
+#pragma once
+
+#include "../../_device/ordered_key.cuh"
+#include "../../_device/ptx.cuh"
+#include "../../_device/ptx_routing.cuh"
+#include "../../_device/types.cuh"
+
+// The numbers that a lowering has for gatings: moe/op.py.
+constexpr int kSoftmaxSelected = 0, kSoftmaxTopK = 1, kSigmoid = 2, kSigmoidNorm = 3;
+// Keeps a sum of vanishing sigmoids from dividing by zero.
+constexpr float kLeastSum = 1e-20f;
+// Keys of experts that are chosen, and of those that cannot be; a score's are above both.
+constexpr uint32_t kTakenKey = 0u, kClosedKey = 1u;
+
+__device__ __forceinline__ uint32_t score_key(float score) {
+  const uint32_t key = ordered_key(score);
+  return key > kClosedKey ? key : kClosedKey + 1u;
+}
+
+__device__ __forceinline__ float sigmoid_of(float logit) {
+  return 1.0f / (1.0f + expf(-logit));
+}
+
+// C: kExperts and kTopK with the kSharedExperts that every row has, which are the last; kGating,
+// kScaling; kScores (that stand in front of as many logits, 0: experts are chosen by the logits);
+// kGroups, kGroupsChosen, kGroupBest (how many of a group's best scores make up its own).
+template <class C>
+struct ScoredChoice {
+  static constexpr int kLogits = C::kExperts - C::kSharedExperts;
+  static constexpr int kSets = ceil_div(C::kExperts, 32);
+  static constexpr int kChosen = C::kTopK - C::kSharedExperts;
+  static constexpr int kOfGroup = kLogits / C::kGroups;
+  static_assert(kLogits % C::kGroups == 0 && C::kGroups <= 32, "a lane holds a group's score");
+  static_assert(C::kGroupsChosen == C::kGroups || kOfGroup >= C::kGroupBest, "scores of a group");
+  static_assert(kChosen <= kOfGroup * C::kGroupsChosen, "there are experts to choose");
+  static_assert(C::kScores == 0 || C::kGating >= kSigmoid, "a bias belongs to sigmoids");
+
+  // Keys of the experts lane, lane + 32, …. ``most`` and ``total`` of all: of a softmax over them.
+  struct Row {
+    uint32_t keys[kSets];
+    __device__ __forceinline__ bool taken(int i) const {
+      return keys[i] == kTakenKey;
+    }
+  };
+
+  struct Best {
+    int experts[kChosen];
+    uint32_t keys[kChosen];
+    float most, total;
+    __device__ __forceinline__ int expert(int k) const {
+      return k < kChosen ? experts[k < kChosen ? k : 0] : kLogits + k - kChosen;
+    }
+    __device__ __forceinline__ void take(bool other, const Best& from) {
+#pragma unroll
+      for (int k = 0; k < kChosen; ++k) {
+        experts[k] = other ? from.experts[k] : experts[k];
+        keys[k] = other ? from.keys[k] : keys[k];
+      }
+      most = other ? from.most : most;
+      total = other ? from.total : total;
+    }
+  };
+
+  // One warp. ``logits`` [kLogits] fp32: what a row's experts are chosen by.
+  static __device__ __forceinline__ Row read(const float* logits) {
+    Row row;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      const int expert = lane + 32 * i;
+      row.keys[i] = expert < kLogits ? score_key(load_l2_float(logits + expert)) : kClosedKey;
+    }
+    return row;
+  }
+
+  // One warp: the best of each of several rows, ties to the lower id. ``weighed``: they will be
+  // stored with their shares.
+  template <int count>
+  static __device__ __forceinline__ void choose(Row (&rows)[count], Best (&best)[count],
+                                                bool weighed) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < count; ++r) {
+      best[r].most = best[r].total = 0.0f;
+      if (C::kGating == kSoftmaxTopK && weighed) sum_exponentials(rows[r], best[r]);
+      if constexpr (C::kGroupsChosen < C::kGroups) close_groups(rows[r]);
+    }
+#pragma unroll
+    for (int k = 0; k < kChosen; ++k) {
+      // Side by side: one row's maxima wait for each other.
+#pragma unroll
+      for (int r = 0; r < count; ++r) {
+        uint32_t mine = kTakenKey;
+#pragma unroll
+        for (const uint32_t key : rows[r].keys) mine = key > mine ? key : mine;
+        best[r].keys[k] = warp_max(mine);
+        best[r].experts[k] = take_lowest(rows[r], best[r].keys[k]);
+      }
+    }
+#pragma unroll
+    for (int i = kLogits / 32; i < kSets; ++i) {
+      const bool shared = lane + 32 * i >= kLogits && lane + 32 * i < C::kExperts;
+#pragma unroll
+      for (int r = 0; r < count; ++r) rows[r].keys[i] = shared ? kTakenKey : rows[r].keys[i];
+    }
+  }
+
+  // One lane: the chosen experts by ascending id (unless null), and their weights.
+  static __device__ __forceinline__ void store(const Best& best, const float* logits, int* chosen,
+                                               float* weights) {
+    float shares[kChosen], sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < kChosen; ++k) {
+      shares[k] = C::kScores > 0 ? load_l2_float(logits + C::kScores + best.experts[k])
+                                 : key_value(best.keys[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < kChosen; ++k) {
+      if (C::kGating >= kSigmoid) {
+        shares[k] = sigmoid_of(shares[k]);
+      } else {
+        shares[k] =
+            expf(shares[k] - (C::kGating == kSoftmaxTopK ? best.most : key_value(best.keys[0])));
+      }
+      sum += shares[k];
+    }
+    const float divisor = C::kGating == kSigmoid       ? 1.0f
+                          : C::kGating == kSigmoidNorm ? sum + kLeastSum
+                          : C::kGating == kSoftmaxTopK ? best.total
+                                                       : sum;
+#pragma unroll
+    for (int k = 0; k < kChosen; ++k) {
+      int place = 0;
+#pragma unroll
+      for (int j = 0; j < kChosen; ++j) place += best.experts[j] < best.experts[k];
+      if (chosen != nullptr) chosen[place] = best.experts[k];
+      weights[place] = static_cast<float>(C::kScaling) * (shares[k] / divisor);
+    }
+#pragma unroll
+    for (int k = kChosen; k < C::kTopK; ++k) {
+      if (chosen != nullptr) chosen[k] = best.expert(k);
+      weights[k] = 1.0f;
+    }
+  }
+
+ private:
+  // The lowest of the experts with this key, which is taken.
+  static __device__ __forceinline__ int take_lowest(Row& row, uint32_t key) {
+    const int lane = threadIdx.x % 32;
+    int lowest = C::kExperts;
+#pragma unroll
+    for (int i = kSets - 1; i >= 0; --i) lowest = row.keys[i] == key ? lane + 32 * i : lowest;
+    lowest = warp_least(lowest);
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) row.keys[i] = lane + 32 * i == lowest ? kTakenKey : row.keys[i];
+    return lowest;
+  }
+
+  // Of all scores, which are logits.
+  static __device__ __forceinline__ void sum_exponentials(const Row& row, Best& best) {
+    uint32_t most = kClosedKey;
+#pragma unroll
+    for (const uint32_t key : row.keys) most = key > most ? key : most;
+    best.most = key_value(warp_max(most));
+#pragma unroll
+    for (const uint32_t key : row.keys)
+      best.total += key > kClosedKey ? expf(key_value(key) - best.most) : 0.0f;
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2)
+      best.total += __shfl_xor_sync(kAllLanes, best.total, mask);
+  }
+
+  // Closes the experts outside the kGroupsChosen groups that score best, ties to the lower group.
+  static __device__ __forceinline__ void close_groups(Row& row) {
+    const int lane = threadIdx.x % 32;
+    // Of the group that this lane stands for; 0 in the lanes behind.
+    uint32_t own = 0u;
+#pragma unroll 1
+    for (int group = 0; group < C::kGroups; ++group) {
+      const uint32_t score = score_key(group_score(row, group));
+      own = lane == group ? score : own;
+    }
+    uint32_t open = 0u;
+#pragma unroll
+    for (int n = 0; n < C::kGroupsChosen; ++n) {
+      const uint32_t best = warp_max(own);
+      const int group = warp_least(own == best ? lane : 32);
+      open |= 1u << group;
+      own = lane == group ? 0u : own;
+    }
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      const int expert = lane + 32 * i;
+      const bool closed = expert >= kLogits || !(open >> (expert / kOfGroup) & 1u);
+      row.keys[i] = closed ? kClosedKey : row.keys[i];
+    }
+  }
+
+  static __device__ __forceinline__ float group_score(const Row& row, int group) {
+    const int lane = threadIdx.x % 32, first = group * kOfGroup;
+    // This lane's best two of the group.
+    uint32_t best = 0u, second = 0u;
+#pragma unroll
+    for (int i = 0; i < kSets; ++i) {
+      const int expert = lane + 32 * i;
+      const bool inside = expert >= first && expert < first + kOfGroup;
+      const uint32_t key = inside ? row.keys[i] : 0u, lesser = key < best ? key : best;
+      best = key > best ? key : best;
+      second = lesser > second ? lesser : second;
+    }
+    const uint32_t most = warp_max(best);
+    if constexpr (C::kGroupBest == 1) return key_value(most);
+    const int owner = warp_least(best == most ? lane : 32);
+    return key_value(most) + key_value(warp_max(lane == owner ? second : best));
+  }
+};

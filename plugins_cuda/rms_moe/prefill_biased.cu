@@ -1,0 +1,24 @@
+// RmsMoe over a prompt chunk, first launch where experts are chosen by biased scores (DeepSeek-V3):
+// see prefill.cu.
+//
+//   x              bf16 [rows, H]       in    from row_start[SEQUENCES] on padding
+//   norm           bf16 [H]             in
+//   router_weight  bf16 [EXPERTS, H]    in
+//   router_bias    bf16 [EXPERTS]       in
+//   row_start      int32 [SEQUENCES+1]  in
+//   choice_bias    fp32 [EXPERTS]       in
+//   workspace_logits  fp32 [2, rows, EXPERTS]  sigmoids and biases, by which experts are chosen;
+//                                              then logits
+//   workspace_chosen  int32 [rows, TOP_K]      out   a row's experts, ascending
+//   workspace_shares  fp32 [rows, TOP_K]       out   and their shares
+#include "device/config.cuh"
+#include "device/prefill_router.cuh"
+
+extern "C" __global__ void __launch_bounds__(kRowsThreads)
+    moe_route_biased(const uint16_t* x, const uint16_t* norm, const uint16_t* router_weight,
+                     const uint16_t* router_bias, const int* row_start, const float* choice_bias,
+                     float* workspace_logits, int* workspace_chosen, float* workspace_shares) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  route(shared, x, norm, router_weight, router_bias, row_start, choice_bias, workspace_logits,
+        workspace_chosen, workspace_shares);
+}
