@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
+from specbuild.runtime.engine_dir.plan import ExpertGroups
 from specbuild.runtime.engine_dir.traffic import Term, Traffic
 
 
@@ -66,11 +67,13 @@ class Routing:
 
     ``logits``: a tensor or workspace, fp32 [rows of x, experts], first an argument of the launch
     that writes it; a row chooses the experts of the largest, as many as the op's traffic says.
-    ``row_start``: the input whose last entry counts the rows that are live.
+    ``row_start``: the input whose last entry counts the rows that are live. ``groups``: those that
+    a call's experts stand in, by its attributes.
     """
 
     logits: str
     row_start: str
+    groups: Callable[[Mapping[str, Any]], ExpertGroups | None]
 
 
 def stored_terms(

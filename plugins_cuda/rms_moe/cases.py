@@ -171,7 +171,7 @@ V2_LITE = replace(
     GLM_FLASH, inner=1408, top_k=6, gating="softmax_topk", choice_bias=False, group_score="max",
     scaling=1.0, shared=2,
 )  # fmt: skip
-_SMALL = {"hidden": 64, "inner": 32}
+_SMALL: dict[str, Any] = {"hidden": 64, "inner": 32}
 _V3 = replace(DEEPSEEK_V3, **_SMALL, rows=5, experts=16, top_k=3, groups=4, groups_chosen=2)
 _V2 = replace(V2_LITE, **_SMALL, rows=5, experts=20, top_k=3, groups=5, groups_chosen=2, bf16=False)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.plugins_cuda.moe.body import GROUP_SCORES
+from specbuild.runtime.engine_dir.plan import ExpertGroups
 from specbuild.runtime.errors import SpecbuildError
 
 # In the order of the numbers that kernels have for them (scored_choice.cuh).
@@ -95,6 +98,14 @@ def choice_of(request: LoweringRequest) -> Choice:
     return choice
 
 
+def expert_groups(attributes: Mapping[str, Any]) -> ExpertGroups | None:
+    """The groups that experts stand in, None where all of them take part."""
+    count, chosen = int(attributes["groups"]), int(attributes["groups_chosen"])
+    if chosen >= count:
+        return None
+    return ExpertGroups(count, chosen, GROUP_SCORES[str(attributes["group_score"])])
+
+
 def unknown_choice(choice: Choice) -> str | None:
     """What no kernel knows of a choice, and what they know; None where they know all of it."""
     known = BIASED_GATINGS if choice.biased else GATINGS
@@ -118,7 +129,9 @@ def _unknown_groups(choice: Choice) -> str | None:
     size = choice.routed // groups if groups > 0 and choice.routed % groups == 0 else 0
     best = GROUP_SCORES.get(choice.group_score)
     if best is None:
-        return f"group_score {choice.group_score!r}, its CUDA kernels know {', '.join(GROUP_SCORES)}"
+        return (
+            f"group_score {choice.group_score!r}, its CUDA kernels know {', '.join(GROUP_SCORES)}"
+        )
     scores = best if chosen < groups else 1
     if not scores <= size or groups > MOST_GROUPS or not 1 <= chosen <= groups:
         return (

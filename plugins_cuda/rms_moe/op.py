@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbuild.plugins_cuda.moe.op import reference as moe_reference
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_moe.choice import expert_groups
 from specbuild.plugins_cuda.rms_moe.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_down,
@@ -41,23 +42,23 @@ _ALL_ROWS = {
 def router_input(
     x: torch.Tensor,
     norm: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
+    router: tuple[torch.Tensor, torch.Tensor],
     eps: float,
     rounding: str = "gpt_oss",
     logits: str = "rounded",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The normed rows [T, H] in x's type and their router logits fp32 [T, E].
 
-    The norm is that of ``rounding`` (``rms_norms.py``). The logits are summed in fp32; ``rounded``
-    ones are rounded to x's type as a linear layer's output is, and widened, ``fp32`` ones are not.
+    ``router`` is its weight and its bias. The norm is that of ``rounding`` (``rms_norms.py``). The
+    logits are summed in fp32; ``rounded`` ones are rounded to x's type as a linear layer's output
+    is, and widened, ``fp32`` ones are not.
     """
     from torch.nn import functional as F
 
     if logits not in LOGITS:
         raise ValueError(f"RmsMoe: unknown logits {logits!r}")
     normed = rms_norm(x, norm, eps, rounding)
-    exact = F.linear(normed.float(), weight.float(), bias.float())
+    exact = F.linear(normed.float(), *(part.float() for part in router))
     return normed, exact if logits == "fp32" else exact.to(x.dtype).float()
 
 
@@ -82,23 +83,26 @@ def reference(
     """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
-    ``shared`` experts are those of every row, with weight 1. ``choice`` is what :func:`moe.op.
-    reference` takes.
+    ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of ``Moe``.
     """
-    normed, of_router = router_input(x, norm, router_weight, router_bias, eps, rounding, logits)
-    inner = gate_up_bias.shape[1] // 2
-    first, second = _unpacked(gate_up, down, inner)
-    experts = (*first, unpack_gate_up_bias(gate_up_bias), *second, down_bias)
-    routed = router_weight.shape[0]
-    if routed + shared != gate_up.shape[0]:
-        raise ValueError(f"RmsMoe: {gate_up.shape[0]} experts, {routed} routed and {shared} shared")
-    chosen = (None if tensor is None else tensor[:routed] for tensor in experts)
-    mixed = moe_reference(normed.float(), of_router, *chosen, choice_bias, **choice)
-    for each in range(routed, routed + shared):
-        own = (None if tensor is None else tensor[each : each + 1] for tensor in experts)
-        certain = of_router.new_zeros(len(of_router), 1)
-        mixed = mixed + moe_reference(normed.float(), certain, *own, **{**choice, **_ALL_ROWS})
-    return x + mixed.to(x.dtype)
+    normed, of_router = router_input(x, norm, (router_weight, router_bias), eps, rounding, logits)
+    routed, packed = router_weight.shape[0], gate_up.shape[0]
+    if routed + shared != packed:
+        raise ValueError(f"RmsMoe: {packed} experts, {routed} routed and {shared} shared")
+    rows, inner = normed.float(), gate_up_bias.shape[1] // 2
+
+    def mixed(
+        some: slice, scores: torch.Tensor, bias: torch.Tensor | None, how: dict[str, Any]
+    ) -> torch.Tensor:
+        (w1, s1), (w2, s2) = _unpacked(gate_up[some], down[some], inner)
+        b1, b2 = unpack_gate_up_bias(gate_up_bias)[some], down_bias[some]
+        return moe_reference(rows, scores, w1, s1, b1, w2, s2, b2, bias, **how)
+
+    experts = mixed(slice(routed), of_router, choice_bias, choice)
+    for each in range(routed, packed):
+        certain = of_router.new_zeros(len(rows), 1)
+        experts = experts + mixed(slice(each, each + 1), certain, None, {**choice, **_ALL_ROWS})
+    return x + experts.to(x.dtype)
 
 
 def _unpacked(
@@ -175,6 +179,6 @@ OP = OpSpec(
     reference=reference,
     lower=lower,
     tactics=tactics,
-    routing=Routing(logits="workspace_logits", row_start="row_start"),
+    routing=Routing(logits="workspace_logits", row_start="row_start", groups=expert_groups),
     traffic=traffic,
 )

@@ -131,17 +131,31 @@ class OpCall:
 
 
 @dataclass(frozen=True)
+class ExpertGroups:
+    """Experts stand in ``count`` groups of equal size, of which a row takes the ``chosen`` best.
+
+    The ``summed`` best scores of a group, added up, are its own.
+    """
+
+    count: int
+    chosen: int
+    summed: int
+
+
+@dataclass(frozen=True)
 class RouterLogits:
     """The logits by which rows choose experts, there once launch ``launch`` of a program is done.
 
-    ``logits``: fp32 [rows, experts]; a row chooses the ``experts_per_token`` largest. The last
-    entry of ``row_start`` counts the rows that are live.
+    ``logits``: fp32 [rows, experts], or scores that are made of them; a row chooses the
+    ``experts_per_token`` largest, of its ``groups`` where there are some. The last entry of
+    ``row_start`` counts the rows that are live.
     """
 
     launch: int
     logits: Binding
     row_start: Binding
     experts_per_token: int
+    groups: ExpertGroups | None = None
 
 
 @dataclass(frozen=True)

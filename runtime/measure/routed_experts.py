@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.plan import ProgramEntry, RouterLogits
+from specbuild.runtime.engine_dir.plan import ExpertGroups, ProgramEntry, RouterLogits
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 
 
@@ -21,15 +21,35 @@ def experts_touched(executor: CudaExecutor, entry: ProgramEntry) -> float | None
         runner.gpu.launch(config, runner.stream)
         if index in routers:
             router = routers[index]
-            chosen = chosen_experts(_live_logits(executor, router), router.experts_per_token)
+            chosen = chosen_experts(
+                _live_logits(executor, router), router.experts_per_token, router.groups
+            )
             found.append(len(np.unique(chosen)))
     executor.synchronize()
     return float(np.mean(found)) if found else None
 
 
-def chosen_experts(logits: np.ndarray, top_k: int) -> np.ndarray:
+def chosen_experts(
+    logits: np.ndarray, top_k: int, groups: ExpertGroups | None = None
+) -> np.ndarray:
     """The experts of every row, [rows, top_k], from logits [rows, experts]; ties: the lower id."""
-    return np.argsort(-logits, axis=1, kind="stable")[:, :top_k]
+    if groups is not None:
+        logits = _in_best_groups(logits, groups)
+    return _best(logits, top_k)
+
+
+def _in_best_groups(logits: np.ndarray, groups: ExpertGroups) -> np.ndarray:
+    """``logits``, −inf outside the groups that score best."""
+    by_group = logits.reshape(len(logits), groups.count, -1)
+    scores = np.sort(by_group, axis=2)[:, :, -groups.summed :].sum(axis=2)
+    closed = np.ones(scores.shape, bool)
+    np.put_along_axis(closed, _best(scores, groups.chosen), values=False, axis=1)
+    masked: np.ndarray = np.where(closed[:, :, None], -np.inf, by_group).reshape(logits.shape)
+    return masked
+
+
+def _best(scores: np.ndarray, count: int) -> np.ndarray:
+    return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
 def _live_logits(executor: CudaExecutor, router: RouterLogits) -> np.ndarray:

@@ -32,7 +32,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
 )
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_low_rank.cases import project as low_rank
-from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, Layer
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill as lower_moe
 from specbuild.plugins_cuda.rms_qkv_rope.cases import project
 from specbuild.plugins_cuda.rms_swiglu.cases import swiglu
@@ -69,11 +69,18 @@ CHUNKS: list[Any] = [
     ("RmsLowRank", low_rank(75, 96), "q"),
     ("RmsSwiglu", swiglu(75, 96, 72), "h"),
     ("RmsMoe", Layer(rows=75, hidden=96, inner=96, experts=6, top_k=3).case("chunk"), "y"),
+    (
+        "RmsMoe",
+        replace(DEEPSEEK_V3, rows=75, hidden=96, inner=96, experts=16, top_k=3).case("DeepSeek"),
+        "y",
+    ),
 ]
 
 
 @emulated
-@pytest.mark.parametrize(("name", "case", "output"), CHUNKS, ids=[c[0] for c in CHUNKS])
+@pytest.mark.parametrize(
+    ("name", "case", "output"), CHUNKS, ids=[f"{c[0]} {c[1].name}" for c in CHUNKS]
+)
 @pytest.mark.parametrize("wgmma", [0, 1])
 def test_a_row_depends_on_no_other_row_and_on_no_tile(
     name: str, case: Any, output: str, wgmma: int
@@ -158,6 +165,7 @@ def sort_launch(rows: int, experts: int, top_k: int, columns: int) -> tuple[Lowe
         (700, 700, 32, 4, 256, 0.0),
         (600, 600, 40, 4, 64, 2.0),
         (513, 511, 128, 4, 48, 1.0),
+        (300, 290, 384, 8, 64, 0.1),
     ],
 )
 def test_the_sort_places_every_row_once(
@@ -284,8 +292,8 @@ def test_a_weight_of_another_width_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"gating": "sigmoid_norm"}, "'sigmoid_norm'.*only 'softmax_selected'"),
-        ({"top_k": 9}, "top 9 of 16 experts, expected 1 to 8"),
+        ({"gating": "sigmoids"}, "gating 'sigmoids', its CUDA kernels know softmax_selected, "),
+        ({"top_k": 9}, "top 9 of 16 experts, its CUDA kernels know 1 to 8 of up to 384"),
     ],
 )
 def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,26 +12,38 @@ from emulation import Guarded, emulate, guarded, has_compiler
 from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.moe.op import route
-from specbuild.plugins_cuda.rms_moe.cases import Layer
+from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, Layer
 from specbuild.plugins_cuda.rms_moe.op import OP, router_input
 from specbuild.runtime.measure.routed_experts import chosen_experts
 
 NAMES = [spec.name for spec in OP.inputs]
-ATTRIBUTES = {"eps": 1e-5, "top_k": 4, "alpha": 1.702, "limit": 7.0, "gating": "softmax_selected"}
+LAYERS = {
+    "logits": Layer(rows=6, hidden=96, inner=64, experts=16, top_k=4),
+    "scores in groups": replace(
+        DEEPSEEK_V3, rows=6, hidden=96, inner=64, experts=16, top_k=4, groups=4, groups_chosen=2
+    ),
+}
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-def test_the_experts_of_every_row_are_read_from_its_logits() -> None:
-    layer = Layer(rows=6, hidden=96, inner=64, experts=16, top_k=4)
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_experts_of_every_row_are_read_from_its_logits(name: str) -> None:
+    layer = LAYERS[name]
+    attributes = OP.complete(layer.attributes())
     arrays = dict(zip(NAMES, layer.arrays(np.random.default_rng(4)), strict=True))
     tensors = {}
-    for name, array in arrays.items():
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        tensors[name] = tensor.bfloat16() if tensor.is_floating_point() else tensor
-    kinds = {torch.bfloat16: "bfloat16", torch.int32: "int32", torch.uint8: "uint8"}
+    for spec in OP.inputs:
+        if arrays[spec.name] is not None:
+            tensor = torch.from_numpy(np.ascontiguousarray(arrays[spec.name]))
+            narrow = tensor.is_floating_point() and spec.dtype != "float32"
+            tensors[spec.name] = tensor.bfloat16() if narrow else tensor
+    kinds = {
+        torch.bfloat16: "bfloat16", torch.int32: "int32", torch.uint8: "uint8",
+        torch.float32: "float32",
+    }  # fmt: skip
     infos = {n: TensorInfo(tuple(t.shape), kinds[t.dtype]) for n, t in tensors.items()}
     infos["y"] = infos["x"]
-    lowering = OP.lower(LoweringRequest(infos, OP.complete(ATTRIBUTES), "decode", SMALL_TARGET))
+    lowering = OP.lower(LoweringRequest(infos, attributes, "decode", SMALL_TARGET))
     assert OP.routing is not None
     left = OP.routing.logits
     launch = next(each for each in lowering.launches if left in each.arguments)
@@ -41,10 +55,17 @@ def test_the_experts_of_every_row_are_read_from_its_logits() -> None:
     live = int(arrays[OP.routing.row_start][-1])
     logits = memory[left].data.view(np.float32).reshape(-1, 16)[:live]
     _, wanted = router_input(
-        *(tensors[n] for n in ("x", "norm", "router_weight", "router_bias")), 1e-5
+        tensors["x"],
+        tensors["norm"],
+        (tensors["router_weight"], tensors["router_bias"]),
+        *(attributes[n] for n in ("eps", "rounding", "logits")),
     )
-    weights = route(wanted[:live], 4, "softmax_selected")
-    for row, chosen in zip(weights, chosen_experts(logits, 4), strict=True):
+    weights = route(
+        wanted[:live], 4, layer.gating, tensors.get("choice_bias"), groups=layer.groups,
+        groups_chosen=layer.groups_chosen,
+    )  # fmt: skip
+    found = chosen_experts(logits, 4, OP.routing.groups(attributes))
+    for row, chosen in zip(weights, found, strict=True):
         assert set(chosen.tolist()) == set(torch.nonzero(row)[:, 0].tolist())
 
 

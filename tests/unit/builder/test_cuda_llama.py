@@ -140,6 +140,25 @@ def test_experts_are_transformers_own(tmp_path: Path, coded: bool) -> None:
     assert relative_error(logits, expected).median() < 2 * TOLERANCE
 
 
+def test_dense_layers_stand_beside_routed_ones(tmp_path: Path) -> None:
+    """Whose weights are those of a softmax over all experts."""
+    sizes = {"head_dim": 16, "num_hidden_layers": 2, "moe_intermediate_size": 32}
+    write_llama(
+        tmp_path, "qwen3_moe", dtype="bfloat16", mlp_only_layers=[0], norm_topk_prob=False, **sizes
+    )
+    fused = fused_model(tmp_path, max_seq_len=64, page_size=PAGE)
+    require_cuda_support(fused.target.geometry, None)
+    model = fused.models["target"]
+    routed = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsMoe"]
+    assert [node.op_type for node in model.graph] == ["Embed", *LAYER, *routed, "RmsHead"]
+    feeds = launch_feeds(model, range(20), torch.arange(20)) | blank_pools(model)
+    feeds["token_ids"] = torch.arange(3, 23, dtype=torch.int32)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = theirs(torch.arange(3, 23)[None]).logits[0]
+    assert relative_error(run_graph(model, feeds)["logits"], expected).median() < 2 * TOLERANCE
+
+
 def test_a_models_weights_are_codes_beside_a_draft(tmp_path: Path) -> None:
     """Other nodes stand beside those that multiply: what the draft reads is put together."""
     write_llama(tmp_path / "model", "qwen3_moe", head_dim=16, moe_intermediate_size=32)
@@ -167,9 +186,14 @@ def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
     require_cuda_support(replace(geometry, dtype="mxfp4"), None)
     with pytest.raises(SpecbuildError, match="--weights-dtype fp8: the model has experts"):
         require_cuda_support(replace(geometry, dtype="fp8"), None)
-    other = (replace(moe, gating="softmax_topk"),)
-    with pytest.raises(SpecbuildError, match="weighs experts by softmax_topk"):
-        require_cuda_support(replace(geometry, feed_forwards=other), None)
+    for changes, message in (
+        ({"experts": 512}, "top 3 of 512 experts, its CUDA kernels know 1 to 8 of up to 384"),
+        ({"choice_bias": True}, "gating 'softmax_selected' with a choice bias, .* know sigmoid, "),
+        ({"inner": 24}, "intermediate_size of experts is 24, CUDA kernels need a multiple of 32"),
+    ):
+        other = (*geometry.feed_forwards, replace(moe, **changes))
+        with pytest.raises(SpecbuildError, match=message):
+            require_cuda_support(replace(geometry, feed_forwards=other), None)
 
 
 def test_an_engine_says_that_its_weights_are_coded(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ computes what transformers' do."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
 import pytest
 import torch
+from family_geometries import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_47_FLASH
 from fused_graphs import run_graph
 from torch import nn
 from transformers import DeepseekV2Config, DeepseekV3Config, Glm4MoeLiteConfig
@@ -17,6 +18,7 @@ from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteMoE
 
+from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.families.parts.graph_io import InputPort
 from specbuild.builder.families.parts.llama import LlamaNorm
@@ -33,7 +35,9 @@ from specbuild.runtime.engine_dir.geometry import (
     FeedForward,
     MoeFeedForward,
     Swiglu,
+    TargetGeometry,
 )
+from specbuild.runtime.errors import SpecbuildError
 
 HIDDEN, INNER, EPS, ROWS = 64, 32, 1e-5, 29
 ROUTED = ["RmsMoe"]
@@ -226,3 +230,18 @@ def test_experts_in_mxfp4_are_those_of_their_rounding(name: str) -> None:
     for weight in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
         weights[weight] = torch.stack([rounded(one.T.contiguous()).T for one in weights[weight]])
     assert torch.equal(coded.run(x), fused(feed_forward, weights).run(x))
+
+
+@pytest.mark.parametrize(
+    "g", [DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_47_FLASH], ids=lambda g: g.model_type
+)
+def test_feed_forwards_of_true_sizes_are_taken(g: TargetGeometry) -> None:
+    """Behind another attention: dense layers in front, experts of 1408, 1536 and 2048."""
+    plain = replace(g, mla=None, head_dim=64, kv_heads=g.q_heads)
+    require_cuda_support(plain, None)
+    require_cuda_support(replace(plain, dtype="mxfp4"), None)
+    with pytest.raises(SpecbuildError, match="--weights-dtype fp8: the model has experts"):
+        require_cuda_support(replace(plain, dtype="fp8"), None)
+    wide = replace(plain, hidden=8192)
+    with pytest.raises(SpecbuildError, match=r"rows of 8192 values to experts, .* up to 7200"):
+        require_cuda_support(wide, None)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from deepseek_requests import routed_request
 from dense_requests import (
     LLAMA_1B,
     LLAMA_8B,
@@ -35,6 +36,7 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, GLM_FLASH, KIMI_K2, V2_LITE, Layer
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
@@ -79,6 +81,21 @@ def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize(
+    ("layer", "rows"),
+    [
+        (DEEPSEEK_V3, 1), (GLM_FLASH, 64), *[
+            pytest.param(layer, rows, marks=pytest.mark.slow)
+            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE) for rows in (1, 8, 64, 256)
+            if (layer, rows) not in ((DEEPSEEK_V3, 1), (GLM_FLASH, 64))
+        ],
+    ],
+)  # fmt: skip
+def test_no_default_of_deepseek_spills_registers(layer: Layer, rows: int) -> None:
+    forms = (replace(layer, rows=rows, bf16=bf16) for bf16 in (False, True))
+    compile_defaults("RmsMoe", *map(routed_request, forms))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +149,7 @@ def test_chunks_whose_sums_of_latents_take_too_much_are_refused() -> None:
     assert "chunk of 8192 rows and 128 heads leaves 1024 MiB of sums" in refused.reason
 
 
-@pytest.mark.parametrize("hidden", [2048, 2944, 4096, MOST_HIDDEN])
+@pytest.mark.parametrize("hidden", [2048, 2944, 4096, 4320, 5120, MOST_HIDDEN])
 def test_no_router_of_other_widths_spills_registers(hidden: int) -> None:
     request = replace(experts_request(1, 128, hidden), phase="decode")
     lower = op_named("RmsMoe").lower

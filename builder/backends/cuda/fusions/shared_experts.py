@@ -24,7 +24,7 @@ _DOWN, _GATE_UP_SCALES = 5, 3
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """``count`` experts cut out of one SwiGLU: ``gate`` and ``up`` [count·I, H], ``down`` [H, …]."""
+    """``count`` experts of one SwiGLU: ``gate`` and ``up`` [count·I, H], ``down`` [H, count·I]."""
 
     gate: ir.Value
     up: ir.Value

@@ -221,6 +221,7 @@ class PlanWriter:
                 logits=Binding(buffer, offset, (rows, traffic.experts), "float32"),
                 row_start=self._binding(lowered, call.inputs[routing.row_start]),
                 experts_per_token=traffic.experts_per_token,
+                groups=routing.groups(call.attributes),
             )
         ]
 

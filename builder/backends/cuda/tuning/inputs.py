@@ -303,6 +303,7 @@ _DRAWN: Mapping[str, Draw] = {
     "b_k": _bias,
     "b_v": _bias,
     "router_bias": _bias,
+    "choice_bias": _bias,
     "gate_up_bias": _bias,
     "down_bias": _bias,
     "cos": _rotation(np.cos),
