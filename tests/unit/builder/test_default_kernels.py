@@ -22,7 +22,8 @@ from dense_requests import (
     layer_requests,
 )
 from gpt_oss_requests import attention, experts_request, projection, qkv
-from mla_requests import DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM, YOUTU, MlaSizes, mla_requests
+from mla_requests import DEEPSEEK_V2_LITE, GLM, YOUTU, MlaSizes, mla_requests
+from mla_requests import DEEPSEEK_V3 as MLA_OF_V3
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
 from specbuild.plugins_cuda.launches import (
@@ -122,7 +123,7 @@ def test_dense_layers_have_kernels_that_do_not_spill(
     ("sizes", "storage", "rows"),
     [(GLM, BF16, 4), *[
         pytest.param(sizes, storage, rows, marks=pytest.mark.slow)
-        for sizes, storages in ((YOUTU, STORAGES), (GLM, [BF16]), (DEEPSEEK_V3, [BF16]),
+        for sizes, storages in ((YOUTU, STORAGES), (GLM, [BF16]), (MLA_OF_V3, [BF16]),
                                 (DEEPSEEK_V2_LITE, [BF16]))
         for storage in storages for rows in (1, 16, 64, 2048)
     ]],
@@ -140,7 +141,7 @@ def test_chunks_whose_sums_of_latents_take_too_much_are_refused() -> None:
     attend = op_named("MlaAttention")
 
     def lowered(rows: int) -> Lowering | Unsupported:
-        request = mla_requests(DEEPSEEK_V3, rows)[attend.name]
+        request = mla_requests(MLA_OF_V3, rows)[attend.name]
         return attend.lowered(replace(request, phase="prefill"))
 
     assert isinstance(lowered(4096), Lowering)
