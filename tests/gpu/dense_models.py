@@ -1,4 +1,4 @@
-"""Small random Llamas, their kin and Youtus with random EAGLE3 drafts, built for CUDA."""
+"""Small random Llamas, DeepSeeks and their kin with random EAGLE3 drafts, built for CUDA."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from checkpoint_files import edit_tensors
 from checkpoints import write_draft
+from deepseek_checkpoints import KINDS as DEEPSEEK_KINDS
 from deepseek_checkpoints import write_deepseek
 from example_engine import TREE
 from llama_checkpoints import write_llama
@@ -30,6 +31,10 @@ SIZES: dict[str, Any] = {
 _LATENTS: dict[str, Any] = {
     "hidden_size": 512, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "pad_token_id": None,
 }  # fmt: skip
+_EXPERTS: dict[str, Any] = {
+    "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
+    "moe_intermediate_size": 64, "first_k_dense_replace": 1,
+}  # fmt: skip
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, heads of 64": ("llama", {}),
     "llama, tied, heads of 128": ("llama", {
@@ -49,6 +54,15 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu, heads of GLM-4.7-Flash": ("youtu", {
         **_LATENTS, "num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": None,
         "qk_nope_head_dim": 192, "v_head_dim": 256, "tie_word_embeddings": False}),
+    "deepseek_v3": ("deepseek_v3", {
+        **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 256,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, **_EXPERTS, "n_group": 4, "topk_group": 2}),
+    "glm4_moe_lite": ("glm4_moe_lite", {
+        **_LATENTS, "num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": 256,
+        "qk_nope_head_dim": 192, "v_head_dim": 256, **_EXPERTS}),
+    "deepseek_v2, mxfp4": ("deepseek_v2", {
+        **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, **_EXPERTS, "n_shared_experts": 2}),
 }  # fmt: skip
 # What the drafts have beside a plain one, in turn.
 DRAFTS: tuple[dict[str, Any], ...] = (
@@ -61,7 +75,7 @@ def build_dense(folder: Path, geometry: str, **asked: Any) -> tuple[Path, Path]:
     which has what else is ``asked``."""
     kind, changes = GEOMETRIES[geometry]
     sizes = SIZES | changes
-    if kind == "youtu":
+    if kind in DEEPSEEK_KINDS:
         del sizes["head_dim"]
         write_deepseek(folder / "model", kind=kind, **sizes)
     else:
@@ -86,6 +100,7 @@ def build_dense(folder: Path, geometry: str, **asked: Any) -> tuple[Path, Path]:
 
 def round_to_mxfp4(tensors: dict[str, torch.Tensor]) -> None:
     """All that is stored in MXFP4 becomes what that holds, for transformers too."""
-    for name in [n for n in tensors if n.endswith("_proj.weight") or n.startswith("lm_head")]:
+    stored = ("_proj.weight", "_proj_with_mqa.weight", "lm_head.weight")
+    for name in [n for n in tensors if n.endswith(stored)]:
         blocks, scales = mxfp4_blocks(tensors[name][None])
         tensors[name] = expert_weight(blocks, scales)[0].T.contiguous().to(tensors[name].dtype)

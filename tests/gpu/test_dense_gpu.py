@@ -1,4 +1,4 @@
-"""Small random Llamas and Qwen3 on a GPU: against transformers, and bit for bit against themselves.
+"""Small random Llamas, Qwen3 and DeepSeeks on a GPU: against transformers, and against themselves.
 
 What bf16 costs is measured beside it, by transformers' own bf16 forward of the same checkpoint. A
 draft, neighbours and the cuts of a prompt change no bit.

@@ -46,24 +46,29 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "qk_nope_head_dim": 96, "tie_word_embeddings": False,
     },
     "bf16": {"dtype": "bfloat16"},
+    "deepseek_v3": {"kind": "deepseek_v3", "moe_intermediate_size": 32},
+    "deepseek_v2": {"kind": "deepseek_v2", "q_lora_rank": None, "moe_intermediate_size": 32},
+    "glm4_moe_lite": {"kind": "glm4_moe_lite", "moe_intermediate_size": 64, "v_head_dim": 256},
 }  # fmt: skip
 TOLERANCE = 0.03  # relative: what bf16 costs a row of logits of transformers, in the middle
-LAYER = ["RmsLowRank", "Linear", "AbsorbQuery", "MlaAttention", "Linear", "RmsSwiglu", "Linear"]
+ATTENTION = ["RmsLowRank", "Linear", "AbsorbQuery", "MlaAttention", "Linear"]
 
 
-def write_youtu(path: Path, **changes: Any) -> None:
-    write_deepseek(path, kind="youtu", **(SIZES | changes))
+def write_model(path: Path, **changes: Any) -> None:
+    write_deepseek(path, **({"kind": "youtu"} | SIZES | changes))
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, name: str) -> None:
     changes = GEOMETRIES[name]
-    write_youtu(tmp_path, **changes)
+    write_model(tmp_path, **changes)
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
     require_cuda_support(fused.target.geometry, None)
     model = fused.models["target"]
-    layer = [op for i, op in enumerate(LAYER) if i != 1 or "q_lora_rank" not in changes]
-    assert [node.op_type for node in model.graph] == ["Embed", *layer * LAYERS, "RmsHead"]
+    attention = [op for i, op in enumerate(ATTENTION) if i != 1 or "q_lora_rank" not in changes]
+    dense = [*attention, "RmsSwiglu", "Linear"]
+    layers = [*dense, *attention, "RmsMoe"] if "kind" in changes else dense * LAYERS
+    assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
     theirs = load_target(tmp_path, teacher=False).float()
     ids = torch.randint(6, VOCAB, (60,), generator=torch.Generator().manual_seed(5))
     with torch.no_grad():
@@ -86,7 +91,7 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
 
 def test_coded_weights_are_those_of_their_rounding(tmp_path: Path) -> None:
     """The low-rank projections among them; up-projections of latents stay as they are."""
-    write_youtu(tmp_path, tie_word_embeddings=False)
+    write_model(tmp_path, tie_word_embeddings=False)
     logits: dict[str, torch.Tensor] = {}
     for form in ("bf16", FP8.name, "rounded"):
         dtype = "bf16" if form == "rounded" else form
@@ -106,7 +111,7 @@ def test_coded_weights_are_those_of_their_rounding(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("mla") / "target"
-    write_youtu(path, dtype="bfloat16")
+    write_model(path, dtype="bfloat16")
     write_draft(
         path.parent / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
         hidden=HIDDEN, draft_vocab=VOCAB,
