@@ -1,4 +1,4 @@
-"""MLA on a GPU beside what else engines do: prefixes, chains of the host, codes, drafts with it.
+"""MLA on a GPU beside what else an engine does: prefixes, chains of the host, codes, such drafts.
 
 ``test_dense_gpu.py`` compares such models with transformers, and their bits alone and together.
 """
