@@ -69,7 +69,7 @@ def bytes_moved(drawn: KernelCase) -> int:
     for name in ("table", "cos", "sin", "k_pool", "v_pool", "pools"):
         sizes.pop(name, None)
     if drawn.op.name == "RmsMoe":
-        share = _experts_used(drawn) / drawn.inputs["router_weight"].shape[0]
+        share = _experts_used(drawn) / drawn.inputs["gate_up_bias"].shape[0]
         for name in ("gate_up", "gate_up_bias", "down", "down_bias"):
             sizes[name] = int(sizes[name] * share)
     if drawn.op.name == "PagedTreeAttention":
@@ -91,8 +91,11 @@ def _experts_used(drawn: KernelCase) -> int:
     normed = x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * norm
     logits = normed @ drawn.inputs["router_weight"].float().T + drawn.inputs["router_bias"].float()
     live = int(drawn.inputs["row_start"][-1])
-    weights = route(logits[:live], int(drawn.case.attributes["top_k"]), "softmax_selected")
-    return int((weights > 0).any(0).sum())
+    attributes = drawn.case.attributes
+    named = ("top_k", "gating", "groups", "groups_chosen", "group_score")
+    choice = {name: attributes[name] for name in named}
+    weights = route(logits[:live], choice_bias=drawn.inputs.get("choice_bias"), **choice)
+    return int((weights > 0).any(0).sum()) + int(attributes["shared"])
 
 
 def time_case(runner: OpRunner, drawn: KernelCase, lowering: Lowering) -> dict[str, Any]:

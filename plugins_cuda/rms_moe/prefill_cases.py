@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbuild.plugins_cuda.cases import Case
-from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
+from specbuild.plugins_cuda.rms_moe.cases import (
+    DEEPSEEK_V3,
+    GLM_FLASH,
+    KIMI_K2,
+    QWEN3_BF16,
+    V2_LITE,
+    Layer,
+)
 
 KERNEL_CASES: tuple[Case, ...] = (
     Layer(rows=300, live=289, hidden=96, inner=96, top_k=2, popular=True).case(
@@ -14,6 +21,20 @@ KERNEL_CASES: tuple[Case, ...] = (
     Layer(rows=150, live=141, hidden=96, inner=96, popular=True, bf16=True).case(
         "several tiles of one expert, bf16"
     ),
+    replace(
+        DEEPSEEK_V3, rows=150, live=141, hidden=96, inner=96, experts=16, top_k=3, bf16=True
+    ).case("DeepSeek-V3's choice, several tiles of the shared expert, bf16"),
+    replace(
+        DEEPSEEK_V3, rows=20, live=19, inner=32, experts=4, top_k=2, groups=1, groups_chosen=1
+    ).case("rows of 7168 values"),
+    replace(KIMI_K2, rows=40, live=37, hidden=96, inner=32).case("384 experts"),
+    replace(V2_LITE, rows=512, live=500).case("gpu: deepseek-v2-lite, bf16, 512 rows"),
+    replace(GLM_FLASH, bf16=False, rows=2048).case("gpu: glm-4.7-flash, 2048 rows"),
+    replace(GLM_FLASH, rows=512, live=509).case("gpu: glm-4.7-flash, bf16, 512 rows"),
+    replace(DEEPSEEK_V3, rows=512, live=500, experts=32).case(
+        "gpu: deepseek-v3, 32 experts, 512 rows"
+    ),
+    replace(KIMI_K2, rows=1024, inner=128).case("gpu: kimi-k2, experts of 128, 1024 rows"),
     replace(QWEN3_BF16, rows=512, live=500).case("gpu: qwen3-30b-a3b, bf16, 512 rows"),
     Layer(rows=150, live=141, hidden=1056, inner=96, experts=6, top_k=2).case(
         "weights of several stages, an odd number of blocks"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +19,7 @@ from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 from specbuild.plugins_cuda.mla_attention.cases import LatentLaunch, latent_launch
 from specbuild.plugins_cuda.paged_tree_attention.cases import Branch, Launch, chain_of
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, GLM_FLASH, KIMI_K2, V2_LITE, Layer
 from specbuild.plugins_cuda.rms_moe.packing import (
     pack_down,
     pack_down_values,
@@ -143,6 +144,19 @@ def moe(experts: int, hidden: int, inner: int, *, bf16: bool = False) -> Rows:
     )  # fmt: skip
 
 
+def routed(layer: Layer) -> Rows:
+    op, rows = op_named("RmsMoe"), replace(layer, rows=ROWS)
+    shared = {}
+    for spec, array in zip(op.inputs, rows.arrays(np.random.default_rng(5)), strict=True):
+        if array is not None and spec.name != "row_start":
+            tensor = torch.from_numpy(array)
+            narrow = tensor.is_floating_point() and spec.dtype != "float32"
+            shared[spec.name] = tensor.bfloat16() if narrow else tensor
+    by_row = {"x": shared.pop("x")}
+    outputs = {"y": ((layer.hidden,), torch.bfloat16)}
+    return Rows("RmsMoe", shared, by_row, outputs, layer.attributes(), counted=True)
+
+
 # Made by the test that runs them: some take seconds and a gigabyte.
 CASES: dict[str, Callable[[], Rows]] = {
     "Linear, example": partial(linear, 192, 192),
@@ -168,6 +182,10 @@ CASES: dict[str, Callable[[], Rows]] = {
     "RmsMoe, example": partial(moe, 8, 192, 32),
     "RmsMoe, 20B": partial(moe, 32, 2880, 2880),
     "RmsMoe, bf16": partial(moe, 32, 2048, 768, bf16=True),
+    "RmsMoe, DeepSeek-V3": partial(routed, replace(DEEPSEEK_V3, inner=128)),
+    "RmsMoe, Kimi-K2": partial(routed, replace(KIMI_K2, inner=64)),
+    "RmsMoe, GLM-4.7-Flash, bf16": partial(routed, replace(GLM_FLASH, experts=16)),
+    "RmsMoe, DeepSeek-V2-Lite, bf16": partial(routed, replace(V2_LITE, experts=16)),
 }
 
 

@@ -103,7 +103,10 @@ def gpt_oss_20b_pass(form: str) -> PassTraffic:
         }
         router = calls.tensor("weights", (e, h))
         calls.call(
-            "RmsMoe", {"x": x, "router_weight": router, **experts}, top_k=moe.experts_per_token
+            "RmsMoe",
+            {"x": x, "router_weight": router, **experts},
+            top_k=moe.experts_per_token,
+            shared=0,
         )
     head = calls.tensor("weights", packed(g.vocab, h))
     calls.call("HeadChoose", {"x": x, "weight": head})
