@@ -2,8 +2,8 @@
 // the groups that score best, and beside experts that every row has. The definition is ``route`` of
 // plugins_cuda/moe/op.py. See ChoiceOf in expert_choice.cuh.
 //
-// Numbers, one row of DeepSeek-V3: 256 scores are 8 in a lane; 16 maxima over the warp find the
-// groups' scores, 4 the groups, and two for each of 8 experts those: about a microsecond.
+// Numbers, one row of DeepSeek-V3: 256 scores are 8 in a lane; 24 reductions over the warp give the
+// groups' scores, 8 the groups, 16 the experts. In down they are done while gate/up runs.
 #pragma once
 
 #include "../../_device/ordered_key.cuh"
@@ -11,7 +11,7 @@
 #include "../../_device/ptx_routing.cuh"
 #include "../../_device/types.cuh"
 
-// The numbers that a lowering has for gatings: moe/op.py.
+// The numbers that lowerings have for gatings: choice.py.
 constexpr int kSoftmaxSelected = 0, kSoftmaxTopK = 1, kSigmoid = 2, kSigmoidNorm = 3;
 // Keeps a sum of vanishing sigmoids from dividing by zero.
 constexpr float kLeastSum = 1e-20f;
@@ -41,7 +41,7 @@ struct ScoredChoice {
   static_assert(kChosen <= kOfGroup * C::kGroupsChosen, "there are experts to choose");
   static_assert(C::kScores == 0 || C::kGating >= kSigmoid, "a bias belongs to sigmoids");
 
-  // Keys of the experts lane, lane + 32, …. ``most`` and ``total`` of all: of a softmax over them.
+  // What a lane holds of a row: keys of the experts lane, lane + 32, ….
   struct Row {
     uint32_t keys[kSets];
     __device__ __forceinline__ bool taken(int i) const {
@@ -49,6 +49,7 @@ struct ScoredChoice {
     }
   };
 
+  // ``most`` and ``total`` are those of a softmax over all experts, where it is one.
   struct Best {
     int experts[kChosen];
     uint32_t keys[kChosen];
