@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
+from deepseek_checkpoints import write_deepseek
 from llama_checkpoints import write_llama
 from plan_host import lowered_engine
 
@@ -84,6 +85,15 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
     return _lowered(path, None)
 
 
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Lowered:
+    """A dense layer, and one with a shared expert beside those that are chosen among."""
+    path = tmp_path_factory.mktemp("deepseek") / "t"
+    widths = {"moe_intermediate_size": 32, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    write_deepseek(path, n_shared_experts=1, q_lora_rank=32, kv_lora_rank=64, **widths)
+    return _lowered(path, None)
+
+
 def by_kernel(step: StepAnatomy, entry: str, layer: int | None) -> list[LaunchAnatomy]:
     return [
         launch
@@ -119,6 +129,18 @@ def test_an_ops_bytes_go_to_those_of_its_launches_that_read_them(gpt_oss: Lowere
     assert gate_up.bytes_read == chosen * gpt_oss.stored(layer + r"mlp\.experts\.gate_up")
     assert down.bytes_read == chosen * gpt_oss.stored(layer + r"mlp\.experts\.down")
     assert [x.bytes_read for x in by_kernel(step, "add_experts", 1)] == [0]
+
+
+def test_shared_experts_are_read_beside_the_chosen_ones(deepseek: Lowered) -> None:
+    step, layer = deepseek.step("step@1"), r"layers\.1\."
+    [route] = by_kernel(step, "route_biased_rows", 1)
+    [gate_up] = by_kernel(step, "gate_up_experts", 1)
+    [down] = by_kernel(step, "down_experts", 1)
+    chosen, experts = 3, 8
+    read = (chosen + 1) / (experts + 1)
+    assert gate_up.bytes_read == read * deepseek.stored(layer + r"mlp\.experts\.gate_up")
+    assert down.bytes_read == read * deepseek.stored(layer + r"mlp\.experts\.down")
+    assert route.bytes_read == deepseek.stored(layer + r"(mlp\.gate\.|post_attention)")
 
 
 def test_tables_that_rows_look_up_take_no_weights_bytes(qwen3: Lowered) -> None:
