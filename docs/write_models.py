@@ -53,6 +53,7 @@ MODELS = {
 STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
 MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
+_MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"
 # What decoded there, by the test or the record that shows it. On the CPU tiny random models.
 RUN = {
     ("cpu", "gpt_oss"): "tests/e2e/test_example.py",
@@ -89,6 +90,12 @@ RUN = {
     ("cuda", "norms"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "fc_norm"): "benchmarks/results/h200-2026-11-26/dense.txt",
     ("cuda", "plain"): "benchmarks/results/h200-2026-11-24",
+    ("cuda", "deepseek_v2"): _MLA_ON_CUDA,
+    ("cuda", "deepseek_v3"): _MLA_ON_CUDA,
+    ("cuda", "glm4_moe_lite"): _MLA_ON_CUDA,
+    ("cuda", "youtu"): _MLA_ON_CUDA,
+    ("cuda", "mla"): _MLA_ON_CUDA,
+    ("cuda", "mtp_latents"): _MLA_ON_CUDA,
 }
 DRAFTS = {
     "plain": "EAGLE3, a LLaMA layer",
