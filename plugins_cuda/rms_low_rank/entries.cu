@@ -5,8 +5,7 @@
 //   cos, sin             [positions, ROPE/2] fp32, in, constant
 //   positions            [rows] int32, in
 //   write_slot           [rows] int32, in: page · page size + offset
-//   c_pool               [pages, 1, page size, ENTRY] bf16, out at the slots: the normed latent,
-//   the
+//   c_pool               [pages, 1, page size, ENTRY] bf16, out at the slots: normed latent,
 //                        rotated key, zeros
 //   q                    [rows, QUERY] bf16, out
 //   workspace_projected  [rows, QUERY + RANK + ROPE] bf16, in

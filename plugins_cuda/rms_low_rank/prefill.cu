@@ -5,9 +5,7 @@
 //   weight               bf16 [N/16, K/32, 512], in, packed (linear/packing.py), or as WEIGHTS says
 //   q_norm … q           as entries.cu's
 //   workspace_projected  bf16 [rows, N], out, then in
-//   workspace_panels     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of the
-//   normed
-//                        x
+//   workspace_panels     K rounded up to 64 · rows rounded up to COLUMNS, bf16: panels of normed x
 //
 // Three launches: normed x as panels, the GEMM, then what entries.cu does.
 #include "../_device/prefill_dense.cuh"
