@@ -140,7 +140,7 @@ def _youtu_2b() -> NamedGeometry:
 
 def _tiny() -> NamedGeometry:
     sizes = _Sizes(
-        layers=3, hidden=256, heads=4, mla=_mla(64, 32, 32, 48, 96), inner=512, dense=1,
+        layers=3, hidden=256, heads=4, mla=_mla(64, 32, 32, 64, 96), inner=512, dense=1,
         experts=_experts(16, 4, 64, shared=1, v2=False, scaling=1.8),
         vocab=4096, positions=4096, rope=Rope(10000.0, None, None, True), eps=1e-5,
         eos=4094, first_special=4093,
