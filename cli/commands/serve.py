@@ -85,7 +85,10 @@ class ModelOptions(OptionGroup):
         Path | None, Described("Jinja template instead of the engine's.", "FILE")
     ] = None
     reasoning_parser: Annotated[str, Described("auto, harmony, think or none.", "PARSER")] = "auto"
-    tool_call_parser: Annotated[str, Described("auto, harmony, hermes or none.", "PARSER")] = "auto"
+    tool_call_parser: Annotated[
+        str,
+        Described("auto, harmony, hermes, deepseek3, deepseek31, kimi2, glm47 or none.", "PARSER"),
+    ] = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,8 @@ class Chat:
 
     def _choice(self, body: ChatFields, index: int, request: Request) -> _Choice:
         assert self._serving.form is not None
-        output = Output(self._serving.form.parser(body.stop_strings))
+        tools = tool_list(body.tools) or ()
+        output = Output(self._serving.form.parser(body.stop_strings, tools))
         return _Choice(self._serving, body, index, request, output)
 
     async def _stream(

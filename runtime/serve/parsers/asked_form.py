@@ -6,8 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.serve.parsers.marked import CALL, CALL_END, THINK, THINK_END
+from specbuild.runtime.serve.parsers.call_forms import CallForm
+from specbuild.runtime.serve.parsers.marked import THINK, THINK_END
 
 _TEXT = "TEXT: /(?s:.*)/"
 
@@ -71,10 +73,17 @@ def harmony_guide(control: Mapping[str, int], asked: AskedForm) -> Guide:
     return asked.grammar(*rules)
 
 
-def marked_guide(token_id: Callable[[str], int | None], asked: AskedForm, *, thinks: bool) -> Guide:
-    """Reasoning up to its mark where the model ``thinks``; then the answer, or calls between marks.
+def marked_guide(
+    token_id: Callable[[str], int | None],
+    asked: AskedForm,
+    *,
+    thinks: bool,
+    calls: CallForm | None,
+) -> Guide:
+    """Reasoning up to its mark where the model ``thinks``; then the answer, or ``calls``.
 
-    ``token_id`` is that of a mark which is one token.
+    ``token_id`` is that of a mark which is one token. RequestError where a call has to be of a form
+    whose arguments are no JSON.
     """
     if not thinks and not asked.calls:
         assert asked.content is not None
@@ -94,14 +103,27 @@ def marked_guide(token_id: Callable[[str], int | None], asked: AskedForm, *, thi
     if "content" in asked.parts:
         rules.append("answer: @content")
     if asked.calls:
-        begin, end = mark(CALL), mark(CALL_END)
-        bodies = [
-            f'"{{\\"name\\": " {_quoted(json.dumps(name))} ", \\"arguments\\": " @arguments{i} "}}"'
-            for i, (name, _) in enumerate(asked.calls)
-        ]
-        more = "(SPACE call)*" if asked.several else ""
-        rules += [f"calls: call {more}", f"call: {begin} SPACE ({' | '.join(bodies)}) SPACE {end}"]
+        rules += _call_rules(asked, calls, mark)
     return asked.grammar(*rules)
+
+
+def _call_rules(asked: AskedForm, form: CallForm | None, mark: Callable[[str], str]) -> list[str]:
+    """The rule ``calls`` and what it refers to."""
+    write = None if form is None else form.body
+    if form is None or write is None:
+        raise RequestError(
+            "this model writes a call's arguments one by one, which no grammar of theirs holds: "
+            "let tool_choice be auto, and ask for no response_format beside tools"
+        )
+    bodies = [
+        write(name, f"@arguments{i}", mark, _quoted) for i, (name, _) in enumerate(asked.calls)
+    ]
+    call = f"call: {mark(form.begin)} SPACE ({' | '.join(bodies)}) SPACE {mark(form.end)}"
+    calls = f"call {'(SPACE call)*' if asked.several else ''}"
+    if form.section is not None:
+        first, last = map(mark, form.section)
+        calls = f"{first} SPACE {calls} SPACE {last}"
+    return [f"calls: {calls}", call, "INDEX: /[0-9]{1,3}/"]
 
 
 def _quoted(text: str) -> str:

@@ -1,28 +1,25 @@
-"""Outputs whose parts stand between marks in the text: ``<think>`` and ``<tool_call>``.
+"""Outputs whose parts stand between marks in the text: ``<think>``, and those of calls.
 
-Reasoning stands before ``</think>`` (DeepSeek-R1, Qwen3, GLM), calls as JSON objects with ``name``
-and ``arguments`` between ``<tool_call>`` and ``</tool_call>`` (Hermes, Qwen).
+Reasoning stands before ``</think>`` (DeepSeek-R1, Qwen3, GLM); for calls see call_forms.py.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
+from specbuild.runtime.serve.parsers.call_forms import CallForm, Tools
 from specbuild.runtime.serve.parsers.parser import Decode, Delta
 from specbuild.runtime.text.stream import Detokenizer, StopText, begun
 
 THINK, THINK_END = "<think>", "</think>"
-CALL, CALL_END = "<tool_call>", "</tool_call>"
 
 
 class MarkedParser:
     """``thinks``: text before ``</think>`` is reasoning, whoever opened it.
 
-    ``calls``: objects between ``<tool_call>`` marks are calls; one that is no JSON object with a
-    name stays content. ``decode`` keeps special tokens, which marks are in some vocabularies; those
-    named ``dropped``, such as ends of sequence, are left out.
+    ``calls`` is the form of calls, of which ``tools`` may be called; what stands between its marks
+    and is none stays content. ``decode`` keeps special tokens, which marks are in some
+    vocabularies; those named ``dropped``, such as ends of sequence, are left out.
     """
 
     def __init__(
@@ -31,17 +28,18 @@ class MarkedParser:
         stop: Sequence[str],
         *,
         thinks: bool,
-        calls: bool,
+        calls: CallForm | None = None,
+        tools: Tools = (),
         dropped: Sequence[int] = (),
     ) -> None:
         self._detokenizer = Detokenizer(decode)
         self._stop = StopText(stop)
         self._dropped = frozenset(dropped)
-        self._calls = calls
+        self._calls, self._tools = calls, tools
         self._state = "think" if thinks else "content"
         self._begun = False
         self._held = ""
-        self._tools = 0
+        self._called = 0
 
     @property
     def stopped(self) -> bool:
@@ -78,10 +76,14 @@ class MarkedParser:
             return self._reasoning(final=final)
         if self._state == "call":
             return self._call(final=final)
-        mark = CALL if self._calls else ""
+        if self._state == "section":
+            return self._between_calls()
+        form, mark = self._calls, ""
+        if form is not None:
+            mark = form.section[0] if form.section else form.begin
         text, met = self._until(mark, final=final)
         if met:
-            self._state = "call"
+            self._state = "section" if form is not None and form.section else "call"
         if not text and not met:
             return None
         shown = self._stop.push(text) + (self._stop.finish() if met else "")
@@ -101,17 +103,31 @@ class MarkedParser:
             return None
         return [Delta(reasoning=text)] if text else []
 
+    def _between_calls(self) -> list[Delta] | None:
+        """In a section of calls, where what is none of them says nothing."""
+        assert self._calls is not None and self._calls.section is not None
+        marks = {self._calls.begin: "call", self._calls.section[1]: "content"}
+        places = {self._held.find(mark): mark for mark in marks if mark in self._held}
+        if not places:
+            return None
+        first = min(places)
+        self._state = marks[places[first]]
+        self._held = self._held[first + len(places[first]) :]
+        return []
+
     def _call(self, *, final: bool) -> list[Delta] | None:
-        body, mark, rest = self._held.partition(CALL_END)
+        form = self._calls
+        assert form is not None
+        body, mark, rest = self._held.partition(form.end)
         if not mark and not final:
             return None
-        self._state, self._held = "content", rest
-        called = _call_of(body)
+        self._state, self._held = "section" if form.section else "content", rest
+        called = form.read(body, self._tools)
         if called is None:
-            return [Delta(f"{CALL}{body}{mark}")]
-        self._tools += 1
+            return [Delta(f"{form.begin}{body}{mark}")]
+        self._called += 1
         name, arguments = called
-        tool = self._tools - 1
+        tool = self._called - 1
         return [Delta(tool=tool, name=name), Delta(tool=tool, arguments=arguments)]
 
     def _until(self, mark: str, *, final: bool) -> tuple[str, bool]:
@@ -123,14 +139,3 @@ class MarkedParser:
         keep = 0 if final or not mark else begun(text, mark)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
-
-
-def _call_of(body: str) -> tuple[str, str] | None:
-    try:
-        called: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(called, dict) or not isinstance(called.get("name"), str):
-        return None
-    arguments = called.get("arguments", {})
-    return called["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)

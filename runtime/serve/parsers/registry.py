@@ -8,14 +8,15 @@ from typing import Protocol
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.asked_form import AskedForm, harmony_guide, marked_guide
+from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, CallForm, Tools, form_of
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
-from specbuild.runtime.serve.parsers.marked import CALL, THINK, MarkedParser
+from specbuild.runtime.serve.parsers.marked import THINK, MarkedParser
 from specbuild.runtime.serve.parsers.parser import OutputParser, TextParser
 from specbuild.runtime.text.codec import TextCodec
 
 # Both options take these names; "auto" goes by the engine's template.
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
-TOOL_CALL_PARSERS = ("auto", "harmony", "hermes", "none")
+TOOL_CALL_PARSERS = ("auto", "harmony", *CALL_FORMS, "none")
 
 
 class ParserForm(Protocol):
@@ -27,8 +28,8 @@ class ParserForm(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn, beside the model's own ends of sequence."""
 
-    def parser(self, stop: Sequence[str]) -> OutputParser:
-        """A parser at the beginning of an output."""
+    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+        """A parser at the beginning of an output, which may call ``tools``."""
         ...
 
     def guided(self, asked: AskedForm) -> Guide:
@@ -45,8 +46,9 @@ class TextForm:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    def parser(self, stop: Sequence[str]) -> OutputParser:
-        """A parser at the beginning of an output."""
+    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+        """See :class:`ParserForm`."""
+        del tools
         return TextParser(self._codec.decode, stop)
 
     def guided(self, asked: AskedForm) -> Guide:
@@ -73,8 +75,9 @@ class HarmonyForm:
         # One call a turn: its end is the turn's.
         self.stop_token_ids: tuple[int, ...] = (self._control["call"], self._control["return"])
 
-    def parser(self, stop: Sequence[str]) -> OutputParser:
-        """A parser at the beginning of an output."""
+    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+        """See :class:`ParserForm`."""
+        del tools
         return HarmonyParser(self._control, self._codec.decode, stop)
 
     def guided(self, asked: AskedForm) -> Guide:
@@ -87,25 +90,29 @@ class MarkedForm:
 
     stop_token_ids: tuple[int, ...] = ()
 
-    def __init__(self, codec: TextCodec, *, thinks: bool, calls: bool, eos: Sequence[int]) -> None:
+    def __init__(
+        self, codec: TextCodec, *, thinks: bool, calls: CallForm | None, eos: Sequence[int]
+    ) -> None:
         self._codec = codec
-        self._thinks = thinks
-        self.calls_tools = calls
+        self._thinks, self._calls = thinks, calls
+        self.calls_tools = calls is not None
         self._eos = tuple(eos)
 
-    def parser(self, stop: Sequence[str]) -> OutputParser:
-        """A parser at the beginning of an output."""
+    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+        """See :class:`ParserForm`."""
         return MarkedParser(
             self._codec.decode_all,
             stop,
             thinks=self._thinks,
-            calls=self.calls_tools,
+            calls=self._calls,
+            tools=tools,
             dropped=self._eos,
         )
 
     def guided(self, asked: AskedForm) -> Guide:
         """Reasoning, where there is some, and what comes behind it."""
-        return marked_guide(self._codec.token_id, asked, thinks=self._thinks)
+        token_id = self._codec.token_id
+        return marked_guide(token_id, asked, thinks=self._thinks, calls=self._calls)
 
 
 def parser_form(
@@ -123,8 +130,7 @@ def parser_form(
         harmony = "<|channel|>" in template
         reasoning = "harmony" if harmony else "think" if THINK in template else "none"
     if tool_calls == "auto":
-        hermes = "hermes" if CALL in template else "none"
-        tool_calls = "harmony" if reasoning == "harmony" else hermes
+        tool_calls = "harmony" if reasoning == "harmony" else form_of(template)
     if "harmony" in (reasoning, tool_calls):
         if {reasoning, tool_calls} - {"harmony", "none"}:
             raise RequestError(
@@ -132,7 +138,7 @@ def parser_form(
                 "together: harmony reads both"
             )
         return HarmonyForm(codec)
-    thinks, calls = reasoning == "think", tool_calls == "hermes"
-    if not thinks and not calls:
+    thinks, calls = reasoning == "think", CALL_FORMS.get(tool_calls)
+    if not thinks and calls is None:
         return TextForm(codec)
     return MarkedForm(codec, thinks=thinks, calls=calls, eos=eos_token_ids)

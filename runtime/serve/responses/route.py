@@ -15,7 +15,7 @@ from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import chat_requests, offered_tools
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks
-from specbuild.runtime.serve.messages import template_messages
+from specbuild.runtime.serve.messages import template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
@@ -128,7 +128,8 @@ class Responses:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         form = self._serving.form
         assert form is not None
-        parser, logprobs = form.parser(work.body.stop_strings), work.body.logprobs
+        tools, logprobs = tool_list(work.body.tools) or (), work.body.logprobs
+        parser = form.parser(work.body.stop_strings, tools)
         output = Output(parser, by_delta=logprobs)
         items, answer = work.items, work.answer
         for name in ("created", "in_progress"):

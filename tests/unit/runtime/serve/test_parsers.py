@@ -17,6 +17,7 @@ from serve.served import CONTROL, LETTERS, toy_codec
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.output import Output
+from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS
 from specbuild.runtime.serve.parsers.harmony import HarmonyParser
 from specbuild.runtime.serve.parsers.marked import MarkedParser
 from specbuild.runtime.serve.parsers.registry import parser_form
@@ -145,7 +146,8 @@ def test_no_tokens_break_the_harmony_parser(parts: list[str], cuts: list[int]) -
     assert [c.arguments for c in once.calls] == [c.arguments for c in again.calls]
 
 
-def marked(text: str, *, thinks: bool = True, calls: bool = True, **given: Any) -> Output:
+def marked(text: str, *, thinks: bool = True, **given: Any) -> Output:
+    calls = CALL_FORMS["hermes"]
     parser = MarkedParser(decode, given.pop("stop", ()), thinks=thinks, calls=calls)
     return read(parser, [ord(c) for c in text], **given)
 
