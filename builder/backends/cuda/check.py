@@ -64,7 +64,11 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     if draft is None:
         return
     if isinstance(draft, MtpGeometry):
-        return  # a block of the target's kind and sizes, with its embedding and head
+        # A block of the target's kind and sizes, with its embedding and head.
+        moe = routed_part(draft.feed_forward)
+        if moe is not None:
+            _require_coded_experts("--draft-dtype", "the MTP layer", draft.dtype, moe)
+        return
     _require_variant(draft)
     _require_tiles(
         "draft",
@@ -144,11 +148,7 @@ def _require_feed_forwards(target: TargetGeometry) -> dict[str, int]:
 
 def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
     """SpecbuildError naming what no kernel computes of routed experts."""
-    if target.dtype == "fp8" and moe.storage != "mxfp4":
-        raise SpecbuildError(
-            "--weights-dtype fp8: the model has experts, which CUDA kernels take in bf16 or mxfp4; "
-            "leave it out, or build with --weights-dtype mxfp4"
-        )
+    _require_coded_experts("--weights-dtype", "the model", target.dtype, moe)
     choice = Choice(
         routed=moe.experts,
         top_k=moe.experts_per_token,
@@ -165,6 +165,15 @@ def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
         raise SpecbuildError(
             f"the model routes rows of {target.hidden} values to experts, CUDA kernels take up to "
             f"{MOST_HIDDEN}; build with --backend cpu"
+        )
+
+
+def _require_coded_experts(option: str, what: str, dtype: str | None, moe: MoeFeedForward) -> None:
+    """SpecbuildError where an option wants experts in a form that no kernel decodes."""
+    if dtype == "fp8" and moe.storage != "mxfp4":
+        raise SpecbuildError(
+            f"{option} fp8: {what} has experts, which CUDA kernels take in bf16 or mxfp4; leave it "
+            f"out, or build with {option} mxfp4"
         )
 
 

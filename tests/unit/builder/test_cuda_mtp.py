@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +22,9 @@ from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.families.registry import synth_draft
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.training.frozen_target import load_target
+from specbuild.runtime.engine_dir.geometry import MtpGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.errors import SpecbuildError
 
 LAYERS, VOCAB = 2, 32
 CHAIN, SHORT, TREE = DraftShape(1, 4, 4), DraftShape(1, 2, 2), DraftShape(3, 4, 9)
@@ -61,9 +63,9 @@ def mimo(path: Path) -> Layer:
     return Layer(fuse, plain.follow)
 
 
-def deepseek(path: Path) -> Layer:
+def deepseek(path: Path, q_lora_rank: int | None = 32) -> Layer:
     """DeepSeek's, with dense layers of MLA, whose model is written too."""
-    sizes = {"q_lora_rank": 32, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+    sizes = {"q_lora_rank": q_lora_rank, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
              "qk_nope_head_dim": 32, "v_head_dim": 32}  # fmt: skip
     write_deepseek(path, dtype="bfloat16", first_k_dense_replace=LAYERS + 1, **sizes)
     add_predictor(path, layers=LAYERS)
@@ -82,7 +84,15 @@ def deepseek(path: Path) -> Layer:
     return Layer(plain.fuse, follow)
 
 
-@pytest.fixture(scope="module", params=[mimo, deepseek], ids=lambda write: write.__name__)
+def deepseek_without_query_latents(path: Path) -> Layer:
+    """The same, whose queries are projected from what the layer reads."""
+    return deepseek(path, None)
+
+
+WRITERS = [mimo, deepseek, deepseek_without_query_latents]
+
+
+@pytest.fixture(scope="module", params=WRITERS, ids=lambda write: write.__name__)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     """The layer in plain torch, and the programs of an engine that drafts with it."""
     path = tmp_path_factory.mktemp("mtp") / "model"
@@ -164,3 +174,13 @@ def test_tokens_are_those_without_a_draft(made: Made) -> None:
 def test_a_layer_of_the_models_kind_is_taken() -> None:
     mimo = named_geometry("mimo-7b").target
     require_cuda_support(mimo, synth_draft("mtp").geometry(mimo, DraftSizes(1, 1)))
+
+
+def test_experts_of_a_layer_are_taken_in_forms_that_kernels_decode() -> None:
+    glm = named_geometry("glm-4.7-flash").target
+    layer = synth_draft("mtp").geometry(glm, DraftSizes(1, 1))
+    assert isinstance(layer, MtpGeometry)
+    for dtype in ("bf16", "mxfp4"):
+        require_cuda_support(glm, replace(layer, dtype=dtype))
+    with pytest.raises(SpecbuildError, match="--draft-dtype fp8: the MTP layer has experts"):
+        require_cuda_support(glm, replace(layer, dtype="fp8"))

@@ -102,7 +102,9 @@ def _matched(node: ir.Node) -> _Layer | None:
     query_gemm, entry_gemm = _both_parts(nope, turned), _both_parts(latent_norm.x, key)
     if query_gemm is None or entry_gemm is None:
         return None
-    query_norm = norm_of(query_gemm.inputs[0])
+    # What a layer reads may be a projection itself, as an MTP layer's is: that makes no latent.
+    of_layer = origin(query_gemm.inputs[0]) is origin(entry_gemm.inputs[0])
+    query_norm = None if of_layer else norm_of(query_gemm.inputs[0])
     down = None if query_norm is None else linear_of(query_norm.x)
     return _Layer(
         node, write, query_gemm, down, None if down is None else query_norm,
