@@ -19,16 +19,19 @@ def require_standard_support(
 ) -> None:
     """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
     title = LIBRARIES["tensorrt-rtx"].title
-    if draft is not None and (draft.latent_dims or draft.layers > 1):
-        kind = "caches latents (MLA)" if draft.latent_dims else f"has {draft.layers} layers"
-        raise SpecbuildError(
-            f"the draft {kind}, which has no form for {title}; build with --backend cpu or without "
-            "--draft"
-        )
     if isinstance(draft, PEagleGeometry | DFlashGeometry):
         kind = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
         raise SpecbuildError(
-            f"the draft is {kind}'s, whose pass has no form for {title}; build with --backend cpu"
+            f"the draft is {kind}'s, whose pass has no form for {title}; build with --backend cpu "
+            "or cuda"
+        )
+    if draft is not None and (draft.latent_dims or draft.layers > 1):
+        kind, others = "caches latents (MLA)", "cpu or cuda"
+        if draft.layers > 1:
+            kind, others = f"has {draft.layers} layers", "cpu"
+        raise SpecbuildError(
+            f"the draft {kind}, which has no form for {title}; build with --backend {others}, or "
+            "without --draft"
         )
     if target.mla is not None:
         raise SpecbuildError(
@@ -38,7 +41,7 @@ def require_standard_support(
     if target.moe is not None and not isinstance(target.moe.activation, ClampedSwiglu):
         raise SpecbuildError(
             f"the model is a {target.model_type}, whose experts have no form for {title}; build "
-            "with --backend cpu"
+            "with --backend cpu or cuda"
         )
     if target.indexer is not None:
         raise SpecbuildError(
