@@ -190,5 +190,36 @@ def launch_feeds(model: ir.Model, rows: range, logit_rows: torch.Tensor) -> dict
     return feeds
 
 
+def logits_in_chunks(model: ir.Model, ids: torch.Tensor) -> torch.Tensor:
+    """Of 60 rows, in launches that split pages, one of them of a single row."""
+    pools, logits = blank_pools(model), []
+    for rows in (range(33), range(33, 34), range(34, 60)):
+        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
+        feeds["token_ids"] = ids[rows.start : rows.stop].int()
+        outputs = run_graph(model, feeds)
+        pools = kept_pools(outputs)
+        logits.append(outputs["logits"])
+    return torch.cat(logits)
+
+
+def require_rounding_only(
+    logits: torch.Tensor, theirs: torch.nn.Module, ids: torch.Tensor, *, tolerance: float
+) -> None:
+    """``logits`` are about as far from those of ``theirs`` in fp32 as its own in bf16 are.
+
+    These may be ``tolerance`` off in the middle, relative to a row's.
+    """
+    with torch.no_grad():
+        expected = theirs(ids[None]).logits[0]
+        # The parameters only: positions times rounded frequencies would be other positions.
+        for parameter in theirs.parameters():
+            parameter.data = parameter.data.bfloat16()
+        in_bf16 = theirs(ids[None]).logits[0]
+    error, of_bf16 = (relative_error(x, expected) for x in (logits, in_bf16))
+    assert of_bf16.median() < tolerance
+    assert error.median() < 1.2 * of_bf16.median()
+    assert error.max() < 2 * of_bf16.max()
+
+
 def kept_pools(outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n.removesuffix(".out"): v for n, v in outputs.items() if n.endswith(".out")}

@@ -15,9 +15,10 @@ from fused_graphs import (
     PAGE,
     blank_pools,
     fused_model,
-    kept_pools,
     launch_feeds,
+    logits_in_chunks,
     relative_error,
+    require_rounding_only,
     round_weights,
     run_graph,
 )
@@ -68,23 +69,7 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     assert ops == ["Embed", *LAYER * LAYERS, "RmsHead"]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        expected = theirs(ids[None]).logits[0]
-        # The parameters only: positions times rounded frequencies would be other positions.
-        for parameter in theirs.parameters():
-            parameter.data = parameter.data.bfloat16()
-        in_bf16 = theirs(ids[None]).logits[0]
-    pools, logits = blank_pools(model), []
-    for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
-        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
-        feeds["token_ids"] = ids[rows.start : rows.stop].int()
-        outputs = run_graph(model, feeds)
-        pools = kept_pools(outputs)
-        logits.append(outputs["logits"])
-    error, of_bf16 = (relative_error(x, expected) for x in (torch.cat(logits), in_bf16))
-    assert of_bf16.median() < TOLERANCE
-    assert error.median() < 1.2 * of_bf16.median()
-    assert error.max() < 2 * of_bf16.max()
+    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize("storage", [FP8, MXFP4], ids=lambda storage: storage.name)

@@ -15,9 +15,9 @@ from fused_graphs import (
     PAGE,
     blank_pools,
     fused_model,
-    kept_pools,
     launch_feeds,
-    relative_error,
+    logits_in_chunks,
+    require_rounding_only,
     round_weights,
     run_graph,
 )
@@ -71,22 +71,7 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
     theirs = load_target(tmp_path, teacher=False).float()
     ids = torch.randint(6, VOCAB, (60,), generator=torch.Generator().manual_seed(5))
-    with torch.no_grad():
-        expected = theirs(ids[None]).logits[0]
-        for parameter in theirs.parameters():
-            parameter.data = parameter.data.bfloat16()
-        in_bf16 = theirs(ids[None]).logits[0]
-    pools, logits = blank_pools(model), []
-    for rows in (range(33), range(33, 34), range(34, 60)):  # chunks that split pages
-        feeds = launch_feeds(model, rows, torch.arange(len(rows))) | pools
-        feeds["token_ids"] = ids[rows.start : rows.stop].int()
-        outputs = run_graph(model, feeds)
-        pools = kept_pools(outputs)
-        logits.append(outputs["logits"])
-    error, of_bf16 = (relative_error(x, expected) for x in (torch.cat(logits), in_bf16))
-    assert of_bf16.median() < TOLERANCE
-    assert error.median() < 1.2 * of_bf16.median()
-    assert error.max() < 2 * of_bf16.max()
+    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
 
 
 def test_coded_weights_are_those_of_their_rounding(tmp_path: Path) -> None:
