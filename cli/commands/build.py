@@ -14,9 +14,9 @@ from specbuild.cli.options.shared import Debug
 def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
     """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
 
-    Targets are GPT-OSS, Llama, Qwen2, Qwen3 and MiMo; for the CPU DeepSeek
-    and GLM too, also as a GGUF file (--model model-Q4_K_M.gguf). Draft options are limits:
-    [b]run[/b] may ask for any smaller tree.
+    Targets are GPT-OSS, Llama, Qwen2, Qwen3, MiMo, DeepSeek and GLM, also as a
+    GGUF file (--model model-Q4_K_M.gguf). Draft options are limits: [b]run[/b] may
+    ask for any smaller tree.
 
     \b
     Examples:

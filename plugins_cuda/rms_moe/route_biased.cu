@@ -7,9 +7,8 @@
 //   row_start       [SEQUENCES + 1] i32, in
 //   choice_bias     [EXPERTS] f32, in, constant
 //   workspace_normed    [ROWS, HIDDEN] bf16, out: the live rows, normed
-//   workspace_logits    [2, ROWS, EXPERTS] f32, out, of the live rows: sigmoids and biases, by
-//   which
-//                       experts are chosen; then logits
+//   workspace_logits    [2, ROWS, EXPERTS] f32, out, of the live rows: what experts are chosen
+//                       by, sigmoids and biases; then logits
 #include "../_device/ptx.cuh"
 #include "device/config.cuh"
 #include "device/router.cuh"
