@@ -47,6 +47,10 @@ class Choice:
         """Experts that a row has, those that it did not choose included."""
         return self.top_k + self.shared
 
+    def rows_of_an_expert(self, rows: int) -> float:
+        """Of so many those that a routed expert has on average."""
+        return rows * self.top_k / self.routed
+
     @property
     def scored(self) -> bool:
         """Whether the choice is that of ``scored_choice.cuh``, else of ``rounded_choice.cuh``."""

@@ -135,8 +135,7 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     bf16 = in_bf16(request.tensors["gate_up"].dtype)
     by_rows = _CANDIDATES_OF_BF16 if bf16 else _CANDIDATES
     of_rows = next((some for most, some in by_rows.items() if rows <= most), ())
-    experts, top_k = request.tensors["gate_up"].shape[0], int(request.attributes["top_k"])
-    if not bf16 and rows * top_k >= ROWS_OF_LONG_PASSES * experts:
+    if not bf16 and choice_of(request).rows_of_an_expert(rows) >= ROWS_OF_LONG_PASSES:
         of_rows = _LONG_PASSES + of_rows
     wide = _OF_WIDE_ROWS_OF_BF16 if bf16 else _OF_WIDE_ROWS
     for some in (of_rows, wide if of_rows else ()):

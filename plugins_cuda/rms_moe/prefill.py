@@ -146,10 +146,10 @@ def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
 
 def _default_tactic(request: LoweringRequest) -> dict[str, int]:
     """The form for few rows an expert, where they are few, with tiles that hold most experts'."""
-    rows, experts = request.tensors["x"].shape[0], request.tensors["gate_up_bias"].shape[0]
+    rows = request.tensors["x"].shape[0]
     widest = _widest_columns(rows)
     if not in_bf16(request.tensors["gate_up"].dtype):
-        of_an_expert = rows * int(request.attributes["top_k"]) / experts
+        of_an_expert = choice_of(request).rows_of_an_expert(rows)
         for most, (columns, warps) in FEW_TILES.items():
             if FEWEST_ROWS <= of_an_expert <= most and columns <= widest:
                 return {"columns": columns, "few": warps}
