@@ -44,16 +44,21 @@ serve: setup
 	  --draft $(EXAMPLE)/draft --output $(DEMO)/engine --force
 	$(SPECBUILD) serve $(DEMO)/engine
 
+# Folders that no test of these two is in: each process would read them.
+ELSEWHERE := --ignore tests/gpu --ignore tests/tensorrt --ignore tests/replicas
+
 # What measures time runs last, alone, with the graphs and engines that the others have made.
 test: setup
 	store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ELSEWHERE) \
 	  -m 'not slow and not gpu and not tensorrt and not ray and not speed' && \
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 
-# What `make test` leaves out for its time, on a machine without a GPU.
+# What `make test` leaves out for its time, on a machine without a GPU: slow tests, and the examples
+# that property tests do not draw there.
 test-slow: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m 'slow and not gpu and not tensorrt and not ray'
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile $(ELSEWHERE) \
+	  -m '(slow or drawn) and not gpu and not tensorrt and not ray'
 
 # Two replicas on a Ray of this machine; installs ray[serve] (500 MB).
 test-ray: setup

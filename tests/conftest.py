@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import write_draft, write_target
 from hypothesis import HealthCheck, settings
+from left_out import draw_few
 from run_store import made_once, use_folder_of
 from shared_graphs import share_exports
 
@@ -21,6 +22,11 @@ settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("busy")
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Property tests of a run that leaves slow tests out draw fewer examples."""
+    draw_few("not slow" in config.getoption("markexpr"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 from forms import one_sequence, portable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 
 from specbuild.plugins_cuda.cases import Arrays
 from specbuild.plugins_cuda.paged_tree_attention.body import WHOLE
@@ -106,7 +107,7 @@ def launches(draw: st.DrawFn) -> Launch:
     return replace(launch, branches=[*launch.branches, Branch(3, 1)])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(launches(), st.integers(0, 2**32 - 1))
 def test_reference_is_path_replay(launch: Launch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))
@@ -114,7 +115,7 @@ def test_reference_is_path_replay(launch: Launch, seed: int) -> None:
     np.testing.assert_allclose(by_reference(launch, arrays), wanted, atol=2e-6, rtol=1e-5)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(launches(), st.integers(0, 2**32 - 1))
 def test_body_is_path_replay(launch: Launch, seed: int) -> None:
     arrays = launch.arrays(np.random.default_rng(seed))

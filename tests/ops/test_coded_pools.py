@@ -11,6 +11,7 @@ from attention_launches import Geometry, Launch, Text, expected
 from attention_requests import plain
 from emulation import has_compiler, run_lowering
 from launch_branches import Branch, alone, node, reverified, wide_node
+from left_out import slow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
     SMALL_TARGET,
@@ -96,10 +97,6 @@ def by_slot(pool: np.ndarray, slots: np.ndarray) -> np.ndarray:
     """Entries [n, heads, width] of a pool."""
     entries: np.ndarray = pool[slots // pool.shape[2], :, slots % pool.shape[2]]
     return entries
-
-
-def slow(*values: object) -> list[object]:
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 GPT_OSS = Geometry(group=8, width=64, page_size=64)

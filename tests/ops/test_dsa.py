@@ -15,6 +15,7 @@ import torch
 from forms import one_sequence, portable
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from test_attention import branches
 
 from specbuild.plugins_cuda.cases import Arrays
@@ -129,7 +130,7 @@ def permitted(launch: IndexerLaunch, arrays: Arrays, row: int, listed: list[int]
     return rising and kept <= set(slots) <= set(path) and listed[count:] == padding
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(launches(), st.integers(0, 2**32 - 1), st.data())
 def test_the_check_finds_every_change(
     launch: IndexerLaunch, seed: int, data: st.DataObject

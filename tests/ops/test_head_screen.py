@@ -10,6 +10,7 @@ import torch
 from emulation import has_compiler, run_lowering
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import examples
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
@@ -64,7 +65,7 @@ def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(st.data())
 def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))

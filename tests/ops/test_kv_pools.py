@@ -10,6 +10,7 @@ import torch
 from forms import forms_of, portable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from mx_rounding import E4M3
 
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -53,7 +54,7 @@ def test_write_puts_every_row_into_its_slot(run: Run, data: st.DataObject) -> No
 
 
 @each_form
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(data=st.data())
 def test_commit_reads_everything_before_it_writes(run: Run, data: st.DataObject) -> None:
     """Targets may be other pairs' sources: shifts, swaps and cycles included."""

@@ -10,8 +10,9 @@ import pytest
 import torch
 from device_step import RING, Arrays, DeviceStep, RunOp
 from emulation import has_compiler, run_lowering
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from step_world import Sequence, World, grow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import SMALL_TARGET, bits, values
@@ -138,7 +139,7 @@ def decode(run: RunOp, seed: int, *, steps: int) -> list[Sequence]:
     return sequences
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(0, 2**31))
 def test_references_decode_as_plain_lists_do(seed: int) -> None:
     for sequence in decode(by_reference, seed, steps=14):

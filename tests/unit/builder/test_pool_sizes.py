@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from geometries import GPT_OSS_20B
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from planning import plan_engine
 
 from specbuild.builder.engine.cache_capacity import cache_capacity
@@ -58,7 +59,7 @@ def test_the_sizes_that_the_servers_page_works_out() -> None:
     assert f"1 572 864 bytes = {sizes[0]}, and {sizes[1]} for the windows" in page
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(extra=st.integers(0, 600 << 20))
 def test_memory_goes_to_windows_first_and_holds_as_many_tokens_as_fit(extra: int) -> None:
     rings = next(g for g in planned().groups if g.name == "sliding").pages * 64 * SLOT

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from tactic_entries import GPU, SOURCES, default_choices, entry_of
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Spills, target_of
@@ -62,7 +63,7 @@ def choices(target_path: Path) -> list[Choice]:
     return default_choices(target_path)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(entries, max_size=4), st.randoms())
 def test_a_file_reads_back_as_it_was_written_in_one_order(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[TacticEntry], random: Any

@@ -12,6 +12,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from test_logit_changes import decode_by_definition
 from test_logit_changes import samplings as changing
 from toy_device import toy_cuda
@@ -32,7 +33,7 @@ LINE = Language(({0: 1}, {1: 2}, {2: 3, 3: 3}, {4: 0, 5: 4}, {}), frozenset({4})
 PLAIN = GenerateParams(max_new_tokens=16, sampling=SamplingParams(0.8, seed=3), ignore_eos=True)
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @example(SamplingParams(logit_bias={EOS: 100}), 5, SHAPES[1])
 @example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2])
 @given(changing, st.integers(0, 12), st.sampled_from(SHAPES))
@@ -141,7 +142,7 @@ def test_likeliest_tokens_are_those_of_the_host() -> None:
             assert [p for _, p in mine] == pytest.approx([p for _, p in other], abs=1e-5)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @example([0, 1, 2, 0], [1, 1, 3, 1, 1, 1, 1], 1, None)
 @given(
     st.lists(st.integers(0, 3), min_size=3, max_size=7),

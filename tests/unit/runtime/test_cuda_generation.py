@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_device import toy_cuda
 from toy_engine import prompt, run, toy_engine
 from toy_model import VOCAB, choose, decode_plainly, target_logits
@@ -44,7 +45,7 @@ sampling = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(prompts, min_size=1, max_size=6),
     st.sampled_from([None, *SHAPES]),
@@ -71,7 +72,7 @@ def test_output_is_that_of_plain_decoding(
         assert ignore_eos or ids == expected
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(prompts, min_size=1, max_size=4),
     st.sampled_from([None, *SHAPES]),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_device import ToyCuda, toy_cuda
 from toy_engine import run
 from toy_model import VOCAB, decode_plainly
@@ -111,7 +112,7 @@ def mixed(
     return toy, knowing
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     st.integers(0, 2**31),
     st.booleans(),

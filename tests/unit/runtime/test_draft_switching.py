@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_device import ToyCuda, toy_cuda
 from toy_engine import run
 from toy_model import VOCAB, decode_plainly
@@ -68,7 +69,7 @@ def scripted(script: list[DraftShape | None]) -> tuple[ToyCuda, Scripted]:
     return toy, policy
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.integers(0, 2**31), st.sampled_from([0.0, 1.0]))
 def test_any_order_of_drafts_gives_the_tokens_of_plain_decoding(
     seed: int, temperature: float

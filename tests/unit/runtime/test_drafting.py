@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
 
@@ -91,7 +92,7 @@ def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> lis
     return states
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=20), min_size=1, max_size=3),
     st.sampled_from([DraftShape(1, 1, 1), DraftShape(1, 4, 4), DraftShape(1, 4, 2)])

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
 from toy_model import EOS, VOCAB, choose, decode_plainly, target_logits
 
@@ -53,7 +54,7 @@ def parents_of(depth_limit: int) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, 1000), min_size=1, max_size=12).map(in_order)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(prompts, min_size=1, max_size=4), shapes, sampling, st.integers(1, 30))
 def test_eagle3_output_is_that_of_plain_decoding(
     batch: list[list[int]], shape: DraftShape, sample: SamplingParams, count: int
@@ -65,7 +66,7 @@ def test_eagle3_output_is_that_of_plain_decoding(
     assert run(engine, batch, params, speculation=shape).ids == expected
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(prompts, min_size=1, max_size=3),
     st.sampled_from([right, wrong, repeating]),
@@ -99,7 +100,7 @@ def test_an_oracle_chain_is_accepted_whole() -> None:
     assert [e.from_draft for e in result.events[0]] == [False] + 4 * ([True] * 4 + [False])
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(prompts, min_size=1, max_size=3), shapes, st.integers(1, 30), st.booleans())
 def test_statistics_add_up(
     batch: list[list[int]], shape: DraftShape, count: int, ignore_eos: bool

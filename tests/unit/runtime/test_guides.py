@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from left_out import examples
 from test_generate import parents_of
 from toy_device import toy_cuda
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
@@ -42,7 +43,7 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @example(LINE, SamplingParams(), SHAPES[1])
 @example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2])
 @given(languages(), samplings, st.sampled_from(SHAPES))
@@ -82,7 +83,7 @@ def allowed_first(depth: int, language: Language) -> object:
     return rule
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @given(
     languages(),
     st.integers(0, 4).flatmap(lambda n: st.sampled_from([right, wrong, repeating, n])),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_device import toy_cuda
 from toy_engine import prompt, toy_engine
 from toy_model import VOCAB, decode_plainly
@@ -152,7 +153,7 @@ def serve(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(visits, min_size=1, max_size=7),
     st.sampled_from([None, *SHAPES]),

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from test_loop import Visit, pages_of, serve, visits
 from toy_device import toy_cuda
 from toy_engine import prompt, toy_engine
@@ -68,7 +69,7 @@ def records_of(
 
 
 @pytest.mark.parametrize("kind", ENGINES)
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(
     st.lists(visits, min_size=2, max_size=7),
     st.sampled_from([None, *SHAPES]),

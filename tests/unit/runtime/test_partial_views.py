@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from left_out import examples
 from toy_engine import TreeOfTokens, prompt, repeating, right, run, wrong
 from toy_model import EOS, VOCAB, decode_plainly
 from toy_partial import TOY_SPECPV, Seen, partial_engine, partial_manifest
@@ -52,7 +53,7 @@ def plainly(engine: Engine, ids: list[int], count: int, sample: SamplingParams) 
     return decode_plainly(ids, min(count, engine.manifest.limits.max_seq_len - len(ids)), sample)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(prompts, drafts, sampling, st.integers(1, 40))
 @example([[0] * 25], (None, None), SamplingParams(temperature=1.0, seed=0), 40)  # to the limit
 def test_a_view_of_everything_changes_nothing(
@@ -69,7 +70,7 @@ def test_a_view_of_everything_changes_nothing(
         assert seen.positions == list(range(len(seen.positions)))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(prompts, drafts, sampling, st.integers(1, 40), st.booleans())
 def test_without_partial_steps_the_output_is_that_of_plain_decoding(
     batch: list[list[int]], draft: Draft, sample: SamplingParams, count: int, by_request: bool
@@ -102,7 +103,7 @@ def assert_promised(seen: Seen, config: SpecPv) -> None:
         assert set(range(tail, end)) <= set(seen.positions)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(prompts, drafts, st.integers(10, 40))
 def test_rows_see_sink_blocks_and_window(batch: list[list[int]], draft: Draft, count: int) -> None:
     engine, executor = partial_engine(partial_manifest())

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from test_loop import Visit, serve
 from toy_device import toy_cuda
 from toy_engine import prompt, run, toy_engine
@@ -74,7 +75,7 @@ visits = st.builds(
 
 
 @on_both
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.lists(visits, min_size=1, max_size=6), min_size=1, max_size=3),
     st.lists(st.sampled_from([None, *SHAPES]), min_size=3, max_size=3),
@@ -116,7 +117,7 @@ def test_a_trace_tells_who_shares_a_page(tmp_path: Path) -> None:
 
 
 @on_both
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     st.lists(st.tuples(begun, st.sampled_from([None, "a", "b"])), min_size=2, max_size=6),
     st.sampled_from([None, SHAPES[1]]),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from toy_engine import run
 from toy_model import VOCAB, ToyExecutor, toy_manifest
 
@@ -64,7 +65,7 @@ def launched() -> Iterator[list[tuple[Chunk, ...]]]:
         yield found
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.lists(st.tuples(prompts, st.integers(1, 12)), min_size=2, max_size=7))
 def test_a_draft_changes_no_bit_of_prompts_either(batch: list[tuple[list[int], int]]) -> None:
     """Drafts end sequences at other times: other prompts arrive together."""

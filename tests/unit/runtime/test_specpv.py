@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 
 from specbuild.runtime.engine_dir.manifest import SpecPv
 from specbuild.runtime.lossy.specpv.state import (
@@ -115,7 +116,7 @@ def configs(draw: st.DrawFn) -> tuple[ViewGeometry, int]:
     return ViewGeometry(config, page_size, deepest=depth + 1), tree
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(configs(), st.data())
 def test_any_run_keeps_the_invariants(drawn: tuple[ViewGeometry, int], data: st.DataObject) -> None:
     geometry, largest = drawn

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import examples
 from test_drafting import paths_of, sequences_of
 from toy_engine import run, toy_engine
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, ToyExecutor, draft_step, toy_manifest
@@ -55,7 +56,7 @@ def ranked_paths(parents: Sequence[int]) -> list[Path_]:
 
 
 @given(parent_lists())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_slots_stand_by_depth_and_keep_who_is_whose_child(parents: list[int]) -> None:
     tree = StaticTree.of(parents)
     assert tree.draft_tokens == tree.candidates == len(parents)
@@ -96,7 +97,7 @@ def brute_paths(ids: list[int], aux_hidden: np.ndarray, tree: StaticTree) -> lis
     parent_lists(),
     st.integers(0, 10**6),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_its_tokens_are_those_of_brute_force(
     batch: list[list[int]], parents: list[int], seed: int
 ) -> None:
@@ -119,7 +120,7 @@ def test_its_tokens_are_those_of_brute_force(
 
 
 @given(parent_lists())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50, deadline=None)
 def test_of_a_draft_in_one_pass_a_node_takes_its_positions_token(parents: list[int]) -> None:
     tree = StaticTree.of(parents)
     tokens = np.arange(2 * 4 * 3, dtype=np.int32).reshape(2, 4, 3)
@@ -133,7 +134,7 @@ def test_of_a_draft_in_one_pass_a_node_takes_its_positions_token(parents: list[i
 
 
 @given(parent_lists(), st.sampled_from([0.0, 0.8]))
-@settings(deadline=None, max_examples=25)
+@examples(25)
 def test_the_tokens_are_those_without_a_draft(parents: list[int], temperature: float) -> None:
     sampling = SamplingParams(temperature=temperature, seed=4)
     params, prompts = GenerateParams(max_new_tokens=14, sampling=sampling), [[1, 2, 3], [7]]

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from test_cuda_executor import ENTRY, KERNELS, launch_of, program_json, small_plan
 
 from specbuild.runtime.engine_dir.tensor_table import with_table, without_table
@@ -28,7 +29,7 @@ NAMED = st.dictionaries(st.sampled_from("abc"), BINDINGS)
 OPS = st.lists(st.fixed_dictionaries({"op": st.just("x"), "inputs": NAMED, "outputs": NAMED}))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(OPS)
 def test_a_table_has_every_tensor_once(ops: list[dict[str, Any]]) -> None:
     program = {"ops": ops, "launches": [1], "routers": []}

@@ -10,9 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from checkpoints import write_draft, write_target
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from latent_files import write_latents
+from left_out import examples
 from plugin_engine import ApartSession, Built, GraphSession, build_plugins, executor_of
 from toy_engine import run
 
@@ -63,7 +64,7 @@ def test_drafts_change_no_token_wherever_pools_lie(built: Built) -> None:
 
 
 @given(st.lists(st.lists(st.integers(-1, 40), min_size=2, max_size=3), min_size=1, max_size=3))
-@settings(max_examples=10, deadline=None)
+@examples(10)
 def test_commits_read_everything_before_they_write(built: Built, paths: list[list[int]]) -> None:
     """Commit after commit, some recorded, over slots that are read and written by one of them."""
     apart = Built(built.models, replace(built.manifest, backend="tensorrt-rtx"))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from checkpoint_files import write_json
 from checkpoints import write_draft, write_target
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 
 from specbuild.builder.checkpoint.config_fields import ROPE
 from specbuild.builder.families.checkpoints import read_draft, read_target
@@ -54,7 +55,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("kind", ["hf", "openai", "draft", "speculators"])
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(change=st.tuples(CHANGES, st.booleans(), st.booleans()))
 def test_no_traceback(
     paths: dict[str, Path],

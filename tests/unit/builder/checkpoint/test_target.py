@@ -10,8 +10,9 @@ import torch
 from checkpoint_files import SPECIAL_TOKENS, edit_config, edit_tensors, remove_fields, write_json
 from checkpoints import write_draft, write_target
 from geometries import GPT_OSS_20B
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.families.gpt_oss.geometry import experts_of
@@ -155,7 +156,7 @@ def test_missing_head_without_tying(target: Path) -> None:
     assert "missing: lm_head.weight, shape [40, 32]" in refusal(target)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(data=st.data())
 def test_any_change_of_the_tensors_is_named(tmp_path_factory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("changed")

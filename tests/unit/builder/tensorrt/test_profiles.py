@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from geometries import gpt_oss_parts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from planning import plan_engine
 
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
@@ -67,7 +68,7 @@ def taken(role: Role, name: str, sizes: Mapping[str, int]) -> dict[str, int]:
     return profile_sizes(profile, sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans, st.data())
 def test_every_launch_has_a_profile_and_is_not_padded(
     built: EnginePlan, data: st.DataObject

@@ -13,8 +13,9 @@ from urllib.parse import urlparse
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from left_out import examples
 from serve.served import NAME, TEMPLATE, served, worded
 from starlette.types import Message, Receive, Scope, Send
 
@@ -149,7 +150,7 @@ FIELDS = """prompt messages max_tokens temperature top_p top_k seed n stop strea
 names = st.sampled_from(FIELDS.split())
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(path=st.sampled_from([COMPLETIONS, CHAT]), fields=st.dictionaries(names, json_values))
 def test_any_fields_give_an_answer_or_a_refusal(
     server: tuple[str, App], path: str, fields: dict[str, Any]
