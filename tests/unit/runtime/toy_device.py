@@ -33,6 +33,7 @@ class ToyDevice:
     def __init__(self, manifest: Manifest, plan: Plan) -> None:
         self.manifest = manifest
         self.plan = plan
+        self._ports = {port.name: port for port in plan.ports}
         self.started: list[str] = []
         self.lengths: list[list[int]] = []
         kinds = "p" * len(plan.buffers) + "iip"
@@ -67,11 +68,10 @@ class ToyDevice:
 
     def port(self, name: str, rows: int | None = None) -> torch.Tensor:
         """A port in the device's memory, its first rows."""
-        port = next(p for p in self.plan.ports if p.name == name)
+        port = self._ports[name]
         address = self._addresses[port.buffer] + port.offset
-        data = self.gpu.view(address, int(np.prod(port.shape)) * 4)
-        values = torch.from_numpy(data.view(port.dtype)).view(port.shape)
-        return values if rows is None else values[:rows]
+        data = self.gpu.view(address, torch.Size(port.shape).numel() * 4)
+        return torch.from_numpy(data.view(port.dtype)).view(port.shape)[:rows]
 
     def _run(self, *arguments: int) -> None:
         *addresses, index, seven, null = arguments
