@@ -14,7 +14,7 @@ import pytest
 from page_commands import LEFT, LONG, PAGES, ROOT, blocks, commands, left_by
 from page_folder import PageFolder
 
-QUICK = ("README.md", "docs/run.md", "docs/troubleshooting.md")
+QUICK = ("README.md", "docs/troubleshooting.md")
 # Each of its commands is an example of its own.
 REFERENCE = ROOT / "docs" / "cli.md"
 

@@ -30,7 +30,12 @@ def server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--no-spec",), ("--exact", "--prefill-rows-per-turn", "3", "--device", "cpu")]
+    "options",
+    [
+        (),
+        pytest.param(("--no-spec",), marks=pytest.mark.slow),
+        ("--exact", "--prefill-rows-per-turn", "3", "--device", "cpu"),
+    ],
 )
 def test_openais_client_gets_what_run_gives(
     tiny_engine: Path, command: Command, options: tuple[str, ...]

@@ -14,6 +14,7 @@ import pytest
 from checkpoints import write_draft, write_target
 from command_line import Command
 from latent_files import write_latents
+from left_out import slow
 from view_engines import SHAPES, SPECPV, built
 
 from specbuild.runtime.engine import Engine
@@ -175,7 +176,7 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     assert wrong.code == 2 and "no multiple of the page size 4" in wrong.err
 
 
-@pytest.mark.parametrize("threads", [None, 1])
+@pytest.mark.parametrize("threads", [None, *slow(1)])
 def test_the_benchmark_of_decoding_runs(
     specpv_engine: Path,
     tmp_path: Path,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import torch
 from attention_launches import Geometry, Launch, Text, expected
 from emulation import has_compiler, tensor_info
 from launch_branches import Branch, alone, fed_node, node, reverified, wide_node
+from left_out import slow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import values
 from specbuild.plugins_cuda.dispatch import first_rule
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed
 
 
 POSITIONS = (0, 1, 33, 63, 64, 65, 66, 127, 128, 160)
-
-
-def slow(*cases: Any) -> list[Any]:
-    """Further cases of a test, each in an emulated launch of its own."""
-    values = [case if isinstance(case, tuple) else (case,) for case in cases]
-    return [pytest.param(*value, marks=pytest.mark.slow) for value in values]
 
 
 @pytest.mark.parametrize("window", [0, 5, *slow(128)])
@@ -92,7 +86,7 @@ MANY = Geometry(group=8, width=64, page_size=64)
 MANY_PAGES = 1024  # fewer and the plain kernel is as quick
 
 
-@pytest.mark.parametrize("position", [0, 63, 64, 650, *slow(1, 33, 65, 66, 127, 128, 160, 300)])
+@pytest.mark.parametrize("position", [63, 650, *slow(0, 1, 33, 64, 65, 66, 127, 128, 160, 300)])
 def test_among_many_rows_a_token_has_the_bits_it_has_alone(position: int) -> None:
     """As the last of a chain, in a tree, beside sequences with few rows and with many."""
     text, other = Text.drawn(700, MANY, 1), Text.drawn(700, MANY, 2)
@@ -231,7 +225,7 @@ def test_many_rows_share_a_long_context(position: int, page_size: int) -> None:
         np.testing.assert_array_equal(launch.attended()[1][row], wanted)
 
 
-@pytest.mark.parametrize("position", [1040, 4095, 4096, 4500])
+@pytest.mark.parametrize("position", [4096, *slow(1040, 4095, 4500)])
 def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
     """32 splits of 128 keys: beyond 4096 keys some have more than one chunk."""
     shape = Geometry(page_size=64, group=2)
@@ -265,10 +259,13 @@ def test_bits_do_not_depend_on_how_the_context_is_cut(position: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "rows"),
     [
-        (Geometry(page_size=64), 19),
         (Geometry(page_size=64, window=1200), 3),
-        (Geometry(group=8, width=64, page_size=64), 5),
-        *slow((Geometry(page_size=64), 2), (Geometry(group=8, width=64, page_size=64), 4)),
+        *slow(
+            (Geometry(page_size=64), 19),
+            (Geometry(group=8, width=64, page_size=64), 5),
+            (Geometry(page_size=64), 2),
+            (Geometry(group=8, width=64, page_size=64), 4),
+        ),
     ],
 )
 def test_bits_do_not_depend_on_whether_ctas_join_splits_together(

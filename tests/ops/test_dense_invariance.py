@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from emulation import has_compiler, run_lowering
+from left_out import slow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import LoweringRequest, Phase, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, STORAGES, Storage
+from specbuild.plugins_cuda.linear.storage import BF16, FP8, MXFP4, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS, slices_of
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
@@ -113,7 +114,7 @@ def assert_same_for_every_batch(
 
 
 @needs_compiler
-@pytest.mark.parametrize("storage", [MXFP4, FP8], ids=lambda storage: storage.name)
+@pytest.mark.parametrize("storage", [FP8, *slow(MXFP4)], ids=lambda storage: storage.name)
 def test_coded_weights(storage: Storage) -> None:
     """Normed tokens: each form of the kernel gets them in its own way. The halves of K cancel."""
     values, half = normal(18, K // 32, 512, scale=K**-0.5), HALF // 32
@@ -160,7 +161,7 @@ def test_swiglu() -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.name)
+@pytest.mark.parametrize("storage", [MXFP4, *slow(BF16, FP8)], ids=lambda storage: storage.name)
 def test_head(storage: Storage) -> None:
     stored = quantised(weight(VOCAB), storage)
     assert_same_for_every_batch(
@@ -175,7 +176,7 @@ def test_head(storage: Storage) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("storage", [BF16, FP8], ids=lambda storage: storage.name)
+@pytest.mark.parametrize("storage", [BF16, *slow(FP8)], ids=lambda storage: storage.name)
 def test_head_choose(storage: Storage) -> None:
     stored = quantised(weight(VOCAB), storage)
     assert_same_for_every_batch(
@@ -196,7 +197,8 @@ def test_head_choose(storage: Storage) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("rounding", "head_norms"), [("gpt_oss", False), (None, False), ("llama", True), (None, True)]
+    ("rounding", "head_norms"),
+    [("gpt_oss", False), ("llama", True), *slow((None, False), (None, True))],
 )
 def test_qkv(rounding: str | None, head_norms: bool) -> None:
     """The written keys and values too: every row has a slot of its own."""
@@ -237,7 +239,7 @@ def test_qkv(rounding: str | None, head_norms: bool) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("rounding", ["llama", None])
+@pytest.mark.parametrize("rounding", ["llama", *slow(None)])
 def test_low_rank(rounding: str | None) -> None:
     """Query latents and cache entries: what is projected is normed and rotated after."""
     query, rank, rope, page_size = 64, 32, 16, 16
@@ -323,7 +325,7 @@ def test_sums_of_chunks_may_wait_for_each_other(storage: Storage) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("storage", [BF16, MXFP4, FP8], ids=lambda storage: storage.name)
+@pytest.mark.parametrize("storage", [FP8, *slow(BF16, MXFP4)], ids=lambda storage: storage.name)
 def test_few_wide_tokens_stand_as_rows(storage: Storage) -> None:
     """Or come straight from L2, as those of a whole group of 8 do."""
     columns = 9248

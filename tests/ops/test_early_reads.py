@@ -9,6 +9,7 @@ import pytest
 from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler, staged_before_the_wait, tensor_info
 from launch_branches import Branch, alone, node, reverified
+from left_out import slow
 from test_latent_kernels import ABSORBED
 from test_latent_kernels import Launch as LatentLaunch
 from test_latent_kernels import Text as LatentText
@@ -63,7 +64,7 @@ def forms(text: Text, position: int) -> list[Branch[Text]]:
 
 @emulated
 @pytest.mark.parametrize("window", [0, 48, 128])
-@pytest.mark.parametrize("position", [31, 32, 70, 126])
+@pytest.mark.parametrize("position", [32, 126, *slow(31, 70)])
 def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None:
     """Whole tiles in front of them are there already."""
     shape = Geometry(window=window)
@@ -79,7 +80,7 @@ def test_tiles_of_the_launch_s_own_rows_wait(position: int, window: int) -> None
 
 
 @emulated
-@pytest.mark.parametrize("position", [31, 70, 126, 190])
+@pytest.mark.parametrize("position", [126, *slow(31, 70, 190)])
 def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
     shape = Geometry(page_size=64)
     text, other = Text.drawn(200, shape, 5), Text.drawn(200, shape, 6)
@@ -98,7 +99,7 @@ def test_teams_with_splits_of_their_own_wait_for_no_more(position: int) -> None:
 
 
 @emulated
-@pytest.mark.parametrize("position", [63, 64, 130, 190])
+@pytest.mark.parametrize("position", [64, *slow(63, 130, 190)])
 def test_absorbed_attention_waits_for_its_own_rows(position: int) -> None:
     text, other = LatentText.drawn(200, ABSORBED, 5), LatentText.drawn(200, ABSORBED, 6)
     chains = [reverified(text, position, rows) for rows in (1, 4, 20)]

@@ -27,6 +27,26 @@ from specbuild.runtime.errors import SpecbuildError
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
 
 
+# Long cases whose neighbours differ by a format, a width of heads or the number of tiles.
+REPEATED = frozenset({
+    "PagedTreeAttention: heads of 128, many rows of one sequence",
+    "PagedTreeAttention: 8 heads of 128 a KV head, several rows, capacity for a long context",
+    "PagedTreeAttention: heads of 128, a view per KV head, many rows",
+    "PagedTreeAttention: heads of 128, prompt chunks over several tiles",
+    "PagedTreeAttention: blocks, capacity for a long context",
+    "PagedTreeAttention: codes, longer than the context's splits",
+    "PagedTreeAttention: codes, capacity for a long context",
+    "PagedTreeAttention: selected slots, lists per KV head, one sequence",
+    "MlaAttention: absorbed: a chunk of more rows than a CTA projects",
+    "MlaAttention: selected slots, two words",
+    "MlaAttention: selected slots of a view, some rows whole",
+    "Linear: 120 rows, 2880 to 144, residual",
+    "RmsMoe: several tiles of one expert",
+    "RmsMoe: several tiles of one expert, bf16",
+    "RmsMoe: weights of several stages, an odd number of blocks",
+})  # fmt: skip
+
+
 def forms() -> Iterator[Any]:
     """Every case of every op, with the phases that it is for and its place among the op's."""
     for op in kernel_ops():
@@ -35,7 +55,13 @@ def forms() -> Iterator[Any]:
             for case in cases_for(op, phase, gpu=False):
                 cases.setdefault(case.name, (case, []))[1].append(phase)
         for turn, (name, (case, phases)) in enumerate(cases.items()):
-            yield pytest.param(op, case, phases, turn, id=f"{op.name}: {name}")
+            known = f"{op.name}: {name}"
+            marks = [pytest.mark.slow] if known in REPEATED else []
+            yield pytest.param(op, case, phases, turn, id=known, marks=marks)
+
+
+def test_repeated_cases_are_cases() -> None:
+    assert {form.id for form in forms()} >= REPEATED
 
 
 _SEEN: set[object] = set()

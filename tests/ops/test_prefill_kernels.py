@@ -12,6 +12,7 @@ import pytest
 import torch
 from emulation import Guarded, emulate, guarded, has_compiler, run_lowering
 from kernel_parameters import tensor_parameters
+from left_out import slow
 
 import specbuild.plugins_cuda as package
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
@@ -99,7 +100,7 @@ def test_a_row_depends_on_no_other_row_and_on_no_tile(
 @pytest.mark.parametrize(
     "tactic",
     [
-        pytest.param({"columns": 32, "few": 16}, marks=pytest.mark.slow),
+        *slow({"columns": 32, "few": 16}),
         {"columns": 64, "few": 12},
     ],
 )
@@ -107,7 +108,7 @@ def test_a_row_depends_on_no_other_row_and_on_no_tile(
     "layer",
     [
         Layer(rows=75, hidden=96, inner=96, experts=6, top_k=3),
-        Layer(rows=40, live=37, hidden=1056, inner=1056, experts=3, top_k=2, popular=True),
+        *slow(Layer(rows=40, live=37, hidden=1056, inner=1056, experts=3, top_k=2, popular=True)),
     ],
     ids=["one stage", "several stages"],
 )

@@ -10,6 +10,7 @@ import torch
 from attention_launches import Geometry, Launch, Text
 from emulation import has_compiler
 from launch_branches import Branch, alone, node, reverified, wide_node
+from left_out import slow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.launches import Target
@@ -55,8 +56,9 @@ def assert_same(
             np.testing.assert_array_equal(rows, wanted(shape, branch), err_msg=str(index))
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 3, 70])
-@pytest.mark.parametrize("teams", [2, 8])
+@pytest.mark.parametrize(
+    ("teams", "multiprocessors"), [(2, 3), (8, 1), (8, 70), *slow((2, 1), (2, 70), (8, 3))]
+)
 def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
     teams: int, multiprocessors: int
 ) -> None:
@@ -76,7 +78,7 @@ def test_rows_of_any_context_get_the_bits_of_the_plain_kernel(
     assert_same(SHAPE, chains, teams, multiprocessors)
 
 
-@pytest.mark.parametrize("multiprocessors", [2, 40])
+@pytest.mark.parametrize("multiprocessors", [40, *slow(2)])
 def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
     """Tiles that are a row's own, in the tree's copy or gathered; more rows than a CTA takes."""
     text, other = Text.drawn(1300, SHAPE, 1), Text.drawn(300, SHAPE, 2)
@@ -94,16 +96,15 @@ def test_trees_get_the_bits_of_the_plain_kernel(multiprocessors: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "rows", "teams"),
     [
-        *((REAL, rows, 8) for rows in (1, 8)),
-        *(pytest.param(REAL, rows, 8, marks=pytest.mark.slow) for rows in (3, 4, 5)),
-        (replace(REAL, group=4, width=128), 3, 4),
-        *(
-            pytest.param(replace(REAL, group=4, width=128), rows, 4, marks=pytest.mark.slow)
-            for rows in (1, 2)
+        (REAL, 1, 8),
+        (replace(REAL, group=4, width=128), 7, 2),
+        *slow(*((REAL, rows, 8) for rows in (3, 4, 5, 8))),
+        *slow(*((replace(REAL, group=4, width=128), rows, 4) for rows in (1, 2, 3))),
+        *slow(
+            (replace(REAL, group=4, width=128), 4, 2),
+            (replace(REAL, width=128), 2, 2),
+            (replace(REAL, group=4), 7, 8),
         ),
-        *((replace(REAL, group=4, width=128), rows, 2) for rows in (4, 7)),
-        (replace(REAL, width=128), 2, 2),
-        (replace(REAL, group=4), 7, 8),
     ],
 )
 def test_heads_of_64_and_128(shape: Geometry, rows: int, teams: int) -> None:
@@ -129,8 +130,7 @@ def cancelling(shape: Geometry, position: int, seed: int) -> Text:
 LEFT_OVER = [128 * slots - 1 - 13 * slots for slots in (9, 10, 11, 12, 13, 14, 15)]
 
 
-@pytest.mark.parametrize("multiprocessors", [1, 7])
-@pytest.mark.parametrize("teams", [4, 8])
+@pytest.mark.parametrize(("teams", "multiprocessors"), [(8, 7), *slow((4, 1), (4, 7), (8, 1))])
 def test_splits_that_are_left_over_are_shared_by_tile_runs(
     teams: int, multiprocessors: int
 ) -> None:

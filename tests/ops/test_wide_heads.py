@@ -11,6 +11,7 @@ import torch
 from attention_launches import Geometry, Launch, Text, expected
 from emulation import has_compiler
 from launch_branches import Branch, alone, fed_node, node, reverified, wide_node
+from left_out import slow
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import values
 
@@ -32,10 +33,11 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
 @pytest.mark.parametrize(
     "shape",
     [
-        LLAMA, QWEN, MOST_HEADS, replace(LLAMA, group=11), replace(LLAMA, window=40),
-        replace(LLAMA, group=2, width=80), replace(LLAMA, group=5, width=96, page_size=16),
+        LLAMA, replace(LLAMA, group=11),
+        *slow(QWEN, MOST_HEADS, replace(LLAMA, window=40), replace(LLAMA, group=2, width=80)),
+        replace(LLAMA, group=5, width=96, page_size=16),
     ],
-    ids=["4", "8", "16", "11", "window", "80", "96"],
+    ids=["4", "11", "8", "16", "window", "80", "96"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "position",
@@ -61,7 +63,9 @@ def test_few_rows_have_the_bits_of_one(shape: Geometry, position: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [LLAMA, QWEN, MOST_HEADS, SMALL_GROUP], ids=["4", "8", "16", "3 of width 64"]
+    "shape",
+    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP],
+    ids=["4", "8", "16", "3 of width 64"],
 )
 @pytest.mark.parametrize(
     "position",
@@ -92,7 +96,7 @@ def test_among_many_rows_a_token_has_the_bits_it_has_alone(shape: Geometry, posi
         np.testing.assert_array_equal(launch.attended()[sequence][row], wanted, err_msg=name)
 
 
-@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("page_size", [64, *slow(16)])
 def test_many_rows_share_a_long_context(page_size: int) -> None:
     shape, pages = replace(LLAMA, page_size=page_size), MANY_PAGES * 64 // page_size
     text = Text.drawn(2600, shape, 3)
@@ -120,7 +124,7 @@ def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
 
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, QWEN, MOST_HEADS, SMALL_GROUP, replace(LLAMA, width=96)],
+    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP, replace(LLAMA, width=96)],
     ids=["4", "8", "16", "3 of width 64", "96"],
 )
 @pytest.mark.parametrize("window", [0, 40])

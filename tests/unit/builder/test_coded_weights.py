@@ -15,6 +15,7 @@ from checkpoints import write_draft, write_target
 from deepseek_checkpoints import write_deepseek
 from fused_graphs import PAGE, blank_pools, fused_model, launch_feeds, run_graph
 from latent_files import write_latents
+from left_out import slow
 from llama_checkpoints import write_llama
 from mx_rounding import mx_rounded, round_checkpoint
 
@@ -109,9 +110,7 @@ CPU_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ("name", "dtype"),
     [
         ("gpt-oss", "fp8"),
-        ("qwen3-moe", "mxfp4"),
-        pytest.param("gpt-oss", "mxfp4", marks=pytest.mark.slow),
-        pytest.param("llama, tied", "fp8", marks=pytest.mark.slow),
+        *slow(("qwen3-moe", "mxfp4"), ("gpt-oss", "mxfp4"), ("llama, tied", "fp8")),
     ],
 )
 def test_a_cpu_engine_computes_the_rounded_checkpoint(

@@ -12,6 +12,7 @@ import pytest
 import torch
 from deepseek_checkpoints import add_predictor, write_deepseek
 from drafted_programs import Drafted, watched
+from left_out import slow
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 from plan_host import PlanHost, lowered_engine, step_name
 
@@ -89,7 +90,7 @@ def deepseek_without_query_latents(path: Path) -> Layer:
     return deepseek(path, None)
 
 
-WRITERS = [mimo, deepseek, deepseek_without_query_latents]
+WRITERS = [deepseek, *slow(mimo, deepseek_without_query_latents)]
 
 
 @pytest.fixture(scope="module", params=WRITERS, ids=lambda write: write.__name__)

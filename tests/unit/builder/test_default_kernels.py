@@ -22,6 +22,7 @@ from dense_requests import (
     layer_requests,
 )
 from gpt_oss_requests import attention, experts_request, projection, qkv
+from left_out import slow
 from mla_requests import DEEPSEEK_V2_LITE, GLM, YOUTU, MlaSizes, mla_requests
 from mla_requests import DEEPSEEK_V3 as MLA_OF_V3
 
@@ -74,10 +75,7 @@ def require_candidate(name: str, request: LoweringRequest) -> None:
     assert any(isinstance(compiler().compile(k, lambda: None), Compiled) for k in kernels), name
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [pytest.param(n, marks=pytest.mark.slow) if n in (16, 32, 128) else n for n in ROWS],
-)
+@pytest.mark.parametrize("rows", [1, 64, *slow(*(n for n in ROWS if n not in (1, 64)))])
 def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))
@@ -160,13 +158,13 @@ def test_no_router_of_other_widths_spills_registers(hidden: int) -> None:
     compiled([router.kernel])
 
 
-def test_attention_of_many_sequences_spills_no_registers() -> None:
-    shapes = ((64, 1), (16, 1), (16, 4), (16, 5), (8, 8))
-    compile_defaults("PagedTreeAttention", *(attention(*shape) for shape in shapes))
+@pytest.mark.parametrize(("batch", "rows"), [(16, 1), (16, 5), *slow((64, 1), (16, 4), (8, 8))])
+def test_attention_of_many_sequences_spills_no_registers(batch: int, rows: int) -> None:
+    compile_defaults("PagedTreeAttention", attention(batch, rows))
 
 
 @pytest.mark.parametrize("experts", [32, 128])
-@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("rows", [1, 64, *slow(*(n for n in ROWS if n not in (1, 64)))])
 def test_no_two_ctas_of_experts_fit_a_multiprocessor(rows: int, experts: int) -> None:
     """By the static memory that the compiler gives them; one does fit."""
     request = experts_request(rows, experts)

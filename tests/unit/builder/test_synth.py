@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from left_out import slow
 from safetensors.torch import load_file
 from synthetic_models import (
     CHAIN,
@@ -67,7 +68,7 @@ def engine_of(path: Path, *, draft: bool) -> Engine:
     return Engine.load(options.output)
 
 
-@pytest.fixture(scope="module", params=[0.5, pytest.param(0.7, marks=pytest.mark.slow), 0.9])
+@pytest.fixture(scope="module", params=[0.5, *slow(0.7, 0.9)])
 def drafted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     """A model, and what its engine gives by a shape of drafts: each run once."""
     model = tiny(request.param)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from left_out import slow
 
 sys.path.append(str(Path(__file__).parents[1] / "runtime"))
 from checkpoints import write_draft, write_target
@@ -40,7 +41,7 @@ CHAIN = {"draft_top_k": 1, "draft_depth": 2, "draft_tokens": 2}
 TREE = {"draft_top_k": 2, "draft_depth": 2, "draft_tokens": 4}
 
 
-@pytest.fixture(scope="module", params=[CHAIN, TREE], ids=["chain", "tree"])
+@pytest.fixture(scope="module", params=[CHAIN, *slow(TREE)], ids=["chain", "tree"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     path = tmp_path_factory.mktemp("sweep")
     sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32}

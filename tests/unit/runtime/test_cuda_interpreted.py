@@ -140,6 +140,7 @@ def test_an_engine_runs_the_long_chain_that_it_was_built_for(folder: Path) -> No
     assert_loop_and_plan_agree(lower(folder, LONG), LONG)
 
 
+@pytest.mark.slow
 def test_a_draft_of_one_pass_runs_its_chain(folder: Path, tmp_path: Path) -> None:
     """P-EAGLE of three layers, whose prompts and plain steps attend in all but the last."""
     (tmp_path / "target").symlink_to(folder / "target")
@@ -149,9 +150,8 @@ def test_a_draft_of_one_pass_runs_its_chain(folder: Path, tmp_path: Path) -> Non
     assert_loop_and_plan_agree(lower(tmp_path, TREE), TREE)
 
 
-@pytest.mark.parametrize(
-    "shape", [pytest.param(CHAIN, marks=pytest.mark.slow), TREE], ids=["chain", "tree"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
 def test_a_draft_of_blocks_runs(tmp_path: Path, shape: DraftShape) -> None:
     """DFlash, whose keys and values come of the target's states."""
     write_target(tmp_path / "target", layers=4, head_dim=32)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from checkpoints import write_pair, write_target
 from dflash_drafts import write_dflash
+from left_out import slow
 from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
 
@@ -40,7 +41,7 @@ def alone(folder: Path) -> LoweredEngine:
     return lower(folder, None)
 
 
-@pytest.fixture(scope="module", params=["eagle3", "p-eagle", "dflash"])
+@pytest.fixture(scope="module", params=["eagle3", "p-eagle", *slow("dflash")])
 def beside(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> LoweredEngine:

@@ -13,8 +13,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from left_out import examples, slow
 from test_logit_changes import decode_by_definition
 from toy_device import ToyCuda, toy_cuda
 from toy_engine import run
@@ -69,7 +70,7 @@ def started(toy: ToyCuda) -> tuple[int, int]:
     return len(steps) - masked, masked
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @example([[REFUSED] * 12, [FREE] * 12], 0.0, 1, SHAPES[1], 2)
 @example([[FREE, FREE, LED, FREE, FREE, FREE, REFUSED, FREE, FORCED]] * 2, 0.9, 2, SHAPES[2], 1)
 @example([[LED] * 10 + [FREE] * 10, [FREE] * 5], 0.9, 3, None, 1)
@@ -103,7 +104,7 @@ def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("place", range(1, 10))
+@pytest.mark.parametrize("place", [1, 4, 9, *slow(2, 3, 5, 6, 7, 8)])
 def test_one_refusal_costs_one_masked_step(place: int, shape: DraftShape | None) -> None:
     kinds = [FREE] * 24
     kinds[place] = REFUSED
@@ -206,7 +207,7 @@ def recorded_pairs(toy: ToyCuda) -> dict[int, tuple[int, float]]:
     return pairs
 
 
-@settings(max_examples=8, deadline=None)
+@examples(8)
 @example([FREE, FREE, REFUSED, FREE, FREE, FREE, FREE, LED, LED, LED, FREE, FREE], 1, SHAPES[1])
 @example([FREE, REFUSED, *[FREE] * 6], 37, SHAPES[1])  # an end of sequence is refused
 @given(st.lists(places, min_size=8, max_size=24), st.integers(0, 1000), st.sampled_from(SHAPES[1:]))

@@ -12,6 +12,7 @@ import torch
 from draft_training import make_options
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from left_out import slow
 
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.config import LkLoss
@@ -137,7 +138,7 @@ def test_without_decay_lambda_is_the_kinds_own_loss_to_the_gradient():
     torch.testing.assert_close(*slopes)
 
 
-@pytest.mark.parametrize(("kind", "asked"), [("eagle3", LAMBDA), ("dflash", ALPHA)])
+@pytest.mark.parametrize(("kind", "asked"), [("eagle3", LAMBDA), *slow(("dflash", ALPHA))])
 def test_training_with_it_lowers_it_at_every_position(model, text, tmp_path, kind, asked):
     changes: dict[str, Any] = {"draft_vocab": None} if kind == "dflash" else {}
     options = make_options(model, text, tmp_path / "d", kind=kind, lk=asked, **changes)

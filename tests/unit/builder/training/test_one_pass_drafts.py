@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from draft_training import make_options
+from left_out import slow
 from safetensors.torch import load_file
 
 from specbuild.builder.families.checkpoints import read_draft, read_target
@@ -151,7 +152,7 @@ def trained(model: Path, text: Path, output: Path, kind: str, **changes: Any) ->
     return train_draft(options, SilentProgress())
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "dflash", "jetspec"])
+@pytest.mark.parametrize("kind", ["p-eagle", "dflash", *slow("jetspec")])
 def test_a_trained_draft_is_read_as_its_kind(
     model: Path, text: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -172,7 +173,7 @@ def test_a_trained_draft_is_read_as_its_kind(
     assert geometry.mask_token == 63
 
 
-@pytest.mark.parametrize("kind", ["p-eagle", "dflash"])
+@pytest.mark.parametrize("kind", ["p-eagle", *slow("dflash")])
 def test_a_resumed_run_ends_like_an_uninterrupted_one(
     model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

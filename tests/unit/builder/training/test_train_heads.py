@@ -17,6 +17,7 @@ import pytest
 import torch
 from checkpoints import write_target
 from latent_files import write_latents
+from left_out import slow
 from safetensors.torch import load_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -277,7 +278,7 @@ def _one_of_two(rank: int, port: int, make: Any, options: Any) -> None:
     make(options, SilentProgress())
 
 
-@pytest.mark.parametrize("kind", ["mla", "dsa"])
+@pytest.mark.parametrize("kind", ["dsa", *slow("mla")])
 def test_two_processes_train_what_one_does(
     model: Path, text: Path, tmp_path: Path, kind: str
 ) -> None:

@@ -103,6 +103,7 @@ def test_checkpoints_of_another_shape_are_refused(engine, target_path, tmp_path)
         verify_engine(target_path, target_path, None, SilentProgress())
 
 
+# Each is two exports and every stage; without verify, test_cuda_fusion.py has most of them.
 VARIANTS = {
     "two layers of MLA": {
         "layers": 2,
@@ -114,9 +115,6 @@ VARIANTS = {
             "v_head_dim": 20,
         },
     },
-}
-# Each is two exports and every stage; without verify, test_cuda_fusion.py has most of them.
-SLOW_VARIANTS = {
     "norm per state": {"fc_norm": True, "norm_output": True, "own_embedding": True},
     "other sizes": {"hidden": 64, "q_heads": 6, "head_dim": 16, "aux_layers": (0, 2, 2, 3)},
     "norms before fuse": {"norm_before_fc": True, "norm_before_residual": True},
@@ -134,10 +132,8 @@ SLOW_VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if i == 0 else pytest.param(name, marks=pytest.mark.slow)
-             for i, name in enumerate(FURTHER)],
-)  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FURTHER)
 def test_drafts_with_further_tensors(name, target_path, tmp_path):
     write_further_draft(tmp_path / "draft", name)
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
@@ -159,11 +155,10 @@ def test_the_meaning_of_norm_output_is_the_engines(target_path, tmp_path):
     assert failed(report) == []
 
 
-@pytest.mark.parametrize(
-    "variant", [*VARIANTS, *[pytest.param(v, marks=pytest.mark.slow) for v in SLOW_VARIANTS]]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_drafts_in_circulation(variant, target_path, tmp_path):
-    write_draft(tmp_path / "draft", **(VARIANTS | SLOW_VARIANTS)[variant])
+    write_draft(tmp_path / "draft", **VARIANTS[variant])
     engine = build_engine(tmp_path, target_path, tmp_path / "draft")
     report = verify_engine(engine, target_path, tmp_path / "draft", SilentProgress())
     assert failed(report) == []
