@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,7 @@ def compared_names(source: str) -> Iterator[int]:
             yield node.lineno
 
 
+@cache
 def comparing_files() -> dict[str, list[int]]:
     found = {}
     for package in ("runtime", "plugins_cuda", "builder", "cli"):

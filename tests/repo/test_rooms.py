@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -93,23 +94,30 @@ def room_of(name: str, package: str) -> str:
     return max(capacities, key=len) if capacities else package
 
 
-def own_imports(source: str, package: str, *, late: bool = False) -> Iterator[str]:
-    """Modules of the package that a file imports, with slashes; the ``late`` ones in functions."""
+@cache
+def imports_of(source: str) -> list[tuple[list[str], bool]]:
+    """Modules that a file imports from others by name, and whether a function does."""
     tree = ast.parse(source)
     inside = {
         id(part)
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for part in ast.walk(node)
+        if isinstance(part, ast.ImportFrom)
     }
-    for node in ast.walk(tree):
-        if late and id(node) not in inside:
-            continue
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                module = f"{node.module}.{alias.name}".split(".")
-                if module[:2] == ["specbuild", package]:
-                    yield "/".join(module[1:])
+    return [
+        (f"{node.module}.{alias.name}".split("."), id(node) in inside)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+
+
+def own_imports(source: str, package: str, *, late: bool = False) -> Iterator[str]:
+    """Modules of the package that a file imports, with slashes; the ``late`` ones in functions."""
+    for module, in_function in imports_of(source):
+        if module[:2] == ["specbuild", package] and (in_function or not late):
+            yield "/".join(module[1:])
 
 
 def files_of(package: str) -> list[tuple[str, str]]:
