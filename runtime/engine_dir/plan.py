@@ -155,7 +155,7 @@ class RouterLogits:
     logits: Binding
     row_start: Binding
     experts_per_token: int
-    groups: ExpertGroups | None = None
+    groups: ExpertGroups | None = field(default=None, metadata=of_feature("expert_groups"))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import TacticsReport
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel, Plan, ProgramEntry
 
-_EXPERTS = "experts"
+_EXPERTS = "all_experts"
 # The pools of which an op reads what its rows see.
 _CONTEXT_POOLS = {"PagedTreeAttention": ("k_pool", "v_pool"), "MlaAttention": ("c_pool",)}
 # First axes of weights that are looked up by token or by position.
@@ -24,7 +24,8 @@ class ProgramReport:
 
     ``weight_bytes`` are those of dense weights, each as often as an op reads it; of a table that
     is looked up, the rows that are. ``expert_bytes`` is what all experts take that it may read;
-    a launch reads those that its rows chose, of ``experts`` in each layer.
+    a launch reads those that its rows chose, of ``experts`` in each layer, and the shared ones,
+    which count as experts.
     ``context_bytes_per_token`` is read of the caches for every token of a sequence's context, and
     ``window_bytes`` for a full window, once per sequence.
     """

@@ -19,6 +19,7 @@ from specbuild.plugins_cuda.launches import (
     Target,
     Unsupported,
 )
+from specbuild.runtime.engine_dir.features import stored_keys
 from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
     INT32,
@@ -37,7 +38,6 @@ from specbuild.runtime.engine_dir.plan import (
     ProgramEntry,
     RouterLogits,
 )
-from specbuild.runtime.engine_dir.strict_json import to_json
 from specbuild.runtime.engine_dir.tensor_table import with_table
 from specbuild.runtime.engine_dir.traffic import Traffic
 from specbuild.runtime.errors import SpecbuildError
@@ -258,4 +258,4 @@ def number_argument(argument: int | float | None) -> tuple[int, ...]:
 
 def program_bytes(program: Program) -> bytes:
     """A program's file: JSON without spaces."""
-    return json.dumps(with_table(to_json(program)), separators=(",", ":")).encode() + b"\n"
+    return json.dumps(with_table(stored_keys(program)), separators=(",", ":")).encode() + b"\n"
