@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from specbuild.builder.durable import replace_bytes
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import SpecbuildError
 
@@ -153,6 +155,9 @@ def _power_of_two(size: int) -> int:
 
 
 def _key(op: str, phase: str, shapes: Mapping[str, str], attributes: Mapping[str, Any]) -> str:
+    """An attribute that an op got later has its default in entries that do not say it."""
+    with suppress(KeyError, ValueError):  # what is no op of this specbuild is asked for by nobody
+        attributes = op_named(op).complete(attributes)
     return json.dumps([op, phase, dict(shapes), dict(attributes)], sort_keys=True)
 
 
