@@ -19,6 +19,7 @@ from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
 from specbuild.runtime.serve.output import Output
+from specbuild.runtime.serve.parsers.call_forms import Tools
 from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import asked_form
@@ -96,7 +97,7 @@ class Chat:
         )
         requests = await chat_requests(serving, messages, tools, variables, each)
         head = answer_head("chatcmpl", "chat.completion", model)
-        choices = [self._choice(body, i, request) for i, request in enumerate(requests)]
+        choices = [self._choice(body, i, request, tools) for i, request in enumerate(requests)]
         turns = serving.turns(requests, body.urgency)
         if body.stream:
             head["object"] = "chat.completion.chunk"
@@ -107,10 +108,11 @@ class Chat:
         shown = [choice.whole() for choice in choices]
         return head | {"choices": shown, "usage": _usage(choices)}
 
-    def _choice(self, body: ChatFields, index: int, request: Request) -> _Choice:
+    def _choice(
+        self, body: ChatFields, index: int, request: Request, tools: Tools | None
+    ) -> _Choice:
         assert self._serving.form is not None
-        tools = tool_list(body.tools) or ()
-        output = Output(self._serving.form.parser(body.stop_strings, tools))
+        output = Output(self._serving.form.parser(body.stop_strings, tools or ()))
         return _Choice(self._serving, body, index, request, output)
 
     async def _stream(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -11,8 +11,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
-
-Tools = Sequence[Mapping[str, Any]]
+from specbuild.runtime.serve.parsers.call_forms import Tools
 
 
 class StructuredFields(BaseModel):

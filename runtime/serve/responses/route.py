@@ -15,8 +15,9 @@ from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import chat_requests, offered_tools
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks
-from specbuild.runtime.serve.messages import template_messages, tool_list
+from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.output import Output
+from specbuild.runtime.serve.parsers.call_forms import Tools
 from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import ResponseStore
@@ -36,6 +37,7 @@ class _Work:
     answer: dict[str, Any]
     items: Items
     turns: Turns
+    tools: Tools
 
 
 class Responses:
@@ -104,7 +106,7 @@ class Responses:
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
         items = Items(partial(token_logprob, serving))
         turns = serving.turns([request], body.urgency)
-        return _Work(body, request, messages, answer, items, turns)
+        return _Work(body, request, messages, answer, items, turns, tools or ())
 
     async def _finish(self, work: _Work) -> None:
         async with aclosing(self._events(work)) as events:
@@ -128,8 +130,7 @@ class Responses:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         form = self._serving.form
         assert form is not None
-        tools, logprobs = tool_list(work.body.tools) or (), work.body.logprobs
-        parser = form.parser(work.body.stop_strings, tools)
+        parser, logprobs = form.parser(work.body.stop_strings, work.tools), work.body.logprobs
         output = Output(parser, by_delta=logprobs)
         items, answer = work.items, work.answer
         for name in ("created", "in_progress"):
