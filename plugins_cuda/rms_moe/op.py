@@ -141,6 +141,7 @@ def traffic(request: TrafficRequest) -> Traffic:
         ),
         experts=experts - shared,
         experts_per_token=top_k,
+        shared_experts=shared,
     )
 
 

@@ -7,8 +7,10 @@ Activations, the step's state and page tables stay in the L2 cache or are too fe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+from specbuild.runtime.engine_dir.features import of_feature
 
 Part = Literal["dense", "experts", "head", "kv_full", "kv_sliding"]
 Per = Literal[
@@ -36,8 +38,9 @@ class Term:
 class Traffic:
     """``read``: bytes; ``operations``: products and sums.
 
-    ``experts`` and ``experts_per_token`` of a call that routes, ``chosen_tokens``: the most that
-    a list of this call holds (DSA); 0 elsewhere.
+    ``experts`` and ``experts_per_token`` of a call that routes, ``shared_experts``: those beside
+    them that every row has; ``chosen_tokens``: the most that a list of this call holds (DSA); 0
+    elsewhere.
     """
 
     read: tuple[Term, ...] = ()
@@ -45,3 +48,4 @@ class Traffic:
     experts: int = 0
     experts_per_token: int = 0
     chosen_tokens: int = 0
+    shared_experts: int = field(default=0, metadata=of_feature("shared_experts"))

@@ -91,13 +91,13 @@ def _shares(plan: Plan, call: OpCall, traffic: Traffic) -> Iterator[_Share]:
     spaces = {place: plan.buffers[place[0]].space for place in bound}
     sizes = {place: _nbytes(each) for place, each in bound.items() if spaces[place] == "weights"}
     of_an_expert = sum(t.amount for t in traffic.read if t.per == "chosen_expert")
-    shared = _shared(sizes, bound, traffic.experts or 0, of_an_expert)
+    shared = traffic.shared_experts
     always = sum(t.amount for t in traffic.read if t.per == "pass") - shared * of_an_expert
     whole = _summing(sizes, always)
     experts = {
         place: nbytes
         for place, nbytes in sizes.items()
-        if place not in whole and bound[place].shape[:1] == ((traffic.experts or 0) + shared,)
+        if place not in whole and bound[place].shape[:1] == (traffic.experts + shared,)
     }
     places = {
         "cache": {place: 1 for place, space in spaces.items() if space == "cache"},
@@ -112,21 +112,6 @@ def _shares(plan: Plan, call: OpCall, traffic: Traffic) -> Iterator[_Share]:
         kinds["cache" if term.part.startswith("kv_") else per].append(term)
     for kind, terms in kinds.items():
         yield _Share(tuple(terms), places.get(kind, looked_up) or sizes)
-
-
-def _shared(
-    sizes: Mapping[Place, int], bound: Mapping[Place, Binding], count: int, of_one: int
-) -> int:
-    """How many experts tensors hold beside the ``count`` that are chosen among.
-
-    The first axis of those tensors is that of experts, of which each has ``of_one`` bytes in all.
-    """
-    held: dict[int, int] = defaultdict(int)
-    for place, nbytes in sizes.items():
-        for first in bound[place].shape[:1]:
-            held[first] += nbytes
-    more = (n for n, nbytes in held.items() if n > count > 0 and nbytes == n * of_one)
-    return min(more, default=count) - count
 
 
 def _nbytes(binding: Binding) -> int:
