@@ -20,7 +20,7 @@ from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import Tools
-from specbuild.runtime.serve.parsers.parser import Delta
+from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
@@ -91,13 +91,16 @@ class Chat:
         if body.logprobs:
             likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
-        guide = await serving.guide(asked)
+        prompt = await chat_prompt(serving, messages, tools, variables)
+        guide = await serving.guide(asked, prompt)
         each = body.params(
             max_tokens=body.most_tokens, text=False, likeliest=likeliest, guide=guide
         )
-        requests = await chat_requests(serving, messages, tools, variables, each)
+        requests = await chat_requests(serving, prompt, each)
         head = answer_head("chatcmpl", "chat.completion", model)
-        choices = [self._choice(body, i, request, tools) for i, request in enumerate(requests)]
+        choices = [
+            self._choice(body, i, request, tools, prompt) for i, request in enumerate(requests)
+        ]
         turns = serving.turns(requests, body.urgency)
         if body.stream:
             head["object"] = "chat.completion.chunk"
@@ -109,10 +112,15 @@ class Chat:
         return head | {"choices": shown, "usage": _usage(choices)}
 
     def _choice(
-        self, body: ChatFields, index: int, request: Request, tools: Tools | None
+        self,
+        body: ChatFields,
+        index: int,
+        request: Request,
+        tools: Tools | None,
+        prompt: ChatPrompt,
     ) -> _Choice:
         assert self._serving.form is not None
-        output = Output(self._serving.form.parser(body.stop_strings, tools or ()))
+        output = Output(self._serving.form.parser(body.stop_strings, tools or (), prompt))
         return _Choice(self._serving, body, index, request, output)
 
     async def _stream(
@@ -152,27 +160,33 @@ def offered_tools(
     return listed
 
 
-async def chat_requests(
+async def chat_prompt(
     serving: Serving,
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any],
-    each: Sequence[GenerateParams],
-) -> list[Request]:
-    """A chat as requests, one for each choice, that end where its form ends a turn. ApiError."""
+) -> ChatPrompt:
+    """A chat as the template renders it. ApiError where there is no template, or it refuses."""
     if serving.form is None or not serving.codec.has_template:
         raise ApiError(
             400,
             "the engine has no chat template: use /v1/completions, or start the server with "
             "--chat-template FILE",
         )
-    stops = (*each[0].stop_token_ids, *serving.form.stop_token_ids)
     try:
-        ids = await serving.chat_ids(messages, tools, variables)
+        return await serving.chat_prompt(messages, tools, variables)
     except RequestError as error:
         raise engine_refuses(error, "messages") from error
+
+
+async def chat_requests(
+    serving: Serving, prompt: ChatPrompt, each: Sequence[GenerateParams]
+) -> list[Request]:
+    """A chat as requests, one for each choice, that end where its form ends a turn. ApiError."""
+    assert serving.form is not None
+    stops = (*each[0].stop_token_ids, *serving.form.stop_token_ids)
     ending = [replace(params, stop_token_ids=stops) for params in each]
-    return await serving.requests([Prompt("0", prompt_ids=ids)], ending, raw=True)
+    return await serving.requests([Prompt("0", prompt_ids=prompt.ids)], ending, raw=True)
 
 
 class _Choice:

@@ -13,6 +13,7 @@ from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_refuses
 from specbuild.runtime.serve.fields import Urgency
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
+from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.turns import Turns, turns_of
@@ -71,30 +72,30 @@ class Serving:
             for i, params in enumerate(each)
         ]
 
-    async def guide(self, asked: AskedForm | None) -> Guide | None:
-        """The guide of a whole output in the form of this model, compiled. ApiError."""
+    async def guide(self, asked: AskedForm | None, prompt: ChatPrompt) -> Guide | None:
+        """The guide of a full output that continues ``prompt``, compiled. ApiError."""
         if asked is None or self.form is None:
             return None
         try:
-            guide = self.form.guided(asked)
+            guide = self.form.guided(asked, prompt)
         except RequestError as error:
             raise engine_refuses(error) from error
         return await self.service.compiled(guide)
 
-    async def chat_ids(
+    async def chat_prompt(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
-    ) -> tuple[int, ...]:
-        """The ids of a chat, by the template. RequestError where the template refuses it."""
-        encode = partial(
-            self.codec.encode_chat,
-            most_tokens=self._most_tokens,
-            tools=tools,
-            variables=variables,
-        )
-        return await self.service.in_thread(encode, messages)
+    ) -> ChatPrompt:
+        """The chat, rendered and tokenized. RequestError where the template refuses it."""
+        codec, most_tokens = self.codec, self._most_tokens
+
+        def rendered() -> ChatPrompt:
+            text = codec.render(messages, tools=tools, variables=variables)
+            return ChatPrompt(text, codec.encode_rendered(text, most_tokens=most_tokens))
+
+        return await self.service.in_thread(rendered)
 
     async def text_ids(self, text: str) -> tuple[int, ...]:
         """The ids of a text. RequestError where it is so long that no part could be meant."""

@@ -51,11 +51,12 @@ class TokenRoutes:
             if body.prompt is not None:
                 ids = await serving.text_ids(body.prompt)
             else:
-                ids = await serving.chat_ids(
+                chat = await serving.chat_prompt(
                     template_messages(body.messages or []),
                     tool_list(body.tools),
                     body.chat_template_kwargs or {},
                 )
+                ids = chat.ids
         except RequestError as error:
             raise engine_refuses(error) from error
         answer: dict[str, Any] = {

@@ -81,6 +81,10 @@ class TextCodec:
     ) -> tuple[int, ...]:
         """Ids of a chat with the assistant's turn opened; RequestError as for ``encode``."""
         chat = self.render(messages, tools=tools, variables=variables)
+        return self.encode_rendered(chat, most_tokens=most_tokens)
+
+    def encode_rendered(self, chat: str, *, most_tokens: int) -> tuple[int, ...]:
+        """Ids of a rendered chat, which has its special tokens; RequestError as for ``encode``."""
         check_unicode(chat, "the chat")
         return tuple(self._tokenizer.encode(chat, special=False, most_tokens=most_tokens))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.call_forms import CallForm
-from specbuild.runtime.serve.parsers.marked import THINK, THINK_END
+from specbuild.runtime.serve.parsers.marked import THINK, THINK_END, Thought
 
 _TEXT = "TEXT: /(?s:.*)/"
 
@@ -77,15 +77,18 @@ def marked_guide(
     token_id: Callable[[str], int | None],
     asked: AskedForm,
     *,
-    thinks: bool,
+    thought: Thought | None,
     calls: CallForm | None,
 ) -> Guide:
-    """Reasoning up to its mark where the model ``thinks``; then the answer, or ``calls``.
+    """Reasoning as the prompt's end leaves it (``thought``); then the answer, or ``calls``.
 
     ``token_id`` is that of a mark which is one token. RequestError where a call has to be of a form
     whose arguments are no JSON.
     """
-    if not thinks and not asked.calls:
+    reasoning = {Thought.OPEN: "thought ", Thought.UNMARKED: "(open thought)? "}.get(
+        thought or Thought.CLOSED, ""
+    )
+    if not reasoning and not asked.calls:
         assert asked.content is not None
         return asked.content
 
@@ -93,13 +96,13 @@ def marked_guide(
         found = token_id(text)
         return _quoted(text) if found is None else f"<[{found}]>"
 
-    rules = [f"start: {'reasoning ' * thinks}({asked.ways})", r"SPACE: /[ \n]{0,2}/"]
-    if thinks:
-        opened = mark(THINK)
+    rules = [f"start: {reasoning}({asked.ways})", r"SPACE: /[ \n]{0,2}/"]
+    if reasoning:
+        rules.append(f"open: {mark(THINK)}")
         if token_id(THINK_END) is None:
-            rules += ["reasoning: thought SPACE", f"thought[suffix={_quoted(THINK_END)}]: TEXT"]
+            rules += ["thought: reasons SPACE", f"reasons[suffix={_quoted(THINK_END)}]: TEXT"]
         else:
-            rules.append(f"reasoning: {opened}? TEXT {mark(THINK_END)} SPACE")
+            rules.append(f"thought: TEXT {mark(THINK_END)} SPACE")
     if "content" in asked.parts:
         rules.append("answer: @content")
     if asked.calls:

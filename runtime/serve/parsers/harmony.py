@@ -48,6 +48,14 @@ class HarmonyParser:
         """Whether a message for the user is open."""
         return self._body is not None and self._kind == "content"
 
+    def skip(self, ids: Sequence[int]) -> None:
+        """Read the tokens of the turn that the prompt already has: they are not output."""
+        for token_id in ids:
+            self.push(token_id)
+        self.stopped = False
+        if self._body is not None:
+            self._body = self._new_body()
+
     def push(self, token_id: int) -> list[Delta]:
         """What became complete with a token."""
         name = self._names.get(token_id)
@@ -91,15 +99,19 @@ class HarmonyParser:
         self._header, self._part = None, []
         recipient = _RECIPIENT.search(channel) or _RECIPIENT.search(role)
         if recipient is not None:
-            self._kind, self._body = "tool", TextStream(self._decode, ())
+            self._kind = "tool"
+            self._body = self._new_body()
             self._tools += 1
             self._answered = True
             return [Delta(tool=self._tools - 1, name=recipient[1].removeprefix(_FUNCTIONS))]
         reasons = channel.split()[:1] == ["analysis"]
         self._kind = "reasoning" if reasons else "content"
         self._answered = self._answered or not reasons
-        self._body = TextStream(self._decode, () if reasons else self._stop)
+        self._body = self._new_body()
         return []
+
+    def _new_body(self) -> TextStream:
+        return TextStream(self._decode, self._stop if self._kind == "content" else ())
 
     def _end(self) -> list[Delta]:
         """The message that is open, if one is, ends."""

@@ -1,22 +1,49 @@
-"""Outputs whose parts stand between marks in the text: ``<think>``, and those of calls.
+"""Outputs with marks in the text: ``<think>`` around reasoning, and the marks of calls.
 
-Reasoning stands before ``</think>`` (DeepSeek-R1, Qwen3, GLM); for calls see call_forms.py.
+Either the model or the end of the prompt writes ``<think>`` (DeepSeek, Qwen3, GLM). For calls see
+call_forms.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from specbuild.runtime.serve.parsers.call_forms import CallForm, Tools
-from specbuild.runtime.serve.parsers.parser import Decode, Delta
+from specbuild.runtime.serve.parsers.parser import ChatPrompt, Decode, Delta
 from specbuild.runtime.text.stream import Detokenizer, StopText, begun
 
 THINK, THINK_END = "<think>", "</think>"
 
 
-class MarkedParser:
-    """``thinks``: text before ``</think>`` is reasoning, whoever opened it.
+class Thought(Enum):
+    """What a prompt's end does with the thought of the assistant's turn."""
 
+    OPEN = "the output begins inside a thought"
+    CLOSED = "the output begins with the answer"
+    UNMARKED = "the output opens a thought, or has none"
+
+
+def thought_of(prompt: ChatPrompt) -> Thought:
+    """Return the state of the thought at the end of a rendered prompt.
+
+    The template decides it: Qwen3 with ``enable_thinking`` false ends the prompt with an empty
+    thought, DeepSeek-V3.1 without ``thinking`` with ``</think>``. Marks elsewhere in the prompt
+    belong to earlier messages.
+    """
+    if prompt.continued:
+        is_open = prompt.continued.rfind(THINK) > prompt.continued.rfind(THINK_END)
+        return Thought.OPEN if is_open else Thought.CLOSED
+    end = prompt.text.rstrip()
+    if end.endswith(THINK):
+        return Thought.OPEN
+    return Thought.CLOSED if end.endswith(THINK_END) else Thought.UNMARKED
+
+
+class MarkedParser:
+    """Splits an output at its marks.
+
+    ``thought`` is the state that the prompt leaves; None where the model has no thoughts.
     ``calls`` is the form of calls, of which ``tools`` may be called; what stands between its marks
     and is none stays content. ``decode`` keeps special tokens, which marks are in some
     vocabularies; those named ``dropped``, such as ends of sequence, are left out.
@@ -27,7 +54,7 @@ class MarkedParser:
         decode: Decode,
         stop: Sequence[str],
         *,
-        thinks: bool,
+        thought: Thought | None,
         calls: CallForm | None = None,
         tools: Tools = (),
         dropped: Sequence[int] = (),
@@ -36,7 +63,9 @@ class MarkedParser:
         self._stop = StopText(stop)
         self._dropped = frozenset(dropped)
         self._calls, self._tools = calls, tools
-        self._state = "think" if thinks else "content"
+        self._state = "content" if thought is None else "start"
+        if thought is Thought.OPEN:
+            self._state = "think"
         self._begun = False
         self._held = ""
         self._called = 0
@@ -49,7 +78,7 @@ class MarkedParser:
     @property
     def in_content(self) -> bool:
         """Whether neither reasoning nor a call is open."""
-        return self._state == "content"
+        return self._state in ("start", "content")
 
     def push(self, token_id: int) -> list[Delta]:
         """What became complete with a token."""
@@ -72,6 +101,8 @@ class MarkedParser:
 
     def _next(self, *, final: bool) -> list[Delta] | None:
         """One part of what is held; None where no more can be said yet."""
+        if self._state == "start":
+            return self._start(final=final)
         if self._state == "think":
             return self._reasoning(final=final)
         if self._state == "call":
@@ -88,6 +119,14 @@ class MarkedParser:
             return None
         shown = self._stop.push(text) + (self._stop.finish() if met else "")
         return [Delta(shown)] if shown else []
+
+    def _start(self, *, final: bool) -> list[Delta] | None:
+        """The output may open a thought, behind white space; else it begins with content."""
+        opened = self._held.lstrip()
+        if not opened.startswith(THINK) and THINK.startswith(opened) and not final:
+            return None
+        self._state = "think" if opened.startswith(THINK) else "content"
+        return []
 
     def _reasoning(self, *, final: bool) -> list[Delta] | None:
         if not self._begun:

@@ -13,6 +13,19 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True)
+class ChatPrompt:
+    """A rendered chat: the prompt that an output continues.
+
+    ``continued`` is the content of the assistant's message that the output continues. It is empty
+    where the template opened a new turn.
+    """
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    continued: str = ""
+
+
+@dataclass(frozen=True)
 class Delta:
     """A piece of an output.
 

@@ -10,13 +10,15 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.asked_form import AskedForm, harmony_guide, marked_guide
 from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, CallForm, Tools, form_of
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
-from specbuild.runtime.serve.parsers.marked import THINK, MarkedParser
-from specbuild.runtime.serve.parsers.parser import OutputParser, TextParser
+from specbuild.runtime.serve.parsers.marked import THINK, MarkedParser, Thought, thought_of
+from specbuild.runtime.serve.parsers.parser import ChatPrompt, OutputParser, TextParser
 from specbuild.runtime.text.codec import TextCodec
 
 # Both options take these names; "auto" goes by the engine's template.
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
 TOOL_CALL_PARSERS = ("auto", "harmony", *CALL_FORMS, "none")
+_NO_PROMPT = ChatPrompt()
+_HARMONY_TURN = "<|start|>assistant"
 
 
 class ParserForm(Protocol):
@@ -28,12 +30,14 @@ class ParserForm(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn, beside the model's own ends of sequence."""
 
-    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
-        """A parser at the beginning of an output, which may call ``tools``."""
+    def parser(
+        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+    ) -> OutputParser:
+        """Return a parser of the output that continues ``prompt`` and may call ``tools``."""
         ...
 
-    def guided(self, asked: AskedForm) -> Guide:
-        """The guide of whole outputs whose content, or calls, are what is asked."""
+    def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
+        """Return the guide of full outputs whose content, or calls, are what is asked."""
         ...
 
 
@@ -46,13 +50,16 @@ class TextForm:
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
 
-    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+    def parser(
+        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+    ) -> OutputParser:
         """See :class:`ParserForm`."""
-        del tools
+        del tools, prompt
         return TextParser(self._codec.decode, stop)
 
-    def guided(self, asked: AskedForm) -> Guide:
-        """Nothing stands around the content."""
+    def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
+        """Return the content's guide: nothing is around it."""
+        del prompt
         assert asked.content is not None
         return asked.content
 
@@ -75,13 +82,21 @@ class HarmonyForm:
         # One call a turn: its end is the turn's.
         self.stop_token_ids: tuple[int, ...] = (self._control["call"], self._control["return"])
 
-    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+    def parser(
+        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+    ) -> OutputParser:
         """See :class:`ParserForm`."""
         del tools
-        return HarmonyParser(self._control, self._codec.decode, stop)
+        parser = HarmonyParser(self._control, self._codec.decode, stop)
+        # A turn that the prompt has begun, such as an open message of the final channel.
+        _, _, begun = prompt.text.rpartition(_HARMONY_TURN)
+        if begun:
+            parser.skip(self._codec.encode_rendered(begun, most_tokens=len(begun.encode())))
+        return parser
 
-    def guided(self, asked: AskedForm) -> Guide:
-        """One grammar of all channels."""
+    def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
+        """Return one grammar of all channels."""
+        del prompt
         return harmony_guide(self._control, asked)
 
 
@@ -98,21 +113,26 @@ class MarkedForm:
         self.calls_tools = calls is not None
         self._eos = tuple(eos)
 
-    def parser(self, stop: Sequence[str], tools: Tools = ()) -> OutputParser:
+    def parser(
+        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+    ) -> OutputParser:
         """See :class:`ParserForm`."""
         return MarkedParser(
             self._codec.decode_all,
             stop,
-            thinks=self._thinks,
+            thought=self._thought(prompt),
             calls=self._calls,
             tools=tools,
             dropped=self._eos,
         )
 
-    def guided(self, asked: AskedForm) -> Guide:
-        """Reasoning, where there is some, and what comes behind it."""
-        token_id = self._codec.token_id
-        return marked_guide(token_id, asked, thinks=self._thinks, calls=self._calls)
+    def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
+        """Return a grammar of the reasoning, if any, and of the answer or the calls."""
+        token_id, thought = self._codec.token_id, self._thought(prompt)
+        return marked_guide(token_id, asked, thought=thought, calls=self._calls)
+
+    def _thought(self, prompt: ChatPrompt) -> Thought | None:
+        return thought_of(prompt) if self._thinks else None
 
 
 def parser_form(

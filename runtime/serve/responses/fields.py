@@ -41,6 +41,7 @@ class ResponseFields(GenerationFields):
     previous_response_id: str | None = None
     store: bool | None = True
     background: bool | None = False
+    chat_template_kwargs: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
 
     @property
@@ -56,6 +57,12 @@ class ResponseFields(GenerationFields):
             known = ", ".join(EFFORTS)
             raise refused("reasoning.effort", f"effort is {asked!r}, must be one of {known}")
         return None if asked is None else EFFORTS[asked]
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The template's variables: ``chat_template_kwargs`` and the effort. ApiError."""
+        effort = {} if self.effort is None else {"reasoning_effort": self.effort}
+        return {**(self.chat_template_kwargs or {}), **effort}
 
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""

@@ -12,12 +12,13 @@ from functools import partial
 from typing import Any
 
 from specbuild.runtime.request import Request
-from specbuild.runtime.serve.chat import chat_requests, offered_tools
+from specbuild.runtime.serve.chat import chat_prompt, chat_requests, offered_tools
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import Tools
+from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import ResponseStore
@@ -33,6 +34,7 @@ class _Work:
 
     body: ResponseFields
     request: Request
+    prompt: ChatPrompt
     messages: Sequence[Mapping[str, Any]]
     answer: dict[str, Any]
     items: Items
@@ -90,23 +92,23 @@ class Responses:
         messages = [*before, *body.messages()]
         told = [] if body.instructions is None else [_system(body.instructions)]
         tools = offered_tools(serving, body.tools, body.tool_choice)
-        variables = {} if body.effort is None else {"reasoning_effort": body.effort}
         likeliest = None
         if body.logprobs:
             likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        chat = template_messages([*told, *messages])
+        prompt = await chat_prompt(serving, chat, tools, body.variables)
         each = body.params(
             max_tokens=body.max_output_tokens,
             text=False,
             likeliest=likeliest,
-            guide=await serving.guide(asked),
+            guide=await serving.guide(asked, prompt),
         )
-        chat = template_messages([*told, *messages])
-        (request,) = await chat_requests(serving, chat, tools, variables, each)
+        (request,) = await chat_requests(serving, prompt, each)
         answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
         items = Items(partial(token_logprob, serving))
         turns = serving.turns([request], body.urgency)
-        return _Work(body, request, messages, answer, items, turns, tools or ())
+        return _Work(body, request, prompt, messages, answer, items, turns, tools or ())
 
     async def _finish(self, work: _Work) -> None:
         async with aclosing(self._events(work)) as events:
@@ -130,8 +132,8 @@ class Responses:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         form = self._serving.form
         assert form is not None
-        parser, logprobs = form.parser(work.body.stop_strings, work.tools), work.body.logprobs
-        output = Output(parser, by_delta=logprobs)
+        parser = form.parser(work.body.stop_strings, work.tools, work.prompt)
+        output = Output(parser, by_delta=work.body.logprobs)
         items, answer = work.items, work.answer
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": {**answer, "output": []}}

@@ -77,7 +77,7 @@ TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 def output(form: str, text: str, *, tools: Sequence[Any] = (), **given: Any) -> Output:
     calls = CALL_FORMS[form.partition(",")[0]]
-    parser = MarkedParser(decode, (), thinks=False, calls=calls, tools=tools)
+    parser = MarkedParser(decode, (), thought=None, calls=calls, tools=tools)
     return read(parser, [ord(c) for c in text], **given)
 
 

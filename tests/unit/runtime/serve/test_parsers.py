@@ -19,7 +19,8 @@ from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS
 from specbuild.runtime.serve.parsers.harmony import HarmonyParser
-from specbuild.runtime.serve.parsers.marked import MarkedParser
+from specbuild.runtime.serve.parsers.marked import MarkedParser, Thought, thought_of
+from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import parser_form
 from specbuild.runtime.serve.turns import Turn
 
@@ -146,20 +147,81 @@ def test_no_tokens_break_the_harmony_parser(parts: list[str], cuts: list[int]) -
     assert [c.arguments for c in once.calls] == [c.arguments for c in again.calls]
 
 
-def marked(text: str, *, thinks: bool = True, **given: Any) -> Output:
+def marked(text: str, *, thought: Thought | None = Thought.UNMARKED, **given: Any) -> Output:
     calls = CALL_FORMS["hermes"]
-    parser = MarkedParser(decode, given.pop("stop", ()), thinks=thinks, calls=calls)
+    parser = MarkedParser(decode, given.pop("stop", ()), thought=thought, calls=calls)
     return read(parser, [ord(c) for c in text], **given)
 
 
 @settings(max_examples=80, deadline=None)
 @given(texts, texts, st.lists(st.integers(0, 60), max_size=6), st.booleans())
 def test_thinking_is_apart(thought: str, said: str, cuts: list[int], opened: bool) -> None:
-    text = ("<think>" if opened else "") + f"x{thought}</think>{said}"
-    output = marked(text, cuts=cuts)
+    """``opened``: by the prompt; else the model opens its thought itself."""
+    begins = Thought.OPEN if opened else Thought.UNMARKED
+    begun = "x" if opened else "<think>x"
+    output = marked(f"{begun}{thought}</think>{said}", thought=begins, cuts=cuts)
     assert (output.reasoning, output.content) == (f"x{thought}", said)
-    unclosed = marked(f"x{thought}", cuts=cuts)
+    unclosed = marked(f"{begun}{thought}", thought=begins, cuts=cuts)
     assert (unclosed.reasoning, unclosed.content) == (f"x{thought}", "")
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, st.sampled_from([Thought.CLOSED, Thought.UNMARKED]), st.lists(st.integers(0, 20)))
+def test_an_answer_without_a_thought_is_content(
+    said: str, thought: Thought, cuts: list[int]
+) -> None:
+    output = marked(said, thought=thought, cuts=cuts)
+    assert (output.reasoning, output.content) == ("", said)
+    assert output.reasoning_tokens == 0
+    thinks_again = marked(f"\n<think>\nhm</think>{said}", thought=thought, cuts=cuts)
+    assert (thinks_again.reasoning, thinks_again.content) == ("\nhm", said)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "thought"),
+    [
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Thought.CLOSED),
+        ("<|im_start|>assistant\n<think>\n", Thought.OPEN),
+        ("<|im_start|>assistant\n", Thought.UNMARKED),
+        ("<｜Assistant｜></think>", Thought.CLOSED),
+        ("<｜Assistant｜><think>", Thought.OPEN),
+        ("<|assistant|>\n<think></think>", Thought.CLOSED),
+        ("What does <think> do?<|im_end|>\n<|im_start|>assistant\n", Thought.UNMARKED),
+        ("", Thought.UNMARKED),
+    ],
+)
+def test_the_prompt_says_whether_a_thought_is_open(prompt: str, thought: Thought) -> None:
+    assert thought_of(ChatPrompt(prompt)) is thought
+
+
+@pytest.mark.parametrize(
+    ("continued", "thought"),
+    [
+        ("<think>\nI believe", Thought.OPEN),
+        ("<think>\nno\n</think>\n\nThe answer", Thought.CLOSED),
+        ("The answer is", Thought.CLOSED),
+    ],
+)
+def test_a_continued_message_says_whether_its_thought_is_open(
+    continued: str, thought: Thought
+) -> None:
+    prompt = f"<|im_start|>assistant\n<think>\n\n</think>\n\n{continued}"
+    assert thought_of(ChatPrompt(prompt, continued=continued)) is thought
+
+
+def test_harmony_continues_the_message_that_the_prompt_has_begun() -> None:
+    prompt = "<|start|>user<|message|>a<|end|><|start|>assistant"
+    for begun, (content, reasoning) in {
+        "": ("x", ""),
+        "<|channel|>final<|message|>I th": ("x", ""),
+        "<|channel|>analysis<|message|>so": ("", "x"),
+        "<|channel|>analysis<|message|>so<|end|><|start|>assistant": ("x", ""),
+    }.items():
+        parser = HarmonyParser(CONTROL_IDS, decode, ["th"])
+        _, _, tail = (prompt + begun).rpartition("<|start|>assistant")
+        parser.skip(ids_of(tail))
+        output = read(parser, ids_of("x<|end|>"))
+        assert (output.content, output.reasoning) == (content, reasoning), begun
 
 
 objects = st.dictionaries(st.text("abc", max_size=3), st.integers() | texts, max_size=3)
@@ -171,7 +233,7 @@ def test_calls_are_read_out_of_marks(
     before: str, arguments: dict[str, Any], after: str, cuts: list[int]
 ) -> None:
     call = json.dumps({"name": "f", "arguments": arguments})
-    output = marked(f"{before}<tool_call>\n{call}\n</tool_call>{after}", thinks=False, cuts=cuts)
+    output = marked(f"{before}<tool_call>\n{call}\n</tool_call>{after}", thought=None, cuts=cuts)
     assert output.content == before + after
     assert [c.name for c in output.calls] == ["f"]
     assert json.loads(output.calls[0].arguments) == arguments
@@ -185,9 +247,9 @@ def test_marks_that_hold_no_call_are_content() -> None:
         "a<tool_call>",
         "a<tool",
     ):
-        assert marked(text, thinks=False).content == text
-    assert marked("one STOP two", thinks=False, stop=["STOP"]).content == "one "
-    assert marked("one ST", thinks=False, stop=["STOP"]).content == "one ST"
+        assert marked(text, thought=None).content == text
+    assert marked("one STOP two", thought=None, stop=["STOP"]).content == "one "
+    assert marked("one ST", thought=None, stop=["STOP"]).content == "one ST"
 
 
 def test_parsers_go_by_the_template() -> None:

@@ -62,7 +62,20 @@ def plain() -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def marked() -> Iterator[httpx.Client]:
-    yield from client_of("think", TEMPLATE + "{# <tool_call> #}")
+    yield from client_of("think", TEMPLATE + "<think>{# <tool_call> #}")
+
+
+# As Qwen3's: the end of the prompt says whether the model thinks.
+THINKING = (
+    "{%- for m in messages %}{{ m.content }}\n{% endfor -%}"
+    "{%- if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{%- elif enable_thinking is defined %}<think>\n{% endif %}{# <tool_call> #}"
+)
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[httpx.Client]:
+    yield from client_of("auto", THINKING)
 
 
 def chat(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -95,6 +108,39 @@ def test_content_has_its_schema_in_every_form(
         assert made["finish_reason"] == "stop", made
         jsonschema.validate(json.loads(made["message"]["content"]), SCHEMA)
     assert fields != SAMPLED[0] or made["message"]["reasoning"]
+
+
+@pytest.mark.parametrize("form", [FORMAT, None])
+def test_an_answer_has_no_reasoning_where_the_prompt_ends_the_thought(
+    form: dict[str, Any] | None, thinking: httpx.Client
+) -> None:
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "response_format": form}
+    if form is None:
+        asked["logit_bias"] = {token_id("a"): 50}
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    made = chat(thinking, **asked, **off)
+    assert made["message"]["content"] and "reasoning" not in made["message"]
+    if form is not None:
+        jsonschema.validate(json.loads(made["message"]["content"]), SCHEMA)
+    made = chat(thinking, **asked, chat_template_kwargs={"enable_thinking": True})
+    assert made["message"]["reasoning"]
+
+
+def test_streams_and_responses_go_by_the_prompt_s_end_too(thinking: httpx.Client) -> None:
+    body: dict[str, Any] = {"model": NAME, "temperature": 0, "logit_bias": {token_id("a"): 50}}
+    body |= {"chat_template_kwargs": {"enable_thinking": False}, "stream": True}
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 20}
+    with thinking.stream("POST", CHAT, json=body | asked) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if "data: {" in line]
+    deltas = [json.loads(line)["choices"][0]["delta"] for line in lines]
+    assert any(delta.get("content") for delta in deltas)
+    assert not any("reasoning" in delta for delta in deltas)
+    body["stream"] = False
+    for thinks, kind in ((False, "message"), (True, "reasoning")):
+        kwargs = {"chat_template_kwargs": {"enable_thinking": thinks}}
+        asked = {"input": "Hello", "max_output_tokens": 20}
+        made = thinking.post(RESPONSES, json=body | asked | kwargs).json()
+        assert made["output"][0]["type"] == kind
 
 
 def test_any_object_is_one(plain: httpx.Client) -> None:
