@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu test-tensorrt sanitize types lint docs clean
+.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize types lint docs clean
 
 setup: $(INSTALLED)
 
@@ -72,18 +72,30 @@ JOBS ?= 1
 fuzz: setup
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz --mutants $(FUZZ) --jobs $(JOBS)
 
-# Everything that needs the GPU but the sanitizer; the log stays in out/. The kernel tests mostly
-# compile, so they run side by side; the others measure time and free memory, so they run alone.
-GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/pytest -m 'gpu and not slow' -v -rsP --durations=20
-KERNEL_TESTS := tests/gpu/test_kernels_gpu.py
+# Everything that needs the GPU, with a sample of the sanitizer's work. Kernels come from
+# out/gpu-cubins.tar.xz if it is there (`make gpu-cubins`), else NVRTC compiles each once. What
+# measures time runs last, alone. Logs and JUnit files stay in out/.
+GPU_WORKERS ?= 14
+GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu -rfEP --show-capture=no --durations=20
 test-gpu sanitize: SHELL := /bin/bash
 test-gpu sanitize: .SHELLFLAGS := -o pipefail -c
 test-gpu: setup
 	mkdir -p out
-	failed=0; \
-	$(GPU_TESTS) -n 8 $(KERNEL_TESTS) 2>&1 | tee out/test-gpu.log || failed=1; \
-	$(GPU_TESTS) tests/gpu --ignore $(KERNEL_TESTS) 2>&1 | tee -a out/test-gpu.log || failed=1; \
-	exit $$failed
+	failed=0; store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
+	$(GPU_TESTS) -n $(GPU_WORKERS) --dist loadgroup -m 'gpu and not slow and not speed' \
+	  --junitxml out/test-gpu.xml 2>&1 | tee out/test-gpu.log || failed=1; \
+	$(GPU_TESTS) -m 'gpu and speed and not slow' --junitxml out/test-gpu-speed.xml 2>&1 \
+	  | tee out/test-gpu-speed.log || failed=1; \
+	grep -hE '^(FAILED|ERROR) ' out/test-gpu.log out/test-gpu-speed.log; exit $$failed
+
+# An archive of the kernels that test-gpu launches, compiled on any machine: no GPU is needed. It
+# replaces NVRTC where it is unpacked; SPECBUILD_GPU_CUBINS names another place.
+gpu-cubins: setup
+	rm -rf out/gpu-store && mkdir -p out/gpu-store
+	SPECBUILD_GPU_COMPILE_ONLY=1 SPECBUILD_TEST_STORE=$(CURDIR)/out/gpu-store OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest tests/gpu -n auto --dist loadgroup -m 'gpu and not slow'
+	$(BIN)/python tests/shared_cubins.py pack out/gpu-store out/gpu-cubins.tar.xz
+	rm -rf out/gpu-store
 
 # What only full TensorRT can show: build, run, losslessness, comparison with the CUDA target. Its
 # libraries come from NVIDIA: see docs/tensorrt.md. Without them each test gives the reason it is skipped.

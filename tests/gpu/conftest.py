@@ -1,7 +1,12 @@
-"""Finds the GPU, and the case modules beside the op tests; the example model as an engine."""
+"""Finds the GPU, and the case modules beside the op tests; the example model as an engine.
+
+With ``SPECBUILD_GPU_COMPILE_ONLY=1`` nothing runs: tests go as far as compiling what they would
+launch, on a machine without a GPU, and are skipped. `make gpu-cubins` fills an archive so.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +22,13 @@ if TYPE_CHECKING:
     from specbuild.runtime.request import Prompt
 
 
+COMPILE_ONLY = os.environ.get("SPECBUILD_GPU_COMPILE_ONLY") == "1"
+
+
 def missing_gpu() -> str | None:
     """Why nothing here can run on a GPU, or None."""
+    if COMPILE_ONLY:
+        return None
     try:
         from cuda.bindings import driver
     except ImportError:
@@ -38,8 +48,42 @@ def missing_gpu() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of this folder needs the GPU."""
-    need(items, Path(__file__).parent, pytest.mark.gpu, missing_gpu)
+    """Every test of this folder needs the GPU; those of a file share its engines.
+
+    Kernel cases share nothing, so that any process may take any of them.
+    """
+    folder = Path(__file__).parent
+    need(items, folder, pytest.mark.gpu, missing_gpu)
+    for item in items:
+        if folder in item.path.parents and item.path.name != "test_kernels_gpu.py":
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_kernels(made_once_in_a_run: None) -> None:
+    """Kernels are compiled once for all processes, or come from an archive."""
+    from shared_cubins import share_cubins
+
+    share_cubins()
+
+
+if COMPILE_ONLY:
+    # Before test modules import what it replaces.
+    from compile_only import compile_only, skipping
+
+    compile_only()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup() -> Iterator[None]:
+        """An engine is compiled when it cannot be loaded."""
+        with skipping():
+            yield
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call() -> Iterator[None]:
+        """A test has compiled what it needs when it fails for want of results."""
+        with skipping():
+            yield
 
 
 @pytest.fixture(scope="session")

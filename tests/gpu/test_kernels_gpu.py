@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -28,12 +29,16 @@ from specbuild.runtime.executors.cuda.driver import DriverGpu, open_gpu
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import read_fields, write_fields
 
-FORMS = [
-    (op, phase, case)
-    for op in kernel_ops()
-    for phase in phases_of(op)
-    for case in cases_for(op, phase, gpu=True)
-]
+# The phases of a case stand side by side: its inputs and its reference are computed once.
+FORMS = sorted(
+    (
+        (op, phase, case)
+        for op in kernel_ops()
+        for phase in phases_of(op)
+        for case in cases_for(op, phase, gpu=True)
+    ),
+    key=lambda form: (form[0].name, form[2].name, id(form[2])),
+)
 
 
 Queue = Callable[[Mapping[str, int]], None] | None
@@ -51,6 +56,16 @@ def gpu(runner: OpRunner) -> Iterator[DriverGpu]:
     opened = open_gpu()
     yield opened
     opened.close()
+
+
+@lru_cache(maxsize=1)
+def _drawn(op: str, case: int) -> KernelCase:
+    return next(kernel_case(o, c) for o, _, c in FORMS if o.name == op and id(c) == case)
+
+
+def drawn_case(op: OpSpec, case: Case) -> KernelCase:
+    """The inputs and the reference's outputs of a case."""
+    return _drawn(op.name, id(case))
 
 
 def lowered(drawn: KernelCase, phase: Phase, tactic: Tactic | None = None) -> Lowering:
@@ -73,38 +88,16 @@ def compiling(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Iterator[Low
             print(refused.reason)
 
 
-def launched(runner: OpRunner, drawn: KernelCase, phase: Phase) -> Lowering:
-    """By the tactic that a build takes."""
-    if drawn.op.tactics is None:
-        return lowered(drawn, phase)
-    return next(compiling(runner, drawn, phase))
-
-
 def run(runner: OpRunner, drawn: KernelCase, lowering: Lowering, queue: Queue = None) -> None:
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     outputs = {name: bits(tensor) for name, tensor in drawn.outputs.items()}
     drawn.check(runner.run(drawn.op, lowering, inputs, outputs, queue=queue))
 
 
-@pytest.mark.parametrize(
-    ("op", "phase", "case"), FORMS, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in FORMS]
-)
-def test_kernels_agree_with_the_reference(
-    runner: OpRunner, op: OpSpec, phase: Phase, case: Case
-) -> None:
-    drawn = kernel_case(op, case)
-    run(runner, drawn, launched(runner, drawn, phase))
-
-
-@pytest.mark.parametrize(
-    ("op", "phase", "case"), FORMS, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in FORMS]
-)
-def test_what_a_plugin_queues_agrees_with_the_reference(
-    runner: OpRunner, gpu: DriverGpu, op: OpSpec, phase: Phase, case: Case
+def run_as_plugin(
+    runner: OpRunner, gpu: DriverGpu, drawn: KernelCase, phase: Phase, lowering: Lowering
 ) -> None:
     """What ``enqueue`` of a TensorRT plugin calls, inside of a CUDA graph; without TensorRT."""
-    drawn = kernel_case(op, case)
-    lowering = launched(runner, drawn, phase)
     plugin = plugin_of(drawn, phase, Target(), lowering)
     written = plugin_record(plugin, runner.compiled(plugin.kernels), "sm_90a")
     record, cubins = read_fields(write_fields(*written))
@@ -130,17 +123,21 @@ def test_what_a_plugin_queues_agrees_with_the_reference(
         runner.free(scratch)
 
 
-REAL = [(o, p, c) for o, p, c in FORMS if c.name.startswith(GPU_ONLY) and o.tactics is not None]
-
-
 @pytest.mark.parametrize(
-    ("op", "phase", "case"), REAL, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in REAL]
+    ("op", "phase", "case"), FORMS, ids=[f"{o.name}-{p}: {c.name}" for o, p, c in FORMS]
 )
-def test_every_tactic_agrees_at_real_sizes(
-    runner: OpRunner, op: OpSpec, phase: Phase, case: Case
+def test_kernels_agree_with_the_reference(
+    runner: OpRunner, gpu: DriverGpu, op: OpSpec, phase: Phase, case: Case
 ) -> None:
-    drawn = kernel_case(op, case)
-    lowerings = list(compiling(runner, drawn, phase))
-    assert lowerings
+    """By the tactic that a build takes, also as a plugin's launches; at real sizes by each."""
+    drawn = drawn_case(op, case)
+    if op.tactics is None:
+        lowerings = [lowered(drawn, phase)]
+    elif case.name.startswith(GPU_ONLY):
+        lowerings = list(compiling(runner, drawn, phase))
+    else:
+        lowerings = [next(compiling(runner, drawn, phase))]
+    runner.prepare(lowerings)
     for lowering in lowerings:
         run(runner, drawn, lowering)
+    run_as_plugin(runner, gpu, drawn, phase, lowerings[0])

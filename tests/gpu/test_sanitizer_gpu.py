@@ -1,4 +1,4 @@
-"""compute-sanitizer over every kernel entry at small shapes; `make sanitize` runs just this.
+"""compute-sanitizer over kernels at small shapes: a sample, and every entry in `make sanitize`.
 
 The logs go to out/sanitizer/.
 """
@@ -24,6 +24,8 @@ SECONDS = 180
 SPARE_SECONDS = 60
 # Processes side by side.
 SHARDS = min(8, os.cpu_count() or 1)
+# `make test-gpu` watches every SAMPLE-th piece, `make sanitize` all.
+SAMPLE = 24
 FOUND = 99
 LOGS = Path(__file__).parents[2] / "out" / "sanitizer"
 TOOLS = {
@@ -83,20 +85,31 @@ def code_in_time(process: subprocess.Popen[bytes], ends_s: float) -> int:
         return TIME_IS_UP
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_sanitizer_finds_nothing_in_a_sample(sanitizer: str, work: Path, tool: str) -> None:
+    """One piece of SAMPLE, in one process."""
+    check_shards(sanitizer, work, tool, range(1), SAMPLE)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 4 * SPARE_SECONDS)
 @pytest.mark.parametrize("tool", TOOLS)
 def test_the_sanitizer_finds_nothing(sanitizer: str, work: Path, tool: str) -> None:
+    check_shards(sanitizer, work, tool, range(SHARDS), SHARDS)
+
+
+def check_shards(sanitizer: str, work: Path, tool: str, chosen: range, shards: int) -> None:
+    """Run the chosen ones of so many shards side by side; fail on what no report explains."""
     LOGS.mkdir(parents=True, exist_ok=True)
     options = ["--tool", tool, "--error-exitcode", str(FOUND), "--target-processes", "all"]
     watching = [sanitizer, *options, *TOOLS[tool]]
     script = Path(__file__).with_name("sanitized_run.py")
     run = [sys.executable, str(script), str(work), str(SECONDS)]
-    logs = [LOGS / f"{tool}-{shard}.log" for shard in range(SHARDS)]
+    logs = [LOGS / f"{tool}-{shard}-of-{shards}.log" for shard in chosen]
     codes = watched(
         [
-            ([*watching, *run, str(shard), str(SHARDS), *LEFT_OUT.get(tool, ())], log)
-            for shard, log in enumerate(logs)
+            ([*watching, *run, str(shard), str(shards), *LEFT_OUT.get(tool, ())], log)
+            for shard, log in zip(chosen, logs, strict=True)
         ]
     )
     for code, log in zip(codes, logs, strict=True):

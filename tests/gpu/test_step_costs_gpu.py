@@ -19,6 +19,8 @@ from specbuild.runtime.measure.step_measurement import measure_step_costs
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
+pytestmark = pytest.mark.speed
+
 TOKENS = 64
 
 

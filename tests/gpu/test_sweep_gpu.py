@@ -18,6 +18,8 @@ from specbuild.runtime.measure.read_speed import streaming_read
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_timing import measure_step
 
+pytestmark = pytest.mark.speed
+
 
 @pytest.fixture(scope="module")
 def report(directory: Path) -> SweepReport:

@@ -23,6 +23,8 @@ from specbuild.runtime.engine_dir.files import read_file, read_manifest, verify_
 from specbuild.runtime.executors.cuda.check import read_plan
 from specbuild.runtime.request import GenerateParams, Prompt
 
+pytestmark = pytest.mark.speed
+
 OPS = ("Linear", "PagedTreeAttention", "RmsMoe", "RmsQkvRope")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
@@ -102,11 +102,18 @@ def kernel_case(op: OpSpec, case: Case) -> KernelCase:
         None if array is None else _tensor(spec, array)
         for spec, array in zip(op.inputs, arrays, strict=True)
     ]
-    results: Any = op.reference(*tensors, **op.complete(case.attributes))
+    results = reference_outputs(op, tensors, op.complete(case.attributes))
     results = results if isinstance(results, tuple) else (results,)
     inputs = {s.name: t for s, t in zip(op.inputs, tensors, strict=True) if t is not None}
     outputs = {s.name: t for s, t in zip(op.outputs, results, strict=True) if t is not None}
     return KernelCase(op, case, inputs, outputs)
+
+
+def reference_outputs(
+    op: OpSpec, tensors: Sequence[torch.Tensor | None], attributes: Mapping[str, Any]
+) -> Any:
+    """What the op's reference computes: a tensor, or a tuple of tensors."""
+    return op.reference(*tensors, **attributes)
 
 
 def kernel_ops() -> list[OpSpec]:

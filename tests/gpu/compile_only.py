@@ -1,0 +1,59 @@
+"""Lets the tests of this folder compile everything that they launch, without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from specbuild.builder.backends.cuda.tuning import kernel_case
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
+from specbuild.plugins_cuda.launches import Lowering
+from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.torch_ops import fake_outputs
+from specbuild.runtime.executors.cuda import driver
+
+
+def compile_only() -> None:
+    """Replace what runs on a GPU by what only compiles, and references by their shapes."""
+    runner: Any = OpRunner
+    runner.__init__ = _without_gpu
+    runner.run = _compile
+    cases: Any = kernel_case
+    cases.reference_outputs = _shapes
+    drivers: Any = driver
+    drivers.open_gpu = lambda: SimpleNamespace(close=lambda: None)
+
+
+def _without_gpu(runner: OpRunner, compiler: Any) -> None:
+    runner._compiler, runner._cubins, runner._registers = compiler, {}, {}
+    runner.multiprocessors = 132
+
+
+def _compile(
+    runner: OpRunner, _op: OpSpec, lowering: Lowering, _inputs: object,
+    outputs: Mapping[str, np.ndarray], **_: object,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    runner.prepare([lowering])
+    return {name: np.zeros_like(array) for name, array in outputs.items()}
+
+
+def _shapes(op: OpSpec, tensors: Sequence[Tensor | None], attributes: Mapping[str, Any]) -> Any:
+    try:
+        return fake_outputs(op, tuple(tensors))
+    except (ValueError, AttributeError):  # an axis that depends on data
+        return op.reference(*tensors, **attributes)
+
+
+@contextmanager
+def skipping() -> Iterator[None]:
+    """Skip a test where it would use results."""
+    try:
+        yield
+    except Exception as error:
+        pytest.skip(f"compiled only: {type(error).__name__}: {str(error)[:200]}")

@@ -1,0 +1,118 @@
+"""Compiled kernels of a test run: each is compiled once for all processes, or archived.
+
+An archive replaces the compiler on a machine with an older NVRTC, or without one.
+
+    python tests/shared_cubins.py pack STORE ARCHIVE
+
+writes every kernel of a run's store (``SPECBUILD_TEST_STORE``) into one ``.tar.xz`` file.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from run_store import made_once, shared_folder
+
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Cubin, Resources
+from specbuild.builder.backends.cuda.compile.source import KernelSource
+from specbuild.plugins_cuda.launches import Unsupported
+from specbuild.runtime.errors import SpecbuildError
+
+ROOT = Path(__file__).parents[1]
+ARCHIVE = "SPECBUILD_GPU_CUBINS"
+DEFAULT_ARCHIVE = ROOT / "out" / "gpu-cubins.tar.xz"
+SUFFIX = ".cubin"
+_VERSION = "nvrtc.json"
+Compile = Callable[[Compiler, KernelSource], Cubin | Unsupported]
+
+
+def share_cubins() -> None:
+    """Let every :class:`Compiler` of this process take kernels from the archive and the store."""
+    compile_source: Compile = Compiler._cubin
+
+    def shared(compiler: Compiler, source: KernelSource) -> Cubin | Unsupported:
+        file = compiler._file(source)
+        name = Path(file).name
+        archived = _archived() / name
+        if archived.exists():
+            return _decode(file, archived.read_bytes())
+
+        def make(path: Path) -> None:
+            path.write_bytes(_encode(compile_source(compiler, source)))
+            made_once(_VERSION, lambda own: own.write_text(json.dumps(compiler._nvrtc_version)))
+
+        return _decode(file, made_once(name, make).read_bytes())
+
+    Compiler._cubin = shared  # type: ignore[method-assign]
+    version = _archived() / _VERSION
+    if version.exists() and not _has_nvrtc():
+        archived_version = tuple(json.loads(version.read_text()))
+        Compiler._nvrtc_version = property(lambda _: archived_version)  # type: ignore[assignment]
+
+
+@cache
+def _archived() -> Path:
+    """The folder of the unpacked archive; it does not exist where there is no archive."""
+    archive = Path(os.environ.get(ARCHIVE) or DEFAULT_ARCHIVE)
+    if not archive.exists():
+        return shared_folder() / "no-archive"
+
+    def unpack(folder: Path) -> None:
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+
+    return made_once("gpu-cubins", unpack)
+
+
+def _has_nvrtc() -> bool:
+    try:
+        return bool(Compiler("sm_90a").version)
+    except SpecbuildError:
+        return False
+
+
+def _encode(compiled: Cubin | Unsupported) -> bytes:
+    """One line of JSON, then the machine code."""
+    if isinstance(compiled, Unsupported):
+        return json.dumps({"reason": compiled.reason}).encode() + b"\n"
+    entries = {name: asdict(resources) for name, resources in compiled.entries.items()}
+    return json.dumps({"entries": entries}).encode() + b"\n" + compiled.data
+
+
+def _decode(file: str, stored: bytes) -> Cubin | Unsupported:
+    header, _, data = stored.partition(b"\n")
+    described = json.loads(header)
+    if "reason" in described:
+        return Unsupported(described["reason"])
+    entries = {name: Resources(**fields) for name, fields in described["entries"].items()}
+    return Cubin(file, data, entries)
+
+
+def pack(store: Path, archive: Path) -> int:
+    """Write the kernels of a store, sorted by source, into an archive; return their number."""
+    files = {file.name: file.read_bytes() for file in store.rglob(f"*{SUFFIX}")}
+    # Variants of a source are alike: side by side they compress ten times better.
+    ordered = sorted(files.items(), key=lambda item: (item[1].partition(b"\n")[0][:60], item[0]))
+    version = next(store.rglob(_VERSION)).read_bytes()
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as packed:
+        for name, data in [(_VERSION, version), *ordered]:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            packed.addfile(entry, io.BytesIO(data))
+    return len(files)
+
+
+if __name__ == "__main__":
+    _, command, store, archive = sys.argv
+    assert command == "pack", __doc__
+    count = pack(Path(store), Path(archive))
+    print(f"{count} kernels, {Path(archive).stat().st_size / 1e6:.1f} MB: {archive}")
