@@ -127,6 +127,7 @@ lint: setup types
 docs: setup
 	$(BIN)/python docs/write_cli.py
 	$(BIN)/python docs/write_openapi.py
+	$(BIN)/python docs/write_request_fields.py
 	$(BIN)/python docs/write_models.py
 	$(BIN)/python docs/write_dispatch.py
 	$(BIN)/python benchmarks/figures.py

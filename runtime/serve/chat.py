@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams, Prompt, Request, TokenEvent
@@ -15,12 +15,13 @@ from specbuild.runtime.serve.errors import (
     not_offered,
     refused,
 )
-from specbuild.runtime.serve.fields import GenerationFields
+from specbuild.runtime.serve.fields import GenerationFields, StreamOptions
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
+from specbuild.runtime.serve.request_fields import Route
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
@@ -31,6 +32,7 @@ from specbuild.runtime.serve.usage import answer_head, usage
 class ChatFields(GenerationFields):
     """The body of a chat."""
 
+    route: ClassVar[Route] = "chat"
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -66,7 +68,6 @@ class ChatFields(GenerationFields):
 
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""
-        self.refuse_what_is_not_offered()
         if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "top_logprobs needs logprobs")
         if self.modalities and self.modalities != ["text"]:
@@ -84,7 +85,7 @@ class Chat:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        with_usage, by_source = body.includes_usage, body.by_source
+        with_usage, by_source = body.streamed_usage, body.by_source
         tools = offered_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.variables
         likeliest = None
@@ -105,7 +106,7 @@ class Chat:
         if body.stream:
             head["object"] = "chat.completion.chunk"
             turns = parts_of(turns) if by_source else turns
-            return self._stream(turns, choices, head, with_usage=with_usage)
+            return self._stream(turns, choices, head, with_usage)
         for turn in await merged(turns, len(requests)):
             choices[turn.choice].output.take(turn)
         shown = [choice.whole() for choice in choices]
@@ -128,21 +129,24 @@ class Chat:
         turns: Turns,
         choices: Sequence[_Choice],
         head: Mapping[str, Any],
-        *,
-        with_usage: bool,
+        with_usage: StreamOptions,
     ) -> Chunks:
+        def chunk(choice: _Choice, shown: Mapping[str, Any]) -> dict[str, Any]:
+            usage = {"usage": _usage([choice])} if with_usage.continuous_usage_stats else {}
+            return {**head, "choices": [shown], **usage}
+
         for choice in choices:
-            yield {**head, "choices": [choice.shown({"role": "assistant", "content": ""}, None)]}
+            yield chunk(choice, choice.shown({"role": "assistant", "content": ""}, None))
         async with aclosing(turns):
             async for turn in turns:
                 choice = choices[turn.choice]
                 if choice.output.finish_reason is not None:
                     continue  # a stop string ended it: what the engine still gave is of no use
                 for shown in choice.pieces(choice.output.take(turn), turn.tokens):
-                    yield {**head, "choices": [shown]}
+                    yield chunk(choice, shown)
                 if all(c.output.finish_reason is not None for c in choices):
                     break
-        if with_usage:
+        if with_usage.include_usage:
             yield {**head, "choices": [], "usage": _usage(choices)}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, ClassVar
 
 from specbuild.runtime.request import Prompt, Request
 from specbuild.runtime.serve.errors import not_offered, refused
-from specbuild.runtime.serve.fields import GenerationFields
+from specbuild.runtime.serve.fields import GenerationFields, StreamOptions
 from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.request_fields import Route
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.token_logprobs import completion_logprobs, top_logprobs
 from specbuild.runtime.serve.turns import Turn, Turns, merged, parts_of, source
@@ -23,12 +24,12 @@ DEFAULT_MAX_TOKENS = 16
 class CompletionFields(GenerationFields):
     """The body of a completion."""
 
+    route: ClassVar[Route] = "completions"
     prompt: str | list[int] | list[str] | list[list[int]]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     echo: bool = False
     logprobs: int | None = None
     best_of: int | None = None
-    suffix: str | None = None
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -53,9 +54,6 @@ class CompletionFields(GenerationFields):
 
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""
-        self.refuse_what_is_not_offered()
-        if self.suffix:
-            raise not_offered("suffix", "the model only continues a prompt")
         if self.best_of is not None and self.best_of != self.choices:
             raise not_offered("best_of", "ask for n choices and take the best")
         if self.logprobs is not None and self.echo:
@@ -73,7 +71,7 @@ class Completions:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        with_usage, prompts = body.includes_usage, body.prompts
+        with_usage, prompts = body.streamed_usage, body.prompts
         by_source = body.by_source
         guide = await serving.service.compiled(body.guide())
         each = body.params(
@@ -89,7 +87,7 @@ class Completions:
         if body.stream:
             if by_source:
                 turns = parts_of(turns)
-            return self._stream(turns, choices, head, body.choices if with_usage else None)
+            return self._stream(turns, choices, head, with_usage, body.choices)
         whole = await merged(turns, len(requests))
         shown = [choice.of(turn) for choice, turn in zip(choices, whole, strict=True)]
         return head | {"choices": shown, "usage": _usage(choices, body.choices)}
@@ -99,12 +97,17 @@ class Completions:
         turns: Turns,
         choices: Sequence[_Choice],
         head: Mapping[str, Any],
-        each: int | None,
+        with_usage: StreamOptions,
+        each: int,
     ) -> Chunks:
         async with aclosing(turns):
             async for turn in turns:
-                yield {**head, "choices": [choices[turn.choice].of(turn)]}
-        if each is not None:
+                choice = choices[turn.choice]
+                chunk = {**head, "choices": [choice.of(turn)]}
+                if with_usage.continuous_usage_stats:
+                    chunk["usage"] = _usage([choice], 1)
+                yield chunk
+        if with_usage.include_usage:
             yield {**head, "choices": [], "usage": _usage(choices, each)}
 
 

@@ -12,7 +12,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import MAX_SEED, SamplingParams
-from specbuild.runtime.serve.errors import ApiError, not_offered, refused
+from specbuild.runtime.serve.errors import ApiError, refused
 from specbuild.runtime.serve.structured import StructuredFields
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
@@ -21,27 +21,21 @@ MOST_TIMEOUT_S = 7 * 86400.0
 # Choices of one call.
 MOST_CHOICES = 128
 _SEED_STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: neighbours lie far apart
-_BIAS = "bias tokens with logit_bias"
-# Fields of OpenAI's and vLLM's that change the output and that this server does not have: what
-# they are when they ask for nothing, and what to do instead.
-_NOT_OFFERED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "length_penalty": ((1,), "there is no beam search"),
-    "use_beam_search": ((False,), "sample several choices with n"),
-    "prompt_logprobs": ((0, False), "score texts with specbuild verify"),
-    "bad_words": (([],), _BIAS),
-    "allowed_token_ids": (([],), _BIAS),
-}
 
 
 class StreamOptions(BaseModel):
-    """``stream_options``: ``include_usage`` adds a last chunk with the numbers of tokens."""
+    """``stream_options``: ``include_usage`` adds a last chunk with the numbers of tokens.
 
-    model_config = ConfigDict(strict=True)
-    include_usage: bool = False
+    ``continuous_usage_stats`` adds the numbers so far to every other chunk too.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
 
 
 class GenerationFields(StructuredFields):
-    """What completions and chats have in common. Unknown fields change nothing."""
+    """The fields that completions, chats and responses have in common."""
 
     model: str
     temperature: float | None = None
@@ -61,10 +55,10 @@ class GenerationFields(StructuredFields):
     ignore_eos: bool = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    return_token_ids: bool = False
+    return_token_ids: bool | None = False
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     timeout: Annotated[float, Field(gt=0, le=MOST_TIMEOUT_S)] | None = None
-    return_draft_tokens: bool = False
+    return_draft_tokens: bool | None = False
 
     @property
     def urgency(self) -> Urgency:
@@ -80,28 +74,26 @@ class GenerationFields(StructuredFields):
         return choices
 
     @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk. ApiError where nothing is streamed."""
-        if self.stream_options is None:
-            return False
+    def streamed_usage(self) -> StreamOptions:
+        """Return which chunks of a stream have usage. ApiError where nothing is streamed."""
+        options = self.stream_options
+        if options is None:
+            return StreamOptions()
         if not self.stream:
             raise refused("stream_options", "stream_options is for streams: set stream too")
-        return self.stream_options.include_usage
+        if options.continuous_usage_stats and not options.include_usage:
+            raise refused(
+                "stream_options.continuous_usage_stats",
+                "stream_options.continuous_usage_stats needs include_usage",
+            )
+        return options
 
     @property
     def by_source(self) -> bool:
         """Whether chunks hold tokens of the draft or of the target. ApiError without a stream."""
         if self.return_draft_tokens and not self.stream:
             raise refused("return_draft_tokens", "return_draft_tokens is for streams: set stream")
-        return self.return_draft_tokens
-
-    def refuse_what_is_not_offered(self) -> None:
-        """ApiError names the first field that asks for what the server does not have."""
-        given = self.model_extra or {}
-        for name, (neutral, instead) in _NOT_OFFERED.items():
-            value = given.get(name)
-            if value is not None and value not in neutral:
-                raise not_offered(name, instead)
+        return bool(self.return_draft_tokens)
 
     def params(
         self,

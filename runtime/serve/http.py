@@ -7,19 +7,20 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import to_json
 from starlette.types import Message, Receive, Scope, Send
 
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.fields import first_error
+from specbuild.runtime.serve.request_fields import RequestFields
 
 MAX_BODY_BYTES = 32 << 20
 # How long a client may take to send its request.
 BODY_TIMEOUT_S = 60.0
 
 Chunks = AsyncGenerator[Mapping[str, Any], None]
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body", bound=RequestFields)
 
 
 class Endpoint(Generic[Body]):
@@ -55,12 +56,14 @@ class Endpoint(Generic[Body]):
 
     def _read(self, body: bytes) -> Body:
         try:
-            return self._model.model_validate_json(body)
+            fields = self._model.model_validate_json(body)
         except ValidationError as error:
             raise first_error(error.errors(include_url=False)) from error
         except ValueError as error:
             # Whole numbers of more digits than Python reads.
             raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
+        fields.refuse_unsupported()
+        return fields
 
     async def _answer(self, body: Body, send: Send) -> None:
         try:

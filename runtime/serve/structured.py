@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.call_forms import Tools
+from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields
+
+# Keys of structured_outputs beside the form. The table of fields refuses all but neutral values.
+_OUTPUT_OPTIONS = {
+    field.name.partition(".")[2]
+    for field in (*IGNORED, *REFUSED)
+    if field.name.startswith("structured_outputs.")
+}
 
 
-class StructuredFields(BaseModel):
+class StructuredFields(RequestFields):
     """Fields of which one may ask for a form; ``structured_outputs`` has the last four as keys."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
@@ -32,7 +37,11 @@ class StructuredFields(BaseModel):
             for kind in ("json", "regex", "choice", "grammar")
         ]
         outputs = self.structured_outputs or {}
-        given += [(f"structured_outputs.{kind}", kind, value) for kind, value in outputs.items()]
+        given += [
+            (f"structured_outputs.{kind}", kind, value)
+            for kind, value in outputs.items()
+            if kind not in _OUTPUT_OPTIONS
+        ]
         found = [guide_of(*each) for each in given if each[2] is not None]
         form = response_guide(self.response_format, "response_format")
         found += [] if form is None else [form]

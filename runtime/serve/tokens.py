@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from typing import Any, ClassVar
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.errors import engine_refuses, refused
 from specbuild.runtime.serve.messages import template_messages, tool_list
+from specbuild.runtime.serve.request_fields import RequestFields, Route
 from specbuild.runtime.serve.serving import Serving
 
 
-class TokenizeFields(BaseModel):
+class TokenizeFields(RequestFields):
     """A prompt, or the messages of a chat."""
 
-    model_config = ConfigDict(strict=True)
+    route: ClassVar[Route] = "tokenize"
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
@@ -26,10 +25,10 @@ class TokenizeFields(BaseModel):
     return_token_strs: bool = False
 
 
-class DetokenizeFields(BaseModel):
+class DetokenizeFields(RequestFields):
     """Token ids."""
 
-    model_config = ConfigDict(strict=True)
+    route: ClassVar[Route] = "detokenize"
     model: str | None = None
     tokens: list[int]
 

@@ -158,6 +158,12 @@ def test_the_api_is_that_of_the_server() -> None:
     assert script("docs/write_openapi.py").document_text() == written, "run: make docs"
 
 
+def test_the_table_of_request_fields_is_that_of_the_server() -> None:
+    fields = script("docs/write_request_fields.py")
+    written = fields.PAGE.read_text(encoding="utf-8")
+    assert fields.page(written) == written, "run: make docs"
+
+
 def test_the_table_of_models_is_current() -> None:
     """And what it says was run is shown by a test or a record."""
     models = script("docs/write_models.py")

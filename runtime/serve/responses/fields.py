@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,22 +11,35 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.messages import EFFORTS
+from specbuild.runtime.serve.request_fields import Route
 from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
+# Reasoning items hold their text, which can be sent back as it is; the others concern tools and
+# inputs that are refused.
+INCLUDABLE = (
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
 
 
 class Reasoning(BaseModel):
-    """How much the model reasons. ``summary`` is not made."""
+    """How much the model reasons."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
     effort: str | None = None
-    summary: str | None = None
 
 
 class ResponseFields(GenerationFields):
     """The body of a response."""
 
+    route: ClassVar[Route] = "responses"
     input: str | list[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -66,9 +79,11 @@ class ResponseFields(GenerationFields):
 
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""
-        self.refuse_what_is_not_offered()
-        if self.return_draft_tokens:
-            raise not_offered("return_draft_tokens", "stream a chat or a completion")
+        for value in self.include or ():
+            if value not in INCLUDABLE:
+                raise refused(
+                    "include", f"include has {value!r}, must be of {', '.join(INCLUDABLE)}"
+                )
         if self.choices != 1:
             raise refused("n", "a response has one output")
         if self.truncation not in (None, "disabled"):

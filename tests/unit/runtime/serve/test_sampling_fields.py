@@ -180,8 +180,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "fields", "named"), REFUSED)
 def test_what_cannot_be_is_named(url: str, path: str, fields: dict[str, Any], named: str) -> None:
-    given = {"prompt": "b", "messages": HELLO, "input": "b"} | fields
-    answer = post(url, path, **given)
+    prompts = {COMPLETIONS: {"prompt": "b"}, CHAT: {"messages": HELLO}}
+    answer = post(url, path, **prompts.get(path, {"input": "b"}), **fields)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert named in error["message"]

@@ -1,0 +1,61 @@
+"""Write the table of docs/request-fields.md: what the server does with each request field.
+
+.venv/bin/python docs/write_request_fields.py
+
+Implemented fields are those of the routes' pydantic models. Refused and ignored ones, with the
+reason, are in runtime/serve/request_fields.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from specbuild.runtime.serve.chat import ChatFields
+from specbuild.runtime.serve.completions import CompletionFields
+from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields, field_states
+from specbuild.runtime.serve.responses.fields import ResponseFields
+from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields
+
+PAGE = Path(__file__).with_name("request-fields.md")
+BEGIN = "<!-- The table of request fields is generated: `make docs` writes it. -->\n"
+END = "<!-- End of the table of request fields. -->\n"
+BODIES: dict[str, type[RequestFields]] = {
+    "`/v1/completions`": CompletionFields,
+    "`/v1/chat/completions`": ChatFields,
+    "`/v1/responses`": ResponseFields,
+    "`/tokenize`": TokenizeFields,
+    "`/detokenize`": DetokenizeFields,
+}
+
+
+def note_of(name: str) -> str:
+    """Why a field is ignored or refused, and the values that request nothing."""
+    notes = [f"ignored: {field.reason}" for field in IGNORED if field.name == name]
+    for field in REFUSED:
+        if field.name == name:
+            neutral = dict.fromkeys(json.dumps(value) for value in field.neutral)
+            accepted = f"; accepted: {', '.join(f'`{text}`' for text in neutral)}"
+            notes.append(f"refused: {field.instead}{accepted if neutral else ''}")
+    return ". ".join(notes)
+
+
+def table() -> str:
+    """The table as Markdown, in the order of the alphabet."""
+    by_route = [field_states(body) for body in BODIES.values()]
+    head = ("field", *BODIES, "")
+    lines = [head, ("---",) * len(head)]
+    for name in sorted(set().union(*by_route)):
+        lines.append((f"`{name}`", *(state.get(name, "") for state in by_route), note_of(name)))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page(text: str) -> str:
+    """The page with the table written again."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
