@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | test-tensorrt
+# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,8 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize types lint docs clean
+.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
+  clean
 
 setup: $(INSTALLED)
 
@@ -109,6 +110,12 @@ test-tensorrt: setup
 sanitize: setup
 	mkdir -p out
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'gpu and slow' tests/gpu -v -rsP 2>&1 | tee out/sanitize.log
+
+# The README's GPU rows beside the last record of this card; engines and result stay in
+# out/bench-gpu. Options: make bench-gpu BENCH_GPU=--check
+BENCH_GPU ?=
+bench-gpu: setup
+	$(BIN)/python benchmarks/bench_gpu.py $(BENCH_GPU)
 
 # Links that lay the sources out as an installed specbuild, for mypy to find the names.
 types:
