@@ -65,7 +65,7 @@ class Session:
     rounds: int = 0
 
     def measure(self, rounds: int, budget_s: float, save: Callable[[], None]) -> None:
-        """Measure all rows round by round, and call ``save`` after each round.
+        """Measure all rows round by round, and call ``save`` after each engine.
 
         The first round is always complete. A further one that would end after ``budget_s`` is
         dropped with all later ones, and noted.
@@ -80,11 +80,12 @@ class Session:
                 )
                 break
             for label in self.engines:
+                engine_s = time.monotonic()
                 self.measure_engine(label)
+                say(f"round {number + 1} of {rounds}, {label}: {time.monotonic() - engine_s:.0f} s")
+                save()
             self.rounds += 1
             longest_s = max(longest_s, time.monotonic() - round_s)
-            say(f"round {self.rounds} of {rounds}: {time.monotonic() - round_s:.0f} s")
-            save()
 
     def measure_engine(self, label: str) -> None:
         """Measure one engine's rows once; those that failed before are left out."""

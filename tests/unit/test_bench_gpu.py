@@ -265,7 +265,7 @@ def test_the_start_of_a_process_is_a_row(session_of: Any) -> None:
 def test_the_budget_drops_rounds_and_no_row(session_of: Any) -> None:
     session = session_of("20B a", "20B b")
     saved: list[int] = []
-    session.measure(4, 0.0, lambda: saved.append(session.rounds))
+    session.measure(4, 0.0, lambda: saved.append(len(session.rows["20B b"].values)))
     assert [len(row.values) for row in session.rows.values()] == [1, 1, 1]
     assert saved == [1] and session.notes[0].startswith("3 of 4 rounds were dropped")
 
