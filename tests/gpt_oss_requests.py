@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
+from specbuild.plugins_cuda.linear.storage import INT8
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_moe.packing import down_steps, gate_up_steps, tile_bytes
 
@@ -49,6 +50,21 @@ def qkv(rows: int) -> LoweringRequest:
         "v_pool": bf16(64, 8, 64, 64), "q": bf16(rows, 64, 64),
     }  # fmt: skip
     attributes = op_named("RmsQkvRope").complete({"q_heads": 64, "kv_heads": 8, "eps": 1e-5})
+    return LoweringRequest(tensors, attributes)
+
+
+def screened_head(rows: int, columns: int = HIDDEN, vocab: int = 201088) -> LoweringRequest:
+    """HeadScreen of so many rows."""
+    units = INT8.units(columns // 32)
+    tensors = {
+        "x": bf16(rows, columns), "logit_rows": TensorInfo((rows,), "int32"),
+        "norm": bf16(columns), "weight": bf16(vocab // 16, columns // 32, 512),
+        "codes": TensorInfo((vocab // 16, units, INT8.elements), INT8.dtype),
+        "errors": TensorInfo((vocab,), "float32"), "temperature": TensorInfo((rows,), "float32"),
+        "seed": TensorInfo((rows,), "int32"), "position": TensorInfo((rows,), "int32"),
+        "choice": TensorInfo((rows,), "int32"), "logprob": TensorInfo((rows,), "float32"),
+    }  # fmt: skip
+    attributes = op_named("HeadScreen").complete({"eps": 1e-5, "rounding": "gpt_oss"})
     return LoweringRequest(tensors, attributes)
 
 

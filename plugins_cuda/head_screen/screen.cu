@@ -28,6 +28,11 @@ namespace {
 // More than what a length loses by being computed in fp32.
 constexpr float kLengthSlack = 1.0f + 1.0f / 1024.0f;
 
+// Whether the best lower bounds are in shared memory, one for each warp and row. With 32 rows a CTA
+// has no registers left for one for each lane and row.
+constexpr bool kSharedLowers = Config::kTokenTiles > 2;
+constexpr int kSharedLowerCount = kSharedLowers ? Config::kWarps * Shape::kMostTokens : 1;
+
 // Bounds of a warp's tiles for the rows from first_row on, one after the other.
 struct Screening {
   const Chunks& chunks;
@@ -37,15 +42,24 @@ struct Screening {
   float* uppers;
   uint32_t* best;
   int live;
-  // Of the two tokens of this lane in the next tile, and per row the best bound so far.
+  float* shared_lowers;  // [kSharedLowerCount]
+  // The errors of this lane's two tokens in the next tile.
   float low_error, high_error;
+  // The best lower bound so far for each row, over this lane's tokens.
   float lowers[Config::kTokenTiles][2];
 
   // Constants may be read before the launch in front is done.
   __device__ __forceinline__ void start() {
     fetch(0);
 #pragma unroll
-    for (int n = 0; n < Config::kTokenTiles; ++n) lowers[n][0] = lowers[n][1] = minus_infinity();
+    for (int n = 0; n < Config::kTokenTiles; ++n) {
+      lowers[n][0] = lowers[n][1] = minus_infinity();
+      // The lane that writes a row's bound is the only one that reads it: no barrier is needed.
+      if (kSharedLowers && threadIdx.x % 32 < 4) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) *shared_lower(row_of(n, i)) = minus_infinity();
+      }
+    }
   }
 
   __device__ __forceinline__ void operator()(int chunk,
@@ -60,7 +74,8 @@ struct Screening {
       if (n * kTokensPerTile >= live) break;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = n * kTokensPerTile + lane % 4 * 2 + i;
+        const int row = row_of(n, i);
+        if (kSharedLowers) lowers[n][i] = minus_infinity();
         float upper = minus_infinity();
         if (row < live) {
           const Sampling how = sampling[row];
@@ -72,14 +87,31 @@ struct Screening {
         upper = most_of_tokens(upper);
         if (row < live && lane < 4)
           uppers[static_cast<int64_t>(row) * Config::kTileCount + tile] = upper;
-        if (!ends) continue;
-        const float lower = most_of_tokens(lowers[n][i]);
-        if (row < live && lane < 4) atomicMax(best + row, ordered_key(lower));
+        if (!kSharedLowers && !ends) continue;
+        float lower = most_of_tokens(lowers[n][i]);
+        if (row < live && lane < 4) {
+          if (kSharedLowers) {
+            lower = fmaxf(lower, *shared_lower(row));
+            *shared_lower(row) = lower;
+            if (!ends) continue;
+          }
+          atomicMax(best + row, ordered_key(lower));
+        }
       }
     }
   }
 
  private:
+  // The row of this lane's sums [n][i] and [n][i + 2].
+  static __device__ __forceinline__ int row_of(int n, int i) {
+    return n * kTokensPerTile + threadIdx.x % 4 * 2 + i;
+  }
+
+  // The best lower bound so far for a row, over this warp's tokens.
+  __device__ __forceinline__ float* shared_lower(int row) const {
+    return shared_lowers + threadIdx.x / 32 * Shape::kMostTokens + row;
+  }
+
   __device__ __forceinline__ void fetch(int chunk) {
     if (chunk >= chunks.count()) return;
     const float* from = errors + chunks.first_tile(chunk) * 16 + threadIdx.x % 32 / 4;
@@ -106,6 +138,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   DYNAMIC_SHARED(unsigned char, shared);
   __shared__ Sampling sampling[Shape::kMostTokens];
   __shared__ float4 squares[Fragments::kSumBytes / 16];
+  __shared__ float lowers[kSharedLowerCount];
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
   const int first_row = blockIdx.y * Shape::kMostTokens;
@@ -116,7 +149,8 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
                       errors,
                       workspace_uppers + static_cast<int64_t>(first_row) * Config::kTileCount,
                       workspace_best + first_row,
-                      live};
+                      live,
+                      lowers};
   screening.start();
   stream_head<Shape, Fragments, Head::kRounding>(
       x, logit_rows, norm, codes, chunks, shared, first_row, live, static_cast<float>(Config::kEps),

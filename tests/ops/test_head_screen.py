@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from emulation import has_compiler, run_lowering
+from emulation import Guarded, emulate, guarded, has_compiler, run_lowering
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from left_out import examples
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import bits
 from specbuild.plugins_cuda.head_screen.screen import screen_errors, screened
-from specbuild.plugins_cuda.launches import LoweringRequest, Target, TensorInfo
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic, Target, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.packing import pack_rows, unpack_rows
 from specbuild.plugins_cuda.linear.storage import INT8
@@ -27,28 +27,40 @@ NAMES = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.int32: "int
          torch.uint8: "uint8"}  # fmt: skip
 
 
-def run(name: str, inputs: dict[str, torch.Tensor], rows: int) -> dict[str, np.ndarray]:
-    op = op_named(name)
+def lowered(
+    name: str, inputs: dict[str, torch.Tensor], target: Target, tactic: Tactic
+) -> tuple[Lowering, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The launches of a head, and its inputs and blank outputs as the kernels see them."""
+    op, rows = op_named(name), len(inputs["logit_rows"])
     named = {spec.name: inputs[spec.name] for spec in op.inputs}
     blank = {"choice": torch.zeros(rows, dtype=torch.int32), "logprob": torch.zeros(rows)}
     tensors = {n: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for n, t in (named | blank).items()}
     attributes: dict[str, Any] = {"eps": 1e-5, "rounding": "llama"}
     assert op.lower is not None
-    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", TARGET))
+    lowering = op.lower(LoweringRequest(tensors, attributes, "decode", target, tactic))
     given, outputs = ({n: bits(t) for n, t in some.items()} for some in (named, blank))
-    return run_lowering(op, lowering, given, outputs)
+    return lowering, given, outputs
 
 
-def both(weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor) -> list[np.ndarray]:
-    """What HeadChoose and HeadScreen choose of a weight [V, K] for rows [R, K]."""
-    rows, packed = len(x), pack_rows(weight)
-    ids = torch.arange(rows, dtype=torch.int32)
-    inputs = {
+def head_inputs(
+    weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The inputs of both heads for a weight [V, K] and rows [R, K]."""
+    packed, ids = pack_rows(weight), torch.arange(len(x), dtype=torch.int32)
+    return {
         "x": x, "logit_rows": ids.flip(0).contiguous(), "norm": torch.ones(x.shape[1]).bfloat16(),
         "weight": packed, "codes": screened(packed), "errors": screen_errors(packed),
         "temperature": temperature, "seed": ids + 7, "position": ids + 100,
     }  # fmt: skip
-    exact, found = (run(name, inputs, rows) for name in ("HeadChoose", "HeadScreen"))
+
+
+def both(weight: torch.Tensor, x: torch.Tensor, temperature: torch.Tensor) -> list[np.ndarray]:
+    """What HeadChoose and HeadScreen choose of a weight [V, K] for rows [R, K]."""
+    inputs = head_inputs(weight, x, temperature)
+    exact, found = (
+        run_lowering(op_named(name), *lowered(name, inputs, TARGET, {}))
+        for name in ("HeadChoose", "HeadScreen")
+    )
     # None is known; a row of no numbers is still told from others.
     np.testing.assert_array_equal(np.isnan(found["logprob"]), np.isnan(exact["logprob"]))
     assert not np.isfinite(found["logprob"]).any()
@@ -69,7 +81,7 @@ def neighbours(weight: torch.Tensor, generator: torch.Generator) -> torch.Tensor
 @given(st.data())
 def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
-    rows = data.draw(st.sampled_from([1, 3, 8]))
+    rows = data.draw(st.sampled_from([1, 3, 8, 32]))
     scale = data.draw(st.sampled_from([1e-30, 0.02, 1.0, 40.0, 1e4]))
     weight = (torch.randn(VOCAB, K, generator=generator) * scale).bfloat16()
     form = data.draw(st.sampled_from(["any", "near ties", "zero rows", "a huge row", "all equal"]))
@@ -88,6 +100,42 @@ def test_tokens_are_those_of_all_bf16_logits(data: st.DataObject) -> None:
     temperature[:: data.draw(st.integers(1, 2))] = 0.0
     exact, chosen = both(weight.contiguous(), x, temperature)
     np.testing.assert_array_equal(chosen, exact)
+
+
+def bounds(inputs: dict[str, torch.Tensor]) -> list[np.ndarray]:
+    """The first launch's bounds for each row: of every tile's scores, and of the best score.
+
+    One CTA has 32 segments of two tiles, so each warp has two segments.
+    """
+    lowering, given, _ = lowered("HeadScreen", inputs, Target(multiprocessors=2), {"ctas": 1})
+    memory = {name: guarded(array) for name, array in given.items()}
+    for workspace in lowering.workspaces:
+        memory[workspace.name] = Guarded(workspace.nbytes)
+        memory[workspace.name].data[:] = 0
+    emulate(lowering.launches[0], memory)
+    rows = len(given["logit_rows"])
+    uppers, best = (
+        memory[name].data.view(np.uint32).reshape(rows, -1)
+        for name in ("workspace_uppers", "workspace_best")
+    )
+    assert best.all()
+    return [uppers, best]
+
+
+@pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+def test_bounds_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
+    """With more than 16 rows the best bounds are in shared memory instead of registers."""
+    generator = torch.Generator().manual_seed(5)
+    weight = torch.randn(1024, K, generator=generator).bfloat16()
+    x = torch.randn(27, K, generator=generator).bfloat16()
+    temperature = torch.rand(27, generator=generator).where(torch.arange(27) % 3 > 0, 0.0)
+    inputs = head_inputs(weight, x, temperature)
+    together = bounds(inputs)
+    per_row = ("logit_rows", "temperature", "seed", "position")
+    for first, last in ((0, 8), (8, 16), (16, 27)):
+        rows = {name: inputs[name][first:last].contiguous() for name in per_row}
+        for some, every in zip(bounds(inputs | rows), together, strict=True):
+            np.testing.assert_array_equal(some, every[first:last])
 
 
 @pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")

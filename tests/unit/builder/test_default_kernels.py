@@ -21,7 +21,7 @@ from dense_requests import (
     Sizes,
     layer_requests,
 )
-from gpt_oss_requests import attention, experts_request, projection, qkv
+from gpt_oss_requests import attention, experts_request, projection, qkv, screened_head
 from left_out import slow
 from mla_requests import DEEPSEEK_V2_LITE, GLM, YOUTU, MlaSizes, mla_requests
 from mla_requests import DEEPSEEK_V3 as MLA_OF_V3
@@ -80,6 +80,19 @@ def test_no_default_spills_registers(rows: int) -> None:
     compile_defaults("RmsMoe", experts_request(rows), experts_request(rows, 128))
     compile_defaults("RmsQkvRope", qkv(rows))
     compile_defaults("Linear", projection(rows, 4096), projection(rows, 17280))
+
+
+@pytest.mark.parametrize("rows", [32, *slow(1, 8, 16)])
+def test_no_screened_head_spills_registers(rows: int) -> None:
+    """Its lower bounds are in shared memory with more than 16 rows."""
+    compile_defaults("HeadScreen", screened_head(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("columns", [2048, 4096, 5120, 8192])
+def test_screened_heads_of_other_widths_do_not_spill(columns: int, rows: int) -> None:
+    require_candidate("HeadScreen", screened_head(rows, columns, 128256))
 
 
 @pytest.mark.parametrize(
