@@ -36,11 +36,31 @@ from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, 
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
 from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.graph.passes.pipeline import PassResult
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+
+
+def fused_model(
+    graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
+) -> tuple[CudaModel, tuple[PassResult, ...]]:
+    """The fused graphs that programs are lowered from, and what each pass changed."""
+    sources, draft = graphs.sources, graphs.sources.draft_geometry
+    models = {role: graphs.models[role] for role in model_roles(sources)}
+    dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
+    target_geometry = sources.target_geometry
+    made = partial(
+        cuda_passes,
+        draft_dtype=dtype,
+        weights_dtype=target_geometry.dtype or "bf16",
+        tied=target_geometry.tied_head,
+    )
+    passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
+    screens = taken.asked.kernels.screen_head
+    return CudaModel(models, target_geometry, draft_parts(sources), screens), passes
 
 
 class CudaBackend:
@@ -75,20 +95,8 @@ class CudaBackend:
         self, graphs: PortableGraphs, taken: TakenKernelOptions, progress: Progress
     ) -> Lowered:
         """See :class:`Backend`."""
-        sources, draft = graphs.sources, graphs.sources.draft_geometry
-        models = {role: graphs.models[role] for role in model_roles(sources)}
-        dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
-        target_geometry = sources.target_geometry
-        made = partial(
-            cuda_passes,
-            draft_dtype=dtype,
-            weights_dtype=target_geometry.dtype or "bf16",
-            tied=target_geometry.tied_head,
-        )
-        passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
+        model, passes = fused_model(graphs, taken, progress)
         target, compiler = target_of(taken.gpu), Compiler(taken.gpu)
-        screens = taken.asked.kernels.screen_head
-        model = CudaModel(models, target_geometry, draft_parts(sources), screens)
 
         def make(lowering: CallLowering) -> tuple[LoweredEngine, CudaEngine] | Unsupported:
             lowered = lower_engine(model, graphs.plan, target, lowering)
