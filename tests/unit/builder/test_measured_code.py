@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +31,10 @@ from specbuild.builder.backends.cuda.tactics.tactic_file import (
     TacticEntry,
     read_tactics,
 )
+from specbuild.builder.backends.cuda.tuning.choice import Shape, shape_of
+from specbuild.builder.backends.cuda.tuning.timer import Candidate, Measured
 from specbuild.plugins_cuda.launches import Kernel, LoweringRequest, Unsupported
+from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.errors import SpecbuildError
 
@@ -69,6 +73,21 @@ def codes(monkeypatch: pytest.MonkeyPatch, change: str = "") -> MeasuredCode:
     return MeasuredCode(target_of(GPU), Recompiled(GPU, change))
 
 
+class LikesTheLast:
+    """A GPU on which an op's last candidate is the fastest."""
+
+    device = "NVIDIA H200"
+
+    def measure(
+        self, op: OpSpec, request: LoweringRequest, candidates: Sequence[Candidate]
+    ) -> list[Measured]:
+        del op, request
+        return [Measured((10.0 - i,)) for i in range(len(candidates))]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 @pytest.fixture
 def changed_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     """A header of one kernel file is not what it was."""
@@ -92,6 +111,10 @@ def test_unchanged_sources_are_not_compiled(
     assert file.stale_sources() == ()
     assert again.held(file) == (file, ())
     assert again._compiler.asked == []
+    # Constants of a launch change with Python alone, so a full comparison compiles these too.
+    held, [refused] = again.held(file, compare_all=True)
+    assert held.entries == () and "have other machine code" in refused.reason
+    assert codes(monkeypatch).held(file, compare_all=True) == (file, ())
 
 
 @pytest.mark.parametrize(
@@ -171,6 +194,38 @@ def test_each_shipped_entry_is_used_at_its_sizes() -> None:
         found = lowering._chosen(op_named(entry.op), replace(request, tactic={}))
         assert (found.entry, dict(found.request.tactic)) == (entry, entry.tactic)
         assert entry.code and entry.compiler
+
+
+def test_a_shipped_entry_gives_the_shape_that_it_was_measured_at() -> None:
+    for gpu, entry in SHIPPED:
+        shape = shape_of(entry, target_of(gpu))
+        assert isinstance(shape, Shape), entry.key
+        assert shape.key == entry.key
+        assert entry.tactic in shape.tactics
+
+
+def test_invalid_entries_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script replaces these entries and keeps the others; on another GPU it refuses."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    script = importlib.import_module("refresh_tactics")
+    file = read_tactics(SHIPPED_FOLDER / SHIPPED_FILES[GPU])
+    few = [e for e in file.entries if e.op == "Linear" and e.shapes["x"] == "bfloat16[8,4096]"]
+    code, compiler = codes(monkeypatch), Recompiled(GPU)
+    monkeypatch.setattr(compiler, "compile", lambda *_: None)
+    monkeypatch.setattr(compiler, "missing", lambda *_: ())
+    updated = script.measured_again(file, few, code, compiler, LikesTheLast())
+    assert [e.key for e in updated.entries] == [e.key for e in file.entries]
+    for old, new in zip(file.entries, updated.entries, strict=True):
+        if old not in few:
+            assert new == old
+            continue
+        shape = shape_of(old, target_of(GPU))
+        assert isinstance(shape, Shape)
+        assert new.tactic == shape.tactics[-1] and new.default_us == 10.0
+        assert new.code == code.recorded(new).code != old.code
+    monkeypatch.setattr(LikesTheLast, "device", "NVIDIA H100 80GB HBM3")
+    with pytest.raises(SpecbuildError, match="measured on NVIDIA H200, this GPU is NVIDIA H100"):
+        script.measured_again(file, few, code, compiler, LikesTheLast())
 
 
 def same_code(gpu: str, entries: Iterable[TacticEntry]) -> None:

@@ -76,17 +76,35 @@ class MeasuredCode:
             self._refusals[entry.key] = self._compared(entry)
         return self._refusals[entry.key]
 
-    def held(self, file: TacticFile) -> tuple[TacticFile, tuple[Unsupported, ...]]:
+    def compile(self, entries: Iterable[TacticEntry]) -> None:
+        """Compile what entries launch in parallel; the comparisons that follow report failures."""
+        lowerings = map(self._lowered, entries)
+        kernels = [
+            launch.kernel
+            for lowering in lowerings
+            if not isinstance(lowering, Unsupported)
+            for launch in lowering.launches
+        ]
+        self._compiler.compile(kernels, lambda: None)
+
+    def held(
+        self, file: TacticFile, *, compare_all: bool = False
+    ) -> tuple[TacticFile, tuple[Unsupported, ...]]:
         """The file of the sources that are here: the entries that hold, and why others do not.
 
         Code of changed sources that another compiler made cannot be compared, and does not hold.
-        What holds names the files that its kernels lie in now.
+        What holds names the files that its kernels lie in now. With ``compare_all`` entries of
+        unchanged sources are compared too: a changed lowering gives them other constants.
         """
         stale = set(file.stale_sources())
         kept, refused = [], []
         for entry in file.entries:
             if not stale.intersection(entry.sources):
-                kept.append(entry)
+                unchanged = self.refusal(entry) if compare_all else None
+                if unchanged is None:
+                    kept.append(entry)
+                else:
+                    refused.append(unchanged)
                 continue
             reason = self._strict_refusal(entry)
             if reason is None:

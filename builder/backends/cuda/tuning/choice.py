@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills
 from specbuild.builder.backends.cuda.plan.plan_reader import ReadPlan
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering
+from specbuild.builder.backends.cuda.tactics.entry_request import entry_request
 from specbuild.builder.backends.cuda.tactics.tactic_book import layer_of, rows_of
 from specbuild.builder.backends.cuda.tactics.tactic_file import TacticEntry, request_key, shape_key
 from specbuild.builder.backends.cuda.tuning.prompt_cuts import Cut, cuts_of
@@ -25,6 +26,7 @@ from specbuild.plugins_cuda.launches import (
     require,
 )
 from specbuild.plugins_cuda.opspec import OpSpec
+from specbuild.plugins_cuda.registry import op_named
 
 # A candidate must be this much faster than the default, and nowhere slower than by as much.
 MARGIN = 0.02
@@ -107,6 +109,14 @@ def shapes_of(found: ReadPlan, target: Target) -> list[Shape]:
         for op, same in requests.values()
     ]
     return sorted(shapes, key=lambda s: (s.request.phase, s.layer, rows_of(s.request)))
+
+
+def shape_of(entry: TacticEntry, target: Target) -> Shape | Unsupported:
+    """The shape that an entry was measured at; or why no op of this specbuild has it."""
+    request = entry_request(replace(entry, tactic={}), target)
+    if isinstance(request, Unsupported):
+        return request
+    return Shape(op_named(entry.op), (request,))
 
 
 def fastest(measured: Sequence[Measured]) -> list[int]:
