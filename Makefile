@@ -48,9 +48,9 @@ serve: setup
 # Folders that no test of these two is in: each process would read them.
 ELSEWHERE := --ignore tests/gpu --ignore tests/tensorrt --ignore tests/replicas
 
-# What measures time runs last, alone, with the graphs and engines that the others have made.
+# Compiled kernels and exported graphs stay in .cache/tests, or in SPECBUILD_TEST_STORE. What measures
+# time runs last, alone.
 test: setup
-	store=$$(mktemp -d); trap 'rm -rf "$$store"' EXIT; export SPECBUILD_TEST_STORE="$$store"; \
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ELSEWHERE) \
 	  -m 'not slow and not gpu and not tensorrt and not ray and not speed' && \
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
@@ -140,5 +140,5 @@ docs: setup
 	$(BIN)/python benchmarks/figures.py
 
 clean:
-	rm -rf $(DEMO) out/types build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(DEMO) out/types build dist *.egg-info .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

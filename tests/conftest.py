@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write_draft, write_target
+from content_store import content_store
 from hypothesis import HealthCheck, settings
 from left_out import draw_few
 from run_store import made_once, use_folder_of
+from shared_cubins import share_cubins
 from shared_graphs import share_exports
 
 from specbuild.builder.build import build
@@ -29,11 +31,19 @@ def pytest_configure(config: pytest.Config) -> None:
     draw_few("not slow" in config.getoption("markexpr"))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Bound the store when the run's workers have ended."""
+    if not hasattr(session.config, "workerinput"):
+        content_store().evict()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def made_once_in_a_run(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What takes seconds to make, and is the same for many tests, is made for all of them."""
     use_folder_of(tmp_path_factory)
     share_exports()
+    share_cubins()
     # The garbage collector would walk what torch and transformers hold again and again, and what
     # an export holds every few milliseconds: a tenth of the whole run.
     gc.collect()

@@ -1,32 +1,25 @@
-"""The folder of a test run, for what is made once for all of its processes and never changed."""
+"""The folder of a test run: checkpoints and engines that all of its processes read.
+
+What depends on sources alone, and may outlive the run, is in ``content_store``.
+"""
 
 from __future__ import annotations
 
 import fcntl
-import os
 import tempfile
 from collections.abc import Callable
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-# A folder for several runs of pytest over one state of the sources: `make test` takes two.
-STORE = "SPECBUILD_TEST_STORE"
 _FOLDERS: list[Path] = []
 
 
 def use_folder_of(factory: pytest.TempPathFactory) -> None:
-    """Keeps the files where :data:`STORE` says, or in the run's base folder: with pytest-xdist,
-    that of all its workers."""
+    """Keep the files in the run's base folder: with pytest-xdist, that of all its workers."""
     base = factory.getbasetemp()
     folder = (base.parent if base.name.startswith("popen-") else base) / "shared"
-    use_folder(Path(os.environ.get(STORE) or folder))
-
-
-def use_folder(folder: Path) -> None:
-    """Keeps the files there."""
     folder.mkdir(exist_ok=True)
     _FOLDERS[:] = [folder]
 
@@ -55,8 +48,3 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
                 make(unfinished)
                 unfinished.rename(path)
     return path
-
-
-def digest(text: str) -> str:
-    """A name for what a text says."""
-    return sha256(text.encode()).hexdigest()[:24]

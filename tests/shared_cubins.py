@@ -1,10 +1,12 @@
-"""Compiled kernels of a test run: each is compiled once for all processes, or archived.
+"""Machine code of NVRTC for tests: compiled once and kept in the content store, or archived.
+
+It is a function of the source, its headers, the options and the compiler's version.
 
 An archive replaces the compiler on a machine with an older NVRTC, or without one.
 
     python tests/shared_cubins.py pack STORE ARCHIVE
 
-writes every kernel of a run's store (``SPECBUILD_TEST_STORE``) into one ``.tar.xz`` file.
+writes every kernel of a content store (``SPECBUILD_TEST_STORE``) into one ``.tar.xz`` file.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import json
 import os
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
+from content_store import content_store, digest
 from run_store import made_once, shared_folder
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Cubin, Resources
@@ -29,14 +34,16 @@ from specbuild.runtime.errors import SpecbuildError
 ROOT = Path(__file__).parents[1]
 ARCHIVE = "SPECBUILD_GPU_CUBINS"
 DEFAULT_ARCHIVE = ROOT / "out" / "gpu-cubins.tar.xz"
-SUFFIX = ".cubin"
+KIND, SUFFIX = "cubins", ".cubin"
 _VERSION = "nvrtc.json"
 Compile = Callable[[Compiler, KernelSource], Cubin | Unsupported]
+_COMPILE: Compile = Compiler._cubin
 
 
 def share_cubins() -> None:
     """Let every :class:`Compiler` of this process take kernels from the archive and the store."""
-    compile_source: Compile = Compiler._cubin
+    if Compiler._cubin is not _COMPILE:
+        return
 
     def shared(compiler: Compiler, source: KernelSource) -> Cubin | Unsupported:
         file = compiler._file(source)
@@ -45,17 +52,36 @@ def share_cubins() -> None:
         if archived.exists():
             return _decode(file, archived.read_bytes())
 
-        def make(path: Path) -> None:
-            path.write_bytes(_encode(compile_source(compiler, source)))
-            made_once(_VERSION, lambda own: own.write_text(json.dumps(compiler._nvrtc_version)))
+        def make(entry: Path) -> None:
+            (entry / name).write_bytes(_encode(_COMPILE(compiler, source)))
+            (entry / _VERSION).write_text(json.dumps(compiler._nvrtc_version))
 
-        return _decode(file, made_once(name, make).read_bytes())
+        key = digest(name, _package_version())
+        return _decode(file, (content_store().made(KIND, key, make) / name).read_bytes())
 
     Compiler._cubin = shared  # type: ignore[method-assign]
     version = _archived() / _VERSION
     if version.exists() and not _has_nvrtc():
         archived_version = tuple(json.loads(version.read_text()))
         Compiler._nvrtc_version = property(lambda _: archived_version)  # type: ignore[assignment]
+
+
+@contextmanager
+def compiled_again() -> Iterator[None]:
+    """Every source is compiled: for tests of the compiler itself."""
+    before, Compiler._cubin = Compiler._cubin, _COMPILE  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Compiler._cubin = before  # type: ignore[method-assign]
+
+
+@cache
+def _package_version() -> str:
+    try:
+        return metadata.version("nvidia-cuda-nvrtc")
+    except metadata.PackageNotFoundError:
+        return ""  # part of a CUDA toolkit
 
 
 @cache
@@ -98,10 +124,11 @@ def _decode(file: str, stored: bytes) -> Cubin | Unsupported:
 
 def pack(store: Path, archive: Path) -> int:
     """Write the kernels of a store, sorted by source, into an archive; return their number."""
-    files = {file.name: file.read_bytes() for file in store.rglob(f"*{SUFFIX}")}
+    files = {file.name: file.read_bytes() for file in store.glob(f"{KIND}/*/*{SUFFIX}")}
     # Variants of a source are alike: side by side they compress ten times better.
     ordered = sorted(files.items(), key=lambda item: (item[1].partition(b"\n")[0][:60], item[0]))
-    version = next(store.rglob(_VERSION)).read_bytes()
+    versions = store.glob(f"{KIND}/*/{_VERSION}")
+    version = max(versions, key=lambda file: file.stat().st_mtime).read_bytes()
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         for name, data in [(_VERSION, version), *ordered]:

@@ -1,8 +1,9 @@
-"""Exports of a test run, each made once: a graph is a function of what it reads of its arguments.
+"""Exported graphs of earlier builds: a graph is a function of code and of the arguments it reads.
 
 torch's exporter takes seconds for every graph, and many tests build engines of the same few tiny
-models. A test gets a graph of its own, which it may change. It is the exported one but for the
-numbers in the names that passes give later: see :func:`exported_anew`.
+models. The content store keeps each graph until the exporter's code or a library changes. A test
+gets a graph of its own, which it may change. It is the exported one but for the numbers in the
+names that passes give later: see :func:`exported_anew`.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import onnx
 import onnx_ir as ir
-from run_store import digest, shared_folder
+from content_store import content_store, digest
+from source_tree import SourceTree, source_tree, versions
 from torch import nn
 from traced_reads import Reads, agree, seen, traced
 
@@ -31,14 +32,13 @@ _EXPORTS: dict[str, Export] = {
     name: getattr(graphs, name) for name in ("target_graph", "draft_fuse_graph", "draft_graph")
 }
 _EXPORT_BLOCK = graphs.block_graph
-# Of each export: the file of every graph that this process knows, what it holds for, and itself.
-_KNOWN: dict[str, dict[Path, tuple[Reads, ir.Model]]] = {
-    name: {} for name in (*_EXPORTS, "block_graph")
-}
+# For each export: the arguments that a stored graph has read, by the graph's key.
+_READS: dict[str, dict[str, Reads]] = {name: {} for name in (*_EXPORTS, "block_graph")}
+_READS_FILE, _GRAPH_FILE = "reads.json", "graph.onnx"
 
 
 def share_exports() -> None:
-    """Lets ``builder.graphs`` take a graph that this run has exported already."""
+    """Let ``builder.graphs`` take graphs that are stored already."""
     _read_torch_once()
     shared = {name: _shared(name, export) for name, export in _EXPORTS.items()}
     _replace({**shared, "block_graph": _shared_block})
@@ -46,13 +46,9 @@ def share_exports() -> None:
 
 @contextlib.contextmanager
 def exported_anew() -> Iterator[None]:
-    """Every graph is exported again: for a test that compares builds byte for byte.
-
-    Other tests may take it.
-    """
+    """Every graph is exported again and none is stored: for tests of the exporter itself."""
     before = {name: getattr(graphs, name) for name in (*_EXPORTS, "block_graph")}
-    anew = {name: partial(_exported, name) for name in _EXPORTS}
-    _replace({**anew, "block_graph": _EXPORT_BLOCK})
+    _replace({**_EXPORTS, "block_graph": _EXPORT_BLOCK})
     try:
         yield
     finally:
@@ -83,27 +79,47 @@ def _shared_block(block: nn.Module, ports: BlockPorts) -> ir.Model:
     found = _found("block_graph", (kind,))
     if found is None:
         found = _EXPORT_BLOCK(block, ports)
-        _store("block_graph", found.clone(), {(0,): seen(kind)})
+        _store("block_graph", found, {(0,): seen(kind)})
     return found.clone()
 
 
-def _exported(name: str, *arguments: Any) -> ir.Model:
-    """The graph as it is exported now; it is stored too."""
+def _exported(name: str, *arguments: Any) -> None:
+    """Export a graph and store it."""
     reads: Reads = {}
     followed = [traced(value, (i,), reads) for i, value in enumerate(arguments)]
     model = _EXPORTS[name](*followed)
-    _store(name, model.clone(), reads)
-    return model
+    _store(name, model, reads)
+
+
+def exporter_sources(tree: SourceTree) -> frozenset[Path]:
+    """The code of families, ops and passes that an export runs, and of this module."""
+    starts = [tree.root / "builder" / "graphs.py", tree.root / "tests" / "shared_graphs.py"]
+    return tree.closure([*starts, *tree.root.glob("tests/mistral_family/*.py")])
+
+
+def exporter_digest(tree: SourceTree) -> str:
+    """Changes with any byte of :func:`exporter_sources`, or the version of a library."""
+    return digest(tree.digest(exporter_sources(tree)), versions())
+
+
+@cache
+def _kind(name: str) -> str:
+    return f"{name}-{exporter_digest(source_tree())}"
 
 
 def _found(name: str, arguments: tuple[Any, ...]) -> ir.Model | None:
-    known = _KNOWN[name]
-    for file in shared_folder().glob(f"{name}-*.json"):
-        if file not in known:
-            reads = {tuple(place): value for place, value in json.loads(file.read_text())}
-            model = onnx.load(file.with_suffix(".onnx"), load_external_data=False)
-            known[file] = reads, ir.from_proto(model)
-    return next((model for reads, model in known.values() if agree(reads, arguments)), None)
+    store, kind, known = content_store(), _kind(name), _READS[name]
+    for key in store.keys(kind):
+        if key not in known and (entry := store.find(kind, key)) is not None:
+            listed = json.loads((entry / _READS_FILE).read_text())
+            known[key] = {tuple(place): value for place, value in listed}
+    key = next((key for key, reads in known.items() if agree(reads, arguments)), None)
+    return None if key is None else _loaded(store.folder / kind / key / _GRAPH_FILE)
+
+
+@cache
+def _loaded(file: Path) -> ir.Model:
+    return ir.from_proto(onnx.load(file, load_external_data=False))
 
 
 def _store(name: str, model: ir.Model, reads: Reads) -> None:
@@ -114,16 +130,13 @@ def _store(name: str, model: ir.Model, reads: Reads) -> None:
             "checkpoint", 0, 0, dtype=value.const_value.dtype, shape=value.shape, name=weight
         )
     text = json.dumps(list(reads.items()))
-    file = shared_folder() / f"{name}-{digest(text)}.json"
-    _write(file.with_suffix(".onnx"), ir.to_proto(model).SerializeToString(deterministic=True))
-    _write(file, text.encode())
 
+    def write(entry: Path) -> None:
+        (entry / _READS_FILE).write_text(text)
+        graph = ir.to_proto(model).SerializeToString(deterministic=True)
+        (entry / _GRAPH_FILE).write_bytes(graph)
 
-def _write(file: Path, data: bytes) -> None:
-    """Nobody sees half a file."""
-    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
-    unfinished.write_bytes(data)
-    unfinished.rename(file)
+    content_store().made(_kind(name), digest(text), write)
 
 
 def _read_torch_once() -> None:

@@ -49,14 +49,14 @@ def _import_once(exports: Path) -> None:
     """What the processes need and takes long to load; none of it starts a thread."""
     import onnx  # noqa: F401
     import torch  # noqa: F401
-    from run_store import use_folder
+    from content_store import use_store
     from shared_graphs import share_exports
 
     import specbuild.builder.build
     import specbuild.cli.main
     import specbuild.runtime.engine  # noqa: F401
 
-    use_folder(exports)
+    use_store(exports)
     share_exports()
     gc.freeze()
 

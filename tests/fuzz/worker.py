@@ -100,8 +100,8 @@ def _be_quiet() -> None:
 
 def _share_exports(subjects: Path) -> None:
     if (subjects / EXPORTS).exists():
-        from run_store import use_folder
+        from content_store import use_store
         from shared_graphs import share_exports
 
-        use_folder(subjects / EXPORTS)
+        use_store(subjects / EXPORTS)
         share_exports()

@@ -59,14 +59,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def shared_kernels(made_once_in_a_run: None) -> None:
-    """Kernels are compiled once for all processes, or come from an archive."""
-    from shared_cubins import share_cubins
-
-    share_cubins()
-
-
 if COMPILE_ONLY:
     # Before test modules import what it replaces.
     from compile_only import compile_only, skipping

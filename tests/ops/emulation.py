@@ -17,23 +17,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from run_store import digest, made_once
+from content_store import content_store, digest
 
-import specbuild.plugins_cuda as package
 from specbuild.builder.backends.cuda.compile.source import source_of
 from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec
 
-ROOT = Path(package.__path__[0])
 EMULATED = Path(__file__).parent / "emulated"
 GUARD_BYTES = 256
 POISON = 0xFF
+COMMON_FLAGS = (
+    # Without -fno-gnu-unique a static of an inline function is one for all libraries.
+    "-std=c++20", "-w", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off", "-DSPECBUILD_EMULATE",
+)  # fmt: skip
+EMULATOR_FLAGS = ("-O2", "-shared")
 # A kernel runs for some milliseconds, and takes longer to compile. None throws.
 KERNEL_FLAGS = ("-Og", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 # emulation::shared of emulated/emulator.cpp.
 SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 
 Arrays = Mapping[str, np.ndarray]
+# Every kernel that this process has launched since somebody emptied it.
+LAUNCHED: set[Kernel] = set()
 
 
 def has_compiler() -> bool:
@@ -191,49 +196,83 @@ def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded])
 
 
 @cache
+def _compiler() -> str:
+    """The version of g++ and its target."""
+    words = ["g++", "-v"]
+    return subprocess.run(words, check=True, capture_output=True, text=True).stderr
+
+
+@cache
+def _emulator_digest() -> str:
+    """Changes with the emulator's sources, the compiler or the flags."""
+    files = sorted(EMULATED.iterdir())
+    contents = [part for file in files for part in (file.name, file.read_bytes())]
+    return digest(_compiler(), repr((COMMON_FLAGS, KERNEL_FLAGS, EMULATOR_FLAGS)), *contents)
+
+
+@cache
 def _emulator() -> Path:
-    """The library that runs the threads, shared by all kernels."""
-    sources = EMULATED / "emulator.cpp", EMULATED / "wgmma.cpp"
-    return made_once("emulator.so", lambda library: _compile(sources, library, "-O2", "-shared"))
+    """The library that runs the threads, shared by all kernels.
+
+    Kernels find it by its name among the loaded libraries, wherever the store is.
+    """
+    sources, key = (EMULATED / "emulator.cpp", EMULATED / "wgmma.cpp"), _emulator_digest()
+    name = f"emulator-{key}.so"
+
+    def compiled(entry: Path) -> None:
+        _compile(sources, entry / name, *EMULATOR_FLAGS, f"-Wl,-soname,{name}")
+
+    library = content_store().made("emulators", key, compiled) / name
+    ctypes.CDLL(str(library))
+    return library
 
 
 @cache
 def _precompiled() -> Path:
-    """What every kernel includes first, read once; g++ takes it where the name before .gch is."""
+    """The header that every kernel includes first, parsed once; g++ looks for it beside .gch."""
     header = EMULATED / "cuda_emulation.h"
-    return made_once(f"{header.name}.gch", lambda read: _compile([header], read, *KERNEL_FLAGS))
+
+    def compiled(entry: Path) -> None:
+        _compile([header], entry / f"{header.name}.gch", *KERNEL_FLAGS)
+
+    return content_store().made("headers", _emulator_digest(), compiled) / header.name
+
+
+def emulated_entry(kernel: Kernel) -> Any:
+    """A compiled kernel: called with the grid, the block and an array of pointers to arguments."""
+    LAUNCHED.add(kernel)
+    return compiled_entry(kernel)
+
+
+def kernel_key(kernel: Kernel) -> str:
+    """Changes with the kernel's source, its headers and constants, and with the emulator."""
+    return digest(kernel.entry, source_of(kernel).digest([_emulator_digest()]))
 
 
 @cache
-def emulated_entry(kernel: Kernel) -> Any:
-    """A compiled kernel: called with the grid, the block and an array of pointers to arguments."""
-    source = ROOT / kernel.folder / kernel.file
+def compiled_entry(kernel: Kernel) -> Any:
+    """The function that runs the kernel, from the store where it has been compiled before."""
+    source = source_of(kernel)
     text = (
-        f'#include "{source}"\n'
+        f'#include "{source.path}"\n'
         'extern "C" int run_kernel(const unsigned* grid, unsigned block, void** arguments) {\n'
         f"  return emulation::launch({kernel.entry}, grid, block, arguments);\n"
         "}\n"
     )
-    constants = source_of(kernel).definitions()
-    emulator, header = str(_emulator()), str(_precompiled().with_suffix(""))
+    emulator = str(_emulator())
 
-    def compiled(library: Path) -> None:
-        path = library.with_suffix(".cpp")
+    def compiled(entry: Path) -> None:
+        path = entry / "kernel.cpp"
         path.write_text(text)
-        # What the emulator's library needs, a kernel finds: no other one is searched.
+        # A kernel needs the symbols of the emulator's library only.
         link = ["-shared", "-nostdlib", emulator]
-        _compile([path], library, *KERNEL_FLAGS, *constants, "-include", header, *link)
+        include = ["-include", str(_precompiled())]
+        _compile([path], entry / "kernel.so", *KERNEL_FLAGS, *source.definitions(), *include, *link)
 
-    library = made_once(f"kernel-{digest(repr(kernel))}", compiled)
+    library = content_store().made("kernels", kernel_key(kernel), compiled) / "kernel.so"
     return ctypes.CDLL(str(library)).run_kernel
 
 
 def _compile(sources: Sequence[Path], made: Path, *arguments: str) -> None:
-    subprocess.run(
-        [
-            # Without -fno-gnu-unique a static of an inline function is one for all libraries.
-            "g++", "-std=c++20", "-w", "-fPIC", "-fno-gnu-unique", "-ffp-contract=off",
-            "-DSPECBUILD_EMULATE", *map(str, sources), *arguments, "-o", str(made),
-        ],
-        check=True,
-    )  # fmt: skip
+    words = ["g++", *COMMON_FLAGS, *map(str, sources), *arguments, "-o", str(made)]
+    subprocess.run(words, check=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from shutil import copyfile
 
 import onnx_ir as ir
 import pytest
 import torch
 from planning import plan_engine
-from shared_graphs import exported_anew
+from shared_graphs import exported_anew, exporter_digest, exporter_sources
+from source_tree import SourceTree, source_tree
 from traced_reads import Reads, agree, traced
 
 from specbuild.builder import graphs
@@ -74,3 +78,70 @@ def test_what_was_read_decides_and_nothing_else(target_path: Path, draft_path: P
     assert not agree(reads, (g, replace(d, rope=replace(d.rope, theta=1.0))))
     assert target == g and hash(draft) == hash(d)
     assert not agree(reads, (replace(g, vocab=g.vocab + 1), d))
+
+
+@pytest.fixture(scope="module")
+def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sources that an export runs, and some that it does not."""
+    root = tmp_path_factory.mktemp("tree")
+    tree = source_tree()
+    for file in (*exporter_sources(tree), *(tree.root / name for name in UNREAD)):
+        copied = root / file.relative_to(tree.root)
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        copyfile(file, copied)
+    return root
+
+
+READ = (
+    "builder/graphs.py",
+    "builder/families/llama/model.py",
+    "builder/families/parts/attention.py",
+    "builder/graph/export.py",
+    "plugins_cuda/linear/op.py",
+    "plugins_cuda/paged_tree_attention/__init__.py",
+    "plugins_cuda/torch_ops.py",
+    "runtime/engine_dir/geometry.py",
+    "tests/mistral_family/model.py",
+)
+UNREAD = ("runtime/decode/scheduler.py", "cli/main.py", "plugins_cuda/linear/kernel.cu")
+
+
+def test_an_export_is_stored_under_a_digest_of_its_code(copied_tree: Path) -> None:
+    assert exporter_digest(SourceTree(copied_tree)) == exporter_digest(source_tree())
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"), [*((name, True) for name in READ), *((name, False) for name in UNREAD)]
+)
+def test_a_changed_source_misses_where_exports_run_it(
+    copied_tree: Path, name: str, counts: bool
+) -> None:
+    file = copied_tree / name
+    before, digest = file.read_bytes(), exporter_digest(source_tree())
+    file.write_bytes(before + b"\n# changed\n")
+    try:
+        assert (exporter_digest(SourceTree(copied_tree)) != digest) == counts
+    finally:
+        file.write_bytes(before)
+
+
+def test_an_export_runs_no_code_outside_of_its_digest() -> None:
+    """Every module of ours that a process loads with the exporter is covered by the digest."""
+    code = """
+import sys
+from pathlib import Path
+import torch
+from specbuild.builder import graphs
+from specbuild.builder.graph import export
+export.register_schemas()
+export.register_torch_ops()
+for name, module in sorted(sys.modules.items()):
+    if name.startswith("specbuild.") and getattr(module, "__file__", None):
+        print(module.__file__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    loaded = {Path(line).resolve() for line in done.stdout.split()}
+    tree = source_tree()
+    covered = {file.resolve() for file in exporter_sources(tree)}
+    assert len(loaded) > 100
+    assert not loaded - covered

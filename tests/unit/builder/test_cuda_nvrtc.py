@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_cubins import compiled_again
 
 from specbuild.builder.backends.cuda.compile import source as kernel_source
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills, read_log, required
@@ -39,6 +41,13 @@ extern "C" __global__ void __launch_bounds__(1024) greedy(float* x) {
 
 def kernel(entry: str, folder: str = "plain", *, hot: bool = True, width: int = 3) -> Kernel:
     return Kernel(folder, entry, (("WIDTH", width), ("EPS", 1e-5)), hot=hot)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_stored() -> Iterator[None]:
+    """The compiler itself is tested."""
+    with compiled_again():
+        yield
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from content_store import content_store
 from engine_directory import write_engine
 from faults.interposition import COMPILER
 from faults.scenarios import SCENARIOS, write_key
-from run_store import shared_folder
 
 TESTS = Path(__file__).parents[2]
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler, cc
 
 def tried(*arguments: object) -> None:
     """Tries faults in a process that has the library in front of the C library."""
-    words = (sys.executable, "-m", "faults", "--exports", shared_folder(), *arguments)
+    words = (sys.executable, "-m", "faults", "--exports", content_store().folder, *arguments)
     done = subprocess.run(
         [str(word) for word in words],
         env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},

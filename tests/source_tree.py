@@ -1,0 +1,120 @@
+"""The source files that a module's behaviour depends on, and one digest over them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from content_store import digest
+
+ROOT = Path(__file__).parents[1]
+# Folders from which a test module imports by a plain name.
+TEST_FOLDERS = ("tests", "tests/ops", "tests/unit/runtime", "benchmarks")
+OPS, REGISTRY = "plugins_cuda", "plugins_cuda/registry.py"
+# Far quicker than a parser; a line of a docstring that looks alike only adds a file.
+_IMPORT = re.compile(
+    r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([^\n]*))",
+    re.MULTILINE,
+)
+_NAME = re.compile(r"[A-Za-z_][\w.]*")
+LIBRARIES = (
+    "torch", "numpy", "onnx", "onnxscript", "onnx-ir", "onnxruntime", "ml-dtypes", "transformers",
+)  # fmt: skip
+
+
+class SourceTree:
+    """The Python files of a checkout and how they import each other."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self._neighbours: dict[Path, frozenset[Path]] = {}
+        self._files_of = cache(self._module_files)
+
+    def closure(
+        self, starts: Iterable[Path], op_folders: Collection[str] | None = None
+    ) -> frozenset[Path]:
+        """These files, everything that they import, directly or not, and JSON beside it.
+
+        A source file that imports by computed names depends on its whole package: thus the
+        registry on every op. ``op_folders`` name the ops that are used where these are not all.
+        """
+        found: set[Path] = set()
+        registry = self.root / REGISTRY
+        waiting = list(starts)
+        if op_folders is not None:
+            waiting += [file for name in op_folders for file in self._package(OPS, name)]
+        while waiting:
+            file = waiting.pop()
+            if file in found:
+                continue
+            found.add(file)
+            if file == registry and op_folders is not None:
+                continue
+            waiting += self._imported(file)
+        folders = {file.parent for file in found}
+        return frozenset(found.union(*(folder.glob("*.json") for folder in folders)))
+
+    def digest(self, files: Iterable[Path]) -> str:
+        """Changes with the name or the content of any of these files."""
+        parts = [
+            part
+            for file in sorted(files)
+            for part in (str(file.relative_to(self.root)), file.read_bytes())
+        ]
+        return digest(*parts)
+
+    def _imported(self, file: Path) -> frozenset[Path]:
+        if file not in self._neighbours:
+            source = file.read_text(encoding="utf-8")
+            files = {found for name in _imports(source) for found in self._files_of(name)}
+            if "import_module(" in source and file.relative_to(self.root).parts[0] != "tests":
+                files.update(file.parent.rglob("*.py"))
+            self._neighbours[file] = frozenset(files)
+        return self._neighbours[file]
+
+    def _module_files(self, module: str) -> frozenset[Path]:
+        """The module's file and those of the packages around it; none of another project."""
+        parts = module.split(".")
+        tops, own = (
+            ([self.root], parts[1:])
+            if parts[0] == "specbuild"
+            else ([self.root / folder for folder in TEST_FOLDERS], parts)
+        )
+        paths = [top.joinpath(*own[:end]) for top in tops for end in range(1, len(own) + 1)]
+        files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py")]
+        return frozenset(file for file in files if file.is_file())
+
+    def _package(self, *parts: str) -> list[Path]:
+        return list(self.root.joinpath(*parts).rglob("*.py"))
+
+
+def _imports(source: str) -> Iterator[str]:
+    """The names of all modules that a file may import anywhere; aliases may be modules too."""
+    for package, aliases, modules in _IMPORT.findall(source):
+        for name in _NAME.findall(aliases or modules):
+            yield f"{package}.{name}" if package else name
+
+
+@cache
+def source_tree() -> SourceTree:
+    """That of this checkout; each file is read once a process."""
+    return SourceTree()
+
+
+@cache
+def versions() -> str:
+    """The versions of Python and of the libraries on which exports and references depend."""
+    known = {dist.metadata["Name"].lower(): dist.version for dist in _installed()}
+    return repr((sys.version, [(name, known.get(name)) for name in LIBRARIES]))
+
+
+def _installed() -> Iterator[metadata.Distribution]:
+    for name in LIBRARIES:
+        try:
+            yield metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            continue
