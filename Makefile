@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
+# make setup | demo | serve | test | test-all | test-speed | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
+.PHONY: setup demo serve test test-all test-speed test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
   clean
 
 setup: $(INSTALLED)
@@ -48,11 +48,17 @@ serve: setup
 # Folders that no test of these two is in: each process would read them.
 ELSEWHERE := --ignore tests/gpu --ignore tests/tensorrt --ignore tests/replicas
 
-# Compiled kernels and exported graphs stay in .cache/tests, or in SPECBUILD_TEST_STORE. What measures
-# time runs last, alone.
+# Compiled kernels and exported graphs stay in .cache/tests, or in SPECBUILD_TEST_STORE. Emulated cases
+# that have not changed since they passed are not run again, but by `make test-all` and with CI=true.
+QUICK := -n 2 --dist loadfile --no-loadscope-reorder $(ELSEWHERE) \
+  -m 'not slow and not gpu and not tensorrt and not ray and not speed'
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ELSEWHERE) \
-	  -m 'not slow and not gpu and not tensorrt and not ray and not speed' && \
+	SPECBUILD_SKIP_UNCHANGED=1 OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK)
+test-all: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest $(QUICK)
+
+# What measures time runs alone.
+test-speed: setup
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
 
 # What `make test` leaves out for its time, on a machine without a GPU: slow tests, and the examples

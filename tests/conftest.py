@@ -11,6 +11,7 @@ from checkpoints import write_draft, write_target
 from content_store import content_store
 from hypothesis import HealthCheck, settings
 from left_out import draw_few
+from passed_cases import PassedCases, summary
 from run_store import made_once, use_folder_of
 from shared_cubins import share_cubins
 from shared_graphs import share_exports
@@ -27,8 +28,16 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Property tests of a run that leaves slow tests out draw fewer examples."""
+    """Record passed cases; without slow tests, property tests draw fewer examples."""
     draw_few("not slow" in config.getoption("markexpr"))
+    config.pluginmanager.register(PassedCases())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how many cases were not run again."""
+    line = summary(terminalreporter.stats.get("skipped", ()))
+    if line is not None:
+        terminalreporter.write_line(line)
 
 
 @pytest.hookimpl(trylast=True)

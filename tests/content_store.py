@@ -112,7 +112,7 @@ class ContentStore:
     def _evict(self, max_bytes: int) -> int:
         entries = []
         for stamp in self.folder.glob(f"*/*/{_DIGESTS}"):
-            size = sum(file.stat().st_size for file in stamp.parent.iterdir())
+            size = sum(512 * file.stat().st_blocks for file in stamp.parent.iterdir())
             entries.append((stamp.stat().st_mtime_ns, size, stamp.parent))
         total, removed = sum(size for _, size, _ in entries), 0
         for _, size, entry in sorted(entries):

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 # Folders from which a test module imports by a plain name.
 TEST_FOLDERS = ("tests", "tests/ops", "tests/unit/runtime", "benchmarks")
 OPS, REGISTRY = "plugins_cuda", "plugins_cuda/registry.py"
+# Its computed names are those of ops, which it has from the registry.
+KERNEL_CASE = "builder/backends/cuda/tuning/kernel_case.py"
 # Far quicker than a parser; a line of a docstring that looks alike only adds a file.
 _IMPORT = re.compile(
     r"^[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]*)|import[ \t]+([^\n]*))",
@@ -71,7 +73,8 @@ class SourceTree:
         if file not in self._neighbours:
             source = file.read_text(encoding="utf-8")
             files = {found for name in _imports(source) for found in self._files_of(name)}
-            if "import_module(" in source and file.relative_to(self.root).parts[0] != "tests":
+            place = file.relative_to(self.root).as_posix()
+            if "import_module(" in source and not place.startswith(("tests/", KERNEL_CASE)):
                 files.update(file.parent.rglob("*.py"))
             self._neighbours[file] = frozenset(files)
         return self._neighbours[file]

@@ -118,13 +118,13 @@ def test_two_processes_make_each_entry_once(tmp_path: Path) -> None:
 def test_the_least_recently_used_entries_are_evicted(tmp_path: Path) -> None:
     store = ContentStore(tmp_path)
     for place, key in enumerate("abcd"):
-        entry = store.made("kind", key, Maker(bytes(1000)))
+        entry = store.made("kind", key, Maker(bytes(1 << 20)))
         os.utime(entry / "digests.json", (place, place))
     store.close()
     store = ContentStore(tmp_path)
     assert store.find("kind", "a") is not None, "it is used now"
-    assert store.evict(10_000) == 0
-    assert store.evict(2500) == 2
+    assert store.evict(5 << 20) == 0
+    assert store.evict(5 << 19) == 2
     assert sorted(store.keys("kind")) == ["a", "d"]
     assert store.find("kind", "b") is None
 
