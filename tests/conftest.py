@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from checkpoints import write_draft, write_target
 from content_store import content_store
+from file_times import FileTimes
 from hypothesis import HealthCheck, settings
 from left_out import draw_few
 from passed_cases import PassedCases, summary
@@ -28,9 +29,10 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Record passed cases; without slow tests, property tests draw fewer examples."""
+    """Record passed cases and times; without slow tests, property tests draw fewer examples."""
     draw_few("not slow" in config.getoption("markexpr"))
     config.pluginmanager.register(PassedCases())
+    config.pluginmanager.register(FileTimes(config))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
