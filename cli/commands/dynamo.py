@@ -50,7 +50,7 @@ def dynamo(
     ] = None,
     max_queue: Annotated[
         int,
-        typer.Option("--max-queue", metavar="N", min=0, help="Requests that may wait."),
+        typer.Option("--max-queue", metavar="N", min=0, help="Sequences that may wait."),
     ] = 256,
     no_prefix_cache: Annotated[
         bool, typer.Option("--no-prefix-cache", help="Read every prompt from its beginning.")

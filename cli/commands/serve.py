@@ -98,7 +98,7 @@ class QueueOptions(OptionGroup):
     PANEL: ClassVar[str] = "Queue"
 
     max_queue: Annotated[
-        int, Described("Requests that may wait; more get a 429.", "N", least=0)
+        int, Described("Sequences that may wait; more get a 429.", "N", least=0)
     ] = 256
     log_requests: Annotated[bool, Described("A line on standard error for each request.")] = False
 

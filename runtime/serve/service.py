@@ -163,18 +163,38 @@ class Service:
             ) from error
         return guide
 
-    def generate(self, requests: Sequence[Request]) -> Generation:
-        """Starts requests. ApiError where the queue is full, or the server is closing."""
+    @property
+    def max_sequences(self) -> int:
+        """How many sequences may be open: those that run, and those that are queued."""
+        return self.engine.manifest.limits.max_batch_size + self.options.max_queue
+
+    def check_admission(self, sequences: int) -> None:
+        """Raise ApiError if a call with this many sequences cannot be admitted now.
+
+        The status is 400 if the call can never fit, 429 if it does not fit beside the open ones,
+        and 503 while the server shuts down.
+        """
         if self.draining:
             raise ApiError(503, "the server is shutting down; try another one")
-        most = self.engine.manifest.limits.max_batch_size + self.options.max_queue
-        if self._open and self._open + len(requests) > most:
+        if sequences > self.max_sequences:
+            raise ApiError(
+                400,
+                f"the request has {sequences} sequences (prompts times n), but the server holds "
+                f"at most {self.max_sequences} running and queued; split it into smaller requests",
+                code="too_many_sequences",
+            )
+        if self._open + sequences > self.max_sequences:
             raise ApiError(
                 429,
-                f"{self._open} requests are open, the server takes {most}; try again later",
+                f"{self._open} sequences are open and this request has {sequences}, but the "
+                f"server holds at most {self.max_sequences}; try again later",
                 code="queue_full",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             )
+
+    def generate(self, requests: Sequence[Request]) -> Generation:
+        """Start requests. Raise ApiError if they cannot be admitted (:meth:`check_admission`)."""
+        self.check_admission(len(requests))
         generation = Generation(self, requests)
         send = self._bridge.sender(generation.receive)
         try:

@@ -59,8 +59,10 @@ class Serving:
     ) -> list[Request]:
         """Requests for each choice of each prompt, in this order. ApiError where one is refused.
 
-        Choices differ in how they sample alone.
+        Choices differ in how they sample alone. A call that cannot be admitted is refused before
+        its prompts are tokenized.
         """
+        self.service.check_admission(len(prompts) * len(each))
         checked = await self.service.check(prompts, replace(each[0], raw=raw))
         return [
             replace(

@@ -245,6 +245,45 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         assert client.post(COMPLETIONS, json={"model": NAME, "prompt": "b"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "sequences"),
+    [
+        (COMPLETIONS, {"prompt": ["b"] * 1024, "n": 128}, 1024 * 128),
+        (COMPLETIONS, {"prompt": ["b"] * 3, "n": 3}, 9),
+        (COMPLETIONS, {"prompt": [[1]] * 9, "stream": True}, 9),
+        (CHAT, {"messages": HELLO, "n": 9}, 9),
+    ],
+)
+def test_a_call_with_more_sequences_than_the_server_holds_is_refused(
+    path: str, body: dict[str, Any], sequences: int
+) -> None:
+    """Also by an idle server, and before a prompt is tokenized."""
+    engine = worded(TEMPLATE)
+    largest = engine.manifest.limits.max_batch_size + 5
+    assert largest == 8
+    with served(engine, max_queue=5) as (url, app):
+        answer = httpx.post(url + path, json={"model": NAME, **body}, timeout=300)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["code"] == "too_many_sequences"
+        assert f"has {sequences} sequences" in error["message"] and "at most 8" in error["message"]
+        assert app.service.open_requests == 0
+        fits = {"model": NAME, "prompt": ["b"] * 4, "n": 2, "max_tokens": 1}
+        assert httpx.post(url + COMPLETIONS, json=fits, timeout=300).status_code == 200
+
+
+def test_a_call_counts_each_of_its_sequences_against_the_queue() -> None:
+    engine = worded(TEMPLATE, max_seq_len=4096)
+    long = {"model": NAME, "prompt": "b", "n": 6, "max_tokens": 4000, "ignore_eos": True}
+    with served(engine, max_queue=5) as (url, app), httpx.Client(timeout=300) as client:
+        with client.stream("POST", url + COMPLETIONS, json=long | {"stream": True}):
+            wait_until(lambda: app.service.open_requests == 6)
+            for sequences, status in ((3, 429), (2, 200)):
+                short = {"model": NAME, "prompt": "b", "n": sequences, "max_tokens": 1}
+                answer = httpx.post(url + COMPLETIONS, json=short, timeout=300)
+                assert answer.status_code == status, answer.text
+        wait_until(lambda: app.service.open_requests == 0)
+
+
 def test_a_stream_that_is_late_ends_with_an_error() -> None:
     with served(worded(max_seq_len=4096)) as (url, app):
         body = {"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True}
