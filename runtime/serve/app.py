@@ -106,6 +106,7 @@ class App:
         self._responses = Responses(self._serving)
         yield
         self.drain()
+        await self._responses.close()
         await service.drained()
 
     def _routes(self) -> list[Route]:
@@ -147,11 +148,12 @@ class App:
     async def _response(self, request: HttpRequest) -> Response:
         name = request.path_params["name"]
         if request.method == "DELETE":
-            return JSONResponse(self.responses.delete(name))
-        return JSONResponse(self.responses.retrieve(name))
+            return JSONResponse(await self.responses.delete(name))
+        return Response(self.responses.retrieve(name), media_type="application/json")
 
     async def _cancel(self, request: HttpRequest) -> Response:
-        return JSONResponse(await self.responses.cancel(request.path_params["name"]))
+        response = await self.responses.cancel(request.path_params["name"])
+        return Response(response, media_type="application/json")
 
     async def _tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
         return await TokenRoutes(self.serving).tokenize(body)

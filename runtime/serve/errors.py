@@ -16,6 +16,15 @@ _TYPES = {
 }
 
 
+# Errors repeat what the client sent, which may be megabytes.
+MAX_MESSAGE_LENGTH = 1000
+
+
+def _shortened(text: str) -> str:
+    half = MAX_MESSAGE_LENGTH // 2
+    return text if len(text) <= MAX_MESSAGE_LENGTH else f"{text[:half]} … {text[-half:]}"
+
+
 class ApiError(Exception):
     """A request that is refused: HTTP status, one sentence, and the field that is wrong."""
 
@@ -30,8 +39,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _shortened(message)
+        self.param = None if param is None else _shortened(param)
         self.code = code
         self.headers = headers or {}
 

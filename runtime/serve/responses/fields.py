@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
@@ -27,6 +27,12 @@ INCLUDABLE = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
+# OpenAI's limits.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+_FORMAT_KEYS = ("type", "name", "description", "schema", "strict", "json_schema")
 
 
 class Reasoning(BaseModel):
@@ -55,7 +61,7 @@ class ResponseFields(GenerationFields):
     store: bool | None = True
     background: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
 
     @property
     def logprobs(self) -> bool:
@@ -94,6 +100,12 @@ class ResponseFields(GenerationFields):
             )
         if self.background and self.store is False:
             raise refused("store", "what is made in the background has to be stored")
+
+    @property
+    def text_format(self) -> dict[str, Any]:
+        """The fields of ``text.format`` that the API has."""
+        given = (self.text or {}).get("format") or {"type": "text"}
+        return {key: given[key] for key in _FORMAT_KEYS if key in given}
 
     def guide(self) -> Guide | None:
         """That of ``text.format``, or of the other fields. ApiError where two ask for one."""

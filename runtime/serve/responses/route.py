@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+
+from pydantic_core import to_json
 
 from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import chat_prompt, chat_requests, offered_tools
@@ -21,11 +24,13 @@ from specbuild.runtime.serve.parsers.call_forms import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
-from specbuild.runtime.serve.responses.store import ResponseStore
+from specbuild.runtime.serve.responses.store import MAX_RESPONSE_BYTES, ResponseStore
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns
+
+log = logging.getLogger("specbuild.serve")
 
 
 @dataclass
@@ -42,12 +47,28 @@ class _Work:
     tools: Tools
 
 
+@dataclass
+class _BackgroundJob:
+    """A response that is made in the background. ``is_deleted``: its end is not stored."""
+
+    work: _Work
+    is_deleted: bool = False
+    task: asyncio.Task[None] = field(init=False)
+
+    async def stop(self) -> None:
+        """Cancel the task, which aborts the decoding, and wait until it has ended."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
 class Responses:
     """The routes, over a server."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._store = ResponseStore()
+        # Each one has an open sequence, so the queue's limit is theirs too.
+        self._background: dict[str, _BackgroundJob] = {}
 
     async def answer(self, body: ResponseFields) -> Mapping[str, Any] | Chunks:
         """A response, the events of one, or the promise of one."""
@@ -55,32 +76,48 @@ class Responses:
         if body.stream:
             return self._stream(work)
         if body.background:
-            stored = self._store.put(work.answer, work.messages)
-            stored.items = work.items
-            stored.task = asyncio.create_task(self._in_background(work))
+            job = _BackgroundJob(work)
+            job.task = asyncio.create_task(self._run_in_background(job))
+            self._background[work.answer["id"]] = job
             return dict(work.answer)
         await self._finish(work)
         return work.answer
 
-    def retrieve(self, name: str) -> Mapping[str, Any]:
-        """A stored answer as it is now."""
-        return self._store.get(name).shown()
+    def retrieve(self, name: str) -> bytes:
+        """Return a response as JSON; one in progress has the output so far."""
+        job = self._job(name)
+        if job is not None:
+            return to_json({**job.work.answer, "output": job.work.items.items})
+        return self._store.get(name).answer
 
-    def delete(self, name: str) -> Mapping[str, Any]:
-        """Forgets a stored answer."""
-        self._store.delete(name)
+    async def delete(self, name: str) -> Mapping[str, Any]:
+        """Delete a response. One in progress is aborted."""
+        job = self._job(name)
+        if job is None:
+            self._store.delete(name)
+        else:
+            job.is_deleted = True
+            await job.stop()
         return {"id": name, "object": "response", "deleted": True}
 
-    async def cancel(self, name: str) -> Mapping[str, Any]:
-        """Ends one that is made in the background, with what it has so far."""
-        stored = self._store.get(name)
-        if stored.task is None:
+    async def cancel(self, name: str) -> bytes:
+        """Abort a background response, which keeps its output so far. Return it as JSON."""
+        job = self._job(name)
+        if job is not None:
+            await job.stop()
+        response = self._store.get(name)
+        if not response.is_background:
             raise ApiError(400, "only responses made in the background can be cancelled")
-        if not stored.task.done():
-            stored.task.cancel()
-            await asyncio.wait({stored.task})
-            stored.answer["status"] = "cancelled"
-        return stored.shown()
+        return response.answer
+
+    async def close(self) -> None:
+        """Abort all background responses: a server that ends gives them to nobody."""
+        await asyncio.gather(*(job.stop() for job in self._background.values()))
+
+    def _job(self, name: str) -> _BackgroundJob | None:
+        """The background job of a response in progress that was not deleted."""
+        job = self._background.get(name)
+        return None if job is None or job.is_deleted else job
 
     async def _begin(self, body: ResponseFields) -> _Work:
         serving = self._serving
@@ -88,7 +125,7 @@ class Responses:
         body.check()
         before: Sequence[Mapping[str, Any]] = ()
         if body.previous_response_id is not None:
-            before = self._store.get(body.previous_response_id).messages
+            before = self._store.get(body.previous_response_id).messages()
         messages = [*before, *body.messages()]
         told = [] if body.instructions is None else [_system(body.instructions)]
         tools = offered_tools(serving, body.tools, body.tool_choice)
@@ -96,6 +133,9 @@ class Responses:
         if body.logprobs:
             likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        answer = _head(body, model)
+        if body.store is not False:
+            self._store.check(answer, messages)
         chat = template_messages([*told, *messages])
         prompt = await chat_prompt(serving, chat, tools, body.variables)
         each = body.params(
@@ -105,7 +145,8 @@ class Responses:
             guide=await serving.guide(asked, prompt),
         )
         (request,) = await chat_requests(serving, prompt, each)
-        answer = _head(body, model, each[0].sampling.temperature, each[0].sampling.top_p)
+        sampling = each[0].sampling
+        answer |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         items = Items(partial(token_logprob, serving))
         turns = serving.turns([request], body.urgency)
         return _Work(body, request, prompt, messages, answer, items, turns, tools or ())
@@ -115,11 +156,45 @@ class Responses:
             async for _ in events:
                 pass
 
-    async def _in_background(self, work: _Work) -> None:
+    async def _run_in_background(self, job: _BackgroundJob) -> None:
+        """Make a response and store how it ended, unless it was deleted meanwhile."""
+        work = job.work
         try:
             await self._finish(work)
+            return
+        except asyncio.CancelledError:
+            # The task is cancelled by stop() alone, which waits for this end.
+            end: dict[str, Any] = {"status": "cancelled"}
         except ApiError as error:
-            work.answer |= {"status": "failed", "error": error.body["error"]}
+            end = {"status": "failed", "error": error.body["error"]}
+        except Exception:
+            log.exception("the response %s failed", work.answer["id"])
+            error = ApiError(500, "internal error; the server's log has it")
+            end = {"status": "failed", "error": error.body["error"]}
+        finally:
+            del self._background[work.answer["id"]]
+        if job.is_deleted:
+            return
+        for _ in work.items.close("incomplete"):
+            pass
+        work.answer |= end | {"output": work.items.items}
+        self._keep(work, work.messages)
+
+    def _keep(self, work: _Work, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Store a response as its request wishes. One that is too large says that it is not."""
+        answer = work.answer
+        if work.body.store is False or self._store.put(answer, messages):
+            return
+        answer["store"] = False
+        if not work.body.background:
+            return
+        message = (
+            f"the response is larger than the {MAX_RESPONSE_BYTES >> 20} MiB that are stored; "
+            "leave log-probabilities out, or stream it"
+        )
+        error = ApiError(500, message, code="response_too_large").body["error"]
+        answer |= {"status": "failed", "error": error, "output": []}
+        self._store.put(answer, [])
 
     async def _stream(self, work: _Work) -> Chunks:
         number = 0
@@ -153,8 +228,7 @@ class Responses:
         }
         if not whole:
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
-        if work.body.store is not False:
-            self._store.put(answer, [*work.messages, *messages_of(items.items)])
+        self._keep(work, [*work.messages, *messages_of(items.items)])
         yield {"type": f"response.{answer['status']}", "response": answer}
 
 
@@ -162,7 +236,7 @@ def _system(text: str) -> dict[str, Any]:
     return {"role": "system", "content": text}
 
 
-def _head(body: ResponseFields, model: str, temperature: float, top_p: float) -> dict[str, Any]:
+def _head(body: ResponseFields, model: str) -> dict[str, Any]:
     """An answer before it has an output."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -181,12 +255,12 @@ def _head(body: ResponseFields, model: str, temperature: float, top_p: float) ->
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.effort, "summary": None},
         "store": body.store is not False,
-        "temperature": temperature,
-        "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
+        "temperature": body.temperature,
+        "text": {"format": body.text_format},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": top_p,
+        "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
     }

@@ -1,77 +1,115 @@
-"""Answers that can be asked for again: so many, for so long."""
+"""Finished responses that clients may read again, bounded in number, age and bytes."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json, to_json
+
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.responses.items import Items
 
-MOST_ANSWERS = 1000
-LONGEST_S = 3600.0
+MAX_RESPONSES = 1000
+MAX_AGE_S = 3600.0
+# One response: its answer, and the messages of its conversation.
+MAX_RESPONSE_BYTES = 16 << 20
+MAX_STORED_BYTES = 256 << 20
 
 
-@dataclass
-class Stored:
-    """An answer, the messages that led to it and are its own, and the task that makes it.
+@dataclass(frozen=True)
+class StoredResponse:
+    """A finished response as JSON: the size in memory is the size that is counted.
 
-    ``items`` are those of an answer that is being made.
+    ``conversation`` is the list of messages that a following response continues.
     """
 
-    answer: dict[str, Any]
-    messages: Sequence[Mapping[str, Any]]
+    answer: bytes
+    conversation: bytes
     stored_s: float
-    task: asyncio.Task[None] | None = None
-    items: Items | None = None
 
-    def shown(self) -> dict[str, Any]:
-        """The answer as it is now."""
-        if self.items is not None:
-            self.answer["output"] = self.items.items
-        return self.answer
+    @property
+    def size(self) -> int:
+        """Bytes of both texts."""
+        return len(self.answer) + len(self.conversation)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages of the conversation, including the response's own."""
+        messages: list[dict[str, Any]] = from_json(self.conversation)
+        return messages
+
+    @property
+    def is_background(self) -> bool:
+        """Whether the response was made in the background."""
+        return bool(from_json(self.answer)["background"])
 
 
 class ResponseStore:
-    """Answers by id. The oldest go when there are too many, or they are too old."""
+    """Responses by id. The oldest are evicted when there are too many, or too many bytes."""
 
-    def __init__(self, *, most: int = MOST_ANSWERS, longest_s: float = LONGEST_S) -> None:
-        self._most = most
-        self._longest_s = longest_s
-        self._held: OrderedDict[str, Stored] = OrderedDict()
+    def __init__(
+        self,
+        *,
+        max_responses: int = MAX_RESPONSES,
+        max_age_s: float = MAX_AGE_S,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
+        max_bytes: int = MAX_STORED_BYTES,
+    ) -> None:
+        self._max_responses = max_responses
+        self._max_age_s = max_age_s
+        self._max_response_bytes = max_response_bytes
+        self._max_bytes = max_bytes
+        self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self.stored_bytes = 0
 
-    def put(self, answer: dict[str, Any], messages: Sequence[Mapping[str, Any]]) -> Stored:
-        """Keeps an answer, or what became of it."""
-        self._drop_old()
-        stored = self._held.get(answer["id"]) or Stored(answer, messages, time.monotonic())
-        stored.answer, stored.messages = answer, messages
-        self._held[answer["id"]] = stored
-        while len(self._held) > self._most:
-            self._held.popitem(last=False)
-        return stored
+    def check(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ApiError if a request alone has more bytes than a stored response may have."""
+        size = len(to_json(answer)) + len(to_json(messages))
+        if size > self._max_response_bytes:
+            raise ApiError(
+                400,
+                f"the response would store {size} bytes of its request, at most "
+                f"{self._max_response_bytes} are stored; shorten the request or set store to false",
+                param="store",
+                code="response_too_large",
+            )
 
-    def get(self, name: str) -> Stored:
-        """ApiError where there is none, or none any more."""
-        self._drop_old()
-        if name not in self._held:
+    def put(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Store a finished response. Return False, and store nothing, if it is too large."""
+        self._evict_expired()
+        response = StoredResponse(to_json(answer), to_json(messages), time.monotonic())
+        if response.size > self._max_response_bytes:
+            return False
+        self._responses[answer["id"]] = response
+        self.stored_bytes += response.size
+        while len(self._responses) > self._max_responses or self.stored_bytes > self._max_bytes:
+            self._evict_oldest()
+        return True
+
+    def get(self, name: str) -> StoredResponse:
+        """Return a response. Raise ApiError if it was never stored, or is not stored any more."""
+        self._evict_expired()
+        if name not in self._responses:
             raise ApiError(
                 404,
-                f"there is no response {name!r}: the last {self._most} are kept, "
-                f"for {self._longest_s / 60:g} minutes",
+                f"there is no response {name[:100]!r}: the last {self._max_responses} are kept for "
+                f"{self._max_age_s / 60:g} minutes, in at most {self._max_bytes >> 20} MiB",
                 param="response_id",
             )
-        return self._held[name]
+        return self._responses[name]
 
     def delete(self, name: str) -> None:
-        """Forgets an answer. ApiError where there is none."""
-        self.get(name)
-        del self._held[name]
+        """Delete a response. Raise ApiError if there is none."""
+        self.stored_bytes -= self.get(name).size
+        del self._responses[name]
 
-    def _drop_old(self) -> None:
-        oldest_s = time.monotonic() - self._longest_s
-        while self._held and next(iter(self._held.values())).stored_s < oldest_s:
-            self._held.popitem(last=False)
+    def _evict_expired(self) -> None:
+        oldest_s = time.monotonic() - self._max_age_s
+        while self._responses and next(iter(self._responses.values())).stored_s < oldest_s:
+            self._evict_oldest()
+
+    def _evict_oldest(self) -> None:
+        _, response = self._responses.popitem(last=False)
+        self.stored_bytes -= response.size

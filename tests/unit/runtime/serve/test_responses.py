@@ -17,7 +17,6 @@ from specbuild.runtime.serve.parsers.harmony import HarmonyParser
 from specbuild.runtime.serve.parsers.parser import Delta
 from specbuild.runtime.serve.responses.fields import messages_of
 from specbuild.runtime.serve.responses.items import Items
-from specbuild.runtime.serve.responses.store import ResponseStore
 
 GIVEN: dict[str, Any] = {"model": NAME, "temperature": 0, "max_output_tokens": 9}
 
@@ -151,17 +150,3 @@ def test_items_go_back_in_as_messages() -> None:
     assert messages[0]["content"] == "so" and messages[0]["thinking"] == "hm"
     assert messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {}}
     assert messages[2]["tool_call_id"] == call_id
-
-
-def test_the_store_is_bounded() -> None:
-    store = ResponseStore(most=3, longest_s=1e6)
-    for i in range(5):
-        store.put({"id": str(i)}, [])
-    assert store.get("4").answer == {"id": "4"}
-    with pytest.raises(Exception, match="no response '1'"):
-        store.get("1")
-    old = ResponseStore(most=3, longest_s=0.0)
-    old.put({"id": "a"}, [])
-    time.sleep(0.002)
-    with pytest.raises(Exception, match="no response 'a'"):
-        old.get("a")
