@@ -190,7 +190,7 @@ def serve(
 
     Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
     /tokenize, /detokenize, /health, /metrics, and a page to chat on at /. SIGTERM and ctrl-C
-    let open requests end.
+    let open requests finish; a second ctrl-C aborts them.
 
     \b
     Examples:
@@ -251,8 +251,11 @@ def serve(
             messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
             started()
 
+        def notify(sentence: str) -> None:
+            messages().print(sentence, soft_wrap=True)
+
         with traced(loaded, trace), events.published(loaded):
-            run_server(app, place, ready=ready)
+            run_server(app, place, ready=ready, notify=notify)
 
 
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:

@@ -156,6 +156,15 @@ class Session:
         self._post(leave)
         return leave.done
 
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the engine's thread has ended. Return False if it still runs."""
+        with self._lock:
+            thread = self._thread
+        if thread is None:
+            return True
+        thread.join(timeout_s)
+        return not thread.is_alive()
+
     def _post(self, message: _Join | _Leave) -> None:
         with self._lock:
             self._inbox.append(message)

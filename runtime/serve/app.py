@@ -95,9 +95,13 @@ class App:
         return self.serving.service
 
     def drain(self) -> None:
-        """No new request is taken."""
+        """Refuse new requests from now on."""
         if self._serving is not None:
             self.service.draining = True
+
+    def is_stopped(self, timeout_s: float) -> bool:
+        """Wait for the engine's thread. Return False if it still runs after the timeout."""
+        return self._engine.session.join(timeout_s)
 
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 import socket
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -14,8 +20,10 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.app import App
 from specbuild.runtime.serve.connection import KEEP_ALIVE_S, Connection
 
-# How long open requests may go on once the server is asked to end.
+# How long open requests may run after the first signal.
 DRAIN_TIMEOUT_S = 30
+# How long clients have to read the error of an aborted request, and the engine to end a turn.
+CLOSE_TIMEOUT_S = 5.0
 _BACKLOG = 2048
 
 
@@ -60,13 +68,20 @@ class Address:
 
 
 class Server(uvicorn.Server):
-    """``ready`` is called with the socket's name when requests are served.
+    """Calls ``ready`` with the socket's name once requests are served.
 
-    At the first SIGTERM or SIGINT no new request is taken, and those that were accepted are served
-    to their end; at the second, or after 30 seconds, they are aborted.
+    The first SIGTERM or SIGINT refuses new requests and lets the open ones finish. The second, or
+    30 seconds, aborts them: each client gets an error, as an event in a stream. A third ends the
+    process at once. ``notify`` gets a sentence about each of these steps.
     """
 
-    def __init__(self, app: App, *, ready: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        ready: Callable[[object], None],
+        notify: Callable[[str], None] = lambda _: None,
+    ) -> None:
         config = uvicorn.Config(
             app.asgi,
             http=Connection,
@@ -76,31 +91,83 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
-            timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
         )
         super().__init__(config)
         self._app = app
         self._ready = ready
+        self._notify = notify
+        self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts, and says so."""
+        """Start, and call ``ready``."""
         await super().startup(sockets)
         if self.started and sockets:
             self._ready(sockets[0].getsockname())
 
-    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        """A signal asks for the end, which is no failure of the process."""
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let open requests finish, and abort those that do not within the drain timeout."""
         self._app.drain()
-        self.force_exit = self.should_exit
+        await self._app.responses.close()
+        if count := len(self.server_state.tasks):
+            self._notify(
+                f"shutting down: {_requests(count)} left, {DRAIN_TIMEOUT_S} seconds to finish; "
+                "press ctrl-C again to abort"
+            )
+        else:
+            self._notify("shutting down: no request is open")
+        aborting = asyncio.create_task(self._abort_later())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            aborting.cancel()
+
+    async def _abort_later(self) -> None:
+        """Wait for the second signal or the timeout, then end everything step by step."""
+        end_s = time.monotonic() + DRAIN_TIMEOUT_S
+        while self._signals < 2 and time.monotonic() < end_s:
+            # Signal handlers cannot wake the event loop.
+            await asyncio.sleep(0.05)
+        if count := len(self.server_state.tasks):
+            self._notify(f"aborting {_requests(count)}")
+        self._app.service.abort()
+        await asyncio.sleep(CLOSE_TIMEOUT_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its client does not read
+        await asyncio.sleep(CLOSE_TIMEOUT_S)
+        self._app.service.abandon()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals from now on: the process ends after serving, and may get more of them."""
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self.handle_exit)
+        yield
+
+    def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
+        """Count a signal. A requested end is no failure of the process."""
+        self._signals += 1
         self.should_exit = True
+        if self._signals > 2:
+            os._exit(1)
 
 
-def serve(app: App, address: Address, *, ready: Callable[[object], None]) -> None:
-    """Serves until a signal asks for the end. RequestError where the address cannot be had."""
+def _requests(count: int) -> str:
+    return f"{count} request" + ("s" if count > 1 else "")
+
+
+def serve(
+    app: App, address: Address, *, ready: Callable[[object], None], notify: Callable[[str], None]
+) -> None:
+    """Serve until a signal. Raise RequestError if the address is not available."""
     listening = address.listen()
     try:
-        Server(app, ready=ready).run(sockets=[listening])
+        Server(app, ready=ready, notify=notify).run(sockets=[listening])
     finally:
         listening.close()
         if address.uds is not None:
             address.uds.unlink(missing_ok=True)
+    if not app.is_stopped(CLOSE_TIMEOUT_S):
+        # Python's finalization crashes while another thread runs the engine.
+        notify("the engine did not stop; ending the process")
+        os._exit(1)

@@ -96,8 +96,15 @@ class Generation:
         if self._open and self._stream is not None:
             self._stream.leave()
 
+    def abort(self) -> None:
+        """Abort what is left, and end the iteration with an error."""
+        self._batches.put_nowait(RequestError("the server is shutting down; the request ended"))
+        self.cancel()
+
     def _finish(self, requests: int) -> None:
         self._open -= requests
+        if not self._open:
+            self._service.generations.discard(self)
         self._service.finished(requests)
 
 
@@ -111,6 +118,7 @@ class Service:
         engine.decoder.observe_launch = self.metrics.launched
         self.started_s = int(time.time())
         self.draining = False
+        self.generations: set[Generation] = set()
         self._bridge = Bridge()
         self._texts = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
         self._guides = ThreadPoolExecutor(1, "specbuild-guides")
@@ -203,6 +211,7 @@ class Service:
             raise engine_refuses(error) from error
         self._open += len(requests)
         self._idle.clear()
+        self.generations.add(generation)
         generation.start(stream)
         return generation
 
@@ -234,7 +243,17 @@ class Service:
             self.metrics.count_suffixes(suffixes)
         return self.metrics.exposed(**asdict(self.load))
 
+    def abort(self) -> None:
+        """Abort all open requests; their clients get an error."""
+        for generation in list(self.generations):
+            generation.abort()
+
+    def abandon(self) -> None:
+        """End :meth:`drained` although requests are open."""
+        self._idle.set()
+
     async def drained(self) -> None:
-        """Returns when no request is open."""
+        """Wait until no request is open."""
         await self._idle.wait()
-        self._texts.shutdown(wait=False)
+        self._texts.shutdown(wait=False, cancel_futures=True)
+        self._guides.shutdown(wait=False, cancel_futures=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,6 +76,29 @@ def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> N
         assert '"finish_reason":"length"' in rest[-2]
         assert process.wait(300) == 0
     assert replay(trace.read_text().splitlines()).events["finish"] == 1
+
+
+@pytest.mark.parametrize("between_s", [0.0, 0.02, 0.3])
+def test_a_second_signal_ends_streams_with_an_error(tiny_engine: Path, between_s: float) -> None:
+    """Also while the engine's thread is in a launch: the process must not crash."""
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 400, "ignore_eos": True, "n": 4}
+    with server(str(tiny_engine), "--served-model-name", "tiny") as (process, url):
+        assert process.stderr is not None
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json=body | {"stream": True}, timeout=300
+        ) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            said = process.stderr.readline()
+            assert "1 request left" in said and "ctrl-C again" in said
+            time.sleep(between_s)
+            process.send_signal(signal.SIGINT)
+            *_, error, done = [line for line in lines if line]
+        assert "shutting down" in json.loads(error.removeprefix("data: "))["error"]["message"]
+        assert done == "data: [DONE]"
+        assert process.wait(60) == 0
+        assert process.stderr.read() == "aborting 1 request\n"
 
 
 def test_run_traces_its_pages(tiny_engine: Path, command: Command, tmp_path: Path) -> None:
