@@ -42,29 +42,63 @@ class Address:
             self.host in ("localhost", "::1") or self.host.startswith("127.")
         )
 
+    @property
+    def default_hosts(self) -> tuple[str, ...]:
+        """What a ``Host`` header may name: on loopback its names, elsewhere anything (empty)."""
+        if self.uds is not None or self.beyond_loopback:
+            return ()
+        return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", self.host)))
+
     def listen(self) -> socket.socket:
-        """The bound socket. RequestError where it cannot be had."""
+        """Return the listening socket. Raise RequestError if the address is not available."""
         try:
             if self.uds is not None:
-                return self._listen_here(self.uds)
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-            family, kind, protocol, _, place = found[0]
-            listening = socket.socket(family, kind, protocol)
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(place)
+                listening = self._bind_uds(self.uds)
+            else:
+                found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+                family, kind, protocol, _, place = found[0]
+                listening = socket.socket(family, kind, protocol)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listening.bind(place)
+            # At once: another server must see a live socket, and a port in use is found here.
+            listening.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
             raise RequestError(f"cannot listen on {self}: {error}; choose another") from error
         return listening
 
-    def _listen_here(self, path: Path) -> socket.socket:
+    def _bind_uds(self, path: Path) -> socket.socket:
         if path.is_socket():
-            path.unlink()  # of a server that was killed
+            if _is_live(path):
+                raise OSError("another server listens there")
+            path.unlink()  # its server was killed
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
         return listening
 
     def __str__(self) -> str:
         return str(self.uds) if self.uds is not None else f"{self.host}:{self.port}"
+
+
+def _is_live(path: Path) -> bool:
+    """Whether a process listens on a Unix socket; also if that cannot be found out."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.setblocking(False)
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return False
+        except OSError:
+            return True  # its backlog is full, or it is another user's
+        return True
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    """The identity of a file; None if there is none."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class Server(uvicorn.Server):
@@ -161,11 +195,13 @@ def serve(
 ) -> None:
     """Serve until a signal. Raise RequestError if the address is not available."""
     listening = address.listen()
+    bound = None if address.uds is None else _file_id(address.uds)
     try:
         Server(app, ready=ready, notify=notify).run(sockets=[listening])
     finally:
         listening.close()
-        if address.uds is not None:
+        # The path may have become another server's.
+        if address.uds is not None and bound == _file_id(address.uds):
             address.uds.unlink(missing_ok=True)
     if not app.is_stopped(CLOSE_TIMEOUT_S):
         # Python's finalization crashes while another thread runs the engine.
