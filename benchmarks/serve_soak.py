@@ -189,7 +189,13 @@ class Soak:
 def head_of(path: str, body: bytes, announced: int | None = None) -> bytes:
     """The head of a request whose answer ends with its connection."""
     size = len(body) if announced is None else announced
-    lines = f"POST {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {size}"
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        "Connection: close",
+        "Content-Type: application/json",
+        f"Content-Length: {size}",
+    )
     return "".join(f"{line}\r\n" for line in (*lines, "")).encode()
 
 

@@ -50,6 +50,16 @@ class AddressOptions(OptionGroup):
     host: Annotated[str, Described("Address to listen on.", "ADDRESS")] = "127.0.0.1"
     port: Annotated[int, Described("Port; 0 is a free one.", "N", least=0, most=65535)] = 8000
     uds: Annotated[Path | None, Described("Listen on a Unix socket instead.", "PATH")] = None
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Described(
+            "Hosts that a request may name, * for any; repeatable.",
+            "HOST",
+            shown="on loopback its names, else any",
+            typed=list[str],
+            read=repeated,
+        ),
+    ] = ()
     api_key: Annotated[
         tuple[str, ...],
         Described("Serve who sends this key; repeatable.", "KEY", typed=list[str], read=repeated),
@@ -100,7 +110,7 @@ class QueueOptions(OptionGroup):
     max_queue: Annotated[
         int, Described("Sequences that may wait; more get a 429.", "N", least=0)
     ] = 256
-    log_requests: Annotated[bool, Described("A line on standard error for each request.")] = False
+    log_requests: Annotated[bool, Described("Print a line for each request on stderr.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +249,7 @@ def serve(
                 form=_form(loaded, model),
                 keys=keys,
                 origins=address.cors,
+                hosts=address.allowed_hosts or place.default_hosts,
                 log_requests=queue.log_requests,
                 page=not address.no_page,
             ),

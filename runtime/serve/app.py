@@ -20,10 +20,11 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.serve.chat import Chat, ChatFields
 from specbuild.runtime.serve.completions import CompletionFields, Completions
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.guards import Failures, Keys
+from specbuild.runtime.serve.guards import Failures, Hosts, Keys
 from specbuild.runtime.serve.http import Endpoint
 from specbuild.runtime.serve.openapi import openapi_document
 from specbuild.runtime.serve.parsers.registry import ParserForm
+from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, RequestRecords
 from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.responses.route import Responses
 from specbuild.runtime.serve.service import Service, ServiceOptions
@@ -39,6 +40,7 @@ class AppOptions:
     """How an engine is served, and to whom.
 
     Without ``keys`` everybody is served. ``origins`` are those whose pages may call (CORS).
+    ``hosts`` are those that a ``Host`` header may name; none: any.
     ``page``: the page at ``/`` is there.
     """
 
@@ -46,6 +48,7 @@ class AppOptions:
     form: ParserForm | None
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
+    hosts: Sequence[str] = ()
     log_requests: bool = False
     page: bool = True
 
@@ -58,24 +61,37 @@ class App:
         self._options = options
         self._serving: Serving | None = None
         self._responses: Responses | None = None
+        routes = [*self._routes(), *self._page()]
+        self.asgi = Starlette(
+            routes=routes,
+            middleware=self._layers(routes),
+            exception_handlers={HTTPException: _no_route},  # type: ignore[dict-item]
+            lifespan=self._lifespan,
+        )
+
+    def _layers(self, routes: Sequence[Route]) -> list[Middleware]:
+        """The middleware, the outermost first."""
+        options = self._options
         layers = [
-            Middleware(Failures, log_requests=options.log_requests),
-            Middleware(Keys, keys=options.keys),
+            Middleware(RequestRecords, routes=routes, count=self._count, log=options.log_requests),
+            Middleware(Failures),
         ]
+        if options.hosts:
+            layers.append(Middleware(Hosts, allowed=options.hosts))
         if options.origins:
             cors = Middleware(
                 CORSMiddleware,
                 allow_origins=list(options.origins),
                 allow_methods=["*"],
                 allow_headers=["*"],
+                expose_headers=[REQUEST_ID_HEADER],
             )
-            layers.insert(1, cors)
-        self.asgi = Starlette(
-            routes=[*self._routes(), *self._page()],
-            middleware=layers,
-            exception_handlers={HTTPException: _no_route},  # type: ignore[dict-item]
-            lifespan=self._lifespan,
-        )
+            layers.append(cors)
+        return [*layers, Middleware(Keys, keys=options.keys)]
+
+    def _count(self, method: str, handler: str, status: int) -> None:
+        if self._serving is not None:
+            self.service.metrics.count_http(method, handler, status)
 
     @property
     def serving(self) -> Serving:

@@ -11,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import BODY_TIMEOUT_S
+from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, new_request_id
 
 # From the connection, or the first byte of a later request, to the end of the head.
 HEAD_TIMEOUT_S = 20.0
@@ -118,7 +119,11 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
             return
         body = json.dumps(ApiError(status, message).body).encode()
-        head: dict[str, Any] = {"content-type": "application/json", "content-length": len(body)}
+        head: dict[str, Any] = {
+            "content-type": "application/json",
+            "content-length": len(body),
+            REQUEST_ID_HEADER: new_request_id(),
+        }
         lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
         lines += [f"{name}: {value}" for name, value in head.items()]
         self.transport.write("\r\n".join([*lines, "connection: close", "", ""]).encode() + body)

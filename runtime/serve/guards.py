@@ -1,11 +1,10 @@
-"""ASGI layers around all routes: keys, and nothing but a sentence where a route fails."""
+"""ASGI layers around all routes: hosts, keys, and one sentence where a route fails."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import logging
-import time
 from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -64,49 +63,73 @@ def _client_left(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
 
 
-class Failures:
-    """Answers what a route could not: an ApiError's object, or 500 where the fault is ours.
+class Hosts:
+    """Refuses requests whose ``Host`` names another host than ``allowed``; ``*`` allows any.
 
-    ``log_requests`` gives a line for each request.
+    A page of another site that rebinds its own name to this address could read the answers.
+    Ports are not compared.
     """
 
-    def __init__(self, app: ASGIApp, log_requests: bool = False) -> None:
+    def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
         self._app = app
-        self._log_requests = log_requests
+        self._allowed = {_normal_host(host) for host in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+        """Serve or refuse one request."""
+        if scope["type"] == "http" and "*" not in self._allowed:
+            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+            hosts = [_host_of(value) for value in given] or [""]
+            wrong = next((host for host in hosts if host not in self._allowed), None)
+            if wrong is not None:
+                message = (
+                    f"the Host header names {wrong!r}, this server answers to "
+                    f"{', '.join(sorted(self._allowed))}; add others with --allowed-hosts"
+                )
+                await send_error(send, ApiError(403, message, code="host_not_allowed"))
+                return
+        await self._app(scope, receive, send)
+
+
+def _host_of(header: str) -> str:
+    """The host of a ``Host`` header, without its port."""
+    text = header.strip()
+    if text.startswith("["):
+        return _normal_host(text.partition("]")[0] + "]")
+    return _normal_host(text.partition(":")[0])
+
+
+def _normal_host(host: str) -> str:
+    """A host in lower case; IPv6 addresses have brackets, as in a header."""
+    host = host.lower().removesuffix(".")
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+class Failures:
+    """Answers what a route raised: an ApiError's object, or 500 for an internal fault."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started_s, status = time.monotonic(), 0
+        started = False
 
         async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
             await self._app(scope, receive, noted)
         except ApiError as error:
-            if not status:
+            if not started:
                 await send_error(noted, error)
         except Exception as error:
             if _client_left(error):
                 return
             log.exception("%s %s failed", scope["method"], scope["path"])
-            if not status:
+            if not started:
                 await send_error(noted, ApiError(500, "internal error; the server's log has it"))
-        finally:
-            if self._log_requests:
-                passed_ms = 1e3 * (time.monotonic() - started_s)
-                client = scope.get("client") or ("-", 0)
-                log.info(
-                    '%s "%s %s" %d %.1f ms',
-                    client[0],
-                    scope["method"],
-                    scope["path"],
-                    status,
-                    passed_ms,
-                )

@@ -39,6 +39,7 @@ class Endpoint(Generic[Body]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
         try:
+            check_media_type(scope)
             body = self._read(await read_body(scope, receive))
         except ApiError as error:
             await send_error(send, error)
@@ -75,6 +76,21 @@ class Endpoint(Generic[Body]):
                     await _send_events(send, answer)
         except ApiError as error:
             await send_error(send, error)
+
+
+def check_media_type(scope: Scope) -> None:
+    """Raise ApiError unless the body is declared as JSON.
+
+    A browser sends other types across origins without asking the server first.
+    """
+    declared = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0]
+    if declared.strip().lower() != b"application/json":
+        kind = declared.strip().decode("latin-1")
+        message = (
+            f"the content type is {kind or 'missing'}, must be application/json; send the header "
+            "Content-Type: application/json"
+        )
+        raise ApiError(415, message, code="unsupported_media_type")
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

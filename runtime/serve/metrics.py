@@ -41,6 +41,8 @@ _FINE = tuple(
 _LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
 # Of an engine's launch, as vLLM counts its iterations.
 _LAUNCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+# Labels must not be the clients' own.
+_METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 # Metrics of the prefix cache, what they count of its statistics, and what they are.
 _OF_PREFIXES = (
     ("vllm:prefix_cache_queries", "query_tokens", "Prompt tokens that were looked up."),
@@ -91,6 +93,12 @@ class Metrics:
             "vllm:request_success",
             "Requests that ended.",
             (*_LABELS, "finished_reason"),
+            registry=self.registry,
+        )
+        self._http = Counter(
+            "http_requests",
+            "HTTP requests by route and status.",
+            ("method", "handler", "status"),
             registry=self.registry,
         )
         self._ttft = self._histogram(
@@ -165,6 +173,10 @@ class Metrics:
         )
         largest = max(manifest.cache_groups, key=lambda group: group.pages)
         info.labels(*self._values, str(largest.page_size), str(largest.pages)).set(1)
+
+    def count_http(self, method: str, handler: str, status: int) -> None:
+        """Count an answered HTTP request, refused ones too."""
+        self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
 
     def launched(self, tokens: int) -> None:
         """A launch read and gave so many tokens together; called by the engine's thread."""

@@ -18,6 +18,7 @@ from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.serve.bridge import Bridge
 from specbuild.runtime.serve.errors import ApiError, engine_refuses
 from specbuild.runtime.serve.metrics import Metrics
+from specbuild.runtime.serve.request_record import current_record
 
 # What a client whose request found the queue full is asked to wait.
 RETRY_AFTER_S = 1
@@ -65,6 +66,9 @@ class Generation:
         self._open = len(self.requests)
         self._batches: asyncio.Queue[EventBatch] = asyncio.Queue()
         self._stream: Stream | None = None
+        self._record = current_record()
+        if self._record is not None:
+            self._record.generates(self.requests)
 
     def start(self, stream: Stream) -> None:
         """The requests are with the engine."""
@@ -77,6 +81,8 @@ class Generation:
             self._service.failed(batch)
         else:
             self._service.metrics.events(self, batch)
+            if self._record is not None:
+                self._record.events(batch)
             self._finish(sum(isinstance(event, FinishEvent) for event in batch))
         self._batches.put_nowait(batch)
 

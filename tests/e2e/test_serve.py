@@ -64,8 +64,10 @@ def test_openais_client_gets_what_run_gives(
 
 def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    named = ("--served-model-name", "tiny", "--trace", str(trace))
+    named = ("--served-model-name", "tiny", "--trace", str(trace), "--log-requests")
     with server(str(tiny_engine), *named) as (process, url):
+        elsewhere = httpx.get(f"{url}/health", headers={"Host": "elsewhere.example"})
+        assert elsewhere.status_code == 403
         body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body | {"stream": True}) as answer:
             lines = answer.iter_lines()
@@ -75,6 +77,10 @@ def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> N
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert process.wait(300) == 0
+        assert process.stderr is not None
+        lines = process.stderr.read()
+        assert "route=/v1/completions status=200 prompt_tokens=" in lines
+        assert "output_tokens=60 ttft_ms=" in lines
     assert replay(trace.read_text().splitlines()).events["finish"] == 1
 
 

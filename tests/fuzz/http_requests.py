@@ -102,7 +102,11 @@ class Sent:
     method: str = "POST"
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = field(
-        default=(("Host", "127.0.0.1"), ("Authorization", f"Bearer {KEY}"))
+        default=(
+            ("Host", "127.0.0.1"),
+            ("Authorization", f"Bearer {KEY}"),
+            ("Content-Type", "application/json"),
+        )
     )
     open: bool = False
     raw: bytes | None = None

@@ -58,6 +58,8 @@ def served(
     keys: tuple[str, ...] = (),
     parser: str = "none",
     origins: tuple[str, ...] = (),
+    hosts: tuple[str, ...] = (),
+    log_requests: bool = False,
     page: bool = True,
     setting: DraftSetting | None = None,
 ) -> Iterator[tuple[str, App]]:
@@ -69,7 +71,15 @@ def served(
     service = ServiceOptions(
         names=(NAME, "other-name"), max_queue=max_queue, setting=setting or DraftSetting()
     )
-    options = AppOptions(service=service, form=form, keys=keys, origins=origins, page=page)
+    options = AppOptions(
+        service=service,
+        form=form,
+        keys=keys,
+        origins=origins,
+        hosts=hosts,
+        log_requests=log_requests,
+        page=page,
+    )
     app = App(engine, options)
     started, place = threading.Event(), []
 

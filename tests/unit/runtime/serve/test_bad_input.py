@@ -23,6 +23,8 @@ from specbuild.runtime.serve import guards
 from specbuild.runtime.serve.app import App
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = "Content-Type: application/json"
+TYPED = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "b"}]
 # Bodies, and a word of the field or the reason that the answer names.
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
@@ -131,7 +133,7 @@ def test_what_is_wrong_is_named(
 )
 def test_bodies_that_are_no_request(server: tuple[str, App], content: bytes) -> None:
     for path in (COMPLETIONS, CHAT):
-        answer = httpx.post(server[0] + path, content=content, timeout=300)
+        answer = httpx.post(server[0] + path, content=content, headers=TYPED, timeout=300)
         assert 400 <= answer.status_code < 500, (path, answer.text)
         assert answer.json()["error"]["message"]
 
@@ -157,14 +159,17 @@ def test_any_fields_give_an_answer_or_a_refusal(
 ) -> None:
     given = {"prompt": "b", "messages": HELLO, "max_tokens": 2} | fields
     body = json.dumps({"model": NAME} | given)
-    answer = httpx.post(server[0] + path, content=body.encode(errors="replace"), timeout=300)
+    answer = httpx.post(
+        server[0] + path, content=body.encode(errors="replace"), headers=TYPED, timeout=300
+    )
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: tuple[str, App]) -> None:
     place = urlparse(server[0])
     with socket.create_connection((place.hostname, place.port), timeout=300) as client:
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {1 << 30}\r\n\r\n"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n"
+        head += f"Content-Length: {1 << 30}\r\n\r\n"
         client.sendall(head.encode() + b"x" * 1000)
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
 
@@ -175,7 +180,7 @@ def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:
             yield b" " * (1 << 19)
 
     try:
-        answer = httpx.post(server[0] + COMPLETIONS, content=parts(), timeout=300)
+        answer = httpx.post(server[0] + COMPLETIONS, content=parts(), headers=TYPED, timeout=300)
     except httpx.TransportError:
         return  # the connection was closed in the midst of it
     assert answer.status_code == 413
@@ -222,7 +227,8 @@ def test_a_client_that_leaves_frees_its_pages() -> None:
         for stream in (True, False):
             place = urlparse(url)
             data = json.dumps(body | {"stream": stream}).encode()
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n"
+            head += f"Content-Length: {len(data)}\r\n\r\n"
             with socket.create_connection((place.hostname, place.port), timeout=300) as client:
                 client.sendall(head.encode() + data)
                 wait_until(lambda: engine.used_pages > 0)

@@ -12,13 +12,13 @@ from urllib.parse import urlparse
 import httpx
 import pytest
 from serve.served import NAME, served, worded
-from serve.test_bad_input import COMPLETIONS
+from serve.test_bad_input import COMPLETIONS, JSON
 
 from specbuild.runtime.serve import connection
 from specbuild.runtime.serve.app import App
 from specbuild.runtime.serve.server import Address
 
-HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n"
+HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\n"
 SHORT_S = 0.4
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_http_is_answered_as_everything_is(server: tuple[str, App]) -
 def test_a_body_that_stalls_is_closed(server: tuple[str, App], path: str) -> None:
     """Also where a route has answered without it."""
     with connected(server[0]) as client:
-        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: 100000\r\n\r\n"
         client.sendall(head.encode() + b"{")
         began_s = time.monotonic()
         with pytest.raises(ConnectionError):

@@ -13,7 +13,7 @@ from urllib.parse import urlparse
 
 import httpx
 from serve.served import NAME, served, worded
-from serve.test_bad_input import COMPLETIONS, wait_until
+from serve.test_bad_input import COMPLETIONS, JSON, wait_until
 from serve.test_routes import text_of
 from toy_model import decode_plainly
 
@@ -61,7 +61,7 @@ def test_clients_that_stall_do_not_keep_others_waiting() -> None:
         place = urlparse(url)
         body = json.dumps({"model": NAME, "prompt": "b", "max_tokens": 4000, "ignore_eos": True})
         unread = body[:-1] + ', "stream": true, "logprobs": 0}'
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: "
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}\r\nContent-Length: "
         sent = [head[:20], f"{head}{len(body)}\r\n\r\n{body[:30]}"] * 10
         for text in [*sent, f"{head}{len(unread)}\r\n\r\n{unread}"]:
             client = socket.create_connection((place.hostname, place.port), timeout=300)

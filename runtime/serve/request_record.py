@@ -1,0 +1,138 @@
+"""An id, a log line and a count for each HTTP request."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from specbuild.runtime.request import Event, Request, TokenEvent
+
+REQUEST_ID_HEADER = "x-request-id"
+# Characters of HTTP tokens, and those that ids of other servers have. None can end a log field.
+_VALID_ID = re.compile(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~:/=@]{1,128}")
+_MAX_LOGGED_PATH = 200
+# nginx's status for a request whose client left before the answer.
+CLIENT_LEFT = 499
+# Counts (method, handler, status) of an answered request.
+CountRequest = Callable[[str, str, int], None]
+
+
+def new_request_id() -> str:
+    """Return a random request id."""
+    return secrets.token_hex(16)
+
+
+@dataclass
+class RequestRecord:
+    """What is known of one HTTP request. Token counts are None where it did not generate."""
+
+    id: str
+    status: int = CLIENT_LEFT
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    first_token_s: float | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    def generates(self, requests: Sequence[Request]) -> None:
+        """Count the prompts of requests; the choices of one prompt share it."""
+        prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
+        self.prompt_tokens = (self.prompt_tokens or 0) + sum(prompts.values())
+        self.output_tokens = self.output_tokens or 0
+
+    def events(self, batch: Sequence[Event]) -> None:
+        """Count the tokens of one engine turn."""
+        tokens = sum(isinstance(event, TokenEvent) for event in batch)
+        if tokens and self.first_token_s is None:
+            self.first_token_s = time.monotonic()
+        self.output_tokens = (self.output_tokens or 0) + tokens
+
+    def line(self, scope: Scope, handler: str) -> str:
+        """Return the log line of the finished request. No part of it can hold a line end."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        client = scope.get("client")
+        shown = "-" if not client else f"{quote(str(client[0]), safe=':.')}:{client[1]}"
+        route = handler
+        if handler == UNKNOWN_HANDLER:
+            route = quote(scope["path"], safe="/:~@!$&'()*+,;=")[:_MAX_LOGGED_PATH] or "-"
+        ttft_s = None if self.first_token_s is None else self.first_token_s - self.started_s
+        passed_s = time.monotonic() - self.started_s
+        return (
+            f"{now} request_id={self.id} client={shown} method={quote(scope['method'])} "
+            f"route={route} status={self.status} prompt_tokens={_or_dash(self.prompt_tokens)} "
+            f"output_tokens={_or_dash(self.output_tokens)} ttft_ms={_milliseconds(ttft_s)} "
+            f"duration_ms={_milliseconds(passed_s)}"
+        )
+
+
+# The handler's name of requests that no route serves: their paths are the clients' own.
+UNKNOWN_HANDLER = "none"
+_RECORD: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
+
+
+def current_record() -> RequestRecord | None:
+    """Return the record of the HTTP request that the caller serves; None outside of one."""
+    return _RECORD.get()
+
+
+class RequestRecords:
+    """ASGI middleware: gives each response an ``x-request-id``, counts and logs it.
+
+    The id is the client's if it is valid. With ``log`` a line goes to standard error.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, routes: Sequence[Route], count: CountRequest, log: bool
+    ) -> None:
+        self._app = app
+        self._paths = {id(route.endpoint): route.path for route in routes}
+        self._count = count
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = RequestRecord(_request_id(scope))
+        _RECORD.set(record)
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                header = (REQUEST_ID_HEADER.encode(), record.id.encode())
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            handler = self._paths.get(id(scope.get("endpoint")), UNKNOWN_HANDLER)
+            self._count(scope["method"], handler, record.status)
+            if self._log and sys.stderr is not None:
+                # A closed standard error must not fail the request.
+                with suppress(OSError, ValueError):
+                    print(record.line(scope, handler), file=sys.stderr, flush=True)
+
+
+def _request_id(scope: Scope) -> str:
+    given = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
+    return given.decode("ascii") if _VALID_ID.fullmatch(given) else new_request_id()
+
+
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
