@@ -222,7 +222,8 @@ def gap(logits: torch.Tensor, tokens: tuple[int, int], params: GenerateParams, a
         return float((logits[tokens[0]] - logits[tokens[1]]).abs())
     scaled = logits / sampling.temperature
     scores = (
-        scaled + gumbel_noise(torch.tensor([sampling.seed]), torch.tensor([at]), len(logits))[0]
+        scaled
+        + gumbel_noise(torch.tensor([sampling.noise_seed]), torch.tensor([at]), len(logits))[0]
     )
     parted = float((scores[tokens[0]] - scores[tokens[1]]).abs()) * sampling.temperature
     limits = torch.tensor([sampling.top_k]), torch.tensor([sampling.top_p])

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from math import log
 from numbers import Real
 
@@ -14,7 +15,13 @@ import numpy as np
 from specbuild.runtime.errors import RequestError
 
 TEMPERATURES = (1e-6, 1e6)
-MAX_SEED = 2**31 - 1
+# Those of a signed and of an unsigned 64-bit integer, as clients send them.
+MIN_SEED = -(2**63)
+MAX_SEED = 2**64 - 1
+# The op Choose takes seeds from 0 to this one.
+MAX_NOISE_SEED = 2**31 - 1
+# 2^32 divided by the golden ratio: neighbours lie far apart.
+_CHOICE_STEP = 0x9E3779B1
 MOST_BIASES = 1024
 MOST_REPETITION_PENALTY = 100.0
 Biases = Mapping[int, float] | tuple[tuple[int, float], ...]
@@ -46,9 +53,9 @@ class SamplingParams:
     7. ``top_k`` keeps the K likeliest of these, 0: all. ``top_p`` keeps the smallest head of the
        rest that reaches P, 1: all. One of what is left is drawn.
 
-    Whatever a row keeps, its noise belongs to ``seed`` and its position: with a draft the tokens
-    are those of decoding without one (docs/developers/contracts.md#accepting). Log-probabilities
-    are those of the logits before all this.
+    Whatever a row keeps, its noise belongs to ``noise_seed`` and its position: with a draft the
+    tokens are those of decoding without one (docs/developers/contracts.md#accepting).
+    Log-probabilities are those of the logits before all this.
     Raises RequestError where a value is out of range.
     """
 
@@ -75,10 +82,8 @@ class SamplingParams:
             raise _out_of(self, "top_p", "above 0 and at most 1")
         if not 0 <= whole_number("top_k", self.top_k) < 2**31:
             raise _out_of(self, "top_k", "0 (keep all) or above")
-        if not 0 <= whole_number("seed", self.seed) <= MAX_SEED:
-            raise RequestError(
-                f"seed is {self.seed}, must lie between 0 and {MAX_SEED}", field="seed"
-            )
+        if not MIN_SEED <= whole_number("seed", self.seed) <= MAX_SEED:
+            raise RequestError(f"seed is {self.seed}, must be -2^63 to 2^64 - 1", field="seed")
         if not 0 <= self.min_p <= 1:
             raise _out_of(self, "min_p", "0 to 1")
         for name in ("presence_penalty", "frequency_penalty"):
@@ -89,6 +94,18 @@ class SamplingParams:
                 self, "repetition_penalty", f"above 0 and at most {MOST_REPETITION_PENALTY:g}"
             )
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @cached_property
+    def noise_seed(self) -> int:
+        """The seed of the noise, 0 to 2^31 - 1, as kernels take it.
+
+        Seeds of this range stand for themselves. Others are hashed to 31 bits, so two of them may
+        share their noise.
+        """
+        if 0 <= self.seed <= MAX_NOISE_SEED:
+            return int(self.seed)
+        digest = blake2b(int(self.seed).to_bytes(9, "little", signed=True), digest_size=8).digest()
+        return int.from_bytes(digest, "little") % (MAX_NOISE_SEED + 1)
 
     @property
     def cuts(self) -> bool:
@@ -145,6 +162,17 @@ def _biases(given: Biases) -> tuple[tuple[int, float], ...]:
     return tuple(sorted((i, float(pair[1])) for i, pair in zip(ids, pairs, strict=True)))
 
 
+def choice_seed(seed: int, index: int) -> int:
+    """Return the seed of choice ``index`` of a request, in the same range as the request's seed.
+
+    That is ``seed + index * 0x9E3779B1``, modulo 2^31 for seeds below that, else modulo the size
+    of the range of all seeds. Choice 0 has the seed itself.
+    """
+    is_small = 0 <= seed <= MAX_NOISE_SEED
+    least, most = (0, MAX_NOISE_SEED) if is_small else (MIN_SEED, MAX_SEED)
+    return least + (seed - least + index * _CHOICE_STEP) % (most - least + 1)
+
+
 def samples(params: Iterable[SamplingParams]) -> bool:
     """Whether a token is drawn: some temperature is above 0."""
     return any(p.temperature > 0 for p in params)
@@ -168,5 +196,5 @@ def sampling_feeds(
         "temperature": per_row([p.temperature for p in params], np.float32),
         "top_k": per_row([p.top_k for p in params], np.int32),
         "top_p": per_row([p.top_p for p in params], np.float32),
-        "seed": per_row([p.seed for p in params], np.int32),
+        "seed": per_row([p.noise_seed for p in params], np.int32),
     }

@@ -54,7 +54,10 @@ class Choice:
         logits = torch.from_numpy(states.logits[-1])
         scores = logits
         if self.sampling.temperature > 0:
-            seed, position = torch.tensor([self.sampling.seed]), torch.tensor([len(prefix) - 1])
+            seed, position = (
+                torch.tensor([self.sampling.noise_seed]),
+                torch.tensor([len(prefix) - 1]),
+            )
             noise = gumbel_noise(seed, position, len(logits))[0]
             scores = logits / self.sampling.temperature + noise
         best = scores.topk(2).values

@@ -85,7 +85,7 @@ def run(
     from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.decode.scheduler import Turns
     from specbuild.runtime.request import GenerateParams
-    from specbuild.runtime.sampling import MAX_SEED, SamplingParams
+    from specbuild.runtime.sampling import MAX_SEED, MIN_SEED, SamplingParams
 
     if exact and (tree.given() or draft_tree or specpv.retrieval_blocks or dsa.top_k):
         raise SpecbuildError(
@@ -98,10 +98,10 @@ def run(
     placed = read_prompts(text.prompt, text.prompts)
     guide = None if wanted.guide is None else guide_of(wanted.guide)
     seed = sampling.seed
-    if not 0 <= seed <= MAX_SEED - len(placed) + 1:
+    if not MIN_SEED <= seed <= MAX_SEED - len(placed) + 1:
         raise SpecbuildError(
             f"--seed {seed}: the last of {len(placed)} prompts would sample with "
-            f"{seed + len(placed) - 1}; give 0 to {MAX_SEED - len(placed) + 1}"
+            f"{seed + len(placed) - 1}; give {MIN_SEED} to {MAX_SEED - len(placed) + 1}"
         )
     params = [
         item.params(

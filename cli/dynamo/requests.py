@@ -13,9 +13,8 @@ from typing import Any
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
-from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.sampling import MAX_NOISE_SEED, SamplingParams
 
-_MOST_SEED = 2**31 - 1
 # How the front end calls what ended a request.
 _REASONS: Mapping[FinishReason, str] = {
     "length": "length",
@@ -55,7 +54,7 @@ def params_of(request: Mapping[str, Any], *, longest: int) -> GenerateParams:
         sampling=SamplingParams(
             temperature=1.0 if temperature is None else temperature,
             top_k=max(0, top_k),
-            seed=secrets.randbelow(_MOST_SEED + 1) if seed is None else seed % (_MOST_SEED + 1),
+            seed=secrets.randbelow(MAX_NOISE_SEED + 1) if seed is None else seed,
             **{name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None},
         ),
         stop_token_ids=tuple(

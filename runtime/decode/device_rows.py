@@ -137,7 +137,7 @@ class DeviceRows:
             "temperature": sampling.temperature,
             "top_k": sampling.top_k,
             "top_p": sampling.top_p,
-            "seed": sampling.seed,
+            "seed": sampling.noise_seed,
         }
         if "floor" in self._later:
             values["floor"] = float(sampling.floor)

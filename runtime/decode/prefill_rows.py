@@ -87,7 +87,7 @@ def sampling_rows(
         arrays["temperature"][r.row] = sampling.temperature
         arrays["top_k"][r.row] = sampling.top_k
         arrays["top_p"][r.row] = sampling.top_p
-        arrays["seed"][r.row] = sampling.seed
+        arrays["seed"][r.row] = sampling.noise_seed
         arrays["position"][r.row] = r.start + r.count - 1
         if floors:
             arrays["floor"][r.row] = sampling.floor

@@ -80,7 +80,9 @@ class Completions:
             likeliest=None if body.logprobs is None else top_logprobs("logprobs", body.logprobs),
             guide=guide,
         )
-        requests = await serving.requests(prompts, each, raw=True)
+        requests = await serving.requests(
+            prompts, each, raw=True, may_clip="max_tokens" not in body.model_fields_set
+        )
         head = answer_head("cmpl", "text_completion", model)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
         turns = serving.turns(requests, body.urgency)

@@ -11,16 +11,23 @@ from pydantic import BaseModel, ConfigDict, Field
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
-from specbuild.runtime.sampling import MAX_SEED, SamplingParams
+from specbuild.runtime.sampling import (
+    MAX_NOISE_SEED,
+    MAX_SEED,
+    MIN_SEED,
+    SamplingParams,
+    choice_seed,
+)
 from specbuild.runtime.serve.errors import ApiError, refused
 from specbuild.runtime.serve.structured import StructuredFields
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
 Urgency: TypeAlias = tuple[int, float | None]
 MOST_TIMEOUT_S = 7 * 86400.0
+# The number of new tokens of a request that names none: as many as fit.
+AS_MANY_AS_FIT = 2**31 - 1
 # Choices of one call.
 MOST_CHOICES = 128
-_SEED_STEP = 0x9E3779B1  # 2^32 divided by the golden ratio: neighbours lie far apart
 
 
 class StreamOptions(BaseModel):
@@ -47,7 +54,7 @@ class GenerationFields(StructuredFields):
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
     min_tokens: int | None = None
-    seed: int | None = None
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     n: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
@@ -108,20 +115,20 @@ class GenerationFields(StructuredFields):
         ``likeliest`` tokens come with each token and its log-probability; None: neither does.
         ``guide`` is the form of the whole output.
 
-        Choice i samples with the seed plus i · 0x9E3779B1, modulo 2^31; without a seed a random one
-        stands for it. ``text`` False leaves the text, and with it stop strings, to whoever
-        reads the output. Raises ApiError.
+        Choice i samples with ``choice_seed(seed, i)``; without a seed a random one stands for it.
+        ``text`` False leaves the text, and with it stop strings, to the reader of the output.
+        Raises ApiError.
         """
-        seed = secrets.randbelow(MAX_SEED + 1) if self.seed is None else self.seed % (MAX_SEED + 1)
+        seed = secrets.randbelow(MAX_NOISE_SEED + 1) if self.seed is None else self.seed
         stop = self.stop_strings if text else ()
-        least = 2**31 - 1 if max_tokens is None else max_tokens
+        least = AS_MANY_AS_FIT if max_tokens is None else max_tokens
         if least < 1:
             raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
         try:
             return [
                 GenerateParams(
                     max_new_tokens=least,
-                    sampling=self._sampling((seed + i * _SEED_STEP) % (MAX_SEED + 1)),
+                    sampling=self._sampling(choice_seed(seed, i)),
                     stop=stop,
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=self.ignore_eos,

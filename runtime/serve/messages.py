@@ -26,6 +26,8 @@ EFFORTS = {
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a template: content is text, arguments of calls are objects.
 
+    Several text parts are joined by newlines, as vLLM does.
+
     Reasoning of earlier turns comes as ``reasoning`` or ``reasoning_content`` and goes into every
     name that templates look for. ApiError names the first part that has no text.
     """
@@ -69,7 +71,7 @@ def _text(content: Any, where: str) -> str | None:
         if kind not in _TEXT_PARTS or not isinstance(text, str):
             raise not_offered(f"{where}.content.{i}", f"parts are text, this one is {kind!r}")
         texts.append(text)
-    return "".join(texts)
+    return "\n".join(texts)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_refuses
-from specbuild.runtime.serve.fields import Urgency
+from specbuild.runtime.serve.fields import AS_MANY_AS_FIT, Urgency
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import ParserForm
@@ -55,15 +55,23 @@ class Serving:
         return asked
 
     async def requests(
-        self, prompts: Sequence[Prompt], each: Sequence[GenerateParams], *, raw: bool
+        self,
+        prompts: Sequence[Prompt],
+        each: Sequence[GenerateParams],
+        *,
+        raw: bool,
+        may_clip: bool = False,
     ) -> list[Request]:
         """Requests for each choice of each prompt, in this order. ApiError where one is refused.
 
         Choices differ in how they sample alone. A call that cannot be admitted is refused before
-        its prompts are tokenized.
+        its prompts are tokenized. A number of new tokens that does not fit behind a prompt is
+        refused too, unless ``may_clip``.
         """
         self.service.check_admission(len(prompts) * len(each))
         checked = await self.service.check(prompts, replace(each[0], raw=raw))
+        if not may_clip:
+            self._check_length(checked, each[0].max_new_tokens)
         return [
             replace(
                 request,
@@ -73,6 +81,20 @@ class Serving:
             for request in checked
             for i, params in enumerate(each)
         ]
+
+    def _check_length(self, requests: Sequence[Request], new_tokens: int) -> None:
+        """Raise ApiError if a prompt and its new tokens exceed the context."""
+        limit = self._most_tokens
+        longest = max(len(request.prompt_ids) for request in requests)
+        if new_tokens != AS_MANY_AS_FIT and longest + new_tokens > limit:
+            raise ApiError(
+                400,
+                f"the context has {limit} tokens, but the request needs {longest + new_tokens}: "
+                f"{longest} in the prompt and {new_tokens} in the completion; shorten the prompt, "
+                "lower max_tokens, or set it to null for as many as fit",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
 
     async def guide(self, asked: AskedForm | None, prompt: ChatPrompt) -> Guide | None:
         """The guide of a full output that continues ``prompt``, compiled. ApiError."""

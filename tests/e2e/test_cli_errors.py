@@ -308,5 +308,7 @@ def test_passes_are_not_dumped_onto_a_file(
 
 def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path) -> None:
     (tmp_path / "two.jsonl").write_text('{"id": "a", "prompt": "a"}\n{"id": "b", "prompt": "b"}\n')
-    arguments = ("--prompts", tmp_path / "two.jsonl", "--seed", 2**31 - 1)
-    assert command("run", tmp_path / "engine", *arguments).refused("--seed 2147483647", "give 0 to")
+    arguments = ("--prompts", tmp_path / "two.jsonl", "--seed", 2**64 - 1)
+    assert command("run", tmp_path / "engine", *arguments).refused(
+        f"--seed {2**64 - 1}", "give -9223372036854775808 to"
+    )

@@ -128,7 +128,7 @@ def _chosen(
         torch.tensor([sampling.temperature], dtype=torch.float32),
         torch.tensor([0], dtype=torch.int32),
         torch.tensor([1.0], dtype=torch.float32),
-        torch.tensor([sampling.seed], dtype=torch.int32),
+        torch.tensor([sampling.noise_seed], dtype=torch.int32),
         torch.tensor([place], dtype=torch.int32),
     )
     return int(choice)

@@ -100,7 +100,7 @@ def scores(row: np.ndarray, sampling: SamplingParams, position: int) -> np.ndarr
         return row
     scaled = logits / sampling.temperature
     limits = torch.tensor([sampling.top_k]), torch.tensor([sampling.top_p])
-    noise = gumbel_noise(torch.tensor([sampling.seed]), torch.tensor([position]), len(row))
+    noise = gumbel_noise(torch.tensor([sampling.noise_seed]), torch.tensor([position]), len(row))
     noisy = (scaled + noise).masked_fill(~kept_tokens(scaled, *limits), -torch.inf)
     return np.where(row <= REFUSED, -np.inf, noisy[0].numpy())
 

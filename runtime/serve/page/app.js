@@ -57,7 +57,8 @@ function asked() {
     return_draft_tokens: true,
     temperature: Number(value('temperature')),
     top_p: Number(value('top_p')),
-    max_tokens: Number(value('max_tokens')),
+    // null: as many as fit.
+    max_tokens: value('max_tokens') === '' ? null : Number(value('max_tokens')),
   };
   if (value('seed') !== '') body.seed = Number(value('seed'));
   if (!about.chat) {

@@ -35,7 +35,11 @@ def test_what_is_asked_is_what_is_sampled() -> None:
     )
     chosen = params.sampling
     assert (chosen.temperature, chosen.top_p, chosen.top_k, chosen.min_p) == (0.5, 0.9, 0, 0.1)
-    assert (chosen.seed, chosen.presence_penalty, chosen.repetition_penalty) == (7, 0.5, 1.25)
+    assert (chosen.seed, chosen.presence_penalty, chosen.repetition_penalty) == (
+        2**31 + 7,
+        0.5,
+        1.25,
+    )
     assert chosen.frequency_penalty == 0
     assert (params.max_new_tokens, params.min_tokens, params.ignore_eos) == (9, 2, True)
     assert (params.stop_token_ids, params.top_logprobs) == ((6, 5), 3)

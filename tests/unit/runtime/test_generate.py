@@ -317,13 +317,13 @@ def test_bad_parameters_are_named(values: dict[str, Any], message: str) -> None:
         GenerateParams(**values)
 
 
-@pytest.mark.parametrize("name", ["top_k", "seed"])
-def test_sampling_takes_whole_numbers(name: str) -> None:
+@pytest.mark.parametrize(("name", "above"), [("top_k", 2**31), ("seed", 2**64)])
+def test_sampling_takes_whole_numbers(name: str, above: int) -> None:
     assert getattr(SamplingParams(**{name: np.int64(3)}), name) == 3
     with pytest.raises(RequestError, match=f"{name} is 1.5, must be a whole number"):
         SamplingParams(**{name: 1.5})  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=f"{name} is 2147483648, must "):
-        SamplingParams(**{name: 2**31})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"{name} is {above}, must "):
+        SamplingParams(**{name: above})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def choose(logits: np.ndarray, sampling: object, position: int) -> tuple[int, fl
         torch.tensor([sampling.temperature], dtype=torch.float32),
         torch.tensor([sampling.top_k], dtype=torch.int32),
         torch.tensor([sampling.top_p], dtype=torch.float32),
-        torch.tensor([sampling.seed], dtype=torch.int32),
+        torch.tensor([sampling.noise_seed], dtype=torch.int32),
         torch.tensor([position], dtype=torch.int32),
     )
     return int(choice), float(logprob)

@@ -148,8 +148,7 @@ def test_a_chat_goes_through_the_template(server: tuple[httpx.Client, App]) -> N
     message = answer["choices"][0]["message"]
     assert message["role"] == "assistant"
     assert message["content"] == text_of(decode_plainly(list(ids), 9, GREEDY))
-    parts = [{"type": "text", "text": "b"}, {"type": "text", "text": "cd"}]
-    body["messages"] = [{"role": "user", "content": parts}]
+    body["messages"] = [{"role": "user", "content": [{"type": "text", "text": "bcd"}]}]
     again = client.post("/v1/chat/completions", json=body).json()
     assert again["choices"][0]["message"] == message
     chunks = streamed(
