@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,10 @@ from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import gpu_number, open_engine
-from specbuild.runtime.guides.grammar import Grammar, GrammarCompiler, Vocabulary
+from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
+from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.remote import RemoteGrammar
 from specbuild.runtime.request import (
     DEFAULT_PARAMS,
     Event,
@@ -92,6 +95,8 @@ class Engine:
             self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
         self.session = Session(self.decoder, self._text_stream)
         self._grammars: GrammarCompiler | None = None
+        self._grammars_lock = threading.Lock()
+        self._isolates_guides = False
 
     def keep_prefixes(self, *, publish_generated: bool = False) -> None:
         """From the next loop on, prompts begin behind what the cache has of their beginnings.
@@ -257,18 +262,34 @@ class Engine:
             grammar=None if params.guide is None else self.compile(params.guide),
         )
 
-    def compile(self, guide: Guide) -> Grammar:
+    def isolate_guides(self) -> None:
+        """Compile guides in processes of their own from now on, so that none can end this one.
+
+        For servers, whose guides come from anybody. :meth:`close_guides` ends the processes.
+        """
+        self._isolates_guides = True
+
+    def close_guides(self) -> None:
+        """End the processes that compile and follow guides; the next guide starts them again."""
+        with self._grammars_lock:
+            if self._grammars is not None:
+                self._grammars.close()
+                self._grammars = None
+
+    def compile(self, guide: Guide) -> Grammar | RemoteGrammar:
         """A guide for this engine's tokens; the last ones are kept, so that asking again is cheap.
 
         RequestError where it is none that can be followed, or the engine has no tokenizer.
         """
-        if self._grammars is None:
-            if self.text is None:
-                raise guide.refused("needs a tokenizer, the engine has none")
-            target = self.manifest.target
-            vocabulary = Vocabulary(self.text.tokenizer_json, target.vocab, target.eos_token_ids)
-            self._grammars = GrammarCompiler(vocabulary)
-        return self._grammars.compile(guide)
+        with self._grammars_lock:
+            if self._grammars is None:
+                if self.text is None:
+                    raise guide.refused("needs a tokenizer, the engine has none")
+                text, target = self.text.tokenizer_json, self.manifest.target
+                vocabulary = Vocabulary(text, target.vocab, target.eos_token_ids)
+                self._grammars = GrammarCompiler(vocabulary, isolated=self._isolates_guides)
+            grammars = self._grammars
+        return grammars.compile(guide)
 
     def _plain(self, params: GenerateParams) -> GenerateParams:
         """The parameters with this engine's lossy modes off."""

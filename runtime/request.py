@@ -15,6 +15,7 @@ from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.grammar import Grammar, GuideState
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.remote import RemoteGrammar
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunCounters
@@ -229,10 +230,7 @@ DEFAULT_PARAMS = GenerateParams()
 def params_list(
     given: GenerateParams | Sequence[GenerateParams], prompts: int
 ) -> list[GenerateParams]:
-    """Parameters for each of so many prompts: one for all, or one each.
-
-    Raises RequestError where there are more or fewer, or one is something else.
-    """
+    """Parameters for each of so many prompts: one for all, or one each. RequestError otherwise."""
     params = [given] * prompts if isinstance(given, GenerateParams) else given
     if not isinstance(params, Sequence) or not all(isinstance(p, GenerateParams) for p in params):
         raise RequestError(f"params is {given!r}, must be GenerateParams or one for each prompt")
@@ -293,7 +291,7 @@ class Request:
     token_budget: int
     priority: int = 0
     deadline_s: float | None = None
-    grammar: Grammar | None = None
+    grammar: Grammar | RemoteGrammar | None = None
     ids: np.ndarray = field(default_factory=_no_ids, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -314,12 +312,9 @@ class SequenceState:
 
     Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Where
     launches are queued ahead, those at a length of up to ``reached`` have pages for what they
-    write. Launches in flight may name a sequence that was ``released``: it is done, or another one
-    was made of its request, whose tokens up to ``recorded`` were emitted before and are decoded
-    again.
-
-    ``prefix`` is what the prefix cache knows it by, ``guide`` what its output may be, None where
-    there is none.
+    write. Launches in flight may name a sequence that was ``released``: it is done, or preempted
+    and made again; tokens up to ``recorded`` were emitted before. ``prefix`` is its key in the
+    prefix cache. While it ``awaits_mask`` no step decodes it, and its last events are ``held``.
     """
 
     request: Request
@@ -340,6 +335,8 @@ class SequenceState:
     recorded: int = 0
     prefix: SequencePrefix | None = None
     guide: GuideState | None = None
+    awaits_mask: bool = False
+    held: list[Event] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None

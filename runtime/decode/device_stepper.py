@@ -100,7 +100,9 @@ class DeviceStepper:
     def admit(self, sequence: SequenceState) -> None:
         """Gives a sequence the next row."""
         self._rows.admit(sequence)
-        if self._can_check and sequence.request.params.only_guided:
+        # What the device queued ahead could not be checked before a remote guide's mask arrives.
+        is_remote = sequence.guide is not None and sequence.guide.is_remote
+        if self._can_check and sequence.request.params.only_guided and not is_remote:
             self._checks.admit(sequence)
         sequence.apart = adjusts(sequence) and sequence not in self._checks
 
@@ -123,7 +125,8 @@ class DeviceStepper:
     def resume(self, sequence: SequenceState) -> None:
         """Its row is decoded again; as many tokens of it as can be may wait for the draft."""
         self._rows.pass_over(sequence, done=False)
-        self._waiting = max(self._waiting, self._capacity)
+        if sequence.guide is None or not sequence.guide.is_remote:
+            self._waiting = max(self._waiting, self._capacity)
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
         """Rows are emptied when the next loop opens."""

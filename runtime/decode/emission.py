@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import isinf, isnan
 
 import numpy as np
@@ -67,6 +68,7 @@ class Emission:
             logprobs=preempted.logprobs,
             top_logprobs=preempted.top_logprobs,
             guide=preempted.guide,
+            held=preempted.held,
         )
 
     def take(self, new: NewTokens) -> list[Event]:
@@ -120,6 +122,19 @@ class Emission:
                 emitted=len(events),
             )
         return events
+
+    def release_held(self, sequence: SequenceState) -> list[Event]:
+        """The events that were held until the next mask arrived, which may end the request."""
+        held, sequence.held = sequence.held, []
+        assert sequence.guide is not None
+        if sequence.guide.failure is not None:
+            sequence.finish_reason = "guide_failed"
+        elif sequence.guide.complete(sequence.output):
+            sequence.finish_reason = "stop"
+            last = held[-1] if held else None
+            if sequence.text is not None and isinstance(last, TokenEvent):
+                held[-1] = replace(last, text=last.text + sequence.text.finish())
+        return held
 
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
         """Why the request ends with this token, if it does, and the text it gives."""

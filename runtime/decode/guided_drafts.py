@@ -46,7 +46,7 @@ def with_forced_tokens(sequences: Sequence[SequenceState], trees: DraftTrees) ->
         return trees
     tokens = trees.tokens.copy()
     for b, sequence in enumerate(sequences):
-        if sequence.guide is not None:
+        if sequence.guide is not None and not sequence.guide.is_remote:
             _force(sequence.guide, sequence.output, tokens[b, 1 : trees.count[b]])
     return replace(trees, tokens=tokens)
 

@@ -108,7 +108,7 @@ class HostStepper:
             sum(s.length - s.pages[group].length for s in sequences) for group in self._draft_groups
         ]
         if self._offers is not None:
-            most = [min(s.wanted - 1, self._max_depth) for s in sequences]
+            most = [self._most_drafts(s) for s in sequences]
             started_s = perf_counter()
             self._offer = self._offers.offer(sequences, most)
             self.clock.draft_s += perf_counter() - started_s
@@ -209,7 +209,7 @@ class HostStepper:
 
     def _forced(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees | None:
         """Chains that need no draft and are no shorter than what it would give."""
-        deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
+        deepest = [self._most_drafts(s) for s in sequences]
         if min(deepest) < 1:
             return None
         least = 1 if shape is None else min(shape.draft_depth, max(deepest))
@@ -219,7 +219,7 @@ class HostStepper:
         if isinstance(shape, OfferedDepths):
             trees = self._offer.trees([s.root for s in sequences], shape.depths)
             return with_forced_tokens(sequences, trees)
-        deepest = [min(s.wanted - 1, self._max_depth) for s in sequences]
+        deepest = [self._most_drafts(s) for s in sequences]
         if shape is None or self._drafter is None or max(deepest) < 1:
             return chain_trees([s.root for s in sequences])
         if isinstance(shape, StaticTree):
@@ -228,6 +228,12 @@ class HostStepper:
         trees = with_forced_tokens(sequences, trees)
         # No slot is verified whose token could not be emitted any more.
         return trees.cut(deepest) if min(deepest) < self._max_depth else trees
+
+    def _most_drafts(self, sequence: SequenceState) -> int:
+        """The deepest draft that a step may verify for a sequence."""
+        if sequence.guide is not None and sequence.guide.is_remote:
+            return 0
+        return min(sequence.wanted - 1, self._max_depth)
 
     def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
         places = np.arange(path.shape[1])

@@ -29,6 +29,9 @@ from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 
+# How long the loop waits for a mask where nothing else is to do: new requests wait as long.
+_MASK_WAIT_S = 0.005
+
 
 class Loop:
     """Serves requests that join and leave between its turns.
@@ -74,6 +77,8 @@ class Loop:
         sequence.finish_reason = reason
         if waiting is None:
             self._release(sequence)
+        elif sequence.guide is not None:
+            sequence.guide.close()
         return FinishEvent(index, sequence.record())
 
     def open(self) -> None:
@@ -99,10 +104,13 @@ class Loop:
             for index in self._scheduler.late()
             if (end := self.abort(index, "deadline")) is not None
         ]
+        ends += self._read_masks()
         if self.idle:
             return ends
         self._scheduler.admit(self._admit)
         self._start_launches()
+        if not self._stepper.in_flight and self._await_mask():
+            return ends
         launch = self._stepper.receive()
         if launch.outcome is not None:
             self._policy.observe(launch.outcome)
@@ -148,12 +156,40 @@ class Loop:
         ):
             for sequence in sequences:
                 told(sequence)
+        for sequence in changes.resumed:
+            if sequence.awaits_mask:
+                self._stepper.pause(sequence)
+
+    def _read_masks(self) -> list[Event]:
+        """Decode the sequences again whose masks have arrived; the events that waited for them."""
+        events: list[Event] = []
+        for sequence in self._scheduler.awaiting_masks:
+            assert sequence.guide is not None
+            if not sequence.guide.ready(sequence.output):
+                continue
+            sequence.awaits_mask = False
+            events += self._emission.release_held(sequence)
+            if sequence.finish_reason is not None:
+                events.append(FinishEvent(sequence.index, sequence.record()))
+                self._release(sequence)
+            elif not sequence.paused:
+                self._stepper.resume(sequence)
+        return events
+
+    def _await_mask(self) -> bool:
+        """Wait a moment for the oldest of these masks; False where none is awaited."""
+        for sequence in self._scheduler.awaiting_masks:
+            assert sequence.guide is not None
+            sequence.guide.ready(sequence.output, timeout_s=_MASK_WAIT_S)
+            return True
+        return False
 
     def _emit(self, emitted: Sequence[NewTokens]) -> list[Event]:
         events: list[Event] = []
         ended: list[SequenceState] = []
         for new in emitted:
-            events += self._emission.take(new)
+            taken = self._emission.take(new)
+            events += self._await_mask_of(new.sequence, taken)
             if new.sequence.finish_reason is not None:
                 ended.append(new.sequence)
                 events.append(FinishEvent(new.sequence.index, new.sequence.record()))
@@ -162,6 +198,17 @@ class Loop:
         for sequence in ended:
             self._release(sequence)
         return events
+
+    def _await_mask_of(self, sequence: SequenceState, events: list[Event]) -> list[Event]:
+        """Take a sequence out of steps until its guide's next mask is there; events to emit now."""
+        guide = sequence.guide
+        if guide is None or not guide.is_remote or sequence.finish_reason is not None:
+            return events
+        sequence.held += events
+        sequence.awaits_mask = True
+        guide.prepare(sequence.output)
+        self._stepper.pause(sequence)
+        return []
 
     def _shape(self, outlook: Outlook) -> ChosenDraft | Later:
         """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
@@ -194,3 +241,5 @@ class Loop:
     def _release(self, sequence: SequenceState) -> None:
         self._scheduler.retire(sequence)
         self._stepper.release(sequence)
+        if sequence.guide is not None:
+            sequence.guide.close()

@@ -137,10 +137,17 @@ class Scheduler:
 
     @property
     def read(self) -> tuple[SequenceState, ...]:
-        """Those whose prompts are through, or in flight to their end, and who are not paused."""
+        """Those whose prompts are read, or in flight to their end, and that steps may decode."""
         return tuple(
-            s for s in self._running if s.length >= len(s.request.prompt_ids) and not s.paused
+            s
+            for s in self._running
+            if s.length >= len(s.request.prompt_ids) and not s.paused and not s.awaits_mask
         )
+
+    @property
+    def awaiting_masks(self) -> tuple[SequenceState, ...]:
+        """Running sequences that no step decodes until a mask arrives."""
+        return tuple(s for s in self._running if s.awaits_mask)
 
     @property
     def read_together(self) -> tuple[SequenceState, ...]:

@@ -119,6 +119,11 @@ class App:
         """Wait for the engine's thread. Return False if it still runs after the timeout."""
         return self._engine.session.join(timeout_s)
 
+    def close(self) -> None:
+        """End the processes that the application started, also where it was not shut down."""
+        if self._serving is not None:
+            self.service.close()
+
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         service = Service(self._engine, self._options.service)

@@ -200,6 +200,7 @@ def serve(
         Server(app, ready=ready, notify=notify).run(sockets=[listening])
     finally:
         listening.close()
+        app.close()
         # The path may have become another server's.
         if address.uds is not None and bound == _file_id(address.uds):
             address.uds.unlink(missing_ok=True)

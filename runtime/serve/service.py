@@ -24,6 +24,8 @@ from specbuild.runtime.serve.request_record import current_record
 RETRY_AFTER_S = 1
 # Threads that tokenise and render templates. Each keeps for good what the longest text took.
 TEXT_THREADS = 4
+# Guides that are compiled at once, each in a process of its own.
+GUIDE_THREADS = 2
 
 Given = TypeVar("Given")
 # A guide that waits longer to be compiled is not followed.
@@ -127,7 +129,8 @@ class Service:
         self.generations: set[Generation] = set()
         self._bridge = Bridge()
         self._texts = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
-        self._guides = ThreadPoolExecutor(1, "specbuild-guides")
+        self._guides = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
+        engine.isolate_guides()
         self._open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()
@@ -158,8 +161,8 @@ class Service:
     async def compiled(self, guide: Guide | None) -> Guide | None:
         """The guide, once the engine keeps it compiled. ApiError where it is none.
 
-        One thread compiles, beside those that tokenize: whoever sends large forms waits for others
-        who do, and nobody else does.
+        Compiling takes at most a few seconds of processor time. Two guides are compiled at once,
+        apart from the threads that tokenize.
         """
         if guide is None:
             return None
@@ -261,5 +264,10 @@ class Service:
     async def drained(self) -> None:
         """Wait until no request is open."""
         await self._idle.wait()
+        self.close()
+
+    def close(self) -> None:
+        """End the threads and the processes that compile guides."""
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._guides.shutdown(wait=False, cancel_futures=True)
+        self.engine.close_guides()

@@ -21,7 +21,7 @@ from toy_partial import TOY_SPECPV, PartialToyExecutor, partial_manifest
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.guides.grammar import GrammarCompiler, Vocabulary
+from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams

@@ -14,7 +14,7 @@ from toy_model import EOS, VOCAB, choose, target_logits
 from transformers import MinPLogitsWarper
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.guides.grammar import GrammarCompiler, Vocabulary
+from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 

@@ -15,7 +15,7 @@ import pytest
 from serve.lettered import TEMPLATE, lettered_engine, token_id
 from serve.served import NAME, served
 
-from specbuild.runtime.guides.grammar import LIMITS
+from specbuild.runtime.guides.compiler import LIMITS
 from specbuild.runtime.serve import service
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -307,6 +307,52 @@ def test_a_grammar_that_gets_stuck_is_an_error_of_its_request(
     answer = plain.post(COMPLETIONS, json=body | stuck)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "guide_failed")
     assert plain.post(COMPLETIONS, json=body | {"max_tokens": 3}).status_code == 200
+
+
+def _chain(count: int) -> dict[str, Any]:
+    defs: dict[str, Any] = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(count)}
+    return {"$defs": defs | {f"a{count}": {"type": "string"}}, "$ref": "#/$defs/a0"}
+
+
+def test_forms_that_nest_too_deeply_are_refused(plain: httpx.Client, harmony: httpx.Client) -> None:
+    """Native code would overflow its stack, and end the process."""
+    rules = "\n".join(f'r{i}: "a" r{i + 1}' for i in range(3000))
+    formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": _chain(3000)}}
+    for fields in (
+        {"guided_json": _chain(3000)},
+        {"response_format": formatted},
+        {"guided_grammar": f'start: r0\n{rules}\nr3000: "b"'},
+        {"structured_outputs": {"grammar": "start: " + "(" * 3000 + '"a"' + ")" * 3000}},
+    ):
+        body = {"model": NAME, "prompt": "One", "max_tokens": 2, **fields}
+        answer = plain.post(COMPLETIONS, json=body)
+        assert answer.status_code == 400, answer.text
+        assert "nested too deeply" in answer.json()["error"]["message"]
+    chat = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
+    called = {"tools": [tool("f", _chain(3000))], "tool_choice": "required"}
+    answer = harmony.post(CHAT, json=chat | called)
+    assert answer.status_code == 400 and "nested too deeply" in answer.text
+    assert plain.post(COMPLETIONS, json={"model": NAME, "prompt": "One"}).status_code == 200
+
+
+def test_a_form_whose_masks_take_long_delays_its_own_request_alone(plain: httpx.Client) -> None:
+    """Each of its masks tokenizes the rest of a text of 200 kB."""
+    body = {"model": NAME, "prompt": "One", "max_tokens": 6, "temperature": 0}
+    word = "x" + "ab " * 60_000
+    alone = plain.post(COMPLETIONS, json=body).json()["choices"]
+    slow: list[httpx.Response] = []
+    thread = threading.Thread(
+        target=lambda: slow.append(plain.post(COMPLETIONS, json=body | {"guided_choice": [word]}))
+    )
+    thread.start()
+    beside = 0
+    while thread.is_alive():
+        assert plain.post(COMPLETIONS, json=body).json()["choices"] == alone
+        beside += 1
+    thread.join()
+    (choice,) = slow[0].json()["choices"]
+    assert word.startswith(choice["text"]) and choice["finish_reason"] == "length"
+    assert len(choice["text"]) > 1 and beside > 1
 
 
 def test_large_forms_hold_up_nobody(plain: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,260 @@
+"""Processes in which guides are compiled, and followed, under limits of time and memory.
+
+A guide is a client's program for llguidance, which is native code: it may overflow a stack, fill
+the memory, or compute for minutes. One process per vocabulary, started with the first guide, holds
+llguidance's tokenizer; for each guide it forks one that compiles it (``checker_process.py``). The
+death of that process is an error of that guide alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
+
+# A forked process that computes for longer is killed; so is one that waits for a processor.
+MAX_CPU_S = 2
+MAX_WALL_S = 15
+# What one may take besides the tokenizer.
+MAX_MEMORY_BYTES = 512 << 20
+# llguidance recurses: less than the stacks that compile and compute masks in this process.
+STACK_BYTES = 4 << 20
+# Of a guide that is followed in a process of its own: for one mask, and in all.
+MAX_MASK_S = 5
+MAX_FOLLOW_CPU_S = 30
+
+_SEND_BYTES = 1 << 19
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class CheckedGuide:
+    """llguidance's ``text`` of a guide, and the bits of its ``first`` mask.
+
+    ``is_light``: it forces no long text and its masks took little time, so that the process that
+    decodes can follow it.
+    """
+
+    text: str
+    first: bytes
+    is_light: bool
+
+
+_MODULE = "specbuild.runtime.guides.checker_process"
+
+
+def send_message(connection: socket.socket, message: bytes) -> None:
+    """Send one message, which :func:`receive_message` returns at the other end."""
+    connection.sendall(_LENGTH.pack(len(message)) + message)
+
+
+def receive_message(connection: socket.socket) -> bytes | None:
+    """Return the next message; None at the end of the connection."""
+    header = _receive(connection, _LENGTH.size)
+    return None if header is None else _receive(connection, _LENGTH.unpack(header)[0])
+
+
+def _receive(connection: socket.socket, count: int) -> bytes | None:
+    received = bytearray()
+    while len(received) < count:
+        part = connection.recv(count - len(received))
+        if not part:
+            return None
+        received += part
+    return bytes(received)
+
+
+class GuideChecker:
+    """Compiles guides in processes of their own; called from any thread.
+
+    ``vocabulary`` describes llguidance's tokenizer in JSON: ``tokenizer``, ``size`` and ``ends``.
+    """
+
+    def __init__(self, vocabulary: Mapping[str, Any]) -> None:
+        self._vocabulary = json.dumps(vocabulary).encode()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Start the process that holds the tokenizer where none runs; it loads meanwhile."""
+        with self._lock:
+            if self._closed or (self._process is not None and self._process.poll() is None):
+                return
+            self._stop()
+            self._control, theirs = socket.socketpair()
+            with theirs, tempfile.TemporaryFile() as vocabulary:
+                vocabulary.write(self._vocabulary)
+                vocabulary.seek(0)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=vocabulary,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    # Its forks are killed with it, and Ctrl-C does not reach them.
+                    start_new_session=True,
+                )
+
+    def check(self, guide: Guide) -> CheckedGuide:
+        """Return what is known of a guide that compiles within the limits.
+
+        RequestError states what is wrong with the guide, or which limit it exceeds.
+        """
+        with self._fork(guide) as connection:
+            reply = _reply(connection, guide)
+        return CheckedGuide(reply["text"], bytes.fromhex(reply["first"]), reply["is_light"])
+
+    def follow(self, guide: Guide) -> RemoteMatcher:
+        """Return a guide that a process of its own follows. RequestError as :meth:`check`."""
+        return RemoteMatcher(self._fork(guide, follow=True), guide)
+
+    def close(self) -> None:
+        """Kill the processes."""
+        with self._lock:
+            self._closed = True
+            self._stop()
+
+    def _fork(self, guide: Guide, *, follow: bool = False) -> socket.socket:
+        """A connection to a new process that was sent the guide."""
+        self.start()
+        ours, theirs = socket.socketpair()
+        ours.settimeout(MAX_WALL_S)
+        # Whoever sends a guide does not wait until it is read.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
+        try:
+            with theirs, self._lock:
+                if self._control is None:
+                    raise BrokenPipeError("the server is shutting down")
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
+            request = {"guide": described(guide), "follow": follow}
+            send_message(ours, json.dumps(request, ensure_ascii=False).encode())
+        except OSError as error:
+            ours.close()
+            raise guide.refused(f"cannot be checked: {error}; try again") from error
+        return ours
+
+    def _stop(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+
+class RemoteMatcher:
+    """A guide that another process follows: a mask is requested, and read when it is there."""
+
+    def __init__(self, connection: socket.socket, guide: Guide) -> None:
+        self._connection = connection
+        self._guide = guide
+        self._sent = np.zeros(0, np.int32)
+        self._compiled = False
+        self._failure: str | None = None
+
+    def request(self, output: np.ndarray) -> None:
+        """Request the mask after ``output``; the last one was read."""
+        common = min(len(self._sent), len(output))
+        differing = np.flatnonzero(self._sent[:common] != output[:common])
+        common = int(differing[0]) if len(differing) else common
+        self._sent = output.copy()
+        message = _LENGTH.pack(common) + output[common:].astype(np.int32).tobytes()
+        # A process that has died is noticed when its reply is read.
+        with contextlib.suppress(OSError):
+            send_message(self._connection, message)
+
+    def ready(self, timeout_s: float = 0) -> bool:
+        """Return whether the reply has arrived, after at most ``timeout_s``."""
+        if not self._readable(timeout_s):
+            return False
+        if not self._compiled:
+            # The first reply states that the guide compiled; the mask comes after it.
+            self._read_compiled()
+            return self._failure is not None or self._readable(timeout_s)
+        return True
+
+    def read(self) -> tuple[bytes | None, str | None]:
+        """Return the mask's bits, and a reason if the guide failed.
+
+        No bits and no reason: the output is complete.
+        """
+        if not self._compiled:
+            self._read_compiled()
+        if self._failure is not None:
+            return None, self._failure
+        try:
+            message = receive_message(self._connection)
+        except OSError:
+            message = None
+        if message is None or message[:1] not in (b"m", b"c", b"f"):
+            return None, "its masks take too much time or memory"
+        if message[:1] == b"m":
+            return message[1:], None
+        return None, message[1:].decode() or None
+
+    def close(self) -> None:
+        """End the process."""
+        self._connection.close()
+
+    def _readable(self, timeout_s: float) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def _read_compiled(self) -> None:
+        self._compiled = True
+        try:
+            _reply(self._connection, self._guide)
+        except RequestError as error:
+            self._failure = str(error)
+
+
+def described(guide: Guide) -> dict[str, Any]:
+    """A guide in JSON."""
+    return {
+        "kind": guide.kind,
+        "source": guide.source,
+        "lenient": guide.lenient,
+        "name": guide.name,
+        "parts": [[name, described(part)] for name, part in guide.parts],
+    }
+
+
+def guide_from(description: Mapping[str, Any]) -> Guide:
+    """The guide that :func:`described` describes."""
+    parts = tuple((name, guide_from(part)) for name, part in description["parts"])
+    return Guide(**{**description, "parts": parts})
+
+
+def _reply(connection: socket.socket, guide: Guide) -> dict[str, Any]:
+    """What the process replies about a guide. RequestError where it refuses the guide, or died."""
+    try:
+        message = receive_message(connection)
+    except OSError:
+        message = None
+    if message is None:
+        raise guide.refused("cannot be checked: its process was ended; try again")
+    reply: dict[str, Any] = json.loads(message)
+    if "refused" in reply:
+        raise RequestError(reply["refused"], field=guide.name)
+    return reply

@@ -1,0 +1,197 @@
+"""The process that :class:`~specbuild.runtime.guides.checker.GuideChecker` starts.
+
+It reads the tokenizer once. Each connection that it receives is served by two forks: one compiles
+the guide under limits, the other waits for it and states how it died, if it did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.checker import (
+    MAX_CPU_S,
+    MAX_FOLLOW_CPU_S,
+    MAX_MASK_S,
+    MAX_MEMORY_BYTES,
+    MAX_WALL_S,
+    STACK_BYTES,
+    guide_from,
+    receive_message,
+    send_message,
+)
+from specbuild.runtime.guides.compiler import (
+    Vocabulary,
+    checked_text,
+    compile_text,
+    load_library,
+    on_stack,
+    read_tokens,
+)
+from specbuild.runtime.guides.grammar import Grammar
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.limits import forces_little
+
+# Along so many tokens a guide is tried; a mask of a light one takes less than this.
+_WALK = 16
+_MAX_LIGHT_S = 0.01
+# Decoding goes before guides that are being checked.
+_NICE = 5
+_DEATHS = {
+    signal.SIGXCPU: f"takes more than {MAX_CPU_S} seconds of processor time to compile",
+    signal.SIGALRM: f"takes more than {MAX_WALL_S} seconds to compile",
+    signal.SIGSEGV: "is nested too deeply",
+    signal.SIGBUS: "is nested too deeply",
+    signal.SIGABRT: f"takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory to compile",
+}
+
+
+def main(control: socket.socket) -> None:
+    """Fork for each connection that ``control`` carries, until it ends."""
+    os.nice(_NICE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = Vocabulary(**json.load(sys.stdin))
+    # The forks' parents reap them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    tokens = failure = None
+    try:
+        library = load_library(Guide.json(name="guide"))
+        tokens = read_tokens(library, vocabulary, Guide.json(name="guide"))
+    except RequestError as error:
+        failure = str(error)
+    if tokens is not None:
+        # What every fork would load or compute again.
+        guide = Guide.json()
+        grammar = compile_text(library, tokens, checked_text(library, guide), guide)
+        _masks_take_little(grammar)
+    gc.freeze()
+    while True:
+        _, received, _, _ = socket.recv_fds(control, 1, 1)
+        if not received:
+            return
+        if os.fork() == 0:
+            control.close()
+            with socket.socket(fileno=received[0]) as connection:
+                _serve(connection, tokens, failure)
+            os._exit(0)
+        os.close(received[0])
+
+
+def _serve(connection: socket.socket, tokens: Any, failure: str | None) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    message = receive_message(connection)
+    if message is None:
+        return
+    request = json.loads(message)
+    guide = guide_from(request["guide"])
+    if failure is not None:
+        send_message(connection, _refused(failure))
+        return
+    worker = os.fork()
+    if worker == 0:
+        with contextlib.suppress(BaseException):
+            _limit()
+            on_stack(lambda: _work(connection, guide, tokens, request["follow"]), STACK_BYTES)
+        os._exit(0)
+    _, status = os.waitpid(worker, 0)
+    if os.WIFSIGNALED(status):
+        died = signal.Signals(os.WTERMSIG(status))
+        reason = _DEATHS.get(died, f"cannot be compiled ({died.name})")
+        with contextlib.suppress(OSError):
+            send_message(connection, _refused(str(guide.refused(reason))))
+
+
+def _limit() -> None:
+    """Limit this process, whose signals kill it at a limit."""
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_FOLLOW_CPU_S + MAX_CPU_S))
+    signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
+    status = Path("/proc/self/statm")
+    if status.exists():
+        used = int(status.read_text().split()[0]) * resource.getpagesize()
+        most = used + MAX_MEMORY_BYTES + STACK_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) -> None:
+    """Compile a guide and reply; then answer requests for masks, if it is to be followed."""
+    try:
+        library = load_library(guide)
+        text = checked_text(library, guide)
+        grammar = compile_text(library, tokens, text, guide)
+    except RequestError as error:
+        send_message(connection, _refused(str(error)))
+        return
+    except MemoryError:
+        send_message(connection, _refused(str(guide.refused(_DEATHS[signal.SIGABRT]))))
+        return
+    if not follow:
+        first = grammar.begin().mask(np.zeros(0, np.int32))
+        assert first is not None, "compiling it has computed one"
+        is_light = forces_little(json.loads(text)["grammars"]) and _masks_take_little(grammar)
+        reply = {"text": text, "first": first.bits.hex(), "is_light": is_light}
+        send_message(connection, json.dumps(reply).encode())
+    else:
+        send_message(connection, b"{}")
+        most = MAX_FOLLOW_CPU_S + MAX_CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+        _follow(connection, grammar)
+
+
+def _masks_take_little(grammar: Grammar) -> bool:
+    """Whether no mask takes long along an output of random tokens."""
+    random = np.random.default_rng(0)
+    state, output = grammar.begin(), np.zeros(0, np.int32)
+    for _ in range(_WALK):
+        started_s = time.thread_time()
+        mask = state.mask(output)
+        state.forced(output)
+        if len(output) and time.thread_time() - started_s > _MAX_LIGHT_S:
+            return False
+        if mask is None:
+            break
+        bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")
+        output = np.append(output, np.int32(_any(random, np.flatnonzero(bits))))
+    return True
+
+
+def _any(random: np.random.Generator, tokens: np.ndarray) -> int:
+    return int(tokens[random.integers(len(tokens))])
+
+
+def _follow(connection: socket.socket, grammar: Grammar) -> None:
+    """Send the mask after each output, until the connection ends."""
+    state, output = grammar.begin(), np.zeros(0, np.int32)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    while (message := receive_message(connection)) is not None:
+        common = int.from_bytes(message[:4], "little")
+        output = np.concatenate([output[:common], np.frombuffer(message[4:], np.int32)])
+        signal.setitimer(signal.ITIMER_REAL, MAX_MASK_S)
+        mask = state.mask(output)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        if mask is not None:
+            send_message(connection, b"m" + mask.bits)
+        elif state.failure is not None:
+            send_message(connection, b"f" + state.failure.encode())
+        else:
+            send_message(connection, b"c")
+
+
+def _refused(reason: str) -> bytes:
+    return json.dumps({"refused": reason}).encode()
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as given:
+        main(given)

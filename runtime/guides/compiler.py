@@ -1,0 +1,220 @@
+"""Compile guides to grammars over an engine's tokens with llguidance.
+
+llguidance is native code: a text that overflows its stack ends the process, and a text that it
+compiles for minutes holds a processor for as long. A guide therefore passes the checks of
+``limits.py`` first. A server also compiles it in a process of its own (``checker.py``) before it
+compiles it here. (M. Moskal et al., "llguidance", github.com/guidance-ai/llguidance.)
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeVar
+
+import numpy as np
+
+from specbuild.runtime.guides.checker import GuideChecker
+from specbuild.runtime.guides.grammar import Grammar, reason_of
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.limits import check_grammars
+from specbuild.runtime.guides.remote import MAX_FOLLOWERS, RemoteGrammar
+
+# The form of Python's json.dumps, which is the most frequent one in training data. With free
+# whitespace a model may emit it without end, and the text after a comma is not forced.
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# Compiled grammars in the cache; each may hold LIMITS' lexer states, of about 2 kB.
+MAX_CACHED = 16
+# llguidance's own limits. The time to compile grows with the square of the number of optional
+# properties; about 2500 of them compile.
+LIMITS = {
+    "max_grammar_size": 20_000,
+    "max_items_in_row": 10_000,
+    "max_lexer_states": 20_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "verbose_errors": False,
+}
+# llguidance recurses. A checker's stack is a sixteenth of this one, and half of the 8 MiB on which
+# the decoding thread computes masks: a guide that passes the checker cannot overflow either.
+COMPILE_STACK_BYTES = 64 << 20
+_stack_size = threading.Lock()
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Tokens as llguidance reads them.
+
+    ``tokenizer`` is the text of a tokenizer.json, or an llguidance.TokenizerWrapper; the model has
+    ``size`` tokens, and ``ends`` are its ends of sequence.
+    """
+
+    tokenizer: Any
+    size: int
+    ends: Sequence[int]
+
+
+class GrammarCompiler:
+    """Compile guides for one vocabulary, from any thread, and cache the latest grammars.
+
+    ``isolated``: a process of its own compiles each guide first, under limits of processor time
+    and memory. :meth:`close` ends that process.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, isolated: bool = False) -> None:
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._tokens: Any = None
+        self._cached: OrderedDict[Guide, Grammar | RemoteGrammar] = OrderedDict()
+        self._checker: GuideChecker | None = None
+        self._followers = threading.Semaphore(MAX_FOLLOWERS)
+        if isolated:
+            described = {
+                "tokenizer": vocabulary.tokenizer,
+                "size": vocabulary.size,
+                "ends": list(vocabulary.ends),
+            }
+            self._checker = GuideChecker(described)
+
+    def compile(self, guide: Guide) -> Grammar | RemoteGrammar:
+        """Return the grammar of a guide.
+
+        RequestError names the guide and the reason where it is invalid or exceeds a limit, where
+        llguidance is missing, and where it cannot read the tokenizer.
+        """
+        with self._lock:
+            cached = self._cached.get(guide)
+            if cached is not None:
+                self._cached.move_to_end(guide)
+                return cached
+        library = load_library(guide)
+        if self._checker is not None:
+            self._checker.start()
+        with self._lock:
+            if self._tokens is None:
+                self._tokens = read_tokens(library, self._vocabulary, guide)
+        checked = None if self._checker is None else self._checker.check(guide)
+        grammar: Grammar | RemoteGrammar
+        if checked is None or checked.is_light:
+            text = checked_text(library, guide) if checked is None else checked.text
+            grammar = on_stack(
+                lambda: compile_text(library, self._tokens, text, guide), COMPILE_STACK_BYTES
+            )
+        else:
+            assert self._checker is not None
+            grammar = RemoteGrammar(self._checker, guide, checked.first, self._followers)
+        with self._lock:
+            self._cached[guide] = grammar
+            while len(self._cached) > MAX_CACHED:
+                self._cached.popitem(last=False)
+        return grammar
+
+    def close(self) -> None:
+        """End the checking process; checks in progress fail."""
+        if self._checker is not None:
+            self._checker.close()
+
+
+def load_library(guide: Guide) -> Any:
+    """Return llguidance. RequestError where it cannot be imported."""
+    try:
+        return import_module("llguidance")
+    except ImportError as error:
+        raise guide.refused(
+            f"needs llguidance, of the extra serve, which cannot be loaded: {error}"
+        ) from error
+
+
+def read_tokens(library: Any, vocabulary: Vocabulary, guide: Guide) -> Any:
+    """Return llguidance's tokenizer. RequestError where it cannot read the vocabulary."""
+    try:
+        return library.LLTokenizer(
+            vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=list(vocabulary.ends) or None
+        )
+    except Exception as error:  # the library raises bare ones
+        raise guide.refused(
+            f"cannot be had: llguidance cannot read the engine's tokenizer: {error}"
+        ) from error
+
+
+def checked_text(library: Any, guide: Guide) -> str:
+    """Return llguidance's text of a guide. RequestError where it exceeds a limit of ours.
+
+    The first grammar is the guide's; its parts follow, which it refers to by name.
+    """
+    try:
+        grammars = [_one_grammar(library, guide)]
+        for name, part in guide.parts:
+            grammars.append(_one_grammar(library, part) | {"name": name})
+    except RecursionError:
+        raise guide.refused("is nested too deeply") from None
+    except Exception as error:  # the converter of GBNF raises exceptions of any type
+        raise guide.refused(f"cannot be read: {error}") from error
+    reason = check_grammars(grammars)
+    if reason is not None:
+        raise guide.refused(reason)
+    return json.dumps({"grammars": grammars})
+
+
+def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
+    """Return the grammar of llguidance's text, whose first mask has been computed.
+
+    llguidance releases the interpreter's lock while it compiles and while it computes a mask.
+    """
+    limits = library.LLParserLimits(**LIMITS)
+    matcher = library.LLMatcher(tokens, text, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise guide.refused(f"cannot be compiled: {reason_of(matcher)}")
+    grammar = Grammar(matcher)
+    first = grammar.begin()
+    if first.mask(np.zeros(0, np.int32)) is None:
+        raise guide.refused(f"cannot be followed: {first.failure or 'it allows nothing'}")
+    return grammar
+
+
+def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
+    """Return what ``call`` returns in a thread with a stack of this size; raise what it raises."""
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="specbuild-guide", daemon=True)
+    # The size is a setting of the process, for threads that start.
+    with _stack_size:
+        before = threading.stack_size(stack_bytes)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _one_grammar(library: Any, guide: Guide) -> dict[str, Any]:
+    if guide.kind == "json":
+        schema = json.loads(guide.source)
+        lenient = {"lenient": guide.lenient, "coerce_one_of": guide.lenient}
+        return {"json_schema": {**schema, "x-guidance": JSON_FORM | lenient}}
+    if guide.kind == "regex":
+        described = json.loads(library.LLMatcher.grammar_from_regex(guide.source))
+        (grammar,) = described["grammars"]
+        return dict(grammar)
+    if guide.kind == "choice":
+        quoted = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.source))
+        return {"lark_grammar": f"start: {' | '.join(quoted)}"}
+    # The converter returns text in Lark as it is.
+    return {"lark_grammar": library.gbnf_to_lark.any_to_lark(guide.source)}

@@ -1,0 +1,61 @@
+"""How long the shortest text is that a regular expression matches; what all limits share."""
+
+from __future__ import annotations
+
+import re
+from math import inf
+
+# A chain of so many definitions takes less than half of the checker's stack.
+MAX_DEPTH = 256
+# Brackets within each other, of which llguidance takes fewer.
+MAX_NESTING = 64
+# The largest UTF-8 character.
+CHARACTER_BYTES = 4
+# The atoms of a regular expression.
+_REGEX = re.compile(
+    r"""(?P<open>\((?:\?(?:P?<\w+>|[a-zA-Z\-]*:|[=!]|<[=!]))?)
+    |(?P<flags>\(\?[a-zA-Z\-]+\))
+    |(?P<close>\))
+    |(?P<bar>\|)
+    |(?P<repeat>\{\d*(?:,\d*)?\})
+    |(?P<op>[*+?])
+    |(?P<atom>\[\^?\]?(?:\\.|\[:\^?\w+:\]|[^\]\\])*\]|\\[pP]\{[^}]*\}|\\[xuU]\{[^}]*\}|\\.|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+class TooDeepError(Exception):
+    """Definitions refer to each other in a chain that is too long."""
+
+
+def least_times(repeat: str) -> float:
+    """How often something comes at least before ``+``, ``*``, ``?`` or a count in braces."""
+    if not repeat.startswith("{"):
+        return float(repeat == "+")
+    first = repeat[1:-1].partition(",")[0].strip()
+    return float(first or 0)
+
+
+def regex_length(pattern: str) -> float:
+    """An upper bound of the bytes of the shortest text that a regular expression matches."""
+    # Per open group: the shortest option so far, the length of this one and of its last atom.
+    groups: list[list[float]] = [[inf, 0, 0]]
+    for match in _REGEX.finditer(pattern):
+        kind, value, top = match.lastgroup, match.group(), groups[-1]
+        if kind == "open":
+            groups.append([inf, 0, 0])
+        elif kind == "bar":
+            top[:] = [min(top[0], top[1]), 0, 0]
+        elif kind == "close" and len(groups) > 1:
+            groups.pop()
+            length = min(top[0], top[1])
+            groups[-1][1] += length
+            groups[-1][2] = length
+        elif kind in ("repeat", "op"):
+            last = top[2]
+            top[2] = least_times(value) * last
+            top[1] += top[2] - last
+        elif kind == "atom":
+            top[1] += CHARACTER_BYTES
+            top[2] = CHARACTER_BYTES
+    return min(groups[0][0], groups[0][1])

@@ -1,0 +1,137 @@
+"""Guides that a process of their own follows: their masks arrive, or do not, but block nothing.
+
+Such a guide forces text without a bound that could be shown, or took long for a mask when it was
+checked. Its sequence takes part in a step only when the mask for its next token has arrived, and
+without a draft: a draft would need masks that nobody requested. The tokens are those of any other
+guide, for each is chosen with the mask of its place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.checker import GuideChecker, RemoteMatcher
+from specbuild.runtime.guides.grammar import GuideState, TokenMask
+from specbuild.runtime.guides.guide import Guide
+
+# Processes that follow guides at once; the sequences of others wait. Each has its own memory.
+MAX_FOLLOWERS = 4
+
+
+class RemoteGrammar:
+    """A guide that compiled in another process, with its ``first`` mask."""
+
+    def __init__(
+        self, checker: GuideChecker, guide: Guide, first: bytes, followers: threading.Semaphore
+    ) -> None:
+        self._checker = checker
+        self._guide = guide
+        self._first = first
+        self._followers = followers
+
+    def begin(self) -> RemoteGuideState:
+        """The state of an output without tokens."""
+        return RemoteGuideState(self._open, self._followers, self._first)
+
+    def _open(self) -> RemoteMatcher:
+        return self._checker.follow(self._guide)
+
+
+class RemoteGuideState(GuideState):
+    """As :class:`GuideState`; :meth:`prepare` requests a mask, which is there when :meth:`ready`.
+
+    A mask that was not requested is waited for.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self,
+        follow: Callable[[], RemoteMatcher],
+        followers: threading.Semaphore,
+        first: bytes,
+    ) -> None:
+        self.failure = None
+        self._follow_guide = follow
+        self._followers = followers
+        self._matcher: RemoteMatcher | None = None
+        self._first = TokenMask(first)
+        # The output of the mask that was requested last; the mask, once it was read.
+        self._requested: np.ndarray | None = None
+        self._output = np.zeros(0, np.int32)
+        self._mask: TokenMask | None = self._first
+
+    def prepare(self, output: np.ndarray) -> None:
+        """Request the mask after ``output``."""
+        if self.failure is not None or self._requested is not None or self._has(output):
+            return
+        if not len(output):
+            self._output, self._mask = output.copy(), self._first
+        elif self._matcher is not None or self._open():
+            assert self._matcher is not None
+            self._matcher.request(output)
+            self._requested = output.copy()
+
+    def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:
+        """Return whether what follows ``output`` is known, after at most ``timeout_s``."""
+        self.prepare(output)
+        if self._requested is not None and self._matcher is not None:
+            if not self._matcher.ready(timeout_s):
+                return False
+            self._receive()
+            # The reply was to another output: request this one.
+            self.prepare(output)
+        return self.failure is not None or self._has(output)
+
+    def mask(self, output: np.ndarray) -> TokenMask | None:
+        """What may follow ``output``; None where nothing does, or the guide failed."""
+        while not self.ready(output, timeout_s=1.0):
+            pass
+        return self._mask if self.failure is None else None
+
+    def allows(self, output: np.ndarray, token: int) -> bool | None:
+        """What :meth:`mask` states of one token."""
+        mask = self.mask(output)
+        return None if mask is None else mask.allows(token)
+
+    def complete(self, output: np.ndarray) -> bool:
+        """Whether ``output`` is known to be complete."""
+        return self.failure is None and self._has(output) and self._mask is None
+
+    def forced(self, output: np.ndarray) -> list[int]:  # noqa: ARG002
+        """Forced tokens need no draft; this guide has none."""
+        return []
+
+    def close(self) -> None:
+        """End the process."""
+        if self._matcher is not None:
+            self._matcher.close()
+            self._matcher = None
+            self._followers.release()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _has(self, output: np.ndarray) -> bool:
+        return self._requested is None and np.array_equal(self._output, output)
+
+    def _open(self) -> bool:
+        """Start the process, unless as many as may be follow other guides."""
+        if not self._followers.acquire(blocking=False):
+            return False
+        try:
+            self._matcher = self._follow_guide()
+        except RequestError as error:
+            self._followers.release()
+            self.failure = str(error)
+        return self._matcher is not None
+
+    def _receive(self) -> None:
+        assert self._matcher is not None and self._requested is not None
+        bits, self.failure = self._matcher.read()
+        self._output, self._requested = self._requested, None
+        self._mask = None if bits is None else TokenMask(bits)
