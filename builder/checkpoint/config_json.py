@@ -6,7 +6,38 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from specbuild.runtime.engine_dir.strict_json import shown
 from specbuild.runtime.errors import SpecbuildError
+
+# The largest size that engines store (int32), and more layers or experts than any model has.
+MAX_SIZE = 2**31 - 1
+MAX_COUNT = 1 << 12
+# Squares and reciprocals of numbers in this range are finite in fp32.
+_SMALLEST, _LARGEST = 1e-16, 1e16
+
+
+def check_numbers(where: str, data: Any) -> None:
+    """Raise SpecbuildError for a number in decoded JSON that 64 bits do not hold, naming its field.
+
+    Python's JSON reader accepts NaN, Infinity, 1e400 (infinity) and integers of any size.
+    """
+    pending: list[tuple[str, Any]] = [("", data)]
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, dict):
+            pending += (
+                (f"{place}.{name}" if place else name, item) for name, item in value.items()
+            )
+        elif isinstance(value, list):
+            pending += ((f"{place}[{index}]", item) for index, item in enumerate(value))
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise SpecbuildError(
+                f"{where}: {place}: is not a finite number; correct the value in the file"
+            )
+        elif isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise SpecbuildError(
+                f"{where}: {place}: is an integer beyond 64 bits; correct the value in the file"
+            )
 
 
 @dataclass(frozen=True)
@@ -27,12 +58,21 @@ class Config:
         """The field as it stands, or None."""
         return self.fields.get(name)
 
-    def integer(self, name: str, default: int | None = None, *, least: int = 1) -> int:
-        """A whole number, ``least`` or more."""
+    def integer(
+        self, name: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE
+    ) -> int:
+        """A whole number from ``least`` to ``most``."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not _is_integer(value) or value < least:
             raise self.wrong(name, f"a whole number of {least} or more")
-        return value
+        if value > most:
+            raise self.wrong(name, f"a whole number of at most {most}")
+        number: int = value
+        return number
+
+    def count(self, name: str, default: int | None = None, *, least: int = 1) -> int:
+        """A number of layers or experts: memory is allocated for each of them."""
+        return self.integer(name, default, least=least, most=MAX_COUNT)
 
     def optional_integer(self, name: str) -> int | None:
         """A whole number of 1 or more, or None where the field is absent."""
@@ -44,6 +84,8 @@ class Config:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
             raise self.wrong(name, "a positive number")
+        if not _SMALLEST <= value <= _LARGEST:
+            raise self.wrong(name, f"a number from {_SMALLEST:g} to {_LARGEST:g}")
         return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
@@ -59,8 +101,8 @@ class Config:
         if value is None:
             return None
         values = value if isinstance(value, list) else [value]
-        if any(isinstance(v, bool) or not isinstance(v, int) for v in values):
-            raise self.wrong(name, "whole numbers")
+        if not all(_is_integer(item) and abs(item) <= MAX_SIZE for item in values):
+            raise self.wrong(name, f"whole numbers of at most {MAX_SIZE}")
         return tuple(values)
 
     def text(self, name: str) -> str | None:
@@ -86,7 +128,8 @@ class Config:
 
     def wrong(self, name: str, expected: str) -> SpecbuildError:
         """The error for a field that is not what it should be."""
-        return SpecbuildError(f"{self.where}: {name}: got {self.get(name)!r}, expected {expected}")
+        value = shown(self.get(name))
+        return SpecbuildError(f"{self.where}: {name}: got {value}, expected {expected}")
 
     def _value(self, name: str, default: Any) -> Any:
         value = self.get(name)
@@ -95,3 +138,7 @@ class Config:
         if default is None:
             raise SpecbuildError(f"{self.where}: the field {name} is missing")
         return default
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

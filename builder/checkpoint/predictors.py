@@ -15,8 +15,8 @@ Tensors = dict[str, SourceTensor]
 
 def predictors(config: Config) -> int:
     """How many the configuration names, in DeepSeek's spelling or transformers'."""
-    older = config.integer("num_nextn_predict_layers", 0, least=0)
-    return config.integer("num_mtp_layers", older, least=0)
+    older = config.count("num_nextn_predict_layers", 0, least=0)
+    return config.count("num_mtp_layers", older, least=0)
 
 
 def split_predictors(tensors: Tensors, layers: int, config: Config) -> tuple[Tensors, Tensors]:

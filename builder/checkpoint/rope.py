@@ -50,9 +50,8 @@ def yarn_score_factor(config: Config, rope: Rope) -> float:
     if not isinstance(rope.scaling, YarnScaling):
         return 1.0
     nested = next(config.section(name) for name in NESTED if config.get(name) is not None)
-    if not nested.get("mscale_all_dim"):
-        return 1.0
-    return yarn_attention_factor(rope.scaling.factor, nested.number("mscale_all_dim")) ** 2
+    mscale = _mscale(nested, "mscale_all_dim")
+    return 1.0 if mscale is None else yarn_attention_factor(rope.scaling.factor, mscale) ** 2
 
 
 def describe(rope: Rope) -> str:
@@ -76,6 +75,9 @@ def _read(config: Config, name: str, default_theta: float) -> Rope:
         )
     check_fields(nested, ROPE, strict=True, way_out="")
     theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
+    if theta <= 1:
+        place = config if nested.get("rope_theta") is None else nested
+        raise place.wrong("rope_theta", "a number above 1, the base of the frequencies")
     return Rope(theta, _scaling(config, nested, kind))
 
 
@@ -117,7 +119,12 @@ def _llama3(nested: Config, original: int) -> Llama3Scaling:
 def _attention_factor(nested: Config, factor: float) -> float:
     if nested.get("attention_factor") is not None:
         return nested.number("attention_factor")
-    if nested.get("mscale") and nested.get("mscale_all_dim"):
-        over = yarn_attention_factor(factor, nested.number("mscale"))
-        return over / yarn_attention_factor(factor, nested.number("mscale_all_dim"))
+    mscale, all_dim = _mscale(nested, "mscale"), _mscale(nested, "mscale_all_dim")
+    if mscale is not None and all_dim is not None:
+        return yarn_attention_factor(factor, mscale) / yarn_attention_factor(factor, all_dim)
     return yarn_attention_factor(factor)
+
+
+def _mscale(nested: Config, name: str) -> float | None:
+    """One of DeepSeek's two factors; None where it is absent or 0, which mean the same."""
+    return None if nested.get(name) in (None, 0) else nested.number(name)

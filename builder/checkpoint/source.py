@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
+from specbuild.builder.checkpoint.config_json import check_numbers
+from specbuild.runtime.engine_dir.strict_json import shown
 from specbuild.runtime.errors import SpecbuildError
 
 INDEX_SUFFIX = ".safetensors.index.json"
-LARGEST_HEADER_BYTES = 100 << 20
+LARGEST_HEADER_BYTES = LARGEST_JSON_BYTES = 100 << 20
+_MAX_AXES = 8
 # What may lie beside a checkpoint and is read by its own name.
 SIDE_FILES = ("mla_kv.safetensors", "dsa_indexer.safetensors")
 DTYPE_BITS = {
@@ -150,15 +153,23 @@ def read_header(file: Path) -> dict[str, SourceTensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; SpecbuildError if it is none."""
+    """A JSON object from a file.
+
+    Raises SpecbuildError if it is none, or holds a number that 64 bits do not hold.
+    """
     if path.exists() and not path.is_file():
         raise SpecbuildError(f"{path}: is no regular file")
     try:
+        if path.stat().st_size > LARGEST_JSON_BYTES:
+            raise SpecbuildError(
+                f"{path}: is larger than {LARGEST_JSON_BYTES} bytes; it is no file of a checkpoint"
+            )
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise SpecbuildError(f"{path}: cannot be read as JSON ({error})") from None
     if not isinstance(data, dict):
         raise SpecbuildError(f"{path}: got {type(data).__name__}, expected a JSON object")
+    check_numbers(str(path), data)
     return data
 
 
@@ -253,13 +264,15 @@ def _check_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         begin, stop = entry["data_offsets"]
-        bits = DTYPE_BITS[dtype] * math.prod(shape)
-        sound = 0 <= begin <= stop and (stop - begin) * 8 == bits
-        sound = sound and all(isinstance(axis, int) and axis >= 0 for axis in shape)
+        sizes = (*shape, begin, stop)
+        # Checked before they are multiplied: a product of many large numbers takes minutes.
+        sound = len(shape) <= _MAX_AXES and all(type(size) is int for size in sizes)
+        sound = sound and all(0 <= size < 1 << 63 for size in sizes) and begin <= stop
+        sound = sound and (stop - begin) * 8 == DTYPE_BITS[dtype] * math.prod(shape)
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
-        raise SpecbuildError(f"{file}: the header's entry for {name} is damaged: {entry}")
+        raise SpecbuildError(f"{file}: the header's entry for {name} is damaged: {shown(entry)}")
     return dtype, shape, begin, stop
 
 

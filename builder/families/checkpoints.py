@@ -28,11 +28,14 @@ from specbuild.builder.families.registry import (
     supported_targets,
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.engine_dir.geometry_check import check_target
+from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 # What --draft says for the MTP layer of the target's own checkpoint.
 OWN_DRAFT = "mtp"
 DRAFT_LABEL = "draft config.json"
+# Of all layers together; the largest models have a tenth of it. Each is three expected tensors.
+_MAX_EXPERTS = 1 << 18
 
 
 def read_target(
@@ -57,6 +60,7 @@ def read_target(
     family = _family(opened)
     form = family.checkpoint
     geometry, warnings = form.read_config(path, config, strict=strict)
+    _check_sizes(config, geometry)
     if not family.retrofits:
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
     if not geometry.eos_token_ids:
@@ -138,6 +142,20 @@ def read_own_draft(
 def is_own_draft(draft: Path | None) -> bool:
     """Whether ``--draft`` asks for the target's own layer, by its name: no directory has it."""
     return draft is not None and str(draft) == OWN_DRAFT and not draft.is_dir()
+
+
+def _check_sizes(config: Config, geometry: TargetGeometry) -> None:
+    """Raise SpecbuildError where an engine's manifest could not hold the geometry."""
+    try:
+        check_target(geometry)
+    except EngineFileError as error:
+        raise SpecbuildError(f"{config.where}: {error}; correct the sizes in the file") from error
+    experts = 0 if geometry.moe is None else geometry.moe.experts
+    if geometry.layers * experts > _MAX_EXPERTS:
+        raise SpecbuildError(
+            f"{config.where}: {geometry.layers} layers of {experts} experts are more than "
+            f"{_MAX_EXPERTS} in all; correct the sizes in the file"
+        )
 
 
 def _family(opened: OpenedTarget) -> TargetFamily:

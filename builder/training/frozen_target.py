@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from specbuild.builder.checkpoint.source import refuse_gguf
+from specbuild.builder.checkpoint.source import read_json, refuse_gguf
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import TARGETS
 from specbuild.runtime.errors import SpecbuildError
@@ -111,15 +110,9 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     refuse_gguf(path)
     file = path / "config.json"
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise SpecbuildError(f"{path}: no config.json, so no checkpoint directory") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecbuildError(f"{file}: cannot be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise SpecbuildError(f"{file}: got a {type(config).__name__}, expected an object")
-    return config
+    if not file.exists():
+        raise SpecbuildError(f"{path}: no config.json, so no checkpoint directory")
+    return read_json(file)
 
 
 def end_of_text_ids(model: PreTrainedModel) -> tuple[int, ...]:

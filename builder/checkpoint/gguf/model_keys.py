@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.config_json import MAX_COUNT, Config
 from specbuild.builder.checkpoint.gguf.keys import NumberArray, TextArray, Value
 
-# No model has more layers, or more experts in one.
-MOST_PARTS = 1 << 12
-_MOST_LISTED = MOST_PARTS
+_MOST_LISTED = MAX_COUNT
 
 
 class ModelKeys:
@@ -48,10 +46,8 @@ class ModelKeys:
 
     def parts(self, name: str, default: int | None = None) -> int:
         """A number of layers or experts, which no model has without bound."""
-        number = self.integer(name, default, least=0)
-        if number > MOST_PARTS:
-            raise self.fields.wrong(name, f"at most {MOST_PARTS}")
-        return number
+        self._asked.add(name)
+        return self.fields.count(name, default, least=0)
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""

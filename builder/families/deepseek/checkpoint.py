@@ -64,7 +64,7 @@ def engine_tensors(
 
 
 def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
-    layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    layers, heads = config.count("num_hidden_layers"), config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", heads) != heads:
         raise config.wrong("num_key_value_heads", f"as many as num_attention_heads, {heads}")
     rope = read_rope(config, default_theta=DEFAULT_THETA)
@@ -137,11 +137,11 @@ def _experts(config: Config, variant: Variant) -> FeedForward:
     normalised = config.boolean("norm_topk_prob", not softmax)
     groups = chosen = 1
     if not softmax or config.text("topk_method") == "group_limited_greedy":
-        groups = config.integer("n_group", 1)
-        chosen = config.integer("topk_group", groups)
+        groups = config.count("n_group", 1)
+        chosen = config.count("topk_group", groups)
     moe = MoeFeedForward(
-        experts=config.integer("n_routed_experts"),
-        experts_per_token=config.integer("num_experts_per_tok"),
+        experts=config.count("n_routed_experts"),
+        experts_per_token=config.count("num_experts_per_tok"),
         inner=inner,
         storage="bf16",
         activation=Swiglu(),
@@ -152,7 +152,7 @@ def _experts(config: Config, variant: Variant) -> FeedForward:
         group_score="max" if softmax else "sum_of_two",
         scaling=config.number("routed_scaling_factor", 1.0),
     )
-    shared = config.integer("n_shared_experts", 0, least=0)
+    shared = config.count("n_shared_experts", 0, least=0)
     if not shared:
         return moe
     return BothFeedForward(

@@ -96,7 +96,7 @@ def _geometry(
         kv_heads=decoder.integer("num_key_value_heads", q_heads),
         head_dim=decoder.optional_integer("head_dim") or hidden // q_heads,
         inner=decoder.integer("intermediate_size"),
-        layers=decoder.integer("num_hidden_layers"),
+        layers=decoder.count("num_hidden_layers"),
         rms_eps=decoder.number("rms_norm_eps", 1e-6),
         rope=read_rope(decoder, default_theta=DEFAULT_THETA),
         aux_layers=config.aux_layers,

@@ -68,7 +68,7 @@ def read_tensors(
 
 def _layers_note(decoder: Config, g: Eagle3Geometry) -> tuple[str, ...]:
     """That the config's number of layers is not the draft's."""
-    named = decoder.integer("num_hidden_layers", g.layers)
+    named = decoder.count("num_hidden_layers", g.layers)
     if named == g.layers:
         return ()
     layers = "one layer" if g.layers == 1 else f"{g.layers} layers"

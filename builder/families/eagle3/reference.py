@@ -6,13 +6,13 @@ transformers.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from specbuild.builder.checkpoint.source import read_json
 from specbuild.builder.families.eagle3.reference_mla import ReferenceMla
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.builder.families.parts.reference_rope import rotary_frequencies
@@ -164,7 +164,7 @@ def load_reference_draft(
     if not files or not (path / "config.json").is_file():
         raise SpecbuildError(f"{path}: no draft checkpoint: expected config.json and *.safetensors")
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json(path / "config.json")
         tensors = {name: value for file in files for name, value in load_file(file).items()}
         draft = ReferenceDraft(config, tensors, embedding=embedding, head=head)
     except KeyError as error:

@@ -67,7 +67,7 @@ def text_roots(path: Path, config: Config) -> tuple[Path, ...]:
 def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometry, tuple[str, ...]]:
     warnings = check_fields(config, GPT_OSS, strict=strict)
     storage, more = _read_quantization(config, strict=strict)
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     layer_types = _read_layer_types(config, layers)
     sliding = "sliding_attention" in layer_types
     bias = config.boolean("attention_bias", True)
@@ -105,7 +105,7 @@ def _read_original(
     path: Path, config: Config, *, strict: bool
 ) -> tuple[TargetGeometry, tuple[str, ...]]:
     warnings = check_fields(config, GPT_OSS_ORIGINAL, strict=strict)
-    layers = config.integer("num_hidden_layers")
+    layers = config.count("num_hidden_layers")
     rope = original_layout.read_rope(config)
     geometry = TargetGeometry(
         model_type="gpt_oss",
@@ -122,8 +122,8 @@ def _read_original(
         sliding_window=config.integer("sliding_window"),
         feed_forwards=(
             feed_forward(
-                experts=config.integer("num_experts"),
-                experts_per_token=config.integer("experts_per_token"),
+                experts=config.count("num_experts"),
+                experts_per_token=config.count("experts_per_token"),
                 inner=config.integer("intermediate_size"),
                 storage="mxfp4",
                 limit=config.number("swiglu_limit", 7.0),
@@ -169,11 +169,11 @@ def _read_layer_types(config: Config, layers: int) -> tuple[str, ...]:
 
 
 def _either(config: Config, name: str, alias: str) -> int:
-    """A number that has two spellings, which must agree where both are given."""
-    values: set[int] = {config.integer(n) for n in (name, alias) if config.get(n) is not None}
+    """A count that has two spellings, which must agree where both are given."""
+    values: set[int] = {config.count(n) for n in (name, alias) if config.get(n) is not None}
     if len(values) > 1:
         raise config.wrong(name, f"the value of {alias}, {config.get(alias)!r}")
-    return values.pop() if values else config.integer(name)
+    return values.pop() if values else config.count(name)
 
 
 def _check_geometry(where: str, g: TargetGeometry) -> None:

@@ -55,6 +55,8 @@ def read_rope(config: Config) -> Rope:
     """YaRN as the layout's configuration spells it; its correction range is never truncated."""
     factor = config.number("rope_scaling_factor")
     theta = config.number("rope_theta")
+    if theta <= 1:
+        raise config.wrong("rope_theta", "a number above 1, the base of the frequencies")
     if factor <= 1:
         return Rope(theta=theta)
     return Rope(

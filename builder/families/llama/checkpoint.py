@@ -40,7 +40,7 @@ def read_config(
     warnings = check_fields(config, FIELDS[kind], strict=strict)
     if not {*config.texts("layer_types")} <= {"full_attention"}:
         raise config.wrong("layer_types", "full_attention in every layer")
-    layers, heads = config.integer("num_hidden_layers"), config.integer("num_attention_heads")
+    layers, heads = config.count("num_hidden_layers"), config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     feed_forwards, layer_feed_forwards = distinct_feed_forwards(_feed_forwards(config, layers))
     geometry = TargetGeometry(
@@ -126,14 +126,14 @@ def _dense(config: Config) -> DenseFeedForward:
 
 def _experts(config: Config) -> MoeFeedForward:
     names = [name for name in ("num_experts", "num_local_experts") if config.get(name) is not None]
-    counts: set[int] = {config.integer(name) for name in names or ["num_experts"]}
+    counts: set[int] = {config.count(name) for name in names or ["num_experts"]}
     if len(counts) > 1:
         raise config.wrong("num_experts", f"num_local_experts, {config.get('num_local_experts')}")
     # The softmax over all, normalised over those that are chosen, is the softmax over these.
     normed = config.boolean("norm_topk_prob", False)
     return MoeFeedForward(
         experts=counts.pop(),
-        experts_per_token=config.integer("num_experts_per_tok"),
+        experts_per_token=config.count("num_experts_per_tok"),
         inner=config.integer("moe_intermediate_size"),
         storage="bf16",
         activation=Swiglu(),

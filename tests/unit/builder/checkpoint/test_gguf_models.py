@@ -130,8 +130,8 @@ def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"general.architecture": "qwen2"}, "general.architecture 'qwen2' is not read"),
     "adapter": ({"general.type": "adapter"}, "of general.type 'adapter', not a whole model"),
-    "layers": ({".block_count": 2**32 - 1}, "block_count: got 4294967295, expected at most 4096"),
-    "experts": ({".expert_count": 1 << 31}, "expert_count: got 2147483648, expected at most 4096"),
+    "layers": ({".block_count": 2**32 - 1}, "block_count: got 4294967295, .* at most 4096"),
+    "experts": ({".expert_count": 1 << 31}, "expert_count: got 2147483648, .* at most 4096"),
     "no layers": ({".block_count": None}, "the field block_count is missing"),
     "rotated": ({".rope.dimension_count": 8}, "rope.dimension_count: got 8, expected 32"),
     "values": ({".attention.value_length": 8}, "attention.value_length: got 8, expected 32"),

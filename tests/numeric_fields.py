@@ -1,0 +1,68 @@
+"""Every numeric field of JSON files, and values that a hostile file may hold in its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+Place = tuple[str | int, ...]
+
+# As they stand in the file: Python's reader takes all of them.
+HOSTILE = (
+    "Infinity",
+    "-Infinity",
+    "NaN",
+    "1e400",
+    "-1",
+    "0",
+    "0.5",
+    "1e-300",
+    "4096",
+    "2147483647",
+    "9223372036854775808",
+    "1e30",
+    "1" + "0" * 400,
+    "1" + "0" * 5000,
+    "true",
+    "null",
+    '"x"',
+    "[]",
+    "[7, -7]",
+    "{}",
+)
+_MARK = "a value to be replaced"
+
+
+def numeric_places(data: Any, within: Place = ()) -> list[Place]:
+    """Where numbers are in decoded JSON, booleans not counted."""
+    if isinstance(data, dict):
+        items = list(data.items())
+    elif isinstance(data, list):
+        items = list(enumerate(data))
+    else:
+        is_number = isinstance(data, int | float) and not isinstance(data, bool)
+        return [within] if is_number else []
+    return [place for key, value in items for place in numeric_places(value, (*within, key))]
+
+
+def with_literal(data: Any, place: Place, literal: str) -> str:
+    """The JSON text of ``data`` with ``literal`` as the value at ``place``."""
+    copy = json.loads(json.dumps(data))
+    inner = copy
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = _MARK
+    return json.dumps(copy).replace(json.dumps(_MARK), literal)
+
+
+def further_places(data: dict[str, Any], names: frozenset[str]) -> list[Place]:
+    """The fields of ``names`` that ``data`` does not have."""
+    return [(name,) for name in sorted(names) if data.get(name) is None]
+
+
+def written(file: Path, place: Place, literal: str) -> bytes:
+    """Put ``literal`` at ``place`` of a JSON file; the bytes that it had before."""
+    before = file.read_bytes()
+    file.write_text(with_literal(json.loads(before), place, literal), encoding="utf-8")
+    return before

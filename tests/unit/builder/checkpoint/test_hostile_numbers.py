@@ -1,0 +1,248 @@
+"""Any number anywhere in a checkpoint's configuration gives a model or a sentence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import edit_config
+from checkpoints import write_draft, write_target
+from deepseek_checkpoints import add_predictor, write_deepseek
+from dflash_drafts import write_dflash
+from gguf_files import Stored, write_gguf
+from gguf_keys import APART, DEEPSEEK_KEYS, LLAMA_KEYS, LLAMA_KINDS, write_gpt_oss
+from gguf_models import deepseek_twin, llama_twin
+from hypothesis import given
+from hypothesis import strategies as st
+from left_out import examples
+from llama_checkpoints import write_llama
+from mimo_checkpoints import write_mimo
+from numeric_fields import HOSTILE, Place, further_places, numeric_places, written
+from p_eagle_drafts import write_p_eagle
+
+from specbuild.builder.checkpoint.config_fields import ATTENTION, ROPE
+from specbuild.builder.checkpoint.source import read_json
+from specbuild.builder.families.checkpoints import read_draft, read_own_draft, read_target
+from specbuild.builder.families.deepseek.variants import VARIANTS
+from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP
+from specbuild.builder.families.gpt_oss.config_fields import GPT_OSS, GPT_OSS_ORIGINAL
+from specbuild.builder.families.llama.config_fields import FIELDS
+from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.builder.families.registry import TARGETS
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64,
+    "rope_theta": 10000.0, "beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 1.1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of checkpoint is written, and the fields that its reader knows."""
+
+    write: Callable[[Path], object]
+    fields: frozenset[str]
+    draft: bool = False
+
+
+def _predicting(path: Path) -> None:
+    write_deepseek(path)
+    add_predictor(path)
+
+
+KINDS: dict[str, Kind] = {
+    "gpt_oss": Kind(lambda path: write_target(path, layers=2), GPT_OSS.read),
+    "gpt_oss, older rope": Kind(
+        lambda path: write_target(path, layers=2, rope_spelling="rope_scaling"), GPT_OSS.read
+    ),
+    "gpt_oss, original": Kind(
+        lambda path: write_target(path, layers=2, layout="original"), GPT_OSS_ORIGINAL.read
+    ),
+    "llama": Kind(write_llama, FIELDS["llama"].read),
+    "qwen2": Kind(lambda path: write_llama(path, "qwen2"), FIELDS["qwen2"].read),
+    "qwen3": Kind(
+        lambda path: write_llama(path, "qwen3", rope_parameters=YARN), FIELDS["qwen3"].read
+    ),
+    "qwen3_moe": Kind(lambda path: write_llama(path, "qwen3_moe"), FIELDS["qwen3_moe"].read),
+    "mimo": Kind(write_mimo, FIELDS["mimo"].read),
+    "deepseek_v3": Kind(_predicting, VARIANTS["deepseek_v3"].fields.read),
+    "deepseek_v2": Kind(
+        lambda path: write_deepseek(path, kind="deepseek_v2"), VARIANTS["deepseek_v2"].fields.read
+    ),
+    "glm4_moe_lite": Kind(
+        lambda path: write_deepseek(path, kind="glm4_moe_lite"),
+        VARIANTS["glm4_moe_lite"].fields.read,
+    ),
+    "youtu": Kind(lambda path: write_deepseek(path, kind="youtu"), VARIANTS["youtu"].fields.read),
+    "eagle3": Kind(
+        lambda path: write_draft(path, rope_scaling=YARN),
+        DRAFT_DECODER.read | DRAFT_TOP.read,
+        draft=True,
+    ),
+    "speculators": Kind(
+        lambda path: write_draft(path, architecture="Eagle3Speculator"), DRAFT_TOP.read, draft=True
+    ),
+    "p_eagle": Kind(write_p_eagle, DRAFT_TOP.read, draft=True),
+    "dflash": Kind(
+        write_dflash, frozenset({"mask_token_id", "target_hidden_size"}),
+        draft=True,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Written:
+    """A checkpoint on disk: the places of its numbers, and of those that it may have, by file."""
+
+    path: Path
+    places: list[tuple[str, Place]]
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Written]:
+    made = {}
+    for number, (name, kind) in enumerate(KINDS.items()):
+        path = tmp_path_factory.mktemp(f"checkpoint{number}")
+        kind.write(path)
+        places: list[tuple[str, Place]] = []
+        for file in sorted(path.glob("*config.json")):
+            if file.name != "tokenizer_config.json":
+                places += [(file.name, p) for p in numeric_places(json.loads(file.read_text()))]
+        config = json.loads((path / "config.json").read_text())
+        places += [("config.json", place) for place in further_places(config, kind.fields)]
+        for section, fields in (("rope_parameters", ROPE), ("attention", ATTENTION)):
+            if isinstance(config.get(section), dict):
+                further = further_places(config[section], fields.read)
+                places += [("config.json", (section, *place)) for place in further]
+        made[name] = Written(path, places)
+    return made
+
+
+def require_finite(rope: Rope, width: int) -> None:
+    """What was read can be computed with."""
+    for table in rope_tables(rope, width, 4):
+        assert table.isfinite().all(), rope
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@examples(80)
+@given(data=st.data(), literal=st.sampled_from(HOSTILE), strict=st.booleans())
+def test_hostile_numbers(
+    checkpoints: dict[str, Written],
+    geometry: TargetGeometry,
+    kind: str,
+    data: st.DataObject,
+    literal: str,
+    strict: bool,
+) -> None:
+    checkpoint = checkpoints[kind]
+    name, place = data.draw(st.sampled_from(checkpoint.places))
+    file = checkpoint.path / name
+    before = written(file, place, literal)
+    try:
+        read(KINDS[kind], checkpoint.path, geometry, strict=strict)
+    except SpecbuildError as error:
+        assert str(checkpoint.path) in str(error)
+    finally:
+        file.write_bytes(before)
+
+
+def read(kind: Kind, path: Path, target: TargetGeometry, *, strict: bool) -> None:
+    """Read the checkpoint, and the draft that it may hold; compute with what was read."""
+    if kind.draft:
+        draft = read_draft(path, target, strict=strict).geometry
+        require_finite(draft.rope, draft.head_dim)
+        return
+    found = read_target(path, strict=strict).geometry
+    require_finite(found.rope, found.head_dim if found.mla is None else found.mla.rope_dim)
+    if "predict" in (path / "config.json").read_text():
+        read_own_draft(path, found, strict=strict)
+
+
+@pytest.mark.parametrize("literal", ["1e400", "NaN", "-Infinity"])
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (("rope_parameters", "factor"), "rope_parameters.factor"),
+        (("num_hidden_layers",), "num_hidden_layers"),
+        (("unknown", "list", 1), "unknown.list[1]"),
+    ],
+)
+def test_not_finite_is_named(tmp_path: Path, place: Place, where: str, literal: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"rope_parameters": {}, "unknown": {"list": [1, 2]}}')
+    written(file, place, literal)
+    with pytest.raises(SpecbuildError) as refused:
+        read_json(file)
+    assert str(refused.value) == (
+        f"{file}: {where}: is not a finite number; correct the value in the file"
+    )
+
+
+def test_more_experts_than_any_model(tmp_path: Path) -> None:
+    """Each size alone is allowed, but their product would be millions of expected tensors."""
+    write_llama(tmp_path, "qwen3_moe")
+    edit_config(tmp_path, num_hidden_layers=4096, num_experts=4096, num_local_experts=4096)
+    with pytest.raises(SpecbuildError, match="4096 layers of 4096 experts are more than 262144"):
+        read_target(tmp_path, strict=False)
+
+
+def test_every_family_is_read() -> None:
+    kinds = {model_type for family in TARGETS.values() for model_type in family.model_types}
+    assert kinds - set(KINDS) == {"kimi_k2", "youtu_llm"}, "write one, or name its twin here"
+
+
+GgufModel = tuple[str, dict[str, Any], dict[str, Stored]]
+GGUF_VALUES = (
+    float("inf"), float("nan"), 3e38, -1.0, 1e-40, 0, 4096, 2**31, 2**32 - 1, True, "x", [3, 4],
+    [0, 0, 0],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gguf_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GgufModel]:
+    folder = tmp_path_factory.mktemp("gguf")
+    _, keys, tensors = write_gpt_oss(folder / "gpt-oss")
+    made = {"gpt-oss": ("gpt-oss", keys, tensors)}
+    write_deepseek(folder / "deepseek")
+    config = json.loads((folder / "deepseek" / "config.json").read_text())
+    twin = deepseek_twin(folder / "deepseek", config, apart=True)
+    made["deepseek2"] = ("deepseek2", DEEPSEEK_KEYS | APART, twin)
+    for kind, (architecture, own) in LLAMA_KINDS.items():
+        changes = {"rope_parameters": {"rope_type": "default"}} if kind == "llama" else {}
+        write_llama(folder / kind, kind, **changes)
+        config = json.loads((folder / kind / "config.json").read_text())
+        made[kind] = (architecture, LLAMA_KEYS | own, llama_twin(folder / kind, config))
+    return made
+
+
+@pytest.mark.parametrize("kind", ["gpt-oss", "deepseek2", *LLAMA_KINDS])
+@examples(60)
+@given(data=st.data(), value=st.sampled_from(GGUF_VALUES))
+def test_hostile_numbers_of_gguf(
+    gguf_models: dict[str, GgufModel],
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    data: st.DataObject,
+    value: Any,
+) -> None:
+    architecture, keys, tensors = gguf_models[kind]
+    further = {".rope.scaling.factor", ".rope.scale_linear", ".nextn_predict_layers",
+               ".expert_count", "tokenizer.ggml.eos_token_id"}  # fmt: skip
+    names = sorted(further | {name for name in keys if not isinstance(keys[name], list)})
+    name = data.draw(st.sampled_from(names))
+    file = tmp_path_factory.mktemp("hostile") / "model.gguf"
+    write_gguf(file, architecture, keys | {name: value}, tensors)
+    try:
+        found = read_target(file, strict=False).geometry
+        require_finite(found.rope, found.head_dim if found.mla is None else found.mla.rope_dim)
+    except SpecbuildError as error:
+        assert str(file) in str(error)
+    finally:
+        file.unlink()
