@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
-from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.config_json import MAX_SIZE, Config
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import (
     LinearScaling,
@@ -16,6 +16,7 @@ from specbuild.runtime.engine_dir.rope_scaling import (
 from specbuild.runtime.errors import SpecbuildError
 
 NESTED = ("rope_parameters", "rope_scaling")
+ORIGINAL = "original_max_position_embeddings"
 KINDS = ("default", "linear", "llama3", "yarn")
 BY_LENGTH = ("dynamic", "longrope", "su")
 
@@ -38,6 +39,27 @@ def read_rope(config: Config, *, default_theta: float, required: bool = False) -
             f"{config.where}: rope_parameters and rope_scaling differ; keep the right one"
         )
     return readings.pop()
+
+
+def read_positions(config: Config, rope: Rope) -> int:
+    """The positions that a model reaches.
+
+    Qwen's recipe for long contexts adds YaRN to the configuration and leaves
+    ``max_position_embeddings`` as it was: the original context times the factor is reached then.
+    """
+    named = config.integer("max_position_embeddings")
+    places = (config, *(config.section(name) for name in NESTED))
+    names_original = any(place.get(ORIGINAL) is not None for place in places)
+    if not names_original or not isinstance(rope.scaling, YarnScaling):
+        return named
+    reached = rope.scaling.original_max_positions * rope.scaling.factor
+    return min(max(named, int(reached)), MAX_SIZE)
+
+
+def read_optional_positions(config: Config, rope: Rope) -> int | None:
+    """The same, or None where a draft's configuration names no positions."""
+    absent = config.get("max_position_embeddings") is None
+    return None if absent else read_positions(config, rope)
 
 
 def yarn_attention_factor(factor: float, mscale: float = 1.0) -> float:
@@ -88,8 +110,8 @@ def _scaling(config: Config, nested: Config, kind: str) -> RopeScaling | None:
     if kind == "linear":
         return LinearScaling(factor=factor)
     original = (
-        nested.optional_integer("original_max_position_embeddings")
-        or config.optional_integer("original_max_position_embeddings")
+        nested.optional_integer(ORIGINAL)
+        or config.optional_integer(ORIGINAL)
         or config.integer("max_position_embeddings")
     )
     if kind == "llama3":

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoint_files import edit_config
 from checkpoints import write_draft
 from drafted_outputs import check_greedy
 from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
@@ -14,7 +15,9 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -79,3 +82,34 @@ def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str
 def test_other_sizes(tmp_path: Path, case: str) -> None:
     built(tmp_path, *MORE[case])
     check(tmp_path)
+
+
+def test_yarn_reaches_beyond_the_positions_of_a_config(tmp_path: Path) -> None:
+    """Qwen's recipe for long contexts: ``max_position_embeddings`` is not changed.
+
+    Tokens and log-probabilities at positions 64 to 255 are those of transformers.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    write_llama(tmp_path / "model", "qwen3", max_position_embeddings=64)
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    edit_config(tmp_path / "model", rope_parameters=None, rope_theta=1e4, rope_scaling=rope)
+    options = BuildOptions(
+        model=tmp_path / "model",
+        output=tmp_path / "engine",
+        limits=LimitOptions(max_seq_len=256),
+    )
+    build(options, SilentProgress())
+    prompt = Prompt(id="long", prompt_ids=tuple(3 + (7 * i) % 29 for i in range(100)))
+    params = GenerateParams(max_new_tokens=156, ignore_eos=True)
+    events = list(Engine.load(tmp_path / "engine").generate([prompt], params))
+    (record,) = [event.record for event in events if isinstance(event, FinishEvent)]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32).eval()
+    ids = torch.tensor(prompt.prompt_ids + record.output_ids)
+    assert len(ids) == 256
+    with torch.no_grad():
+        logits = model(ids[None], use_cache=False).logits[0, 99:-1]
+    assert record.output_ids == tuple(logits.argmax(-1).tolist())
+    chosen = logits.log_softmax(-1).gather(1, ids[100:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(record.logprobs), chosen, rtol=0, atol=1e-4)

@@ -8,7 +8,7 @@ from pathlib import Path
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.fp8_blocks import check_fp8, dequantised
-from specbuild.builder.checkpoint.rope import read_rope
+from specbuild.builder.checkpoint.rope import read_positions, read_rope
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.deepseek.tensors import for_engine
@@ -88,7 +88,7 @@ def _geometry(path: Path, config: Config, model_type: str) -> TargetGeometry:
         sliding_window=0,
         feed_forwards=feed_forwards,
         layer_feed_forwards=layer_feed_forwards,
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=read_positions(config, rope),
         tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
         latent_dims=(mla.entry_width,) * layers,

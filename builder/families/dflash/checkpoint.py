@@ -8,7 +8,7 @@ from typing import Literal
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.builder.checkpoint.rope import describe, read_optional_positions, read_rope
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open_directory
 from specbuild.builder.families.dflash.config import (
     ARCHITECTURES,
@@ -88,6 +88,7 @@ def _geometry(
     hidden, q_heads = decoder.integer("hidden_size"), decoder.integer("num_attention_heads")
     biases = decoder.boolean("attention_bias", False)
     normed = "layers.0.self_attn.q_norm.weight" in tensors or decoder.get("model_type") == "qwen3"
+    rope = read_rope(decoder, default_theta=DEFAULT_THETA)
     return DFlashGeometry(
         architecture=ARCHITECTURES[0],
         hidden=hidden,
@@ -98,9 +99,9 @@ def _geometry(
         inner=decoder.integer("intermediate_size"),
         layers=decoder.count("num_hidden_layers"),
         rms_eps=decoder.number("rms_norm_eps", 1e-6),
-        rope=read_rope(decoder, default_theta=DEFAULT_THETA),
+        rope=rope,
         aux_layers=config.aux_layers,
-        max_positions=decoder.optional_integer("max_position_embeddings"),
+        max_positions=read_optional_positions(decoder, rope),
         block_size=config.block_size,
         mask_token=config.mask_token,
         causal=config.causal,

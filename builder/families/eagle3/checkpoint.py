@@ -10,7 +10,7 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.builder.checkpoint.rope import describe, read_optional_positions, read_rope
 from specbuild.builder.checkpoint.source import SourceTensor, open_directory
 from specbuild.builder.families.eagle3.config import DraftConfig, NormOutput, read_draft_config
 from specbuild.builder.families.eagle3.tensors import (
@@ -108,6 +108,7 @@ def _read_geometry(
     per_state = "fc_norm.0.weight" in tensors
     offsets = own_head and (vocab != target.vocab or "d2t" in tensors)
     head_dim = decoder.optional_integer("head_dim") or hidden // q_heads
+    rope = read_rope(decoder, default_theta=DEFAULT_THETA)
     geometry = Eagle3Geometry(
         architecture=config.architecture,
         hidden=hidden,
@@ -117,9 +118,9 @@ def _read_geometry(
         head_dim=head_dim,
         inner=decoder.integer("intermediate_size"),
         rms_eps=decoder.number("rms_norm_eps", 1e-6),
-        rope=read_rope(decoder, default_theta=DEFAULT_THETA),
+        rope=rope,
         aux_layers=_read_aux_layers(path, config, tensors, target),
-        max_positions=decoder.optional_integer("max_position_embeddings"),
+        max_positions=read_optional_positions(decoder, rope),
         d2t_form="offsets" if offsets else "identity",
         sliding_window=config.sliding_window,
         own_embedding=own_embedding and not narrow,

@@ -8,7 +8,7 @@ from typing import Literal
 
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.rope import read_rope
+from specbuild.builder.checkpoint.rope import read_positions, read_rope
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.gpt_oss import original_layout
@@ -71,6 +71,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
     layer_types = _read_layer_types(config, layers)
     sliding = "sliding_attention" in layer_types
     bias = config.boolean("attention_bias", True)
+    rope = read_rope(config, default_theta=DEFAULT_THETA, required=True)
     geometry = TargetGeometry(
         model_type="gpt_oss",
         layers=layers,
@@ -81,7 +82,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
         head_dim=config.integer("head_dim"),
         attention=dataclasses.replace(ATTENTION_PARTS, qkv_bias=bias, output_bias=bias),
         norm=norm(config.number("rms_norm_eps", 1e-5)),
-        rope=read_rope(config, default_theta=DEFAULT_THETA, required=True),
+        rope=rope,
         layer_types=layer_types,
         sliding_window=config.integer("sliding_window", None if sliding else 0, least=int(sliding)),
         feed_forwards=(
@@ -94,7 +95,7 @@ def _read_hf(path: Path, config: Config, *, strict: bool) -> tuple[TargetGeometr
             ),
         ),
         layer_feed_forwards=(0,) * layers,
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=read_positions(config, rope),
         tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
     )

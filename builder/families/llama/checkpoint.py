@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.rope import read_rope
+from specbuild.builder.checkpoint.rope import read_positions, read_rope
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.llama.config_fields import FIELDS
@@ -43,6 +43,7 @@ def read_config(
     layers, heads = config.count("num_hidden_layers"), config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     feed_forwards, layer_feed_forwards = distinct_feed_forwards(_feed_forwards(config, layers))
+    rope = read_rope(config, default_theta=DEFAULT_THETA)
     geometry = TargetGeometry(
         model_type=kind,
         layers=layers,
@@ -53,12 +54,12 @@ def read_config(
         head_dim=config.optional_integer("head_dim") or _head_dim(kind, hidden, heads),
         attention=_attention(kind, config),
         norm=Norm(config.number("rms_norm_eps", 1e-6), "before_weight"),
-        rope=read_rope(config, default_theta=DEFAULT_THETA),
+        rope=rope,
         layer_types=("full_attention",) * layers,
         sliding_window=0,
         feed_forwards=feed_forwards,
         layer_feed_forwards=layer_feed_forwards,
-        max_positions=config.integer("max_position_embeddings"),
+        max_positions=read_positions(config, rope),
         tied_head=config.boolean("tie_word_embeddings", False),
         eos_token_ids=read_eos((path,), config),
     )

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.rope import describe, read_rope
+from specbuild.builder.checkpoint.rope import (
+    describe,
+    read_optional_positions,
+    read_positions,
+    read_rope,
+)
 from specbuild.builder.families.parts.rope import inverse_frequencies
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
@@ -189,3 +194,37 @@ def test_description() -> None:
     assert describe(rope) == "theta 150000 with YaRN × 32 over 4096"
     linear = read({"rope_scaling": {"type": "linear", "factor": 4}})
     assert describe(linear) == "theta 10000 with linear × 4"
+
+
+QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+NAMED = {"max_position_embeddings": 40960, "rope_theta": 1e6}
+POSITIONS: dict[str, tuple[dict[str, Any], int]] = {
+    "qwen3's recipe": (NAMED | {"rope_scaling": QWEN}, 131072),
+    "in the newer spelling": (NAMED | {"rope_parameters": QWEN}, 131072),
+    "by type": (NAMED | {"rope_scaling": {**QWEN, "rope_type": None, "type": "yarn"}}, 131072),
+    "original outside": (
+        NAMED | {"rope_scaling": {"type": "yarn", "factor": 2.0},
+                 "original_max_position_embeddings": 32768},
+        65536,
+    ),
+    "extended in the file": (NAMED | {"max_position_embeddings": 163840, "rope_scaling": QWEN},
+                             163840),
+    "no original": (NAMED | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, 40960),
+    "no yarn": (NAMED | {"original_max_position_embeddings": 32768}, 40960),
+    "llama3": (NAMED | {"rope_scaling": LLAMA3}, 40960),
+    "no more than is stored": (NAMED | {"rope_scaling": QWEN | {"factor": 1e15}}, 2**31 - 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+def test_positions_that_are_reached(case: str) -> None:
+    fields, positions = POSITIONS[case]
+    config = Config("dir/config.json", "config.json", fields)
+    rope = read_rope(config, default_theta=10000.0)
+    assert read_positions(config, rope) == positions
+    assert read_optional_positions(config, rope) == positions
+
+
+def test_a_draft_may_name_no_positions() -> None:
+    config = Config("dir/config.json", "config.json", {"rope_scaling": QWEN})
+    assert read_optional_positions(config, read_rope(config, default_theta=10000.0)) is None
