@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from dataclasses import dataclass
 
 import typer
@@ -30,16 +31,35 @@ _SURROUNDINGS = {
     errno.EPERM,
     errno.EROFS,
 }
-_EXTRA_OF_PACKAGE = {
-    "onnxruntime": "cpu",
+# Extras of pyproject.toml by the packages that they install, as these are imported. The command
+# line itself needs pydantic, which typer installs.
+EXTRA_OF_PACKAGE = {
+    "cryptography": "sign",
+    "cuda": "cuda",
+    "httptools": "serve",
+    "httpx": "serve",
+    "llguidance": "serve",
     "matplotlib": "build",
+    "msgspec": "events",
+    "nvidia": "cuda",
     "onnx": "build",
     "onnx_graphsurgeon": "build",
     "onnx_ir": "build",
+    "onnxruntime": "cpu",
     "onnxscript": "build",
+    "prometheus_client": "serve",
+    "pydantic": "serve",
+    "ray": "ray",
+    "starlette": "serve",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx": "tensorrt-rtx",
     "torch": "build",
     "transformers": "build",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "zmq": "events",
 }
+_SOURCES = "where specbuild's sources are"
 
 
 class TerminatedError(BaseException):
@@ -84,8 +104,8 @@ def _sentence_of_known(error: BaseException) -> str | None:
         return str(error)
     if isinstance(error, typer.TyperException):
         return _usage(error)
-    if isinstance(error, ModuleNotFoundError):
-        return _missing_package(error)
+    if isinstance(error, ImportError):
+        return _unusable_package(error)
     if isinstance(error, MemoryError):
         return "memory ran out: ask for less (--max-batch-size, --max-seq-len) or use more memory"
     if isinstance(error, OSError):
@@ -99,13 +119,19 @@ def _usage(error: typer.TyperException) -> str:
     return message if context is None else f"{message}; see {context.command_path} --help"
 
 
-def _missing_package(error: ModuleNotFoundError) -> str | None:
+def _unusable_package(error: ImportError) -> str | None:
+    """What to install for a package that is missing, or lacks what is imported from it.
+
+    None for modules of specbuild and of Python itself, whose absence is a bug.
+    """
     package = (error.name or "").partition(".")[0]
-    extra = _EXTRA_OF_PACKAGE.get(package)
-    if extra is None:
+    if package in ("", "specbuild") or package in sys.stdlib_module_names:
         return None
-    where = "where specbuild's sources are"
-    return f"package {package} is not installed: pip install '.[{extra}]' {where}"
+    extra = EXTRA_OF_PACKAGE.get(package)
+    wanted = "." if extra is None else f"'.[{extra}]'"
+    if isinstance(error, ModuleNotFoundError):
+        return f"package {package} is not installed: pip install {wanted} {_SOURCES}"
+    return f"package {package} cannot be used ({error}): pip install --upgrade {wanted} {_SOURCES}"
 
 
 def _surroundings(error: OSError) -> str | None:
