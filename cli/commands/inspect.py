@@ -50,7 +50,7 @@ def inspect(
     """
     from specbuild.builder.engine.cache_capacity import cache_capacity
     from specbuild.cli.tables.build_facts import build_facts, refused_table, source_types_table
-    from specbuild.cli.tables.predicted_memory import predict_memory
+    from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
     from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
 
@@ -68,9 +68,10 @@ def inspect(
         facts_of_plan = plan_facts(engine, manifest, plan)
         costs = step_cost_facts(engine, manifest, plan)
     built = build_facts(engine, manifest)
-    memory = predict_memory(manifest, plan, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    sized = as_built_for(manifest, max_batch_size=max_batch_size, max_seq_len=max_seq_len)
+    memory = predict_memory(sized, plan)
     lossy = manifest.specpv is not None or manifest.dsa is not None
-    capacity = cache_capacity(manifest.cache_groups, manifest.limits, lossy=lossy)
+    capacity = cache_capacity(sized.cache_groups, sized.limits, lossy=lossy)
     if as_json:
         import json
 
@@ -93,7 +94,7 @@ def inspect(
     from specbuild.cli.tables.engine_table import engine_tables
     from specbuild.cli.terminal.console import output
 
-    output().print(engine_tables(manifest, memory), cache_tables(manifest, memory, capacity))
+    output().print(engine_tables(manifest, memory), cache_tables(sized, memory, capacity))
     output().print(f"manifest: {digest}", soft_wrap=True)
     if manifest.tensorrt is not None:
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables

@@ -34,7 +34,7 @@ class PageOptions(OptionGroup):
 
     def check(self, groups: Sequence[CacheGroup], memory: PredictedMemory) -> None:
         """SpecbuildError where a group takes something else, or there is none of the name."""
-        taken = {group.name: memory.kv_bytes[group.name] // group.pages for group in groups}
+        taken = memory.page_bytes
         by_name = {group.name: group for group in groups}
         for text in self.page_bytes:
             name, equals, number = text.partition("=")

@@ -50,7 +50,7 @@ def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
             f"{group.kv_heads} × {_widths(group)}",
             str(held),
             str(group.page_size),
-            str(taken // group.pages),
+            str(memory.page_bytes[group.name]),
             str(held * group.page_size),
             size_text(taken),
             group.dtype + " (lossy)" * (group.name in manifest.lossy_groups),

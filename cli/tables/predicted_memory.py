@@ -8,7 +8,7 @@ from math import prod
 from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.runtime.device import group_bytes, outputs_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, CacheGroup, Manifest
+from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.weights_file import DTYPES
 from specbuild.runtime.executors.cuda.memory import footprint
@@ -18,6 +18,7 @@ from specbuild.runtime.executors.cuda.memory import footprint
 class PredictedMemory:
     """Bytes by use, for a batch size and a sequence length.
 
+    ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, page 0 included, and of one.
     On a GPU every tensor has memory of its own, also one whose bytes are another's in the file;
     ``outputs_bytes`` are then scratch and state, those of the engine's own limits.
     """
@@ -26,40 +27,64 @@ class PredictedMemory:
     max_seq_len: int
     weights_bytes: int
     kv_bytes: dict[str, int]
+    page_bytes: dict[str, int]
     outputs_bytes: int
     total_bytes: int
 
 
-def predict_memory(
-    manifest: Manifest,
-    plan: Plan | None = None,
-    *,
-    max_batch_size: int | None = None,
-    max_seq_len: int | None = None,
-) -> PredictedMemory:
-    """Memory at the engine's own limits, or at others (as if it had been built for them).
+def as_built_for(
+    manifest: Manifest, *, max_batch_size: int | None = None, max_seq_len: int | None = None
+) -> Manifest:
+    """The manifest with the limits and cache groups of a build for other limits."""
+    own = manifest.limits
+    batch = own.max_batch_size if max_batch_size is None else max_batch_size
+    length = own.max_seq_len if max_seq_len is None else max_seq_len
+    if (batch, length) == (own.max_batch_size, own.max_seq_len):
+        return manifest
+    rows = max(own.max_rows, batch * _verified_rows(manifest))
+    limits = replace(own, max_seq_len=length, max_batch_size=batch, max_rows=rows)
+    asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
+    memory, pages = (value if isinstance(value, int) else None for value in asked)
+    budget = PoolBudget(memory, pages, _pool_copies(manifest))
+    groups = budget.sized(manifest.cache_groups, limits, manifest.specpv)
+    return replace(manifest, limits=limits, cache_groups=groups)
+
+
+def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMemory:
+    """Memory at the engine's limits; :func:`as_built_for` gives the manifest of others.
 
     ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
     aux hidden states of every row. ``plan`` is that of a CUDA engine; without it they are a guess.
     Engines of TensorRT-RTX have two places for every cache pool.
     """
     limits = manifest.limits
-    batch = limits.max_batch_size if max_batch_size is None else max_batch_size
-    length = limits.max_seq_len if max_seq_len is None else max_seq_len
-    facts = facts_of(manifest.backend)
-    on_gpu = plan is not None or facts.has_plan
+    on_gpu = plan is not None or facts_of(manifest.backend).has_plan
     weights = _tensor_bytes(manifest) if on_gpu else _stored_bytes(manifest)
-    places = 1 if facts.pools_in_place else 2
-    kv = {
-        group.name: places * group_bytes(group, manifest.specpv)
-        for group in _groups(manifest, batch, length, places)
-    }
-    outputs = outputs_bytes(manifest, batch=batch)
+    copies = _pool_copies(manifest)
+    kv = {g.name: copies * group_bytes(g, manifest.specpv) for g in manifest.cache_groups}
+    outputs = outputs_bytes(manifest, batch=limits.max_batch_size)
     if plan is not None:
         held = footprint(plan)
         outputs = held.arena + held.state
-    total = weights + sum(kv.values()) + outputs
-    return PredictedMemory(batch, length, weights, kv, outputs, total)
+    return PredictedMemory(
+        max_batch_size=limits.max_batch_size,
+        max_seq_len=limits.max_seq_len,
+        weights_bytes=weights,
+        kv_bytes=kv,
+        page_bytes={g.name: kv[g.name] // g.pages for g in manifest.cache_groups},
+        outputs_bytes=outputs,
+        total_bytes=weights + sum(kv.values()) + outputs,
+    )
+
+
+def _pool_copies(manifest: Manifest) -> int:
+    return 1 if facts_of(manifest.backend).pools_in_place else 2
+
+
+def _verified_rows(manifest: Manifest) -> int:
+    """Rows of the largest launch that verifies one sequence."""
+    reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
+    return reverified + manifest.limits.draft_tokens + 1
 
 
 def _stored_bytes(manifest: Manifest) -> int:
@@ -73,13 +98,3 @@ def _stored_bytes(manifest: Manifest) -> int:
 def _tensor_bytes(manifest: Manifest) -> int:
     tensors = manifest.tensors.values()
     return sum(prod(tensor.shape) * DTYPES[tensor.dtype].itemsize for tensor in tensors)
-
-
-def _groups(manifest: Manifest, batch: int, length: int, places: int) -> tuple[CacheGroup, ...]:
-    """The cache groups, as a build for these limits would size them."""
-    if (batch, length) == (manifest.limits.max_batch_size, manifest.limits.max_seq_len):
-        return manifest.cache_groups
-    limits = replace(manifest.limits, max_seq_len=length, max_batch_size=batch)
-    asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
-    memory, pages = (value if isinstance(value, int) else None for value in asked)
-    return PoolBudget(memory, pages, places).sized(manifest.cache_groups, limits, manifest.specpv)

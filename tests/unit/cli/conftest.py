@@ -79,7 +79,7 @@ def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> 
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_manifest() -> Callable[..., Manifest]:
     """Makes manifests that differ in what the command line looks at."""
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 
-from specbuild.cli.tables.predicted_memory import predict_memory
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from left_out import examples
+from rich.console import Console
+
+from specbuild.builder.engine.cache_capacity import cache_capacity
+from specbuild.cli.options.page_bytes import PageOptions
+from specbuild.cli.tables.cache_tables import cache_tables, footprint
+from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
 from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv, StoredTensor
 from specbuild.runtime.engine_dir.plan import Buffer, Plan
+from specbuild.runtime.errors import SpecbuildError
 
 MakeManifest = Callable[..., Manifest]
 # one page of one layer: 2 heads, K and V of 8 floats, 4 slots
@@ -34,7 +45,7 @@ def test_engines_of_tensorrt_rtx_have_two_places_for_a_pool(make_manifest: MakeM
 
 
 def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
-    memory = predict_memory(make_manifest(), max_batch_size=6)
+    memory = predict_memory(as_built_for(make_manifest(), max_batch_size=6))
     # ceil(85 / 4) pages a sequence, and page 0
     assert memory.kv_bytes["full"] == (1 + 6 * 22) * PAGE_BYTES
     assert memory.max_batch_size == 6
@@ -42,7 +53,9 @@ def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
 
 def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -> None:
     manifest = make_manifest()
-    long, longer = (predict_memory(manifest, max_seq_len=n).kv_bytes for n in (640, 6400))
+    long, longer = (
+        predict_memory(as_built_for(manifest, max_seq_len=n)).kv_bytes for n in (640, 6400)
+    )
     assert longer["sliding"] == long["sliding"]
     assert longer["full"] > 9 * long["full"]
 
@@ -69,3 +82,68 @@ def test_what_specpv_feeds_again_has_logits_too(make_manifest) -> None:
     specpv = SpecPv(4, 1, 2, 1, 24, 16, 8)
     manifest = replace(make_manifest(draft=False), specpv=specpv)
     assert predict_memory(manifest).outputs_bytes == 4 * 2 * (21 + 24) * 100
+
+
+SIZES = st.integers(1, 1 << 20)
+BUDGETS = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"kv_memory": st.integers(1 << 20, 1 << 40)}),
+    st.fixed_dictionaries({"kv_pages": st.integers(1, 1 << 20)}),
+)
+
+
+@examples(80)
+@given(
+    batch=st.integers(1, 4096) | st.none(),
+    length=SIZES | st.none(),
+    heads=st.integers(1, 64),
+    width=st.integers(1, 512),
+    page_size=st.sampled_from([4, 16, 64]),
+    backend=st.sampled_from(["cpu", "cuda", "tensorrt-rtx"]),
+    specpv=st.sampled_from([None, SpecPv(4, 1, 2, 1, 24, 16, 8)]),
+    options=BUDGETS,
+)
+def test_pages_and_their_bytes_make_the_totals(
+    make_manifest, batch, length, heads, width, page_size, backend, specpv, options
+) -> None:
+    """In what is predicted, in what ``inspect`` and ``serve`` print, in what ``serve`` checks."""
+    manifest = make_manifest()
+    groups = tuple(
+        replace(group, kv_heads=heads, k_width=width, v_width=width, page_size=page_size)
+        for group in manifest.cache_groups
+    )
+    manifest = replace(
+        manifest, cache_groups=groups, backend=backend, specpv=specpv, options=options
+    )
+    try:
+        sized = as_built_for(manifest, max_batch_size=batch, max_seq_len=length)
+    except SpecbuildError as error:  # the engine's budget has no place for one such sequence
+        assert options and next(iter(options)).replace("_", "-") in str(error)
+        return
+    memory = predict_memory(sized)
+    assert set(memory.kv_bytes) == set(memory.page_bytes) == {group.name for group in groups}
+    capacity = cache_capacity(sized.cache_groups, sized.limits)
+    for group in sized.cache_groups:
+        page = memory.page_bytes[group.name]
+        assert page * (capacity.groups[group.name].pages + 1) == memory.kv_bytes[group.name]
+    # A page has one size, however many there are.
+    assert memory.page_bytes == predict_memory(manifest).page_bytes
+    parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
+    assert memory.total_bytes == parts
+    held = [capacity.groups[group.name] for group in sized.cache_groups]
+    for drawn in (cache_tables(sized, memory, capacity), footprint(sized, memory)):
+        text = io.StringIO()
+        Console(width=400, file=text).print(drawn)
+        rows = [line.split("│") for line in text.getvalue().splitlines()]
+        cells = {row[1].strip(): [c.strip() for c in row] for row in rows if len(row) > 8}
+        for group, kept in zip(sized.cache_groups, held, strict=True):
+            row = cells[group.name]
+            assert row[4:8] == [
+                str(kept.pages), str(page_size), str(memory.page_bytes[group.name]),
+                str(kept.tokens),
+            ]  # fmt: skip
+    for group in sized.cache_groups:
+        right = memory.page_bytes[group.name]
+        PageOptions(page_bytes=(f"{group.name}={right}",)).check(sized.cache_groups, memory)
+        with pytest.raises(SpecbuildError, match=f"takes {right} bytes"):
+            PageOptions(page_bytes=(f"{group.name}={right + 1}",)).check(sized.cache_groups, memory)
