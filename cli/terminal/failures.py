@@ -34,10 +34,17 @@ _SURROUNDINGS = {
 # Extras of pyproject.toml by the packages that they install, as these are imported. The command
 # line itself needs pydantic, which typer installs.
 EXTRA_OF_PACKAGE = {
+    "PIL": "build",
+    "certifi": "serve",
     "cryptography": "sign",
     "cuda": "cuda",
+    "filelock": "build",
+    "fontTools": "build",
+    "google": "build",
+    "h11": "serve",
     "httptools": "serve",
     "httpx": "serve",
+    "idna": "serve",
     "llguidance": "serve",
     "matplotlib": "build",
     "msgspec": "events",
@@ -54,6 +61,7 @@ EXTRA_OF_PACKAGE = {
     "tensorrt": "tensorrt",
     "tensorrt_rtx": "tensorrt-rtx",
     "torch": "build",
+    "tqdm": "build",
     "transformers": "build",
     "uvicorn": "serve",
     "uvloop": "serve",

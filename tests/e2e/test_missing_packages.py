@@ -19,7 +19,14 @@ from specbuild.cli.terminal.failures import EXTRA_OF_PACKAGE
 
 ROOT = Path(__file__).parents[2]
 # Import names that differ from those of the packages.
-IMPORTED = {"cuda-bindings": "cuda", "nvidia-cuda-nvrtc": "nvidia", "pyzmq": "zmq"}
+IMPORTED = {
+    "cuda-bindings": "cuda",
+    "fonttools": "fontTools",
+    "nvidia-cuda-nvrtc": "nvidia",
+    "pillow": "PIL",
+    "protobuf": "google",
+    "pyzmq": "zmq",
+}
 # Extras that no command needs: those of developers, and types for tests.
 DEVELOPERS = ("dev", "tensorrt-bindings")
 
