@@ -8,7 +8,6 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
-from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.features import require_known
 from specbuild.runtime.engine_dir.manifest import (
     CHUNK_BYTES,
@@ -21,6 +20,7 @@ from specbuild.runtime.engine_dir.manifest import (
 )
 from specbuild.runtime.engine_dir.manifest_check import check_manifest
 from specbuild.runtime.engine_dir.origin import Origin
+from specbuild.runtime.engine_dir.rebuild import build_again, version_problem
 from specbuild.runtime.engine_dir.regular_file import open_regular, read_regular
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed, shown
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
@@ -44,12 +44,9 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
         decoded = parsed(data)
     except ValueError as error:
         raise EngineFileError(f"{where} is not JSON ({error}); build the engine again") from error
-    found = decoded.get("format_version") if isinstance(decoded, dict) else None
-    if found != FORMAT_VERSION:
-        raise EngineFileError(
-            f"{where} is of format version {shown(found)}, this specbuild reads {FORMAT_VERSION}; "
-            "build the engine again with this version"
-        )
+    problem = version_problem(directory, where, decoded)
+    if problem is not None:
+        raise EngineFileError(problem)
     features = decoded.get("features", [])
     if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
         raise EngineFileError(f"{where}: features are {shown(features)}, expected a list of names")
@@ -61,7 +58,8 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
         manifest = from_json(Manifest, decoded, MANIFEST_FILE)
         check_manifest(manifest)
     except (SpecbuildError, ValueError) as error:
-        raise EngineFileError(f"{directory}: {error}; build the engine again") from error
+        again = build_again(directory, decoded)
+        raise EngineFileError(f"{directory}: {error}; {again}") from error
     return manifest
 
 

@@ -195,15 +195,15 @@ def test_what_belongs_to_no_listed_feature_is_refused(
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("found", [1, 2, 4])
-def test_other_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) -> None:
+@pytest.mark.parametrize("found", [1, 2])
+def test_older_versions_are_refused_with_what_to_do(tmp_path: Path, found: int) -> None:
     write_manifest(tmp_path, {**stored_json(toy_manifest()), "format_version": found})
     with pytest.raises(EngineFileError) as refused:
         read_manifest(tmp_path)
-    assert str(refused.value) == (
-        f"{tmp_path / 'manifest.json'} is of format version {found}, this specbuild reads "
-        f"{FORMAT_VERSION}; build the engine again with this version"
+    assert str(refused.value).startswith(
+        f"{tmp_path / 'manifest.json'} is of format version {found} (specbuild "
     )
+    assert f"reads {FORMAT_VERSION}; build the engine again: specbuild build " in str(refused.value)
 
 
 def test_keys_without_a_feature_are_those_of_version_3() -> None:

@@ -1,0 +1,74 @@
+"""What to do with an engine of another version: the command that builds it again, or an update."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.strict_json import shown
+
+_MAX_VALUE_CHARACTERS = 100
+
+
+def version_problem(directory: Path, where: Path, decoded: Any) -> str | None:
+    """A sentence where the format of a decoded manifest is not this runtime's, else None."""
+    found = decoded.get("format_version") if isinstance(decoded, dict) else None
+    if type(found) is int and found == FORMAT_VERSION:
+        return None
+    own = importlib.metadata.version("specbuild")
+    if type(found) is int and found > FORMAT_VERSION:
+        return (
+            f"{where} is of format version {shown(found)}, of a newer specbuild"
+            f"{_built_by(decoded)}; this one ({own}) reads {FORMAT_VERSION}: update specbuild"
+        )
+    return (
+        f"{where} is of format version {shown(found)}{_built_by(decoded)}, this specbuild ({own}) "
+        f"reads {FORMAT_VERSION}; {build_again(directory, decoded)}"
+    )
+
+
+def build_again(directory: Path, decoded: Any) -> str:
+    """The command that builds an engine again, with the options that its manifest records.
+
+    A manifest holds no paths: the checkpoint and drafts are placeholders. ``decoded`` may be the
+    manifest of any version, or damaged: what is not as expected is left out.
+    """
+    fields = decoded if isinstance(decoded, dict) else {}
+    words = ["specbuild", "build", "--model", "CHECKPOINT"]
+    drafters = fields.get("drafters")
+    for drafter in drafters if isinstance(drafters, list) else ():
+        if isinstance(drafter, dict) and drafter.get("kind") != "suffix":
+            words += ["--draft", "mtp" if drafter.get("kind") == "mtp" else "DRAFT"]
+    words += ["--output", str(directory)]
+    if isinstance(backend := fields.get("backend"), str) and backend.isprintable():
+        words += ["--backend", backend[:_MAX_VALUE_CHARACTERS]]
+    options = fields.get("options")
+    for name, value in sorted(options.items()) if isinstance(options, dict) else ():
+        words += _option(name, value)
+    return f"build the engine again: {shlex.join([*words, '--force'])}"
+
+
+def _option(name: str, value: Any) -> Iterator[str]:
+    """The words of one recorded option; none for its default, null or false."""
+    flag = f"--{name.replace('_', '-')}"
+    if value is None or value is False or not name.isidentifier() or not name.isascii():
+        if value is False and name == "dsa":  # the only flag whose absence means neither
+            yield "--no-dsa"
+        return
+    if value is True:
+        yield flag
+        return
+    for item in value if isinstance(value, list) else [value]:
+        text = str(item) if isinstance(item, str | int | float) else ""
+        if text and text.isprintable() and len(text) <= _MAX_VALUE_CHARACTERS:
+            yield from (flag, text)
+
+
+def _built_by(decoded: Any) -> str:
+    version = decoded.get("specbuild_version") if isinstance(decoded, dict) else None
+    short = isinstance(version, str) and version.isprintable() and len(version) <= 40
+    return f" (specbuild {version})" if short else ""

@@ -1,0 +1,149 @@
+"""Engines of other versions: those that were built once go on loading, or say how to build again.
+
+``engine_0_1_0`` has the manifest and the build report of the example's engine, as specbuild 0.1.0
+wrote them. Never change these files.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_directory import write_manifest
+from hypothesis import given
+from hypothesis import strategies as st
+from left_out import examples
+
+from specbuild.builder.options import BuildOptions
+from specbuild.cli.main import main
+from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.files import manifest_digest, read_manifest
+from specbuild.runtime.engine_dir.rebuild import build_again
+from specbuild.runtime.errors import EngineFileError
+
+OLDER = Path(__file__).with_name("engine_0_1_0")
+COMMAND = "specbuild build --model CHECKPOINT --draft DRAFT --output {} --backend cpu --force"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Path:
+    """The engine's directory, its large files as holes of their sizes."""
+    path = tmp_path / "engine"
+    path.mkdir()
+    data = (OLDER / "manifest.json").read_bytes()
+    (path / "manifest.json").write_bytes(data)
+    (path / "manifest.sha256").write_text(manifest_digest(data))
+    for name, entry in json.loads(data)["files"].items():
+        file = path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        stored = OLDER / name
+        if stored.is_file():
+            file.write_bytes(stored.read_bytes())
+            continue
+        with file.open("wb") as hole:
+            hole.truncate(entry["bytes"])
+    return path
+
+
+def test_an_engine_of_0_1_0_is_read(engine: Path) -> None:
+    """Where the format moves on, its refusal has the command that builds the engine again."""
+    if FORMAT_VERSION != 3:
+        with pytest.raises(EngineFileError) as refused:
+            read_manifest(engine)
+        assert COMMAND.format(engine) in str(refused.value)
+        return
+    manifest = read_manifest(engine)
+    assert manifest.specbuild_version == "0.1.0"
+    assert (manifest.target.model_type, manifest.target.layers) == ("gpt_oss", 24)
+    assert [drafter.kind for drafter in manifest.drafters] == ["eagle3"]
+    assert [group.name for group in manifest.cache_groups] == ["full", "sliding", "draft"]
+
+
+def test_check_and_inspect_read_an_engine_of_0_1_0(
+    engine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes = [main(["check", str(engine)]), main(["inspect", str(engine), "--json"])]
+    written = capsys.readouterr()
+    if FORMAT_VERSION != 3:
+        assert codes == [2, 2]
+        assert COMMAND.format(engine) in " ".join(written.err.split())
+        return
+    assert codes == [0, 0], written.err
+    assert f"{engine} runs here" in written.out
+    assert json.loads(written.out.splitlines()[-1])["specbuild_version"] == "0.1.0"
+
+
+def of_version(folder: Path, version: object, **changes: Any) -> Path:
+    """A directory with the manifest of 0.1.0 as if it were of another format version."""
+    stored = json.loads((OLDER / "manifest.json").read_text(encoding="utf-8"))
+    write_manifest(folder, {**stored, "format_version": version, **changes})
+    return folder
+
+
+@pytest.mark.parametrize("command", ["check", "inspect", "run"])
+@pytest.mark.parametrize("version", [1, 2, None, "3", True])
+def test_older_versions_give_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: object, command: str
+) -> None:
+    options = {"max_seq_len": 4096, "no_mla": True, "dsa": False, "kv_memory": None}
+    engine = of_version(tmp_path, version, options=options)
+    arguments = ["--prompt", "a"] if command == "run" else []
+    assert main([command, str(engine), *arguments]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.rstrip().endswith(
+        "build the engine again: specbuild build --model CHECKPOINT --draft DRAFT "
+        f"--output {engine} --backend cpu --no-dsa --max-seq-len 4096 --no-mla --force"
+    )
+    assert "(specbuild 0.1.0)" in sentence
+
+
+def test_newer_versions_ask_for_an_update(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = of_version(tmp_path, FORMAT_VERSION + 1, specbuild_version="9.9.9")
+    assert main(["check", str(engine)]) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert "of a newer specbuild (specbuild 9.9.9)" in sentence
+    assert sentence.endswith(f"reads {FORMAT_VERSION}: update specbuild")
+
+
+def test_unknown_keys_give_the_command(tmp_path: Path) -> None:
+    engine = of_version(tmp_path, FORMAT_VERSION, mood="calm")
+    with pytest.raises(EngineFileError, match="unknown keys mood; build the engine again: spec"):
+        read_manifest(engine)
+
+
+def test_recorded_options_are_options_of_build(capsys: pytest.CaptureFixture[str]) -> None:
+    """The names of a command are those that ``build`` takes."""
+    recorded = BuildOptions(model=Path("m"), output=Path("o")).recorded()
+    options: dict[str, Any] = dict.fromkeys(recorded, 7)
+    options |= {name: True for name, value in recorded.items() if isinstance(value, bool)}
+    words = shlex.split(build_again(Path("e"), {"options": options | {"dsa": True}}))
+    assert main(["build", "--help"]) == 0
+    described = capsys.readouterr().out
+    flags = [word for word in words[5:] if word.startswith("--")]
+    assert len(flags) > 30
+    for flag in flags:
+        assert flag in described, flag
+
+
+@examples(200)
+@given(
+    decoded=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["drafters", "options", "backend", "kind"]) | st.text(), inner
+            )
+        ),
+    )
+)
+def test_any_manifest_gives_one_line(decoded: Any) -> None:
+    command = build_again(Path("engine"), decoded)
+    assert command.startswith("build the engine again: specbuild build --model CHECKPOINT ")
+    assert command.isprintable()
+    assert shlex.split(command)[-1] == "--force"
