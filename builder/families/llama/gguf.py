@@ -21,6 +21,7 @@ from specbuild.builder.checkpoint.gguf.made import (
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys, attention_fields
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.gguf.rope import ROPE_FACTORS, rope_fields
+from specbuild.runtime.errors import SpecbuildError
 
 _NAMES = {**NAMES, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 
@@ -41,11 +42,17 @@ class Grouped:
             "attention_bias": "blk.0.attn_q.bias" in model.tensors,
         }
         keys.same("rope.dimension_count", fields["head_dim"])
-        if not keys.parts("expert_count", 0):
+        experts = keys.parts("expert_count", 0)
+        if not experts:
             return fields | {"intermediate_size": keys.integer("feed_forward_length")}
+        if self.model_type == "llama":
+            raise SpecbuildError(
+                f"{model.path}: is a Mixtral (llama with {experts} experts), which is not "
+                "implemented; of models with experts GPT-OSS, Qwen3-MoE and DeepSeek are read"
+            )
         dense = keys.integer("feed_forward_length", 1)
         return fields | {
-            "num_experts": keys.parts("expert_count"),
+            "num_experts": experts,
             "num_experts_per_tok": keys.integer("expert_used_count"),
             "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
             "intermediate_size": dense,

@@ -258,3 +258,57 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path, name: str) ->
     os.mkfifo(tmp_path / name)
     with pytest.raises(SpecbuildError, match="is no regular file"):
         open_directory(tmp_path)
+
+
+ADAPTER = {"base_model_name_or_path": "Qwen/Qwen3-8B", "peft_type": "LORA", "r": 8}
+MODELOPT = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("adapter_config.json", ADAPTER, "is an adapter of 'Qwen/Qwen3-8B' (adapter_config.json), "
+         "not a model; merge it into its base model first (in peft merge_and_unload, then "
+         "save_pretrained) and give the result"),
+        ("adapter_config.json", {}, "is an adapter (adapter_config.json), "
+         "not a model; merge it into its base model first (in peft merge_and_unload, then "
+         "save_pretrained) and give the result"),
+        ("hf_quant_config.json", MODELOPT, "ModelOpt quantized these weights to 'NVFP4' "
+         "(hf_quant_config.json), which is not implemented; give the checkpoint that they were "
+         "quantized from"),
+        ("hf_quant_config.json", {"quantization": 3}, "ModelOpt quantized these weights "
+         "(hf_quant_config.json), which is not implemented; give the checkpoint that they were "
+         "quantized from"),
+    ],
+)  # fmt: skip
+def test_adapters_and_modelopt_are_refused_in_a_sentence(
+    tmp_path: Path, name: str, content: dict[str, object], sentence: str, whole: bool
+) -> None:
+    """Also beside a configuration."""
+    (tmp_path / name).write_text(json.dumps(content))
+    if whole:
+        (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(SpecbuildError) as refused:
+        read_config(tmp_path)
+    assert str(refused.value) == f"{tmp_path}: {sentence}"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"dtype": "F32", "shape": [1], "data_offsets": [0.0, 4.0]},
+        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [2**62] * 100_000, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]},
+        {"dtype": ["F32"], "shape": [1], "data_offsets": [0, 4]},
+    ],
+    ids=["floats", "boolean", "too many axes", "before the data", "no name of a type"],
+)
+def test_entries_of_headers_are_whole_numbers(tmp_path: Path, entry: dict[str, object]) -> None:
+    head = json.dumps({"a": entry}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+    with pytest.raises(SpecbuildError, match="the header's entry for a is damaged") as refused:
+        read_header(file)
+    assert len(str(refused.value)) < 300
