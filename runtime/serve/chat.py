@@ -92,6 +92,7 @@ class Chat:
         if body.logprobs:
             likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
+        serving.service.check_admission(body.choices)
         prompt = await chat_prompt(serving, messages, tools, variables)
         guide = await serving.guide(asked, prompt)
         each = body.params(

@@ -73,6 +73,7 @@ class Completions:
         body.check()
         with_usage, prompts = body.streamed_usage, body.prompts
         by_source = body.by_source
+        serving.service.check_admission(len(prompts) * body.choices)
         guide = await serving.service.compiled(body.guide())
         each = body.params(
             max_tokens=body.max_tokens,

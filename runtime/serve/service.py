@@ -189,7 +189,7 @@ class Service:
         """Raise ApiError if a call with this many sequences cannot be admitted now.
 
         The status is 400 if the call can never fit, 429 if it does not fit beside the open ones,
-        and 503 while the server shuts down.
+        and 503 while the server shuts down. Routes call this before they tokenize prompts.
         """
         if self.draining:
             raise ApiError(503, "the server is shutting down; try another one")

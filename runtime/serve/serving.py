@@ -64,11 +64,9 @@ class Serving:
     ) -> list[Request]:
         """Requests for each choice of each prompt, in this order. ApiError where one is refused.
 
-        Choices differ in how they sample alone. A call that cannot be admitted is refused before
-        its prompts are tokenized. A number of new tokens that does not fit behind a prompt is
-        refused too, unless ``may_clip``.
+        Choices differ in how they sample alone. A number of new tokens that does not fit behind a
+        prompt is refused too, unless ``may_clip``.
         """
-        self.service.check_admission(len(prompts) * len(each))
         checked = await self.service.check(prompts, replace(each[0], raw=raw))
         if not may_clip:
             self._check_length(checked, each[0].max_new_tokens)

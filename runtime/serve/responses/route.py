@@ -137,6 +137,7 @@ class Responses:
         if body.store is not False:
             self._store.check(answer, messages)
         chat = template_messages([*told, *messages])
+        serving.service.check_admission(1)
         prompt = await chat_prompt(serving, chat, tools, body.variables)
         each = body.params(
             max_tokens=body.max_output_tokens,

@@ -283,10 +283,12 @@ def test_a_call_counts_each_of_its_sequences_against_the_queue() -> None:
     with served(engine, max_queue=5) as (url, app), httpx.Client(timeout=300) as client:
         with client.stream("POST", url + COMPLETIONS, json=long | {"stream": True}):
             wait_until(lambda: app.service.open_requests == 6)
-            for sequences, status in ((3, 429), (2, 200)):
-                short = {"model": NAME, "prompt": "b", "n": sequences, "max_tokens": 1}
-                answer = httpx.post(url + COMPLETIONS, json=short, timeout=300)
-                assert answer.status_code == status, answer.text
+            short = {"model": NAME, "n": 3, "prompt": "b", "messages": HELLO, "max_tokens": 1}
+            for path in (COMPLETIONS, CHAT):
+                answer = httpx.post(url + path, json=short, timeout=300)
+                assert answer.status_code == 429, answer.text
+                assert "6 sequences are open and this request has 3" in answer.text
+            app.service.check_admission(2)  # fits
         wait_until(lambda: app.service.open_requests == 0)
 
 
