@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-all | test-speed | test-slow | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
+# make setup | demo | serve | test | test-all | test-speed | test-slow | mutations | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -12,7 +12,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-all test-speed test-slow test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
+.PHONY: setup demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
   clean
 
 setup: $(INSTALLED)
@@ -60,6 +60,11 @@ test-all: setup
 # What measures time runs alone.
 test-speed: setup
 	$(BIN)/pytest -m speed $$(grep -rl --include='*.py' 'mark\.speed' tests)
+
+# Seeded faults, each in a scratch copy: the named tests must detect all (tests/mutations).
+MUTATIONS_S ?= 3600
+mutations: setup
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m mutations --budget $(MUTATIONS_S)
 
 # What `make test` leaves out for its time, on a machine without a GPU: slow tests, and the examples
 # that property tests do not draw there.

@@ -11,13 +11,15 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 Pairs = Sequence[tuple[int, int]]
 
 
-def commit(name: str, *sequences: Pairs, page_size: int = 4, kv_heads: int = 2) -> Case:
+def commit(
+    name: str, *sequences: Pairs, page_size: int = 4, kv_heads: int = 2, width: int = 8
+) -> Case:
     """One list of (from, to) per sequence; shorter lists are padded with (-1, -1)."""
     length = max(len(pairs) for pairs in sequences)
     padded = [[*pairs, *[(-1, -1)] * (length - len(pairs))] for pairs in sequences]
 
     def make(rng: np.random.Generator) -> Arrays:
-        pool = rng.standard_normal((7, kv_heads, page_size, 8)).astype(np.float32)
+        pool = rng.standard_normal((7, kv_heads, page_size, width)).astype(np.float32)
         slots = np.array(padded, np.int32)
         return pool, slots[..., 0].copy(), slots[..., 1].copy()
 
@@ -40,4 +42,5 @@ CASES: tuple[Case, ...] = (
 
 KERNEL_CASES: tuple[Case, ...] = (
     commit("more pairs than threads", [(4 + i, 5 + i) for i in range(20)], [(26, 25), (27, 26)]),
+    commit("heads of 64", [(6, 5), (7, 6)], [(18, 17)], width=64),
 )

@@ -144,3 +144,11 @@ def _nodes(tree: SuffixTree):  # type: ignore[no-untyped-def]
         node = stack.pop()
         yield node
         stack.extend(node.children.values())
+
+
+def test_of_equal_continuations_the_newest_is_proposed() -> None:
+    tree = SuffixTree(4)
+    for token in (1, 2, 1, 3, 1):
+        tree.append(token)
+    (point,) = (point for point in tree.points if point.depth == 1)
+    assert continuation(point, tree.text, 1).tokens == [3]

@@ -1,0 +1,1 @@
+"""Seeded faults that named tests must detect: ``python -m mutations``."""
