@@ -12,6 +12,8 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 import httpx
+import pytest
+from serve.lettered import lettered_engine
 from serve.served import NAME, served, worded
 from serve.test_bad_input import COMPLETIONS, JSON, wait_until
 from serve.test_routes import text_of
@@ -21,6 +23,7 @@ from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.sampling import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
+from hostile_soak import EXPECTED, HostileSoak, hostile_requests, report
 from serve_soak import KINDS, Known, Soak
 from trace_replay import replay
 
@@ -75,3 +78,21 @@ def test_clients_that_stall_do_not_keep_others_waiting() -> None:
         assert httpx.get(url + "/health", timeout=300).status_code == 200
         open_ones.close()
         wait_until(lambda: app.service.engine.used_pages == 0 and app.service.open_requests == 0)
+
+
+def test_hostile_requests_change_no_answer_of_another_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A short run of the script; its latencies are for a quiet machine."""
+    lines: list[str] = []
+    requests = hostile_requests(300)
+    with served(lettered_engine(monkeypatch), max_queue=8) as (url, app):
+        soak = HostileSoak(url, NAME, requests)
+        soak.run(0.5, quiet_s=0.2)
+        wait_until(lambda: app.service.open_requests == 0)
+    report(soak.outcome, lines.append)
+    assert soak.outcome.wrong == [] and soak.outcome.loaded_s, lines
+    assert {name for name, _ in soak.outcome.statuses} == set(requests)
+    assert {status for _, status in soak.outcome.statuses} <= EXPECTED, lines
+    refused = {name for name, status in soak.outcome.statuses if status == 400}
+    assert {"chained references", "chained rules"} <= refused
