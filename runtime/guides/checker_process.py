@@ -136,9 +136,18 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
     except MemoryError:
         send_message(connection, _refused(str(guide.refused(_DEATHS[signal.SIGABRT]))))
         return
+    except BaseException as error:  # a panic of the library is no Exception
+        reason = " ".join(f"cannot be compiled: {error!r}".split())[:500]
+        send_message(connection, _refused(str(guide.refused(reason))))
+        return
     if not follow:
-        first = grammar.begin().mask(np.zeros(0, np.int32))
-        assert first is not None, "compiling it has computed one"
+        state = grammar.begin()
+        first = state.mask(np.zeros(0, np.int32))
+        if first is None:
+            # Outputs share lexer states, whose limit a second one may meet.
+            reason = f"cannot be followed: {state.failure or 'it allows nothing'}"
+            send_message(connection, _refused(str(guide.refused(reason))))
+            return
         is_light = forces_little(json.loads(text)["grammars"]) and _masks_take_little(grammar)
         reply = {"text": text, "first": first.bits.hex(), "is_light": is_light}
         send_message(connection, json.dumps(reply).encode())

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 from fuzz.byte_mutators import mutated_bytes
+from fuzz.guides import hostile_guide
 from fuzz.json_mutators import mutated_json
 
 MODEL, KEY = "fuzzed", "5ecret"
@@ -149,6 +150,14 @@ def _json(random: Random, sent: Sent) -> tuple[Sent, str]:
     return replace(sent, body=body), what
 
 
+def _guide(random: Random, sent: Sent) -> tuple[Sent, str]:
+    """A guide that is made to stop the server, in a request for text."""
+    (name, guide), what = hostile_guide(random)
+    fields = {**_GREEDY, "prompt": "the quick", "max_tokens": 4, name: guide}
+    body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return replace(sent, path="/v1/completions", body=body), f"guide: {what}"
+
+
 def _bytes(random: Random, sent: Sent) -> tuple[Sent, str]:
     body, what = mutated_bytes(random, sent.body)
     return replace(sent, body=body), f"body: {what}"
@@ -214,5 +223,5 @@ _CHANGES_WITHOUT_BODY: tuple[tuple[int, Change], ...] = (
     (3, _header), (4, _path), (3, _method), (2, _cut), (4, _wire), (1, _length), (1, _twice),
 )  # fmt: skip
 _CHANGES: tuple[tuple[int, Change], ...] = (
-    (30, _json), (10, _bytes), (4, _chunked), *_CHANGES_WITHOUT_BODY,
+    (30, _json), (10, _guide), (10, _bytes), (4, _chunked), *_CHANGES_WITHOUT_BODY,
 )  # fmt: skip

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -277,3 +279,20 @@ def test_a_stuck_guide_with_late_masks_ends_its_request_alone() -> None:
     ran = run(late_engine(guided_engine(), [2]), PROMPTS[:2], [stuck, plain])
     assert ran.records[0].finish_reason == "guide_failed" and ran.ids[0][:3] == [0, 1, 2]
     assert ran.ids[1] == decode_masked(PROMPTS[1], plain, None)
+
+
+def test_hostile_guides_are_compiled_or_refused_with_a_reason(compiler: GrammarCompiler) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    from fuzz.guides import hostile_guide
+
+    kinds = {f"guided_{kind}": kind for kind in ("json", "regex", "choice", "grammar")}
+    compiled = 0
+    # The first two ended their process without a reply.
+    for seed in (110, 136, *range(1, 9)):
+        (name, value), _ = hostile_guide(Random(seed))
+        try:
+            compiler.compile(Guide.of({kinds[name]: value}, name=name))
+            compiled += 1
+        except RequestError as error:
+            assert str(error).startswith(name) and "process was ended" not in str(error)
+    assert compiled
