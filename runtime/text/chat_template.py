@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from specbuild.runtime.errors import EngineFileError, RequestError
+from specbuild.runtime.text.call_history import CallHistory
 from specbuild.runtime.text.template_meter import (
     MAX_SOURCE_BYTES,
     Meter,
@@ -37,6 +38,7 @@ class ChatTemplate:
         self._compiled: Any = None
         self._meter = Meter()
         self._lock = Lock()
+        self._history: CallHistory | None = None
 
     def compile(self) -> None:
         """Raises EngineFileError where the source is too long or no template."""
@@ -76,6 +78,19 @@ class ChatTemplate:
                 reason = _reason(error)
                 raise RequestError(f"the chat template refuses the prompt: {reason}") from error
             return text
+
+    def fitted(
+        self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> Sequence[Mapping[str, Any]]:
+        """Return the messages in the form that this template shows with all their calls.
+
+        The form is found at the first assistant's message. RequestError where there is none.
+        """
+        if all(message.get("role") != "assistant" for message in messages):
+            return messages
+        if self._history is None:
+            self._history = CallHistory.of(lambda probe: self.render(probe, variables))
+        return self._history.fitted(messages)
 
     def _template(self) -> Any:
         if self._compiled is None:

@@ -97,6 +97,7 @@ class TextCodec:
     ) -> str:
         """The chat template on these messages, with the assistant's turn opened.
 
+        Messages with tool calls are given to the template in the form that it shows.
         ``variables`` are what else the template is told. Raises RequestError where there is none,
         or with its own words where it refuses them.
         """
@@ -107,7 +108,8 @@ class TextCodec:
             for name, value in self._config.items()
             if name.endswith("_token") and value is not None
         }
-        return self._template.render(messages, {**special, **(variables or {})}, tools=tools)
+        fitted = self._template.fitted(messages, special)
+        return self._template.render(fitted, {**special, **(variables or {})}, tools=tools)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens."""

@@ -34,7 +34,9 @@ ARGUMENTS = json.dumps({"city": "Oslo"})
 SLOW_S = 1.0
 # A message is a line; a tool's name stands where there are tools.
 TEMPLATE = (
-    "{%- for m in messages %}{{ m.role }}:{{ m.content or '' }}\n{% endfor -%}"
+    "{%- for m in messages %}{{ m.role }}:{{ m.content or '' }}"
+    "{%- for c in m.tool_calls or [] %} {{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{%- endfor %}{{ '\n' }}{% endfor -%}"
     "{%- if tools %}tool is {{ tools[0].function.name }}\n{% endif -%}<|start|>assistant"
 )
 CHARACTERS = string.printable + "é"
