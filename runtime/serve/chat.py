@@ -19,7 +19,7 @@ from specbuild.runtime.serve.fields import GenerationFields, StreamOptions
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.call_forms import Tools
+from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
 from specbuild.runtime.serve.request_fields import Route
 from specbuild.runtime.serve.serving import Serving

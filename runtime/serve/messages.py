@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -88,6 +88,36 @@ def _call(call: Any, where: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many tools the assistant has called in messages for a template."""
+    return sum(len(message.get("tool_calls", ())) for message in messages)
+
+
+def with_call_ids(
+    messages: Sequence[Mapping[str, Any]], call_id: Callable[[str, int], str]
+) -> list[dict[str, Any]]:
+    """Return messages for a template with the ids of calls that ``call_id`` makes.
+
+    It makes them of a function's name and of the number of calls before. Answers of tools get the
+    new id of their call.
+    """
+    renamed: dict[str, str] = {}
+    numbered, count = [], 0
+    for message in messages:
+        made = dict(message)
+        if "tool_calls" in made:
+            calls = []
+            for call in made["tool_calls"]:
+                renamed[call["id"]] = call_id(call["function"]["name"], count)
+                calls.append({**call, "id": renamed[call["id"]]})
+                count += 1
+            made["tool_calls"] = calls
+        if made.get("tool_call_id") in renamed:
+            made["tool_call_id"] = renamed[made["tool_call_id"]]
+        numbered.append(made)
+    return numbered
 
 
 def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -66,7 +66,8 @@ class Output:
             if self._parser.stopped:
                 break
         if turn.finish_reason is not None or self._parser.stopped:
-            deltas += self._with_tokens(self._parser.finish())
+            truncated = turn.finish_reason == "length"
+            deltas += self._with_tokens(self._parser.finish(truncated=truncated))
         self._collect(deltas)
         if turn.finish_reason is not None or self._parser.stopped:
             self.finish_reason = self._end(turn.finish_reason)
@@ -103,6 +104,7 @@ class Output:
                 self._content.append(delta.content)
                 self._reasoning.append(delta.reasoning)
             elif delta.name is not None:
-                self.calls.append(ToolCall(delta.name))
+                call_id = {"id": delta.call_id} if delta.call_id else {}
+                self.calls.append(ToolCall(delta.name, **call_id))
             else:
                 self.calls[delta.tool].pieces.append(delta.arguments)

@@ -12,6 +12,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_refuses
 from specbuild.runtime.serve.fields import AS_MANY_AS_FIT, Urgency
+from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import ParserForm
@@ -112,10 +113,13 @@ class Serving:
     ) -> ChatPrompt:
         """The chat, rendered and tokenized. RequestError where the template refuses it."""
         codec, most_tokens = self.codec, self._most_tokens
+        if self.form is not None and self.form.call_id is not None:
+            messages = with_call_ids(messages, self.form.call_id)
 
         def rendered() -> ChatPrompt:
             text = codec.render(messages, tools=tools, variables=variables)
-            return ChatPrompt(text, codec.encode_rendered(text, most_tokens=most_tokens))
+            ids = codec.encode_rendered(text, most_tokens=most_tokens)
+            return ChatPrompt(text, ids, num_past_calls=count_calls(messages))
 
         return await self.service.in_thread(rendered)
 

@@ -8,8 +8,8 @@ from typing import Any
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
+from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
-from specbuild.runtime.serve.parsers.call_forms import Tools
 from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields
 
 # Keys of structured_outputs beside the form. The table of fields refuses all but neutral values.

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.call_forms import CallForm
 from specbuild.runtime.serve.parsers.marked import THINK, THINK_END, Thought
@@ -30,22 +29,21 @@ class AskedForm:
     name: str = "response_format"
 
     @property
-    def parts(self) -> dict[str, Guide]:
-        """The guides by the names that grammars call them by."""
-        named = {f"arguments{i}": guide for i, (_, guide) in enumerate(self.calls)}
-        if self.content is not None and not self.must_call:
-            named["content"] = self.content
-        return named
+    def answer(self) -> Guide | None:
+        """The guide of an answer that is not a call; None where there must be a call."""
+        return None if self.must_call else self.content
 
     @property
     def ways(self) -> str:
         """What may be, as names of rules of a grammar."""
-        answers = [] if self.must_call or self.content is None else ["answer"]
+        answers = [] if self.answer is None else ["answer"]
         return " | ".join([*answers, *(["calls"] if self.calls else [])])
 
-    def grammar(self, *rules: str) -> Guide:
-        """A grammar whose rules refer to the parts."""
-        return Guide.grammar("\n".join([*rules, _TEXT]), parts=self.parts, name=self.name)
+    def grammar(self, rules: Sequence[str], parts: Mapping[str, Guide]) -> Guide:
+        """Return a grammar whose rules refer to ``parts``, and to the answer as ``content``."""
+        answer = {} if self.answer is None else {"content": self.answer}
+        text = "\n".join([*rules, _TEXT])
+        return Guide.grammar(text, parts={**parts, **answer}, name=self.name)
 
 
 def harmony_guide(control: Mapping[str, int], asked: AskedForm) -> Guide:
@@ -66,11 +64,12 @@ def harmony_guide(control: Mapping[str, int], asked: AskedForm) -> Guide:
         f"start: analysis* ({asked.ways})",
         f'analysis: {channel} "analysis" {message} TEXT {token["end"]} {again}',
     ]
-    if "content" in asked.parts:
+    if asked.answer is not None:
         rules.append(f'answer: {channel} "final" {json_mark} {message} @content {token["return"]}')
     if calls:
         rules.append(f"calls: {channel} ({' | '.join(calls)}) {token['call']}")
-    return asked.grammar(*rules)
+    parts = {f"arguments{i}": arguments for i, (_, arguments) in enumerate(asked.calls)}
+    return asked.grammar(rules, parts)
 
 
 def marked_guide(
@@ -82,8 +81,8 @@ def marked_guide(
 ) -> Guide:
     """Reasoning as the prompt's end leaves it (``thought``); then the answer, or ``calls``.
 
-    ``token_id`` is that of a mark which is one token. RequestError where a call has to be of a form
-    whose arguments are no JSON.
+    ``token_id`` is that of a mark which is one token. RequestError where a strict schema of
+    arguments has keywords that the form of calls cannot enforce.
     """
     reasoning = {Thought.OPEN: "thought ", Thought.UNMARKED: "(open thought)? "}.get(
         thought or Thought.CLOSED, ""
@@ -103,30 +102,37 @@ def marked_guide(
             rules += ["thought: reasons SPACE", f"reasons[suffix={_quoted(THINK_END)}]: TEXT"]
         else:
             rules.append(f"thought: TEXT {mark(THINK_END)} SPACE")
-    if "content" in asked.parts:
+    parts: dict[str, Guide] = {}
+    if asked.answer is not None:
         rules.append("answer: @content")
     if asked.calls:
-        rules += _call_rules(asked, calls, mark)
-    return asked.grammar(*rules)
+        assert calls is not None
+        written = [
+            calls.grammar(f"arguments{i}", name, arguments, mark, _quoted)
+            for i, (name, arguments) in enumerate(asked.calls)
+        ]
+        rules += _call_rules(asked, calls, [call.body for call in written], mark)
+        for call in written:
+            rules += call.rules
+            parts |= call.parts
+    return asked.grammar(rules, parts)
 
 
-def _call_rules(asked: AskedForm, form: CallForm | None, mark: Callable[[str], str]) -> list[str]:
-    """The rule ``calls`` and what it refers to."""
-    write = None if form is None else form.body
-    if form is None or write is None:
-        raise RequestError(
-            "this model writes a call's arguments one by one, which no grammar of theirs holds: "
-            "let tool_choice be auto, and ask for no response_format beside tools"
-        )
-    bodies = [
-        write(name, f"@arguments{i}", mark, _quoted) for i, (name, _) in enumerate(asked.calls)
-    ]
+def _call_rules(
+    asked: AskedForm, form: CallForm, bodies: Sequence[str], mark: Callable[[str], str]
+) -> list[str]:
+    """The rule ``calls`` and what it refers to, with the bodies of calls between their marks."""
     call = f"call: {mark(form.begin)} SPACE ({' | '.join(bodies)}) SPACE {mark(form.end)}"
     calls = f"call {'(SPACE call)*' if asked.several else ''}"
     if form.section is not None:
         first, last = map(mark, form.section)
         calls = f"{first} SPACE {calls} SPACE {last}"
-    return [f"calls: {calls}", call, "INDEX: /[0-9]{1,3}/"]
+    return [
+        f"calls: {calls}",
+        call,
+        "INDEX: /[0-9]{1,3}/",
+        "NAME: /[A-Za-z_][A-Za-z0-9_]{0,63}/",
+    ]
 
 
 def _quoted(text: str) -> str:

@@ -7,154 +7,184 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
-Tools = Sequence[Mapping[str, Any]]
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.serve.parsers.arguments import Tools, json_object
+from specbuild.runtime.serve.parsers.written_arguments import GLM, QWEN3_CODER, WrittenArguments
+
 # A piece of a grammar: a mark as a token or as text, and a text in quotes.
 Quote = Callable[[str], str]
+CallId = Callable[[str, int], str]
 
-ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
 DEEPSEEK_SEPARATOR, KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>"
-_DEEPSEEK_FENCE = re.compile(r"(.*?)\n```json\n(.*?)\n?```", re.DOTALL)
+_FENCE, _FENCE_END = "\n```json\n", "```"
+_KIMI_NAME = re.compile(r"\s*(?:functions\.)?([^\s:]+)(?::\d+)?\s*")
+
+# What is no function's name at the beginning of a call: other signs, or several words.
+_NO_NAME = re.compile(r"[\w.\-]*(?:[^\w.\-\s<]|[ \t]+\w)")
+
+
+@dataclass(frozen=True)
+class CallGrammar:
+    """What is between the marks of a call, as a grammar: an expression and what it refers to."""
+
+    body: str
+    rules: tuple[str, ...] = ()
+    parts: Mapping[str, Guide] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class CallForm:
-    """A call stands between ``begin`` and ``end``, all calls within the marks of a ``section``.
+    """A call is between ``begin`` and ``end``, all calls within the marks of a ``section``.
 
-    ``read`` gives the name and the arguments, as JSON text, of what stands between the marks, and
-    None where that is no call; it is given the tools, as templates take them. ``body`` is the
-    grammar of it, by the function's name and the rule of its arguments, with how a mark and how a
-    text is written; None where no JSON grammar of arguments can stand in it.
+    ``read`` returns the name and the arguments, as the text of a JSON object, of what is between
+    the marks, and None where that is no call; UnclosedTextError where it ends inside a text.
+    ``grammar`` writes it: by a prefix of the names of its rules, the function's name, the guide of
+    its arguments, and how a mark and how a text is written. ``begins_call`` tells a call from text
+    that only mentions the mark by what follows it: None where that is not enough yet. ``call_id``
+    makes the id that the template shows, of the name and of the number of calls before in the
+    conversation.
     """
 
     begin: str
     end: str
     read: Callable[[str, Tools], tuple[str, str] | None]
-    body: Callable[[str, str, Quote, Quote], str] | None
+    grammar: Callable[[str, str, Guide, Quote, Quote], CallGrammar]
     section: tuple[str, str] | None = None
+    begins_call: Callable[[str], bool | None] = lambda _text: None
+    call_id: CallId | None = None
+
+    def after(self, num_past_calls: int) -> CallForm:
+        """Return the form whose ids count on from the calls of the conversation before."""
+        number = self.call_id
+        if number is None:
+            return self
+        return replace(self, call_id=lambda name, count: number(name, num_past_calls + count))
 
 
 def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
+    """An object with the name and the arguments, which may be an object or its text."""
     del tools
-    called = _json_of(body)
-    if not isinstance(called, dict) or not isinstance(called.get("name"), str):
+    call = json_object(body)
+    if call is None:
         return None
-    arguments = called.get("arguments", {})
-    return called["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
-def _glm(body: str, tools: Tools) -> tuple[str, str] | None:
-    """A name, then keys and values: texts as they are, all else as JSON, by the tool's schema."""
-    name = body.partition("<arg_key>")[0].strip()
-    if not name or "<" in name:
-        return None
-    types = _types_of(name, tools)
-    pairs = {key.strip(): value for key, value in ARGUMENT.findall(body)}
-    return name, json.dumps({k: _typed(v, types.get(k)) for k, v in pairs.items()})
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if isinstance(arguments, str):
+        return _call(name, arguments)
+    return _call(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
 def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
     """V3's: ``function``, separator, name, arguments in a fence; V3.1's: name, separator, these."""
     del tools
-    first, separator, rest = body.partition(DEEPSEEK_SEPARATOR)
-    fenced = _DEEPSEEK_FENCE.fullmatch(rest.strip())
-    name, arguments = fenced.groups() if fenced else (first, rest)
-    name, arguments = name.strip(), arguments.strip()
-    return (name, arguments) if separator and name and _is_object(arguments) else None
+    name, separator, arguments = body.partition(DEEPSEEK_SEPARATOR)
+    before, fence, fenced = arguments.partition(_FENCE)
+    if fence:
+        name, arguments = before, fenced.rstrip().removesuffix(_FENCE_END)
+    return _call(name.strip(), arguments.strip()) if separator else None
 
 
 def _kimi(body: str, tools: Tools) -> tuple[str, str] | None:
     """``functions.name:0``, separator, arguments."""
     del tools
     called, separator, arguments = body.partition(KIMI_ARGUMENTS)
-    name, arguments = (
-        called.strip().rpartition(":")[0].removeprefix("functions."),
-        arguments.strip(),
-    )
-    return (name, arguments) if separator and name and _is_object(arguments) else None
+    name = _KIMI_NAME.fullmatch(called)
+    return _call(name[1], arguments.strip()) if separator and name else None
 
 
-def _json_of(text: str) -> Any:
-    """None where it is no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+def _call(name: object, arguments: str) -> tuple[str, str] | None:
+    """The call, where the name is a text and the arguments are the text of an object."""
+    if not isinstance(name, str) or not name or not name.isprintable():
         return None
-
-
-def _is_object(text: str) -> bool:
-    return isinstance(_json_of(text), dict)
-
-
-def _types_of(name: str, tools: Tools) -> Mapping[str, Any]:
-    """The JSON types of a function's parameters, as its schema names them."""
-    functions = (tool.get("function", {}) for tool in tools)
-    schema = next((f.get("parameters") for f in functions if f.get("name") == name), None)
-    properties = schema.get("properties") if isinstance(schema, Mapping) else None
-    if not isinstance(properties, Mapping):
-        return {}
-    return {k: v.get("type") for k, v in properties.items() if isinstance(v, Mapping)}
-
-
-def _typed(value: str, kind: object) -> Any:
-    """A text where the schema says so; else what it is as JSON, and a text where it is none."""
-    if kind == "string":
-        return value
-    found = _json_of(value)
-    return value if found is None and value != "null" else found
+    return None if json_object(arguments) is None else (name, arguments)
 
 
 def _deepseek_form(*, fenced: bool) -> CallForm:
-    def body(name: str, arguments: str, mark: Quote, text: Quote) -> str:
+    def grammar(prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote) -> CallGrammar:
         separator = mark(DEEPSEEK_SEPARATOR)
         if not fenced:
-            return f"{text(name)} {separator} {arguments}"
-        before, behind = text(f"{name}\n```json\n"), text("\n```")
-        return f"{text('function')} {separator} {before} {arguments} {behind}"
+            body = f"{text(name)} {separator} @{prefix}"
+        else:
+            before, behind = text(f"{name}{_FENCE}"), text(f"\n{_FENCE_END}")
+            body = f"{text('function')} {separator} {before} @{prefix} {behind}"
+        return CallGrammar(body, parts={prefix: arguments})
 
     return CallForm(
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
         _deepseek,
-        body,
+        grammar,
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     )
 
 
-def _hermes_body(name: str, arguments: str, mark: Quote, text: Quote) -> str:
+def _hermes_grammar(
+    prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote
+) -> CallGrammar:
     del mark
     before = f'{{"name": {json.dumps(name)}, "arguments": '
-    return f"{text(before)} {arguments} {text('}')}"
+    return CallGrammar(f"{text(before)} @{prefix} {text('}')}", parts={prefix: arguments})
 
 
-def _kimi_body(name: str, arguments: str, mark: Quote, text: Quote) -> str:
-    return f"{text(f'functions.{name}:')} INDEX {mark(KIMI_ARGUMENTS)} {arguments}"
+def _kimi_grammar(
+    prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote
+) -> CallGrammar:
+    body = f"{text(f'functions.{name}:')} INDEX {mark(KIMI_ARGUMENTS)} @{prefix}"
+    return CallGrammar(body, parts={prefix: arguments})
+
+
+def _kimi_id(name: str, number: int) -> str:
+    """See Moonshot AI, "Tool call guidance": the number counts over all calls before."""
+    return f"functions.{name}:{number}"
+
+
+def _starts_with(head: str) -> Callable[[str], bool | None]:
+    def begins(text: str) -> bool | None:
+        return True if text.startswith(head) else None if head.startswith(text) else False
+
+    return begins
+
+
+def _begins_with_a_name(text: str) -> bool | None:
+    return False if _NO_NAME.match(text) else None
+
+
+def _written_form(form: WrittenArguments, begins: Callable[[str], bool | None]) -> CallForm:
+    def grammar(prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote) -> CallGrammar:
+        return CallGrammar(*form.grammar(prefix, name, arguments, mark, text))
+
+    return CallForm("<tool_call>", "</tool_call>", form.read, grammar, begins_call=begins)
 
 
 CALL_FORMS: Mapping[str, CallForm] = {
-    "hermes": CallForm("<tool_call>", "</tool_call>", _hermes, _hermes_body),
-    "glm47": CallForm("<tool_call>", "</tool_call>", _glm, None),
+    "hermes": CallForm(
+        "<tool_call>", "</tool_call>", _hermes, _hermes_grammar, begins_call=_starts_with("{")
+    ),
+    "qwen3_coder": _written_form(QWEN3_CODER, _starts_with("<function=")),
+    "glm47": _written_form(GLM, _begins_with_a_name),
     "deepseek3": _deepseek_form(fenced=True),
     "deepseek31": _deepseek_form(fenced=False),
     "kimi2": CallForm(
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
         _kimi,
-        _kimi_body,
+        _kimi_grammar,
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        call_id=_kimi_id,
     ),
 }
 
 
 def form_of(template: str) -> str:
-    """The name of the form that a chat template shows; ``none`` where it shows none of these."""
+    """Return the name of the form that a chat template shows; ``none`` where it shows none."""
     if DEEPSEEK_SEPARATOR in template:
         return "deepseek3" if "```json" in template else "deepseek31"
     if KIMI_ARGUMENTS in template:
         return "kimi2"
     if CALL_FORMS["hermes"].begin in template:
-        return "glm47" if "<arg_key>" in template else "hermes"
+        if "<arg_key>" in template:
+            return "glm47"
+        return "qwen3_coder" if "<function=" in template else "hermes"
     return "none"

@@ -79,8 +79,8 @@ class HarmonyParser:
             self._header, self._part = None, []
         return deltas
 
-    def finish(self) -> list[Delta]:
-        """What was held back, or what was skipped last."""
+    def finish(self, *, truncated: bool = False) -> list[Delta]:
+        """Return what was held back, or what was skipped last."""
         deltas = self._end()
         if self._answered or not self._part:
             return deltas
@@ -89,6 +89,8 @@ class HarmonyParser:
         if self._header is not None and "channel" in self._header:
             channel, _, rest = left.partition(" ")
             left = rest if channel in _CHANNELS else left
+            if truncated and (left is not rest or _RECIPIENT.search(left)):
+                left = ""
         return [*deltas, Delta(left)] if left else deltas
 
     def _begin(self) -> list[Delta]:

@@ -17,12 +17,13 @@ class ChatPrompt:
     """A rendered chat: the prompt that an output continues.
 
     ``continued`` is the content of the assistant's message that the output continues. It is empty
-    where the template opened a new turn.
+    where the template opened a new turn. ``num_past_calls`` are the calls in all messages before.
     """
 
     text: str = ""
     ids: tuple[int, ...] = ()
     continued: str = ""
+    num_past_calls: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Delta:
     """A piece of an output.
 
     ``tool`` is the number of a call, from 0 on: its first piece has its name, the others
-    ``arguments``. ``tokens`` are those of its content, where somebody asked for them.
+    ``arguments``. ``call_id`` is the id of a call, empty where any id will do. ``tokens`` are those
+    of its content, where they are requested.
     """
 
     content: str = ""
@@ -38,6 +40,7 @@ class Delta:
     tool: int | None = None
     name: str | None = None
     arguments: str = ""
+    call_id: str = ""
     tokens: tuple[TokenEvent, ...] = ()
 
 
@@ -58,8 +61,11 @@ class OutputParser(Protocol):
         """What became complete with a token."""
         ...
 
-    def finish(self) -> list[Delta]:
-        """What was held back, once no more tokens come."""
+    def finish(self, *, truncated: bool = False) -> list[Delta]:
+        """Return what was held back, once no more tokens come.
+
+        Of an output that a limit ``truncated``, the beginning of a call is left out.
+        """
         ...
 
 
@@ -81,7 +87,8 @@ class TextParser:
         text = self._text.push(token_id)
         return [Delta(text)] if text else []
 
-    def finish(self) -> list[Delta]:
-        """The rest of the text."""
+    def finish(self, *, truncated: bool = False) -> list[Delta]:
+        """Return the rest of the text."""
+        del truncated
         text = self._text.finish()
         return [Delta(text)] if text else []

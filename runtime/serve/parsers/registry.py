@@ -7,8 +7,9 @@ from typing import Protocol
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.asked_form import AskedForm, harmony_guide, marked_guide
-from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, CallForm, Tools, form_of
+from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, CallForm, CallId, form_of
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
 from specbuild.runtime.serve.parsers.marked import THINK, MarkedParser, Thought, thought_of
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, OutputParser, TextParser
@@ -30,6 +31,9 @@ class ParserForm(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn, beside the model's own ends of sequence."""
 
+    call_id: CallId | None
+    """Makes ids of calls, of the function's name and the number of calls before; None: any id."""
+
     def parser(
         self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
     ) -> OutputParser:
@@ -45,6 +49,7 @@ class TextForm:
     """Outputs that are text alone."""
 
     calls_tools = False
+    call_id: CallId | None = None
     stop_token_ids: tuple[int, ...] = ()
 
     def __init__(self, codec: TextCodec) -> None:
@@ -68,6 +73,7 @@ class HarmonyForm:
     """Harmony, by the engine's own control tokens. RequestError where it lacks one."""
 
     calls_tools = True
+    call_id: CallId | None = None
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
@@ -111,6 +117,7 @@ class MarkedForm:
         self._codec = codec
         self._thinks, self._calls = thinks, calls
         self.calls_tools = calls is not None
+        self.call_id = None if calls is None else calls.call_id
         self._eos = tuple(eos)
 
     def parser(
@@ -121,7 +128,7 @@ class MarkedForm:
             self._codec.decode_all,
             stop,
             thought=self._thought(prompt),
-            calls=self._calls,
+            calls=None if self._calls is None else self._calls.after(prompt.num_past_calls),
             tools=tools,
             dropped=self._eos,
         )

@@ -46,7 +46,7 @@ class Items:
         """The events of more deltas."""
         for delta in deltas:
             if delta.tool is not None and delta.name is not None:
-                yield from self._begin("function_call", _function_call(delta.name))
+                yield from self._begin("function_call", _function_call(delta))
             elif delta.tool is not None:
                 yield from self._more("arguments", delta.arguments)
             elif delta.reasoning:
@@ -145,13 +145,13 @@ def _reasoning() -> Item:
     }
 
 
-def _function_call(name: str) -> Item:
+def _function_call(delta: Delta) -> Item:
     return {
         "id": f"fc_{uuid.uuid4().hex}",
         "type": "function_call",
         "status": "in_progress",
-        "call_id": f"call_{uuid.uuid4().hex[:24]}",
-        "name": name,
+        "call_id": delta.call_id or f"call_{uuid.uuid4().hex[:24]}",
+        "name": delta.name,
         "arguments": "",
     }
 

@@ -20,7 +20,7 @@ from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.call_forms import Tools
+from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent

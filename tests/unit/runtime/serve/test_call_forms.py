@@ -1,12 +1,14 @@
 """Calls of tools as families write them: read back wherever a text is cut, written by grammars.
 
-What is written here follows the chat templates of DeepSeek-V3 and V3.1, Kimi-K2 and GLM-4.7.
+What is written here follows the chat templates of DeepSeek-V3 and V3.1, Kimi-K2, GLM-4.7,
+Qwen3 and Qwen3-Coder.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -17,11 +19,11 @@ from hypothesis import strategies as st
 from serve.lettered import TEMPLATE
 from serve.served import toy_codec
 from serve.test_parsers import decode, read, texts
-from serve.test_structured import CHAT, NAME, SCHEMA, chat, client_of, tool
+from serve.test_structured import SCHEMA, chat, client_of, tool
 
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, form_of
-from specbuild.runtime.serve.parsers.marked import MarkedParser
+from specbuild.runtime.serve.parsers.marked import MarkedParser, Thought
 from specbuild.runtime.serve.parsers.registry import TOOL_CALL_PARSERS, MarkedForm, parser_form
 
 Call = tuple[str, dict[str, Any]]
@@ -60,12 +62,31 @@ def glm47(calls: Sequence[Call], gap: str = "") -> str:
     return "".join(f"<tool_call>{name}{pairs(a)}{gap}</tool_call>" for name, a in calls)
 
 
+def hermes(calls: Sequence[Call]) -> str:
+    written = [json.dumps({"name": name, "arguments": a}, ensure_ascii=False) for name, a in calls]
+    return "".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
+
+
+def qwen3_coder(calls: Sequence[Call]) -> str:
+    def parameter(name: str, value: Any) -> str:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return f"<parameter={name}>\n{text}\n</parameter>\n"
+
+    return "".join(
+        f"<tool_call>\n<function={name}>\n"
+        f"{''.join(parameter(k, v) for k, v in arguments.items())}</function>\n</tool_call>"
+        for name, arguments in calls
+    )
+
+
 V3 = "function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
 V31 = "{name}<｜tool▁sep｜>{arguments}"
 WRITERS = {
     "deepseek3": lambda calls: deepseek(calls, V3),
     "deepseek31": lambda calls: deepseek(calls, V31),
     "kimi2": kimi2,
+    "hermes": hermes,
+    "qwen3_coder": qwen3_coder,
     "glm47": glm47,
     "glm47, lines": lambda calls: glm47(calls, "\n"),
 }
@@ -75,9 +96,16 @@ arguments = st.dictionaries(words, st.integers() | plain | st.booleans(), max_si
 TYPES = {bool: "boolean", int: "integer", str: "string"}
 
 
-def output(form: str, text: str, *, tools: Sequence[Any] = (), **given: Any) -> Output:
+def output(
+    form: str,
+    text: str,
+    *,
+    tools: Sequence[Any] = (),
+    thought: Thought | None = None,
+    **given: Any,
+) -> Output:
     calls = CALL_FORMS[form.partition(",")[0]]
-    parser = MarkedParser(decode, (), thought=None, calls=calls, tools=tools)
+    parser = MarkedParser(decode, (), thought=thought, calls=calls, tools=tools)
     return read(parser, [ord(c) for c in text], **given)
 
 
@@ -102,17 +130,208 @@ def test_calls_are_read_as_they_are_written(
     assert [name for name, _ in read_calls] == [name for name, _ in calls]
     assert read_calls[0] == calls[0]
     assert found.finish_reason == "tool_calls"
-    if not form.startswith("glm47"):
+    if not form.startswith(("glm47", "qwen3_coder")):
         assert read_calls == calls
 
 
-def test_values_of_glm_have_the_types_of_the_schema() -> None:
-    text = glm47([("f", {"a": "12", "b": 12, "c": [1, {"d": None}], "e": "null"})])
-    typed = tool("f", {"properties": {"a": {"type": "string"}, "e": {"type": "string"}}})
-    (call,) = output("glm47", text, tools=[typed]).calls
-    assert json.loads(call.arguments) == {"a": "12", "b": 12, "c": [1, {"d": None}], "e": "null"}
-    (untyped,) = output("glm47", text).calls
-    assert json.loads(untyped.arguments) == {"a": 12, "b": 12, "c": [1, {"d": None}], "e": None}
+SCHEMA_OF_TYPES: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Place": {"type": "string"}, "Unit": {"enum": ["1", "2"]}},
+    "properties": {
+        "text": {"type": "string"},
+        "maybe": {"type": ["string", "null"]},
+        "either": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "place": {"$ref": "#/$defs/Place"},
+        "maybe_place": {"oneOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]},
+        "unit": {"$ref": "#/$defs/Unit"},
+        "one": {"const": "1"},
+        "all": {"allOf": [{"$ref": "#/$defs/Place"}, {"description": "x"}]},
+        "count": {"type": "integer"},
+        "size": {"type": ["integer", "string"]},
+        "flag": {"type": "boolean"},
+        "parts": {"type": "array"},
+        "loop": {"$ref": "#/properties/loop"},
+        "any": {},
+    },
+}
+
+
+@pytest.mark.parametrize("write", [glm47, qwen3_coder])
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        *((n, "12", "12") for n in ("text", "maybe", "either", "place", "maybe_place", "all")),
+        *((n, "1", "1") for n in ("unit", "one")),
+        *((n, '{"a": 1}', '{"a": 1}') for n in ("text", "maybe", "maybe_place")),
+        *((n, "null", None) for n in ("maybe", "either", "maybe_place", "count", "any")),
+        ("text", "null", "null"),
+        ("text", " two\nlines ", " two\nlines "),
+        ("text", '"quoted"', '"quoted"'),
+        ("count", "12", 12),
+        ("count", "twelve", "twelve"),
+        ("size", "12", 12),
+        ("size", "1.5", "1.5"),
+        ("size", "large", "large"),
+        ("flag", "true", True),
+        ("flag", "True", True),
+        ("parts", '[1, {"d": null}]', [1, {"d": None}]),
+        ("parts", "[1", "[1"),
+        ("any", "12", 12),
+        ("any", "NaN", "NaN"),
+        ("any", "-Infinity", "-Infinity"),
+        ("any", "1e999", "1e999"),
+        ("loop", "12", 12),
+        ("unknown", "12", 12),
+    ],
+)
+def test_written_values_have_the_types_of_the_schema(
+    write: Any, name: str, text: str, value: Any
+) -> None:
+    form = "glm47" if write is glm47 else "qwen3_coder"
+    (call,) = output(form, write([("f", {name: text})]), tools=[tool("f", SCHEMA_OF_TYPES)]).calls
+    assert json.loads(call.arguments, parse_constant=pytest.fail) == {name: value}
+
+
+def test_a_schema_may_be_a_reference_as_a_whole() -> None:
+    schema = {"$ref": "#/$defs/Args", "$defs": {"Args": SCHEMA_OF_TYPES}}
+    (call,) = output("glm47", glm47([("f", {"text": "1"})]), tools=[tool("f", schema)]).calls
+    assert json.loads(call.arguments) == {"text": "1"}
+
+
+@pytest.mark.parametrize("form", ["hermes", "deepseek3", "deepseek31", "kimi2"])
+@pytest.mark.parametrize(
+    "arguments", ["NaN", '{"a": NaN}', '{"a": -Infinity}', "[1]", '"x"', "null", "1", "{", ""]
+)
+def test_arguments_that_are_no_json_object_are_no_call(form: str, arguments: str) -> None:
+    text = WRITERS[form]([("f", {"sign": 1})]).replace('{"sign": 1}', arguments)
+    good = WRITERS[form]([("g", {"a": 1})])
+    made = output(form, text + good)
+    assert [(call.name, json.loads(call.arguments)) for call in made.calls] == [("g", {"a": 1})]
+    assert "f" in made.content and made.finish_reason == "tool_calls"
+
+
+def test_ids_of_kimi_count_the_calls_of_the_conversation() -> None:
+    calls = CALL_FORMS["kimi2"].after(3)
+    parser = MarkedParser(decode, (), thought=None, calls=calls)
+    made = read(parser, [ord(c) for c in kimi2([("a.b", {}), ("g", {})])])
+    assert [call.id for call in made.calls] == ["functions.a.b:3", "functions.g:4"]
+    (other,) = output("hermes", hermes([("f", {})])).calls
+    assert other.id.startswith("call_")
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("thought", list(Thought))
+def test_a_call_ends_a_thought_that_is_open(form: str, thought: Thought) -> None:
+    begun = "" if thought is Thought.OPEN else "<think>"
+    made = output(
+        form, f"{begun}I call it.{WRITERS[form]([('f', {'a': 1})])}\n</think>\n", thought=thought
+    )
+    assert made.reasoning == "I call it."
+    assert [(call.name, json.loads(call.arguments)) for call in made.calls] == [("f", {"a": 1})]
+    assert made.content.strip() == ""
+    assert made.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47"])
+def test_a_thought_may_mention_the_mark_of_calls(form: str) -> None:
+    thought = "I must use <tool_call> tags, not <tool_call></tool_call> alone."
+    made = output(form, f"{thought}</think>Done: <tool_call> is one.", thought=Thought.OPEN)
+    assert (made.reasoning, made.content) == (thought, "Done: <tool_call> is one.")
+    assert not made.calls
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), calls=st.lists(st.tuples(words, arguments), min_size=1, max_size=2))
+def test_an_output_that_is_cut_off_shows_no_markup(
+    form: str, data: st.DataObject, calls: list[Call]
+) -> None:
+    text = WRITERS[form](calls)
+    made = output(form, "Yes." + text[: data.draw(st.integers(2, len(text) - 1))], end="length")
+    assert made.content.strip() == "Yes." and made.finish_reason == "length"
+    assert [call.name for call in made.calls] == [name for name, _ in calls][: len(made.calls)]
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
+    write = WRITERS[form]
+    good, text = write([("g", {"b": "2"})]), write([("f", {"a": "1"})])
+    end = CALL_FORMS[form.partition(",")[0]].end
+    section = CALL_FORMS[form.partition(",")[0]].section
+    begin = text.index(CALL_FORMS[form.partition(",")[0]].begin)
+    for cut in range(begin + 30, text.index(end)):
+        # With and without the mark of its end, in the same section or before another.
+        for broken in (text[:cut], text[:cut] + end):
+            made = output(form, broken + (good.replace(section[0], "") if section else good))
+            assert [call.name for call in made.calls][-1:] == ["g"], broken
+            assert json.loads(made.calls[-1].arguments) in ({"b": "2"}, {"b": 2})
+
+
+@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47", "kimi2", "deepseek31"])
+def test_texts_in_arguments_may_hold_marks(form: str) -> None:
+    name = form.partition(",")[0]
+    marks = f"a {CALL_FORMS[name].end} b {CALL_FORMS[name].begin} c </think> <think> {{}}\\"
+    made = output(name, f"<think>x{WRITERS[form]([('f', {'a': marks})])}y", thought=Thought.OPEN)
+    assert [json.loads(call.arguments) for call in made.calls] == [{"a": marks}]
+    assert (made.reasoning, made.content) == ("x", "y")
+
+
+def test_arguments_of_hermes_may_be_their_text() -> None:
+    text = hermes([("f", {"a": 1})]).replace('{"a": 1}', '"{\\"a\\": 1}"')
+    (call,) = output("hermes", text).calls
+    assert json.loads(call.arguments) == {"a": 1}
+    (bare,) = output("hermes", '<tool_call>{"name": "f"}</tool_call>').calls
+    assert bare.arguments == "{}"
+
+
+PIECES = [
+    "<think>", "</think>", "<tool_call>", "</tool_call>", "<function=f>", "</function>",
+    "<parameter=a>", "\n</parameter>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "f\n```json\n", "\n```",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", "functions.f:0",
+    "<|tool_call_argument_begin|>", "{}", '{"a": "', '"}', '{"name": "f", "arguments": {}}',
+    "STOP", "ST", "<", "</", "<tool", "é😀", " ", "\n", "f", "\x00", "\ud7ff",
+    *(write([("f", {"a": "1"})]) for write in WRITERS.values()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [*CALL_FORMS, "none"])
+@settings(max_examples=150, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(PIECES), max_size=14), cuts=st.lists(st.integers(0, 300)),
+    thought=st.sampled_from([None, *Thought]), stop=st.sampled_from([(), ("STOP",), ("<tool",)]),
+    end=st.sampled_from(["stop", "length"]),
+)  # fmt: skip
+def test_an_output_means_the_same_in_whatever_tokens_it_comes(
+    form: str,
+    parts: list[str],
+    cuts: list[int],
+    thought: Thought | None,
+    stop: tuple[str, ...],
+    end: str,
+) -> None:
+    text = "".join(parts)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    tokens = [text[a:b] for a, b in pairwise(places)]
+
+    def made(pieces: Sequence[str]) -> tuple[Any, ...]:
+        parser = MarkedParser(
+            lambda ids: "".join(pieces[i] for i in ids),
+            stop,
+            thought=thought,
+            calls=CALL_FORMS.get(form),
+        )
+        found = read(parser, range(len(pieces)), end=end)
+        calls = [(call.name, call.arguments) for call in found.calls]
+        for _, arguments in calls:
+            assert isinstance(json.loads(arguments, parse_constant=pytest.fail), dict)
+        return found.content, found.reasoning, calls, found.finish_reason
+
+    whole = made([text] if text else [])
+    assert made(tokens) == whole
+    assert made(list(text)) == whole
 
 
 @pytest.mark.parametrize(
@@ -143,7 +362,7 @@ def test_the_form_goes_by_the_template() -> None:
     assert set(CALL_FORMS) < set(TOOL_CALL_PARSERS)
 
 
-@pytest.fixture(scope="module", params=["deepseek3", "deepseek31", "kimi2"])
+@pytest.fixture(scope="module", params=[*WRITERS])
 def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
     shown = WRITERS[request.param]([("f", {})])
     yield from client_of("auto", f"{TEMPLATE}{{# {shown} #}}")
@@ -157,12 +376,3 @@ def test_grammars_write_what_is_read(client: httpx.Client, choice: Any) -> None:
     assert {call["name"] for call in calls} <= ({"a", "b"} if choice == "required" else {"b"})
     for call in calls:
         jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
-
-
-def test_calls_without_json_cannot_be_required() -> None:
-    for client in client_of("auto", f"{TEMPLATE}{{# {glm47([('f', {'a': 1})])} #}}"):
-        body = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}]}
-        asked = {"tools": [tool("f")], "tool_choice": "required"}
-        answer = client.post(CHAT, json=body | asked)
-        assert answer.status_code == 400
-        assert "tool_choice be auto" in answer.json()["error"]["message"]

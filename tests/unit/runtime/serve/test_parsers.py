@@ -42,16 +42,16 @@ def ids_of(text: str) -> list[int]:
     return ids
 
 
-def read(parser: Any, ids: Sequence[int], cuts: Sequence[int] = ()) -> Output:
+def read(parser: Any, ids: Sequence[int], cuts: Sequence[int] = (), end: str = "stop") -> Output:
     """The output of a parser, given its tokens in turns that end at ``cuts``."""
     output = Output(parser)
     tokens = [TokenEvent(0, i, "", False, -1.0) for i in ids]
     ends = [*sorted(c for c in cuts if c < len(ids)), len(ids)]
     start = 0
-    for end in ends:
-        last = end == len(ids)
-        output.take(Turn(0, tokens[start:end], "stop" if last else None))
-        start = end
+    for stop in ends:
+        last = stop == len(ids)
+        output.take(Turn(0, tokens[start:stop], end if last else None))
+        start = stop
         if parser.stopped:
             break
     return output

@@ -1,0 +1,164 @@
+"""Arguments of calls: JSON objects, and values that a model writes one by one as text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Tools = Sequence[Mapping[str, Any]]
+
+# A schema whose references go deeper than this has no types.
+_MAX_DEPTH = 16
+_TYPES: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+)
+# Some templates show these values as Python writes them.
+_PYTHON_VALUES = {"True": True, "False": False, "None": None}
+
+
+class UnclosedTextError(Exception):
+    """The body of a call ends inside a text: a mark behind it may belong to the text."""
+
+
+def json_value(text: str) -> Any:
+    """Return the value of a JSON text. ValueError where it is none: NaN and Infinity are not."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return the object that a JSON text is; None where it is not one.
+
+    UnclosedTextError where the text ends inside a string.
+    """
+    try:
+        value = json_value(text)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated string"):
+            raise UnclosedTextError from error
+        return None
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
+    """Return the schema of a function's parameters; empty where no tool has the name."""
+    functions = (tool.get("function", {}) for tool in tools)
+    schema = next((f.get("parameters") for f in functions if f.get("name") == name), None)
+    return schema if isinstance(schema, Mapping) else {}
+
+
+def properties_of(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the properties of a schema of parameters, which may be a reference."""
+    properties = resolved(root, root).get("properties")
+    return properties if isinstance(properties, Mapping) else {}
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema that local references lead to; empty where it is none."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = _at(reference, root)
+    return {}
+
+
+def variants_of(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the schemas of ``anyOf`` and ``oneOf``."""
+    for key in ("anyOf", "oneOf"):
+        listed = schema.get(key)
+        if isinstance(listed, list):
+            yield from listed
+
+
+def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
+    """Return the JSON types that a schema allows; None where it does not restrict them."""
+    schema = resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        return None
+    limits: list[frozenset[str] | None] = []
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        limits.append(frozenset([kind]))
+    elif isinstance(kind, list):
+        limits.append(frozenset(k for k in kind if isinstance(k, str)))
+    if isinstance(schema.get("enum"), list):
+        limits.append(frozenset(map(type_of, schema["enum"])))
+    if "const" in schema:
+        limits.append(frozenset([type_of(schema["const"])]))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [json_types(variant, root, depth + 1) for variant in schema[key]]
+            known = [types for types in each if types is not None]
+            limits.append(frozenset().union(*known) if len(known) == len(each) else None)
+    if isinstance(schema.get("allOf"), list):
+        limits += [json_types(part, root, depth + 1) for part in schema["allOf"]]
+    known = [types for types in limits if types is not None]
+    return frozenset.intersection(*known) if known else None
+
+
+def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a value that a model wrote as text: a text where the schema allows only that.
+
+    Where the schema allows texts and other types, what reads as one of the others is one. Without
+    a type, what reads as JSON is JSON.
+    """
+    types = json_types(schema, root)
+    choices = resolved(schema, root).get("enum")
+    if types == {"string"} or (isinstance(choices, list) and text in choices):
+        return text
+    try:
+        value = json_value(text)
+    except ValueError:
+        literal = text.strip()
+        if types is None or "string" in types or literal not in _PYTHON_VALUES:
+            return text
+        value = _PYTHON_VALUES[literal]
+        return value if type_of(value) in types else text
+    if types is not None and "string" in types:
+        return value if _allowed(value, types - {"string"}) else text
+    return value
+
+
+def type_of(value: Any) -> str:
+    """Return the name of a JSON value's type."""
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), "null")
+
+
+def _allowed(value: Any, types: frozenset[str]) -> bool:
+    kind = type_of(value)
+    return kind in types or (kind == "integer" and "number" in types)
+
+
+def _at(reference: str, root: Mapping[str, Any]) -> Any:
+    """The part of a schema at a JSON pointer such as ``#/$defs/Place``."""
+    start, *keys = reference.split("/")
+    place: Any = root if start == "#" else None
+    for escaped in keys:
+        key = escaped.replace("~1", "/").replace("~0", "~")
+        place = place.get(key) if isinstance(place, Mapping) else None
+    return place
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large")
+    return value
