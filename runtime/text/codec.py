@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import cached_property
 from typing import Any
 
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -68,8 +69,31 @@ class TextCodec:
         Raises RequestError for text of more bytes than ``most_tokens`` tokens can have.
         """
         if raw or self._template is None:
-            return tuple(self._tokenizer.encode(text, special=True, most_tokens=most_tokens))
+            return self._encode_raw(text, most_tokens)
         return self.encode_chat([{"role": "user", "content": text}], most_tokens=most_tokens)
+
+    def _encode_raw(self, text: str, most_tokens: int) -> tuple[int, ...]:
+        """Ids of a text with the special tokens around it, the first as ``add_bos_token`` says."""
+        bos, is_added = self._bos
+        if bos is not None and not is_added:
+            ids = self._tokenizer.encode(text, special=True, most_tokens=max(most_tokens - 1, 0))
+            return (bos, *ids)
+        ids = self._tokenizer.encode(text, special=True, most_tokens=most_tokens)
+        return tuple(ids[1:] if bos is None and is_added else ids)
+
+    @cached_property
+    def _bos(self) -> tuple[int | None, bool]:
+        """The token that begins a raw text, and whether ``tokenizer.json`` adds one by itself.
+
+        DeepSeek's adds none: the class of its tokenizer does, by ``add_bos_token``. A configuration
+        without this flag leaves it to ``tokenizer.json``: (None, False).
+        """
+        flag, token = self._config.get("add_bos_token"), _token_text(self._config.get("bos_token"))
+        bos = self.token_id(token) if isinstance(token, str) else None
+        if not isinstance(flag, bool) or bos is None:
+            return None, False
+        is_added = self._tokenizer.encode("", special=True)[:1] == [bos]
+        return (bos if flag else None), is_added
 
     def encode_chat(
         self,

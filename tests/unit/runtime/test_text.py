@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -200,6 +203,45 @@ def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:
     text = TextCodec(tokenizer.to_str().encode(), None, b"<bos> {{ messages[0].content }}")
     assert text.encode("hi", raw=True, most_tokens=99) == (0, 1)
     assert text.encode("hi", raw=False, most_tokens=99) == (0, 1)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("token", ["<bos>", {"content": "<bos>"}])
+@pytest.mark.parametrize(
+    ("flag", "begins"), [(True, True), (False, False), (None, None), ("yes", None)]
+)
+def test_a_raw_prompt_begins_as_the_flag_of_its_tokenizer_says(
+    adds: bool, token: Any, flag: Any, begins: bool | None
+) -> None:
+    """``adds``: tokenizer.json does so by itself. DeepSeek's does not, and its flag is true."""
+    tokenizer = Tokenizer(models.WordLevel({"<bos>": 0, "hi": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<bos>"])
+    if adds:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", 0)]
+        )
+    config = {"bos_token": token, "add_bos_token": flag}
+    template = b"<bos>{{ messages[0].content }}"
+    text = TextCodec(tokenizer.to_str().encode(), json.dumps(config).encode(), template)
+    expected = (0, 1) if (adds if begins is None else begins) else (1,)
+    assert text.encode("hi", raw=True, most_tokens=2) == expected
+    assert text.encode("hi", raw=False, most_tokens=2) == (0, 1)
+    if len(expected) == 2:
+        with pytest.raises(RequestError, match="tokens"):
+            text.encode("hi", raw=True, most_tokens=1)
+
+
+def test_raw_prompts_of_deepseek_begin_with_its_first_token() -> None:
+    folder = os.environ.get("DEEPSEEK_TOKENIZER")
+    if folder is None:
+        pytest.skip("DEEPSEEK_TOKENIZER names no folder with DeepSeek-V3's tokenizer")
+    tokenizer, config = (
+        (Path(folder) / name).read_bytes() for name in ("tokenizer.json", "tokenizer_config.json")
+    )
+    text = TextCodec(tokenizer, config, None)
+    ids = text.encode("Hi", raw=True, most_tokens=9)
+    assert text.decode_all(ids) == "<｜begin▁of▁sentence｜>Hi"
 
 
 def test_of_named_templates_the_default_is_taken() -> None:
