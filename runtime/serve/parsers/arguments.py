@@ -118,7 +118,7 @@ def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """
     types = json_types(schema, root)
     choices = resolved(schema, root).get("enum")
-    if types == {"string"} or (isinstance(choices, list) and text in choices):
+    if types == frozenset({"string"}) or (isinstance(choices, list) and text in choices):
         return text
     try:
         value = json_value(text)

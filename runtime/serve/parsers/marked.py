@@ -68,7 +68,7 @@ class MarkedParser:
         self._stop = StopText(stop)
         self._dropped = frozenset(dropped)
         self._calls, self._tools = calls, tools
-        self._section = () if calls is None else calls.section or ()
+        self._section: tuple[str, ...] = () if calls is None else calls.section or ()
         self._call_marks = () if calls is None else (*self._section[:1], calls.begin)
         # "start", "think" or "content", and inside of these "section" and "call".
         self._state = "content" if thought is None else "start"
