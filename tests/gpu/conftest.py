@@ -47,6 +47,8 @@ def missing_gpu() -> str | None:
     return None if major == 9 else f"the GPU has compute capability {major}.x, not 9.0"
 
 
+# Before pytest-xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder needs the GPU; those of a file share its engines.
 
