@@ -104,7 +104,7 @@ class Output:
                 self._content.append(delta.content)
                 self._reasoning.append(delta.reasoning)
             elif delta.name is not None:
-                call_id = {"id": delta.call_id} if delta.call_id else {}
-                self.calls.append(ToolCall(delta.name, **call_id))
+                call = ToolCall(delta.name)
+                self.calls.append(replace(call, id=delta.call_id) if delta.call_id else call)
             else:
                 self.calls[delta.tool].pieces.append(delta.arguments)

@@ -214,6 +214,7 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
     names = {requirement.split(">")[0] for requirement in needed}
     assert names == {
         "numpy",
+        "pygments",
         "safetensors",
         "xxhash",
         "tokenizers",

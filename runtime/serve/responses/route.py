@@ -170,8 +170,8 @@ class Responses:
             end = {"status": "failed", "error": error.body["error"]}
         except Exception:
             log.exception("the response %s failed", work.answer["id"])
-            error = ApiError(500, "internal error; the server's log has it")
-            end = {"status": "failed", "error": error.body["error"]}
+            internal = ApiError(500, "internal error; the server's log has it")
+            end = {"status": "failed", "error": internal.body["error"]}
         finally:
             del self._background[work.answer["id"]]
         if job.is_deleted:
