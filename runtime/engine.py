@@ -51,7 +51,7 @@ from specbuild.runtime.text.codec import (
     TextCodec,
     check_unicode,
 )
-from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.stream import StopRule, TextStream
 from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
 
@@ -358,7 +358,9 @@ class Engine:
     def _text_stream(self, request: Request) -> TextStream | None:
         if self.text is None or not request.params.detokenize:
             return None
-        return self.text.stream(request.params.stop)
+        params = request.params
+        stop = StopRule(params.stop, include=params.include_stop_str_in_output)
+        return self.text.stream(stop, skip_special_tokens=params.skip_special_tokens)
 
 
 def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:

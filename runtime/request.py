@@ -115,6 +115,8 @@ class GenerateParams:
     ``raw`` skips the chat template. Without ``detokenize`` events and records have no text, and no
     time goes into it; stop strings need it. Before output token ``min_tokens`` + 1 neither an end
     of sequence nor a stop token is chosen; a stop string ends the output at any time.
+    With ``include_stop_str_in_output`` the text includes the stop string, or the token, that ended
+    it; without ``skip_special_tokens`` it includes special tokens.
     ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token. With ``logprobs`` every
     token has its log-probability; without, where the engine's steps compute it anyway.
 
@@ -138,6 +140,8 @@ class GenerateParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     min_tokens: int = 0
     top_logprobs: int = 0
     logprobs: bool = False

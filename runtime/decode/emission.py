@@ -138,11 +138,17 @@ class Emission:
 
     def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
         """Why the request ends with this token, if it does, and the text it gives."""
-        if not sequence.request.params.ignore_eos and token in self._eos_token_ids:
-            return "eos", ""
-        if token in sequence.request.params.stop_token_ids:
-            return "stop", ""
+        params = sequence.request.params
+        reason: FinishReason | None = None
+        if not params.ignore_eos and token in self._eos_token_ids:
+            reason = "eos"
+        elif token in params.stop_token_ids:
+            reason = "stop"
+        if reason is not None and not params.include_stop_str_in_output:
+            return reason, ""
         text = "" if sequence.text is None else sequence.text.push(token)
+        if reason is not None:
+            return reason, text
         if sequence.text is not None and sequence.text.stopped:
             return "stop", text
         if sequence.guide is not None and sequence.guide.complete(sequence.output):

@@ -15,21 +15,21 @@ from specbuild.runtime.serve.errors import (
     not_offered,
     refused,
 )
-from specbuild.runtime.serve.fields import GenerationFields, StreamOptions
+from specbuild.runtime.serve.fields import StreamOptions, TextFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
 from specbuild.runtime.serve.request_fields import Route
-from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.serving import NEW_TURN, PromptForm, Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns, merged, parts_of, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
 
-class ChatFields(GenerationFields):
+class ChatFields(TextFields):
     """The body of a chat."""
 
     route: ClassVar[Route] = "chat"
@@ -45,6 +45,10 @@ class ChatFields(GenerationFields):
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     modalities: list[str] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    # The chat template writes them.
+    add_special_tokens: bool = False
 
     @property
     def most_tokens(self) -> int | None:
@@ -65,6 +69,16 @@ class ChatFields(GenerationFields):
                 )
             given["reasoning_effort"] = EFFORTS[self.reasoning_effort]
         return given
+
+    @property
+    def prompt_form(self) -> PromptForm:
+        """Return how the messages become a prompt. ApiError where two fields contradict."""
+        return PromptForm.of(
+            self.add_generation_prompt,
+            self.continue_final_message,
+            add_special_tokens=self.add_special_tokens,
+            may_be_long=self.truncate_prompt_tokens is not None,
+        )
 
     def check(self) -> None:
         """ApiError for what is not offered, and for what contradicts itself."""
@@ -93,13 +107,23 @@ class Chat:
             likeliest = top_logprobs("top_logprobs", body.top_logprobs)
         asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
         serving.service.check_admission(body.choices)
-        prompt = await chat_prompt(serving, messages, tools, variables)
+        form = body.prompt_form
+        if asked is not None and not form.add_generation_prompt:
+            field = (
+                "continue_final_message" if form.continue_final_message else "add_generation_prompt"
+            )
+            raise refused(field, f"{asked.name} is the form of a full turn: leave {field} out")
+        prompt = await chat_prompt(serving, messages, tools, variables, form)
+        kept = body.truncated(
+            prompt.ids, max_seq_len=serving.max_seq_len, max_tokens=body.most_tokens
+        )
+        prompt = replace(prompt, ids=kept)
         guide = await serving.guide(asked, prompt)
         each = body.params(
             max_tokens=body.most_tokens, text=False, likeliest=likeliest, guide=guide
         )
         requests = await chat_requests(serving, prompt, each)
-        head = answer_head("chatcmpl", "chat.completion", model)
+        head = answer_head("chatcmpl", "chat.completion", model, body.request_id)
         choices = [
             self._choice(body, i, request, tools, prompt) for i, request in enumerate(requests)
         ]
@@ -111,6 +135,8 @@ class Chat:
         for turn in await merged(turns, len(requests)):
             choices[turn.choice].output.take(turn)
         shown = [choice.whole() for choice in choices]
+        if body.return_token_ids:
+            head["prompt_token_ids"] = list(prompt.ids)
         return head | {"choices": shown, "usage": _usage(choices)}
 
     def _choice(
@@ -122,7 +148,14 @@ class Chat:
         prompt: ChatPrompt,
     ) -> _Choice:
         assert self._serving.form is not None
-        output = Output(self._serving.form.parser(body.stop_strings, tools or (), prompt))
+        parser = self._serving.form.parser(
+            body.stop_rule, tools or (), prompt, skip_special_tokens=body.skip_special_tokens
+        )
+        output = Output(
+            parser,
+            hidden_ends=self._serving.hidden_ends(body),
+            single_call=body.parallel_tool_calls is False,
+        )
         return _Choice(self._serving, body, index, request, output)
 
     async def _stream(
@@ -137,7 +170,7 @@ class Chat:
             return {**head, "choices": [shown], **usage}
 
         for choice in choices:
-            yield chunk(choice, choice.shown({"role": "assistant", "content": ""}, None))
+            yield chunk(choice, choice.begin())
         async with aclosing(turns):
             async for turn in turns:
                 choice = choices[turn.choice]
@@ -170,6 +203,7 @@ async def chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     variables: Mapping[str, Any],
+    form: PromptForm = NEW_TURN,
 ) -> ChatPrompt:
     """A chat as the template renders it. ApiError where there is no template, or it refuses."""
     if serving.form is None or not serving.codec.has_template:
@@ -179,7 +213,7 @@ async def chat_prompt(
             "--chat-template FILE",
         )
     try:
-        return await serving.chat_prompt(messages, tools, variables)
+        return await serving.chat_prompt(messages, tools, variables, form)
     except RequestError as error:
         raise engine_refuses(error, "messages") from error
 
@@ -205,6 +239,13 @@ class _Choice:
         self._index = index
         self.request = request
         self.output = output
+
+    def begin(self) -> dict[str, Any]:
+        """The first chunk's choice, with the ids of the prompt where they are requested."""
+        begun = self.shown({"role": "assistant", "content": ""}, None)
+        if self._body.return_token_ids:
+            begun["prompt_token_ids"] = list(self.request.prompt_ids)
+        return begun
 
     def whole(self) -> dict[str, Any]:
         """All of it, at once."""

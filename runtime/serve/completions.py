@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Prompt, Request
-from specbuild.runtime.serve.errors import not_offered, refused
-from specbuild.runtime.serve.fields import GenerationFields, StreamOptions
+from specbuild.runtime.serve.errors import engine_refuses, not_offered, refused
+from specbuild.runtime.serve.fields import StreamOptions, TextFields
 from specbuild.runtime.serve.http import Chunks
 from specbuild.runtime.serve.request_fields import Route
 from specbuild.runtime.serve.serving import Serving
@@ -21,7 +22,7 @@ MOST_PROMPTS = 1024
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionFields(GenerationFields):
+class CompletionFields(TextFields):
     """The body of a completion."""
 
     route: ClassVar[Route] = "completions"
@@ -72,6 +73,8 @@ class Completions:
         model = serving.model(body.model)
         body.check()
         with_usage, prompts = body.streamed_usage, body.prompts
+        if body.truncate_prompt_tokens is not None or not body.add_special_tokens:
+            prompts = [await self._tokenized(prompt, body) for prompt in prompts]
         by_source = body.by_source
         serving.service.check_admission(len(prompts) * body.choices)
         guide = await serving.service.compiled(body.guide())
@@ -84,7 +87,7 @@ class Completions:
         requests = await serving.requests(
             prompts, each, raw=True, may_clip="max_tokens" not in body.model_fields_set
         )
-        head = answer_head("cmpl", "text_completion", model)
+        head = answer_head("cmpl", "text_completion", model, body.request_id)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
         turns = serving.turns(requests, body.urgency)
         if body.stream:
@@ -94,6 +97,19 @@ class Completions:
         whole = await merged(turns, len(requests))
         shown = [choice.of(turn) for choice, turn in zip(choices, whole, strict=True)]
         return head | {"choices": shown, "usage": _usage(choices, body.choices)}
+
+    async def _tokenized(self, prompt: Prompt, body: CompletionFields) -> Prompt:
+        """A prompt as the ids that are left of it. ApiError where it cannot be read."""
+        serving, ids = self._serving, prompt.prompt_ids
+        if ids is None:
+            try:
+                ids = await serving.text_ids(prompt.prompt or "", body.add_special_tokens)
+            except RequestError as error:
+                raise engine_refuses(error, "prompt") from error
+        kept = body.truncated(ids, max_seq_len=serving.max_seq_len, max_tokens=body.max_tokens)
+        if not kept:
+            raise refused("prompt", "prompt has no tokens; give more text")
+        return Prompt(prompt.id, prompt_ids=kept)
 
     async def _stream(
         self,

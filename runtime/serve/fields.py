@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,7 @@ from specbuild.runtime.sampling import (
 )
 from specbuild.runtime.serve.errors import ApiError, refused
 from specbuild.runtime.serve.structured import StructuredFields
+from specbuild.runtime.text.stream import StopRule
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
 Urgency: TypeAlias = tuple[int, float | None]
@@ -60,6 +61,8 @@ class GenerationFields(StructuredFields):
     stop_token_ids: list[int] | None = None
     cache_salt: str | None = None
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -132,6 +135,8 @@ class GenerationFields(StructuredFields):
                     stop=stop,
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=self.ignore_eos,
+                    include_stop_str_in_output=self.include_stop_str_in_output,
+                    skip_special_tokens=self.skip_special_tokens,
                     detokenize=text,
                     min_tokens=self.min_tokens or 0,
                     top_logprobs=likeliest or 0,
@@ -160,12 +165,42 @@ class GenerationFields(StructuredFields):
         )
 
     @property
+    def stop_rule(self) -> StopRule:
+        """Return the stop strings, and whether the output includes them. ApiError as below."""
+        return StopRule(self.stop_strings, include=self.include_stop_str_in_output)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """``stop`` as strings. ApiError where one is empty."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if not all(stop):
             raise refused("stop", "a stop string is empty; leave it out")
         return stop
+
+
+class TextFields(GenerationFields):
+    """The fields of completions and chats beside: how the prompt becomes token ids."""
+
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+    def truncated(
+        self, ids: tuple[int, ...], *, max_seq_len: int, max_tokens: int | None
+    ) -> tuple[int, ...]:
+        """Return the ids that ``truncate_prompt_tokens`` keeps, the last ones by default.
+
+        -1 keeps what leaves room for ``max_tokens``. ApiError where nothing would be kept.
+        """
+        keep = self.truncate_prompt_tokens
+        if keep is None:
+            return ids
+        if keep == -1:
+            keep = max_seq_len - max(1, max_tokens or 1)
+        if keep < 1:
+            raise refused("truncate_prompt_tokens", "truncate_prompt_tokens keeps no token")
+        return ids[:keep] if self.truncation_side == "right" else ids[-keep:]
 
 
 def first_error(errors: list[Any]) -> ApiError:

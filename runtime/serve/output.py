@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.request import TokenEvent
@@ -28,10 +28,20 @@ class ToolCall:
 class Output:
     """Collects what a parser reads. ``tokens`` are those up to the end or a stop string.
 
-    ``by_delta``: deltas of content have their tokens.
+    ``by_delta``: deltas of content have their tokens. The text of a last token that is one of
+    ``hidden_ends`` is left out. With ``single_call`` calls after the first one are left out.
     """
 
-    def __init__(self, parser: OutputParser, *, by_delta: bool = False) -> None:
+    def __init__(
+        self,
+        parser: OutputParser,
+        *,
+        by_delta: bool = False,
+        hidden_ends: Collection[int] = (),
+        single_call: bool = False,
+    ) -> None:
+        self._hidden_ends = hidden_ends
+        self._single_call = single_call
         self._parser = parser
         self._by_delta = by_delta
         # Tokens of content whose text is not complete.
@@ -57,9 +67,11 @@ class Output:
     def take(self, turn: Turn) -> list[Delta]:
         """What a turn adds; where it ends the output, :attr:`finish_reason` is set."""
         deltas: list[Delta] = []
+        end = turn.tokens[-1] if turn.tokens and turn.finish_reason == "stop" else None
         for token in turn.tokens:
             self.tokens.append(token)
-            found = self._push(token)
+            hidden = token is end and token.token_id in self._hidden_ends
+            found = [] if hidden else self._push(token)
             self.cached_tokens += token.cached_tokens
             self.reasoning_tokens += any(delta.reasoning for delta in found)
             deltas += found
@@ -68,6 +80,8 @@ class Output:
         if turn.finish_reason is not None or self._parser.stopped:
             truncated = turn.finish_reason == "length"
             deltas += self._with_tokens(self._parser.finish(truncated=truncated))
+        if self._single_call:
+            deltas = [delta for delta in deltas if not delta.tool]
         self._collect(deltas)
         if turn.finish_reason is not None or self._parser.stopped:
             self.finish_reason = self._end(turn.finish_reason)

@@ -3,25 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
-from specbuild.runtime.serve.errors import ApiError, engine_refuses
-from specbuild.runtime.serve.fields import AS_MANY_AS_FIT, Urgency
+from specbuild.runtime.serve.errors import ApiError, engine_refuses, refused
+from specbuild.runtime.serve.fields import AS_MANY_AS_FIT, GenerationFields, Urgency
 from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.turns import Turns, turns_of
-from specbuild.runtime.text.codec import TextCodec
+from specbuild.runtime.text.codec import TextCodec, check_unicode
 
 # Clients that cut a text ask for its tokens first: it may be this many times the longest sequence.
 MOST_SEQUENCES_COUNTED = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptForm:
+    """How a chat becomes a prompt; see the fields of a request with these names.
+
+    A prompt that ``may_be_long`` is truncated afterwards.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    may_be_long: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        add_generation_prompt: bool | None,
+        continue_final_message: bool,
+        *,
+        add_special_tokens: bool,
+        may_be_long: bool = False,
+    ) -> PromptForm:
+        """Return the form that a request's fields state. ApiError where two contradict."""
+        if continue_final_message and add_generation_prompt:
+            raise refused(
+                "continue_final_message",
+                "continue_final_message continues a message and add_generation_prompt begins one: "
+                "leave one out",
+            )
+        if add_generation_prompt is None:
+            add_generation_prompt = not continue_final_message
+        return cls(
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            add_special_tokens=add_special_tokens,
+            may_be_long=may_be_long,
+        )
+
+
+NEW_TURN = PromptForm()
 
 
 class Serving:
@@ -110,27 +151,43 @@ class Serving:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any],
+        form: PromptForm = NEW_TURN,
     ) -> ChatPrompt:
         """The chat, rendered and tokenized. RequestError where the template refuses it."""
-        codec, most_tokens = self.codec, self._most_tokens
+        codec = self.codec
         if self.form is not None and self.form.call_id is not None:
             messages = with_call_ids(messages, self.form.call_id)
+        most = self.max_seq_len * (MOST_SEQUENCES_COUNTED if form.may_be_long else 1)
 
         def rendered() -> ChatPrompt:
-            text = codec.render(messages, tools=tools, variables=variables)
-            ids = codec.encode_rendered(text, most_tokens=most_tokens)
-            return ChatPrompt(text, ids, num_past_calls=count_calls(messages))
+            text = codec.render(
+                messages,
+                tools=tools,
+                variables=variables,
+                add_generation_prompt=form.add_generation_prompt,
+                continue_final_message=form.continue_final_message,
+            )
+            special = form.add_special_tokens
+            ids = codec.encode_rendered(text, most_tokens=most, add_special_tokens=special)
+            continued = messages[-1]["content"] if form.continue_final_message else ""
+            return ChatPrompt(text, ids, continued, num_past_calls=count_calls(messages))
 
         return await self.service.in_thread(rendered)
 
-    async def text_ids(self, text: str) -> tuple[int, ...]:
+    async def text_ids(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The ids of a text. RequestError where it is so long that no part could be meant."""
-        most = MOST_SEQUENCES_COUNTED * self._most_tokens
-        encode = partial(self.codec.encode, raw=True, most_tokens=most)
+        check_unicode(text, "prompt")
+        encode = partial(
+            self.codec.encode,
+            raw=True,
+            most_tokens=MOST_SEQUENCES_COUNTED * self.max_seq_len,
+            add_special_tokens=add_special_tokens,
+        )
         return await self.service.in_thread(encode, text)
 
     @property
-    def _most_tokens(self) -> int:
+    def max_seq_len(self) -> int:
+        """Tokens of the engine's longest sequence, prompt and output together."""
         return self.service.engine.manifest.limits.max_seq_len
 
     def turns(self, requests: Sequence[Request], urgency: Urgency) -> Turns:
@@ -138,6 +195,13 @@ class Serving:
         priority, deadline_s = urgency
         given = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
         return turns_of(self.service.generate(given))
+
+    def hidden_ends(self, body: GenerationFields) -> frozenset[int]:
+        """Return the tokens that end a chat without being part of its text."""
+        if body.include_stop_str_in_output or self.form is None:
+            return frozenset()
+        eos = () if body.ignore_eos else self.service.engine.manifest.target.eos_token_ids
+        return frozenset((*(body.stop_token_ids or ()), *eos)).difference(self.form.stop_token_ids)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of tokens; empty where there is no tokenizer."""

@@ -10,7 +10,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.errors import engine_refuses, refused
 from specbuild.runtime.serve.messages import template_messages, tool_list
 from specbuild.runtime.serve.request_fields import RequestFields, Route
-from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.serving import PromptForm, Serving
 
 
 class TokenizeFields(RequestFields):
@@ -22,7 +22,10 @@ class TokenizeFields(RequestFields):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    return_token_strs: bool = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
 
 
 class DetokenizeFields(RequestFields):
@@ -48,12 +51,17 @@ class TokenRoutes:
             raise refused("prompt", "give prompt or messages, one of them")
         try:
             if body.prompt is not None:
-                ids = await serving.text_ids(body.prompt)
+                ids = await serving.text_ids(body.prompt, body.add_special_tokens is not False)
             else:
                 chat = await serving.chat_prompt(
                     template_messages(body.messages or []),
                     tool_list(body.tools),
                     body.chat_template_kwargs or {},
+                    PromptForm.of(
+                        body.add_generation_prompt,
+                        body.continue_final_message,
+                        add_special_tokens=bool(body.add_special_tokens),
+                    ),
                 )
                 ids = chat.ids
         except RequestError as error:

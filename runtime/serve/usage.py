@@ -32,7 +32,7 @@ def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None
     return counted
 
 
-def answer_head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+def answer_head(prefix: str, kind: str, model: str, request_id: str | None) -> dict[str, Any]:
     """The fields that begin an answer, and each chunk of a stream."""
-    made = f"{prefix}-{uuid.uuid4().hex}"
+    made = f"{prefix}-{request_id or uuid.uuid4().hex}"
     return {"id": made, "object": kind, "created": int(time.time()), "model": model}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from threading import Lock
@@ -51,9 +52,11 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The chat with the assistant's turn opened; ``variables`` are what else it knows.
 
+        Without ``add_generation_prompt`` the template is requested not to open a turn.
         Raises EngineFileError where the template does not compile, RequestError where it refuses
         the messages, with its own words, or takes more than any chat needs.
         """
@@ -67,7 +70,7 @@ class ChatTemplate:
                         **variables,
                         "messages": messages,
                         "tools": tools,
-                        "add_generation_prompt": True,
+                        "add_generation_prompt": add_generation_prompt,
                     }
                 )
             except TemplateOverBoundsError as error:
@@ -91,6 +94,39 @@ class ChatTemplate:
         if self._history is None:
             self._history = CallHistory.of(lambda probe: self.render(probe, variables))
         return self._history.fitted(messages)
+
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        variables: Mapping[str, Any],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The chat up to the end of the last message's content, so that the model continues it.
+
+        A mark behind the content shows where that is in the rendered text. White space at the end
+        of the content is kept unless the template strips it. RequestError as for :meth:`render`,
+        and where the last message has no text or the template does not write it.
+        """
+        content = messages[-1].get("content") if messages else None
+        if not isinstance(content, str) or not content:
+            raise RequestError(
+                "continue_final_message: the last message has no text to continue",
+                field="continue_final_message",
+            )
+        mark = f"<{secrets.token_hex(16)}>"
+        # A template that strips the content strips the space behind the mark too.
+        last = {**messages[-1], "content": f"{content}{mark} "}
+        text = self.render(
+            [*messages[:-1], last], variables, tools=tools, add_generation_prompt=False
+        )
+        before, found, after = text.rpartition(mark)
+        if not found:
+            raise RequestError(
+                "continue_final_message: the chat template does not write the last message's text",
+                field="continue_final_message",
+            )
+        return before if after.startswith(" ") else before.rstrip()
 
     def _template(self) -> Any:
         if self._compiled is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from specbuild.runtime.errors import EngineFileError, RequestError
 from specbuild.runtime.text.chat_template import ChatTemplate
-from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.stream import Stop, TextStream
 from specbuild.runtime.text.tokenizer import OpenedTokenizer
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -63,13 +63,18 @@ class TextCodec:
         if self._template is not None:
             self._template.compile()
 
-    def encode(self, text: str, *, raw: bool, most_tokens: int) -> tuple[int, ...]:
+    def encode(
+        self, text: str, *, raw: bool, most_tokens: int, add_special_tokens: bool = True
+    ) -> tuple[int, ...]:
         """Ids of ``text``: the user's turn of a chat where there is a template, else as it is.
 
+        Without ``add_special_tokens`` a raw text has no token, such as BOS, added around it.
         Raises RequestError for text of more bytes than ``most_tokens`` tokens can have.
         """
         if raw or self._template is None:
-            return self._encode_raw(text, most_tokens)
+            if add_special_tokens:
+                return self._encode_raw(text, most_tokens)
+            return tuple(self._tokenizer.encode(text, special=False, most_tokens=most_tokens))
         return self.encode_chat([{"role": "user", "content": text}], most_tokens=most_tokens)
 
     def _encode_raw(self, text: str, most_tokens: int) -> tuple[int, ...]:
@@ -107,10 +112,13 @@ class TextCodec:
         chat = self.render(messages, tools=tools, variables=variables)
         return self.encode_rendered(chat, most_tokens=most_tokens)
 
-    def encode_rendered(self, chat: str, *, most_tokens: int) -> tuple[int, ...]:
+    def encode_rendered(
+        self, chat: str, *, most_tokens: int, add_special_tokens: bool = False
+    ) -> tuple[int, ...]:
         """Ids of a rendered chat, which has its special tokens; RequestError as for ``encode``."""
         check_unicode(chat, "the chat")
-        return tuple(self._tokenizer.encode(chat, special=False, most_tokens=most_tokens))
+        special = add_special_tokens
+        return tuple(self._tokenizer.encode(chat, special=special, most_tokens=most_tokens))
 
     def render(
         self,
@@ -118,12 +126,15 @@ class TextCodec:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> str:
         """The chat template on these messages, with the assistant's turn opened.
 
         Messages with tool calls are given to the template in the form that it shows.
-        ``variables`` are what else the template is told. Raises RequestError where there is none,
-        or with its own words where it refuses them.
+        ``variables`` are what else the template is told. Without ``add_generation_prompt`` no turn
+        is opened; with ``continue_final_message`` the text ends with the last message's content.
+        Raises RequestError where there is none, or with its own words where it refuses them.
         """
         if self._template is None:
             raise RequestError("the engine has no chat template for messages; give a prompt")
@@ -133,7 +144,12 @@ class TextCodec:
             if name.endswith("_token") and value is not None
         }
         fitted = self._template.fitted(messages, special)
-        return self._template.render(fitted, {**special, **(variables or {})}, tools=tools)
+        known = {**special, **(variables or {})}
+        if continue_final_message:
+            return self._template.render_open(fitted, known, tools=tools)
+        return self._template.render(
+            fitted, known, tools=tools, add_generation_prompt=add_generation_prompt
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ``ids`` without special tokens."""
@@ -143,9 +159,9 @@ class TextCodec:
         """The text of ``ids`` with special tokens."""
         return self._tokenizer.decode(ids, special=True)
 
-    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+    def stream(self, stop: Stop = (), *, skip_special_tokens: bool = True) -> TextStream:
         """A fresh incremental decoder."""
-        return TextStream(self.decode, stop)
+        return TextStream(self.decode if skip_special_tokens else self.decode_all, stop)
 
 
 def check_unicode(text: str, where: str) -> None:

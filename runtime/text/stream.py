@@ -1,8 +1,9 @@
-"""Text of tokens that come one at a time: whole characters only, ending before a stop string."""
+"""Text of tokens that come one at a time: whole characters only, up to a stop string."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 _INCOMPLETE = "\ufffd"  # what a decoder gives for the first bytes of a longer character
 # Ids that are decoded again with a new one, at most. To move on takes a decoding of its own.
@@ -46,14 +47,26 @@ class Detokenizer:
         return text[len(before) :]
 
 
+@dataclass(frozen=True)
+class StopRule:
+    """Strings that end a text, and whether the text includes the one that ended it."""
+
+    strings: tuple[str, ...] = ()
+    include: bool = False
+
+
+Stop = StopRule | Sequence[str]
+
+
 class StopText:
     """Text that comes in pieces, up to the first stop string.
 
     What may turn out to begin a stop string is held back until that is decided.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
-        self._stop = tuple(stop)
+    def __init__(self, stop: Stop) -> None:
+        rule = stop if isinstance(stop, StopRule) else StopRule(tuple(stop))
+        self._stop, self._include = rule.strings, rule.include
         self._held = ""
         self._parts: list[str] = []
         self.stopped = False
@@ -68,10 +81,11 @@ class StopText:
         if self.stopped:
             return ""
         text = self._held + new
-        found = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
-        if found:
+        ends = [(text.find(stop), len(stop)) for stop in self._stop if stop in text]
+        if ends:
             self.stopped = True
-            text, self._held = text[: min(found)], ""
+            place, length = min(ends)
+            text, self._held = text[: place + length * self._include], ""
         else:
             keep = max((begun(text, stop) for stop in self._stop), default=0)
             text, self._held = text[: len(text) - keep], text[len(text) - keep :]
@@ -86,9 +100,9 @@ class StopText:
 
 
 class TextStream:
-    """A request's text: incremental, ending before the first stop string."""
+    """A request's text: incremental, up to the first stop string."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Stop) -> None:
         self._detokenizer = Detokenizer(decode)
         self._text = StopText(stop)
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from specbuild.runtime.serve.parsers.parser import Decode, Delta
-from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.stream import Stop, TextStream
 
 CONTROL_TOKENS = ("start", "channel", "message", "end", "return", "call", "constrain")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
@@ -30,7 +30,7 @@ class HarmonyParser:
     recipient included, is content. Stop strings are looked for in content.
     """
 
-    def __init__(self, control: Mapping[str, int], decode: Decode, stop: Sequence[str]) -> None:
+    def __init__(self, control: Mapping[str, int], decode: Decode, stop: Stop) -> None:
         self._names = {token_id: name for name, token_id in control.items()}
         self._decode = decode
         self._stop = stop

@@ -12,7 +12,7 @@ from enum import Enum
 from specbuild.runtime.serve.parsers.arguments import Tools, UnclosedTextError
 from specbuild.runtime.serve.parsers.call_forms import CallForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Decode, Delta
-from specbuild.runtime.text.stream import Detokenizer, StopText, begun
+from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
 
 THINK, THINK_END = "<think>", "</think>"
 # Marks that may be part of a text in a call's arguments, before the call is taken for none.
@@ -57,7 +57,7 @@ class MarkedParser:
     def __init__(
         self,
         decode: Decode,
-        stop: Sequence[str],
+        stop: Stop,
         *,
         thought: Thought | None,
         calls: CallForm | None = None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specbuild.runtime.request import TokenEvent
-from specbuild.runtime.text.stream import TextStream
+from specbuild.runtime.text.stream import Stop, TextStream
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -74,7 +74,7 @@ class TextParser:
 
     in_content = True
 
-    def __init__(self, decode: Decode, stop: Sequence[str]) -> None:
+    def __init__(self, decode: Decode, stop: Stop) -> None:
         self._text = TextStream(decode, stop)
 
     @property

@@ -14,6 +14,7 @@ from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParse
 from specbuild.runtime.serve.parsers.marked import THINK, MarkedParser, Thought, thought_of
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, OutputParser, TextParser
 from specbuild.runtime.text.codec import TextCodec
+from specbuild.runtime.text.stream import Stop
 
 # Both options take these names; "auto" goes by the engine's template.
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
@@ -35,9 +36,17 @@ class ParserForm(Protocol):
     """Makes ids of calls, of the function's name and the number of calls before; None: any id."""
 
     def parser(
-        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+        self,
+        stop: Stop,
+        tools: Tools = (),
+        prompt: ChatPrompt = _NO_PROMPT,
+        *,
+        skip_special_tokens: bool = True,
     ) -> OutputParser:
-        """Return a parser of the output that continues ``prompt`` and may call ``tools``."""
+        """Return a parser of the output that continues ``prompt`` and may call ``tools``.
+
+        Where marks are special tokens, content may have special tokens in any case.
+        """
         ...
 
     def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
@@ -56,11 +65,17 @@ class TextForm:
         self._codec = codec
 
     def parser(
-        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+        self,
+        stop: Stop,
+        tools: Tools = (),
+        prompt: ChatPrompt = _NO_PROMPT,
+        *,
+        skip_special_tokens: bool = True,
     ) -> OutputParser:
         """See :class:`ParserForm`."""
         del tools, prompt
-        return TextParser(self._codec.decode, stop)
+        codec = self._codec
+        return TextParser(codec.decode if skip_special_tokens else codec.decode_all, stop)
 
     def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
         """Return the content's guide: nothing is around it."""
@@ -89,11 +104,18 @@ class HarmonyForm:
         self.stop_token_ids: tuple[int, ...] = (self._control["call"], self._control["return"])
 
     def parser(
-        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+        self,
+        stop: Stop,
+        tools: Tools = (),
+        prompt: ChatPrompt = _NO_PROMPT,
+        *,
+        skip_special_tokens: bool = True,
     ) -> OutputParser:
         """See :class:`ParserForm`."""
         del tools
-        parser = HarmonyParser(self._control, self._codec.decode, stop)
+        codec = self._codec
+        decode = codec.decode if skip_special_tokens else codec.decode_all
+        parser = HarmonyParser(self._control, decode, stop)
         # A turn that the prompt has begun, such as an open message of the final channel.
         _, _, begun = prompt.text.rpartition(_HARMONY_TURN)
         if begun:
@@ -121,7 +143,12 @@ class MarkedForm:
         self._eos = tuple(eos)
 
     def parser(
-        self, stop: Sequence[str], tools: Tools = (), prompt: ChatPrompt = _NO_PROMPT
+        self,
+        stop: Stop,
+        tools: Tools = (),
+        prompt: ChatPrompt = _NO_PROMPT,
+        *,
+        skip_special_tokens: bool = True,
     ) -> OutputParser:
         """See :class:`ParserForm`."""
         return MarkedParser(
@@ -130,7 +157,7 @@ class MarkedForm:
             thought=self._thought(prompt),
             calls=None if self._calls is None else self._calls.after(prompt.num_past_calls),
             tools=tools,
-            dropped=self._eos,
+            dropped=self._eos if skip_special_tokens else (),
         )
 
     def guided(self, asked: AskedForm, prompt: ChatPrompt = _NO_PROMPT) -> Guide:

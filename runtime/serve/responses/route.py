@@ -208,8 +208,18 @@ class Responses:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         form = self._serving.form
         assert form is not None
-        parser = form.parser(work.body.stop_strings, work.tools, work.prompt)
-        output = Output(parser, by_delta=work.body.logprobs)
+        parser = form.parser(
+            work.body.stop_rule,
+            work.tools,
+            work.prompt,
+            skip_special_tokens=work.body.skip_special_tokens,
+        )
+        output = Output(
+            parser,
+            by_delta=work.body.logprobs,
+            hidden_ends=self._serving.hidden_ends(work.body),
+            single_call=work.body.parallel_tool_calls is False,
+        )
         items, answer = work.items, work.answer
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": {**answer, "output": []}}
