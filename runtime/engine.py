@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
@@ -26,6 +27,7 @@ from specbuild.runtime.engine_dir.files import (
     read_file,
     read_manifest,
 )
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
@@ -45,6 +47,7 @@ from specbuild.runtime.request import (
     params_list,
     prompt_list,
 )
+from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.text.codec import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -54,12 +57,16 @@ from specbuild.runtime.text.codec import (
 from specbuild.runtime.text.stream import StopRule, TextStream
 from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
+# vLLM's option: "auto" takes the sampling that the checkpoint recommends, "none" does not.
+GenerationConfig: TypeAlias = Literal["auto", "none"]
+
 
 class Engine:
     """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
 
     ``step_costs`` choose the default draft of an engine whose steps stay on the device;
     ``without_costs`` is the reason why there are none.
+    ``generation_config="none"`` leaves out the sampling that the checkpoint recommends.
     ``pages_installed`` and ``pages_released`` are called with every cache page that changes hands.
     """
 
@@ -74,8 +81,11 @@ class Engine:
         without_costs: str = "no step costs were measured",
         pages_released: PagesReleased | None = None,
         pages_installed: PagesInstalled | None = None,
+        generation_config: GenerationConfig = "auto",
     ) -> None:
         self.manifest = manifest
+        stated = None if generation_config == "none" else manifest.generation
+        self.generation_defaults = stated or GenerationDefaults()
         self.executor = executor
         self.text = text
         self._kv = KvPools(
@@ -97,6 +107,13 @@ class Engine:
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
         self._isolates_guides = False
+
+    @property
+    def default_params(self) -> GenerateParams:
+        """Parameters with the sampling that the checkpoint recommends."""
+        defaults = self.generation_defaults
+        most = defaults.max_new_tokens or DEFAULT_PARAMS.max_new_tokens
+        return GenerateParams(max_new_tokens=most, sampling=SamplingParams(**defaults.sampling))
 
     def keep_prefixes(self, *, publish_generated: bool = False) -> None:
         """From the next loop on, prompts begin behind what the cache has of their beginnings.
@@ -142,6 +159,7 @@ class Engine:
         cache_dir: Path | None = None,
         verify_key: str | Path | None = None,
         pin: str | None = None,
+        generation_config: GenerationConfig = "auto",
     ) -> Engine:
         """Opens an engine directory; every file is checked, weights while they stream in.
 
@@ -149,8 +167,10 @@ class Engine:
         built for; ``cuda:1`` is the second GPU. ``threads`` compute on the CPU; None is one, which
         is fastest for small models. ``cache_dir`` keeps the measured cost table between runs.
         ``verify_key``, a file with an Ed25519 public key in PEM, must have signed the engine;
-        ``pin`` must be its manifest's SHA-256. Raises EngineFileError where the directory is no
-        engine, damaged or another's, UnsupportedHereError where this machine lacks what it needs.
+        ``pin`` must be its manifest's SHA-256. ``generation_config`` "none" leaves out the sampling
+        that the checkpoint recommends (:attr:`default_params`). Raises EngineFileError where the
+        directory is no engine, damaged or another's, UnsupportedHereError where this machine lacks
+        what it needs.
         """
         directory = Path(path)
         origin = Origin(None if verify_key is None else Path(verify_key), pin)
@@ -162,16 +182,29 @@ class Engine:
         opened = open_engine(directory, manifest, threads=threads, gpu=gpu)
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
-            return cls(manifest, opened.executor, text=text, step_costs=costs, without_costs=reason)
+            return cls(
+                manifest,
+                opened.executor,
+                text=text,
+                step_costs=costs,
+                without_costs=reason,
+                generation_config=generation_config,
+            )
         cost_file = cache_path(
             cache_dir, manifest_bytes(directory), opened.processor, *opened.settings
         )
-        return cls(manifest, opened.executor, text=text, cost_file=cost_file)
+        return cls(
+            manifest,
+            opened.executor,
+            text=text,
+            cost_file=cost_file,
+            generation_config=generation_config,
+        )
 
     def generate(
         self,
         prompts: Prompts,
-        params: GenerateParams | Sequence[GenerateParams] = DEFAULT_PARAMS,
+        params: GenerateParams | Sequence[GenerateParams] | None = None,
         *,
         speculation: Speculation = "default",
         drafter: Drafter | str = AUTO,
@@ -179,11 +212,11 @@ class Engine:
         """Token and finish events of all prompts; what can be refused is refused at once.
 
         ``prompts`` is a string, a Prompt, or any iterable of either; ``params`` one for all, or one
-        for each. ``speculation``: a shape, None for no draft, or "default" for what pays: the draft
-        that is best by the cost table and the acceptance so far; on a GPU without a table the
-        engine's default shape. ``drafter`` is one of the engine's by its kind, ``auto``, ``none``,
-        or an object of yours. The output is the same with any of them. Where one request is
-        ``exact``, all of them decode without a draft.
+        for each, None :attr:`default_params`. ``speculation``: a shape, None for no draft, or
+        "default" for what pays: the draft that is best by the cost table and the acceptance so far;
+        on a GPU without a table the engine's default shape. ``drafter`` is one of the engine's by
+        its kind, ``auto``, ``none``, or an object of yours. The output is the same with any of
+        them. Where one request is ``exact``, all of them decode without a draft.
         """
         requests = self.check_prompts(prompts, params)
         return self.decode(requests, speculation=speculation, drafter=drafter)
@@ -191,11 +224,11 @@ class Engine:
     def check_prompts(
         self,
         prompts: Prompts,
-        params: GenerateParams | Sequence[GenerateParams] = DEFAULT_PARAMS,
+        params: GenerateParams | Sequence[GenerateParams] | None = None,
     ) -> list[Request]:
         """The prompts as requests. RequestError names the first that cannot be served."""
         listed = prompt_list(prompts)
-        each = params_list(params, len(listed))
+        each = params_list(self.default_params if params is None else params, len(listed))
         return [self._request(prompt, p) for prompt, p in zip(listed, each, strict=True)]
 
     def decode(

@@ -8,12 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.generation import directory_defaults, gguf_defaults
 from specbuild.builder.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gguf
 from specbuild.builder.checkpoint.gguf.container import is_gguf
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.made import types_by_kind
 from specbuild.builder.checkpoint.source import SourceTensor, open_directory, read_config
 from specbuild.builder.checkpoint.target_parts import MadeText, TextFile, text_files
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 
 Roots = tuple[Path, ...]
 
@@ -23,13 +25,15 @@ class OpenedTarget:
     """The configuration, what reads the tensors' headers, and the files of text.
 
     Those of a directory lie in the first of some folders that has them. ``source_types`` counts the
-    types of a GGUF file's tensors, by kind; empty for a directory.
+    types of a GGUF file's tensors, by kind; empty for a directory. ``generation`` gives the
+    sampling that the checkpoint recommends, and warnings.
     """
 
     config: Config
     tensors: Callable[[], dict[str, SourceTensor]]
     text_files: Callable[[Roots], tuple[TextFile, ...]]
     source_types: dict[str, dict[str, int]] = field(default_factory=dict)
+    generation: Callable[[Roots], tuple[GenerationDefaults, tuple[str, ...]]] = directory_defaults
 
 
 def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
@@ -46,6 +50,7 @@ def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
         lambda: dict(opened.tensors),
         lambda _: _made_texts(path, opened),
         types_by_kind(opened.model.tensors),
+        lambda _: gguf_defaults(opened.model.keys),
     )
 
 

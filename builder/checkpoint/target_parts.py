@@ -11,6 +11,7 @@ import torch
 
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import SourceTensor, read_json
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -57,6 +58,7 @@ class TargetCheckpoint:
     With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
     ``replaced`` maps tensors that no graph will name to what stands in their place.
     ``source_types`` are those of a GGUF file's tensors: how many by type, by kind of tensor.
+    ``generation`` is the sampling that the checkpoint recommends.
     """
 
     geometry: TargetGeometry
@@ -65,6 +67,7 @@ class TargetCheckpoint:
     text_files: tuple[TextFile, ...]
     replaced: dict[str, str] = field(default_factory=dict)
     source_types: dict[str, dict[str, int]] = field(default_factory=dict)
+    generation: GenerationDefaults = field(default_factory=GenerationDefaults)
 
 
 def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:

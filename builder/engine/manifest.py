@@ -73,6 +73,7 @@ def engine_manifest(
         dsa=parts.plan.dsa,
         adjusted_steps=parts.plan.adjusted_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
+        generation=parts.target.generation if parts.target.generation.stated else None,
     )
 
 

@@ -75,12 +75,15 @@ def read_target(
     hints = [*_draft_hints(names), *form.hints(geometry, names)]
     hints += _foreign_hints(config, names, but=family)
     audit(str(path), form.tensors(geometry), tensors, hints)
+    roots = form.text_roots(path, config)
+    generation, unusable = opened.generation(roots)
     target = TargetCheckpoint(
         geometry,
         form.for_engine(tensors, geometry, config),
-        warnings + more,
-        opened.text_files(form.text_roots(path, config)),
+        warnings + more + unusable,
+        opened.text_files(roots),
         source_types=opened.source_types,
+        generation=generation,
     )
     if not family.retrofits:
         return target

@@ -17,6 +17,7 @@ from specbuild.cli.options.shared import (
     DraftTree,
     EngineDirectory,
     Exact,
+    GenerationConfigName,
     Json,
     KvPages,
     NoSpec,
@@ -44,6 +45,7 @@ def run(
     text: PromptOptions,
     wanted: OutputOptions,
     sampling: SamplingOptions,
+    generation_config: GenerationConfigName = "auto",
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
@@ -84,7 +86,8 @@ def run(
     from specbuild.cli.terminal.prompt_line import guide_of
     from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.decode.scheduler import Turns
-    from specbuild.runtime.request import GenerateParams
+    from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
+    from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
     from specbuild.runtime.sampling import MAX_SEED, MIN_SEED, SamplingParams
 
     if exact and (tree.given() or draft_tree or specpv.retrieval_blocks or dsa.top_k):
@@ -103,26 +106,41 @@ def run(
             f"--seed {seed}: the last of {len(placed)} prompts would sample with "
             f"{seed + len(placed) - 1}; give {MIN_SEED} to {MAX_SEED - len(placed) + 1}"
         )
-    params = [
-        item.params(
-            GenerateParams(
-                max_new_tokens=wanted.max_new_tokens,
-                sampling=SamplingParams(**vars(sampling) | {"seed": seed + i}),
-                stop=wanted.stop,
-                ignore_eos=wanted.ignore_eos,
-                min_tokens=wanted.min_tokens,
-                top_logprobs=wanted.top_logprobs,
-                logprobs=wanted.logprobs,
-                guide=guide,
-                raw=text.raw,
-                specpv_retrieval_blocks=specpv.retrieval_blocks,
-                dsa_top_k=dsa.top_k,
-                exact=exact,
+    stated = {name: value for name, value in vars(sampling).items() if value is not None}
+
+    def params_of(defaults: GenerationDefaults) -> list[GenerateParams]:
+        """The parameters of each prompt, with these defaults where none are stated."""
+        most = wanted.max_new_tokens or defaults.max_new_tokens
+        return [
+            item.params(
+                GenerateParams(
+                    max_new_tokens=most or DEFAULT_PARAMS.max_new_tokens,
+                    sampling=SamplingParams(**defaults.sampling | stated | {"seed": seed + i}),
+                    stop=wanted.stop,
+                    ignore_eos=wanted.ignore_eos,
+                    min_tokens=wanted.min_tokens,
+                    top_logprobs=wanted.top_logprobs,
+                    logprobs=wanted.logprobs,
+                    guide=guide,
+                    raw=text.raw,
+                    specpv_retrieval_blocks=specpv.retrieval_blocks,
+                    dsa_top_k=dsa.top_k,
+                    exact=exact,
+                )
             )
-        )
-        for i, item in enumerate(placed)
-    ]
-    loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
+            for i, item in enumerate(placed)
+        ]
+
+    params_of(GenerationDefaults())  # a wrong value is refused before the engine is loaded
+    loaded = load_engine(
+        engine,
+        threads=threads,
+        verify_key=verify_key,
+        pin=pin,
+        device=device,
+        generation_config=generation_config,
+    )
+    params = params_of(loaded.generation_defaults)
     speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy

@@ -21,6 +21,7 @@ from specbuild.cli.options.shared import (
     DraftTree,
     EngineDirectory,
     Exact,
+    GenerationConfigName,
     KvPages,
     NoSpec,
     Pin,
@@ -180,6 +181,7 @@ def serve(
     queue: QueueOptions,
     prefix: PrefixOptions,
     events: EventOptions,
+    generation_config: GenerationConfigName = "auto",
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
@@ -235,7 +237,14 @@ def serve(
             manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
         )
         _show_footprint(manifest, pages)
-        loaded = load_engine(engine, threads=threads, verify_key=verify_key, pin=pin, device=device)
+        loaded = load_engine(
+            engine,
+            threads=threads,
+            verify_key=verify_key,
+            pin=pin,
+            device=device,
+            generation_config=generation_config,
+        )
         loaded.decoder.turns = Turns(prefill_rows_per_turn)
         loaded.decoder.kv_policy = kv_policy
         prefix.apply(loaded)

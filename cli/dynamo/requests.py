@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
@@ -26,6 +27,8 @@ _REASONS: Mapping[FinishReason, str] = {
 }
 # Sampling that is passed on as it is; None leaves the default.
 _SAMPLING = (
+    "temperature",
+    "top_k",
     "top_p",
     "min_p",
     "presence_penalty",
@@ -34,11 +37,16 @@ _SAMPLING = (
 )
 
 
-def params_of(request: Mapping[str, Any], *, longest: int) -> GenerateParams:
+def params_of(
+    request: Mapping[str, Any], *, longest: int, defaults: GenerationDefaults | None = None
+) -> GenerateParams:
     """What a request asks of a sequence that may have ``longest`` tokens behind its prompt.
+
+    ``defaults`` are the model's where the request states nothing.
 
     Raises RequestError where it asks for what an engine does not do, or a value is none.
     """
+    defaults = defaults or GenerationDefaults()
     sampling = _given(request, "sampling_options")
     stopping = _given(request, "stop_conditions")
     logprobs = _given(request, "output_options").get("logprobs")
@@ -46,16 +54,16 @@ def params_of(request: Mapping[str, Any], *, longest: int) -> GenerateParams:
         raise RequestError("guided decoding is not offered behind Dynamo: use specbuild serve")
     if (sampling.get("n") or 1) != 1:
         raise RequestError("n must be 1 behind Dynamo: ask again for another choice")
-    seed, top_k = sampling.get("seed"), sampling.get("top_k") or 0
-    temperature = sampling.get("temperature")
+    seed = sampling.get("seed")
+    given = {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0
     most = stopping.get("max_tokens")
     return GenerateParams(
-        max_new_tokens=max(1, longest) if most is None else most,
+        max_new_tokens=defaults.max_new_tokens or max(1, longest) if most is None else most,
         sampling=SamplingParams(
-            temperature=1.0 if temperature is None else temperature,
-            top_k=max(0, top_k),
+            **{"temperature": 1.0, **defaults.sampling, **given},
             seed=secrets.randbelow(MAX_NOISE_SEED + 1) if seed is None else seed,
-            **{name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None},
         ),
         stop_token_ids=tuple(
             token

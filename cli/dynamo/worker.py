@@ -98,7 +98,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         assert self._service is not None and self._engine is not None
         ids = tuple(token_ids_to_list(request["token_ids"]))
         longest = self._engine.manifest.limits.max_seq_len - len(ids)
-        params = params_of(request, longest=longest)
+        params = params_of(request, longest=longest, defaults=self._engine.generation_defaults)
         logprobs = (request.get("output_options") or {}).get("logprobs") is not None
         checked = await self._service.check([Prompt(context.id(), prompt_ids=ids)], params)
         generation = self._service.generate(checked)

@@ -27,7 +27,10 @@ class OutputOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Output"
 
-    max_new_tokens: Annotated[int, Described("Tokens to emit at most.", "N", least=1)] = 128
+    max_new_tokens: Annotated[
+        int | None,
+        Described("Tokens to emit at most.", "N", least=1, shown="the model's, else 128"),
+    ] = None
     min_tokens: Annotated[int, Described("No end before so many.", "N", least=0)] = 0
     logprobs: Annotated[bool, Described("Add each token's log-probability to --json.")] = False
     top_logprobs: Annotated[int, Described("Those of the N likeliest too.", "N", least=0)] = 0
@@ -51,11 +54,28 @@ class SamplingOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Sampling"
 
-    temperature: Annotated[float, Described("0 takes the likeliest token.", "T", least=0.0)] = 0.0
-    top_p: Annotated[float, Described("Sample from this much probability.", "P")] = 1.0
-    top_k: Annotated[int, Described("Sample from the K best; 0 is all.", "K", least=0)] = 0
-    min_p: Annotated[float, Described("Drop what is less likely than P times the best.", "P")] = 0.0
+    temperature: Annotated[
+        float | None,
+        Described("0 takes the likeliest token.", "T", least=0.0, shown="the model's, else 0"),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Described("Sample from this much probability.", "P", shown="the model's, else 1"),
+    ] = None
+    top_k: Annotated[
+        int | None,
+        Described("Sample from the K best; 0 is all.", "K", least=0, shown="the model's, else 0"),
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Described(
+            "Drop what is less likely than P times the best.", "P", shown="the model's, else 0"
+        ),
+    ] = None
     presence_penalty: Annotated[float, Described("Off each token of the output.", "X")] = 0.0
     frequency_penalty: Annotated[float, Described("The same, times its number there.", "X")] = 0.0
-    repetition_penalty: Annotated[float, Described("Divides what was said before.", "X")] = 1.0
+    repetition_penalty: Annotated[
+        float | None,
+        Described("Divides what was said before.", "X", shown="the model's, else 1"),
+    ] = None
     seed: Annotated[int, Described("Prompt i (from 0) samples with S + i.", "S")] = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -147,6 +147,15 @@ Debug = Annotated[
         is_eager=True,
         help="Show a traceback on errors, and a log.",
         rich_help_panel=GENERAL,
+    ),
+]
+GenerationConfigName = Annotated[
+    Literal["auto", "none"],
+    typer.Option(
+        "--generation-config",
+        metavar="NAME",
+        help="Sampling where a request states none: what the model recommends (auto), or not.",
+        rich_help_panel="Sampling",
     ),
 ]
 KvPages = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specbuild.cli.terminal.environment import cache_directory
 
 if TYPE_CHECKING:
-    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.engine import Engine, GenerationConfig
 
 # A step that is in flight ends first.
 _ABORT_TIMEOUT_S = 10.0
@@ -23,6 +23,7 @@ def load_engine(
     verify_key: Path | None = None,
     pin: str | None = None,
     device: str | None = None,
+    generation_config: GenerationConfig = "auto",
 ) -> Engine:
     """The engine at ``path``, of this origin; raises EngineFileError or UnsupportedHereError."""
     from specbuild.runtime.engine import Engine
@@ -34,6 +35,7 @@ def load_engine(
         cache_dir=cache_directory(),
         verify_key=verify_key,
         pin=pin,
+        generation_config=generation_config,
     )
 
 

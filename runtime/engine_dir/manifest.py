@@ -18,6 +18,7 @@ from specbuild.runtime.engine_dir.drafters import (
     aux_layers_of,
 )
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, TargetGeometry
 
 MANIFEST_FILE = "manifest.json"
@@ -266,6 +267,7 @@ class Manifest:
     are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
     backends. ``adjusted_steps``: the plan has programs that change logits as requests ask.
+    ``generation`` is the sampling that the checkpoint recommends.
     """
 
     format_version: int
@@ -288,6 +290,9 @@ class Manifest:
     dsa: Dsa | None = field(default=None, metadata=of_feature("dsa"))
     tensorrt: TensorRtBuild | None = field(default=None, metadata=of_feature("tensorrt"))
     adjusted_steps: bool = field(default=False, metadata=of_feature("adjusted_steps"))
+    generation: GenerationDefaults | None = field(
+        default=None, metadata=of_feature("generation_defaults")
+    )
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

@@ -120,9 +120,14 @@ class Chat:
         prompt = replace(prompt, ids=kept)
         guide = await serving.guide(asked, prompt)
         each = body.params(
-            max_tokens=body.most_tokens, text=False, likeliest=likeliest, guide=guide
+            defaults=serving.service.engine.generation_defaults,
+            max_tokens=body.most_tokens,
+            text=False,
+            likeliest=likeliest,
+            guide=guide,
         )
-        requests = await chat_requests(serving, prompt, each)
+        may_clip = body.most_tokens is None
+        requests = await chat_requests(serving, prompt, each, may_clip=may_clip)
         head = answer_head("chatcmpl", "chat.completion", model, body.request_id)
         choices = [
             self._choice(body, i, request, tools, prompt) for i, request in enumerate(requests)
@@ -219,13 +224,14 @@ async def chat_prompt(
 
 
 async def chat_requests(
-    serving: Serving, prompt: ChatPrompt, each: Sequence[GenerateParams]
+    serving: Serving, prompt: ChatPrompt, each: Sequence[GenerateParams], *, may_clip: bool
 ) -> list[Request]:
     """A chat as requests, one for each choice, that end where its form ends a turn. ApiError."""
     assert serving.form is not None
     stops = (*each[0].stop_token_ids, *serving.form.stop_token_ids)
     ending = [replace(params, stop_token_ids=stops) for params in each]
-    return await serving.requests([Prompt("0", prompt_ids=prompt.ids)], ending, raw=True)
+    prompts = [Prompt("0", prompt_ids=prompt.ids)]
+    return await serving.requests(prompts, ending, raw=True, may_clip=may_clip)
 
 
 class _Choice:

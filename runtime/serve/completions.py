@@ -79,14 +79,14 @@ class Completions:
         serving.service.check_admission(len(prompts) * body.choices)
         guide = await serving.service.compiled(body.guide())
         each = body.params(
+            defaults=serving.service.engine.generation_defaults,
             max_tokens=body.max_tokens,
             text=serving.has_text,
             likeliest=None if body.logprobs is None else top_logprobs("logprobs", body.logprobs),
             guide=guide,
         )
-        requests = await serving.requests(
-            prompts, each, raw=True, may_clip="max_tokens" not in body.model_fields_set
-        )
+        may_clip = body.max_tokens is None or "max_tokens" not in body.model_fields_set
+        requests = await serving.requests(prompts, each, raw=True, may_clip=may_clip)
         head = answer_head("cmpl", "text_completion", model, body.request_id)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
         turns = serving.turns(requests, body.urgency)

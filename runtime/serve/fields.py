@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
@@ -108,12 +109,13 @@ class GenerationFields(StructuredFields):
     def params(
         self,
         *,
+        defaults: GenerationDefaults,
         max_tokens: int | None,
         text: bool,
         likeliest: int | None = None,
         guide: Guide | None = None,
     ) -> list[GenerateParams]:
-        """What each choice asks of the engine; ``max_tokens`` None is as many as fit.
+        """What each choice asks of the engine; ``max_tokens`` None: the default, or as many as fit.
 
         ``likeliest`` tokens come with each token and its log-probability; None: neither does.
         ``guide`` is the form of the whole output.
@@ -124,6 +126,8 @@ class GenerationFields(StructuredFields):
         """
         seed = secrets.randbelow(MAX_NOISE_SEED + 1) if self.seed is None else self.seed
         stop = self.stop_strings if text else ()
+        if max_tokens is None:
+            max_tokens = defaults.max_new_tokens
         least = AS_MANY_AS_FIT if max_tokens is None else max_tokens
         if least < 1:
             raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
@@ -131,7 +135,7 @@ class GenerationFields(StructuredFields):
             return [
                 GenerateParams(
                     max_new_tokens=least,
-                    sampling=self._sampling(choice_seed(seed, i)),
+                    sampling=self._sampling(choice_seed(seed, i), defaults),
                     stop=stop,
                     stop_token_ids=tuple(self.stop_token_ids or ()),
                     ignore_eos=self.ignore_eos,
@@ -150,19 +154,20 @@ class GenerationFields(StructuredFields):
             param = error.field or str(error).split(" ", 1)[0]
             raise ApiError(400, str(error), param=param) from error
 
-    def _sampling(self, seed: int) -> SamplingParams:
-        """The fields of a choice's sampling; those that are left out ask for nothing."""
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_p=1.0 if self.top_p is None else self.top_p,
-            top_k=0 if self.top_k is None or self.top_k == -1 else self.top_k,
-            seed=seed,
-            min_p=self.min_p or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
-            logit_bias=self.logit_bias or {},
-        )
+    def _sampling(self, seed: int, defaults: GenerationDefaults) -> SamplingParams:
+        """A choice's sampling: what the request states, else the model's and the API's defaults."""
+        stated = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self.logit_bias,
+        }
+        given = {name: value for name, value in stated.items() if value is not None}
+        return SamplingParams(**{"temperature": 1.0, **defaults.sampling, **given, "seed": seed})
 
     @property
     def stop_rule(self) -> StopRule:
@@ -191,7 +196,7 @@ class TextFields(GenerationFields):
     ) -> tuple[int, ...]:
         """Return the ids that ``truncate_prompt_tokens`` keeps, the last ones by default.
 
-        -1 keeps what leaves room for ``max_tokens``. ApiError where nothing would be kept.
+        -1 keeps what leaves ``max_tokens`` to the output. ApiError where nothing would be kept.
         """
         keep = self.truncate_prompt_tokens
         if keep is None:

@@ -194,7 +194,7 @@ class RequestFields(BaseModel):
         for refused in (*REFUSED, *ELSEWHERE):
             if self.route in refused.routes and not refused.allows(_value(self, refused.name)):
                 raise not_offered(refused.name, refused.instead)
-        known: tuple[Ignored | Refused, ...] = (*REFUSED, *IGNORED, *ELSEWHERE)
+        known: list[Ignored | Refused] = [*REFUSED, *IGNORED, *ELSEWHERE]
         for name in set(self.model_extra or ()).difference(listed(known, self.route)):
             if name not in _LOGGED and len(_LOGGED) < _MAX_LOGGED:
                 _LOGGED.add(name)

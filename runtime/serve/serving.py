@@ -124,7 +124,7 @@ class Serving:
 
     def _check_length(self, requests: Sequence[Request], new_tokens: int) -> None:
         """Raise ApiError if a prompt and its new tokens exceed the context."""
-        limit = self._most_tokens
+        limit = self.max_seq_len
         longest = max(len(request.prompt_ids) for request in requests)
         if new_tokens != AS_MANY_AS_FIT and longest + new_tokens > limit:
             raise ApiError(

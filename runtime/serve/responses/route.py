@@ -140,12 +140,14 @@ class Responses:
         serving.service.check_admission(1)
         prompt = await chat_prompt(serving, chat, tools, body.variables)
         each = body.params(
+            defaults=serving.service.engine.generation_defaults,
             max_tokens=body.max_output_tokens,
             text=False,
             likeliest=likeliest,
             guide=await serving.guide(asked, prompt),
         )
-        (request,) = await chat_requests(serving, prompt, each)
+        may_clip = body.max_output_tokens is None
+        (request,) = await chat_requests(serving, prompt, each, may_clip=may_clip)
         sampling = each[0].sampling
         answer |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         items = Items(partial(token_logprob, serving))

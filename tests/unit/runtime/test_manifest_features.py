@@ -103,6 +103,7 @@ def test_what_version_3_brings_is_named() -> None:
         "draft_models",
         "draft_parts",
         "dsa",
+        "generation_defaults",
         "latents",
         "linear_rope",
         "mtp",

@@ -26,7 +26,7 @@ class LetterCodec:
         self.encoded += 1
         return tuple(ord(letter) - 96 for letter in text)
 
-    def stream(self, _: Any) -> None:
+    def stream(self, _: Any, **_options: Any) -> None:
         return None
 
 
@@ -92,7 +92,7 @@ def test_anything_else_is_refused(engine: Engine, given: Any, message: str) -> N
     ("params", "message"),
     [
         ([FEW], "2 prompts, but 1 sets of parameters"),
-        (None, "params is None, must be GenerateParams or one for each prompt"),
+        (5, "params is 5, must be GenerateParams or one for each prompt"),
         ([FEW, 5], "must be GenerateParams or one for each prompt"),
         ({"max_new_tokens": 3}, "must be GenerateParams"),
     ],

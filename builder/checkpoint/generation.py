@@ -1,0 +1,57 @@
+"""The sampling that a checkpoint recommends: ``generation_config.json``, or keys of a GGUF file.
+
+Other keys of the file, ``do_sample`` among them, are left alone, as vLLM leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.checkpoint.source import read_json
+from specbuild.runtime.engine_dir.generation_defaults import GENERATION_DEFAULTS, GenerationDefaults
+from specbuild.runtime.errors import SpecbuildError
+
+GENERATION_CONFIG = "generation_config.json"
+# llama.cpp's names of the same parameters.
+_GGUF = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def directory_defaults(roots: tuple[Path, ...]) -> tuple[GenerationDefaults, tuple[str, ...]]:
+    """The defaults of the first folder that has a generation config, and warnings.
+
+    A value that no request could have is left out with a warning.
+    """
+    for root in roots:
+        file = root / GENERATION_CONFIG
+        if file.is_file():
+            return _defaults(read_json(file), GENERATION_CONFIG)
+    return GenerationDefaults(), ()
+
+
+def gguf_defaults(keys: Mapping[str, Any]) -> tuple[GenerationDefaults, tuple[str, ...]]:
+    """The defaults of ``general.sampling.*``, which newer GGUF files have; as above."""
+    return _defaults({name: keys.get(key) for name, key in _GGUF.items()}, "general.sampling")
+
+
+def _defaults(given: Mapping[str, Any], where: str) -> tuple[GenerationDefaults, tuple[str, ...]]:
+    found = GenerationDefaults()
+    warnings = []
+    for name in GENERATION_DEFAULTS:
+        value = given.get(name)
+        if value is None:
+            continue
+        if name == "top_k" and value == -1:
+            value = 0
+        try:
+            found = found.with_value(name, value)
+        except SpecbuildError as error:
+            warnings.append(f"target: {where}: {error}; the engine has no default for it")
+    return found, tuple(warnings)

@@ -1,0 +1,77 @@
+"""The sampling of generation_config.json from the checkpoint to the tokens of ``run``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import Command
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions, LimitOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
+from specbuild.runtime.request import DEFAULT_PARAMS
+
+STATED = {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "max_new_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def engine(text_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of a checkpoint that recommends sampling, one value of which cannot be."""
+    folder = tmp_path_factory.mktemp("recommended")
+    shutil.copytree(text_target, folder / "target")
+    file = folder / "target" / "generation_config.json"
+    given = json.loads(file.read_text()) | STATED | {"do_sample": True, "min_p": 3}
+    file.write_text(json.dumps(given))
+    limits = LimitOptions(max_seq_len=64)
+    build(
+        BuildOptions(model=folder / "target", output=folder / "engine", limits=limits),
+        SilentProgress(),
+    )
+    return folder / "engine"
+
+
+def test_the_manifest_has_what_the_checkpoint_recommends(engine: Path, tiny_engine: Path) -> None:
+    manifest = read_manifest(engine)
+    assert manifest.generation == GenerationDefaults(**STATED)
+    assert "generation_defaults" in manifest.features
+    assert any("min_p is 3" in warning for warning in manifest.warnings)
+    # Without sampling in the checkpoint nothing is stored, and older runtimes take the engine.
+    plain = json.loads((tiny_engine / "manifest.json").read_text())
+    assert "generation" not in plain and "generation_defaults" not in plain["features"]
+
+
+def record(command: Command, engine: Path, *options: object) -> dict[str, Any]:
+    shown = command(
+        "run", engine, "--prompt", "ab", "--json", "--ignore-eos", "--seed", 5, *options
+    )
+    assert shown.code == 0, shown.err
+    line: dict[str, Any] = json.loads(shown.out)
+    return line
+
+
+def test_run_samples_as_the_checkpoint_recommends(command: Command, engine: Path) -> None:
+    by_default = record(command, engine)["output_ids"]
+    assert len(by_default) == 6
+    stated = ("--temperature", 0.8, "--top-k", 7, "--top-p", 0.9)
+    none = ("--generation-config", "none")
+    six = ("--max-new-tokens", 6)
+    assert record(command, engine, *none, *stated, *six)["output_ids"] == by_default
+    greedy = record(command, engine, *none, *six)["output_ids"]
+    assert greedy == record(command, engine, "--temperature", 0)["output_ids"]
+    assert greedy != by_default
+    refused = command("run", engine, "--prompt", "ab", "--generation-config", "some")
+    assert refused.code == 2 and "auto" in refused.err
+
+
+def test_python_takes_the_recommendation_unless_it_is_turned_off(engine: Path) -> None:
+    params = Engine.load(engine).default_params
+    assert params.max_new_tokens == 6
+    assert (params.sampling.temperature, params.sampling.top_k) == (0.8, 7)
+    assert Engine.load(engine, generation_config="none").default_params == DEFAULT_PARAMS
