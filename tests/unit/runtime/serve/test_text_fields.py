@@ -191,8 +191,7 @@ def test_turns_are_opened_continued_or_left(client: httpx.Client, route: str) ->
     assert ids(continue_final_message=True, add_generation_prompt=False) == closed[:-1]
     both = {"continue_final_message": True, "add_generation_prompt": True}
     assert refused_field(client, route, messages=TURNS, **both) == "continue_final_message"
-    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
-    silent = [TURNS[0], {"role": "assistant", "content": None, "tool_calls": calls}]
+    silent = [TURNS[0], {"role": "assistant", "content": None}]
     field = refused_field(client, route, messages=silent, continue_final_message=True)
     assert field == "continue_final_message"
 
