@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
@@ -182,23 +182,12 @@ class Engine:
         opened = open_engine(directory, manifest, threads=threads, gpu=gpu)
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
-            return cls(
-                manifest,
-                opened.executor,
-                text=text,
-                step_costs=costs,
-                without_costs=reason,
-                generation_config=generation_config,
-            )
-        cost_file = cache_path(
-            cache_dir, manifest_bytes(directory), opened.processor, *opened.settings
-        )
+            measured: dict[str, Any] = {"step_costs": costs, "without_costs": reason}
+        else:
+            key = (manifest_bytes(directory), opened.processor, *opened.settings)
+            measured = {"cost_file": cache_path(cache_dir, *key)}
         return cls(
-            manifest,
-            opened.executor,
-            text=text,
-            cost_file=cost_file,
-            generation_config=generation_config,
+            manifest, opened.executor, text=text, generation_config=generation_config, **measured
         )
 
     def generate(

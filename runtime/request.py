@@ -125,10 +125,9 @@ class GenerateParams:
     the whole cache always. ``dsa_top_k`` bounds the tokens that a row chooses on an engine with
     DSA: None is the engine's own number, 0 attends to everything always.
 
-    Prompts share cached beginnings, where the engine keeps them, only with those of the same
-    ``cache_salt``.
+    Prompts share cached prefixes only with prompts of the same ``cache_salt``.
 
-    ``guide`` is the form that the output has: no end of sequence is chosen before it has it. The
+    ``guide`` constrains the output: no end of sequence is chosen before the output matches it. The
     output ends where nothing may follow, before ``min_tokens`` too.
 
     ``exact`` decodes without a draft and without lossy modes, to plain decoding's tokens on any

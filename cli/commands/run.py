@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from specbuild.runtime.records import RunRecord
     from specbuild.runtime.request import FinishEvent, TokenEvent
 
+_NOT_EXACT = (
+    "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv and "
+    "--dsa options out"
+)
+
 
 @takes_options
 def run(
@@ -88,24 +93,14 @@ def run(
     from specbuild.runtime.decode.scheduler import Turns
     from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
     from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
-    from specbuild.runtime.sampling import MAX_SEED, MIN_SEED, SamplingParams
+    from specbuild.runtime.sampling import SamplingParams
 
     if exact and (tree.given() or draft_tree or specpv.retrieval_blocks or dsa.top_k):
-        raise SpecbuildError(
-            "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
-            "and --dsa options out"
-        )
-    if (wanted.logprobs or wanted.top_logprobs) and not as_json:
-        name = "--logprobs" if wanted.logprobs else "--top-logprobs"
-        raise SpecbuildError(f"{name} shows in JSON only: add --json")
+        raise SpecbuildError(_NOT_EXACT)
+    _check_shown(wanted, as_json=as_json)
     placed = read_prompts(text.prompt, text.prompts)
     guide = None if wanted.guide is None else guide_of(wanted.guide)
-    seed = sampling.seed
-    if not MIN_SEED <= seed <= MAX_SEED - len(placed) + 1:
-        raise SpecbuildError(
-            f"--seed {seed}: the last of {len(placed)} prompts would sample with "
-            f"{seed + len(placed) - 1}; give {MIN_SEED} to {MAX_SEED - len(placed) + 1}"
-        )
+    _check_seeds(sampling.seed, len(placed))
     stated = {name: value for name, value in vars(sampling).items() if value is not None}
 
     def params_of(defaults: GenerationDefaults) -> list[GenerateParams]:
@@ -115,7 +110,9 @@ def run(
             item.params(
                 GenerateParams(
                     max_new_tokens=most or DEFAULT_PARAMS.max_new_tokens,
-                    sampling=SamplingParams(**defaults.sampling | stated | {"seed": seed + i}),
+                    sampling=SamplingParams(
+                        **defaults.sampling | stated | {"seed": sampling.seed + i}
+                    ),
                     stop=wanted.stop,
                     ignore_eos=wanted.ignore_eos,
                     min_tokens=wanted.min_tokens,
@@ -133,13 +130,9 @@ def run(
 
     params_of(GenerationDefaults())  # a wrong value is refused before the engine is loaded
     loaded = load_engine(
-        engine,
-        threads=threads,
-        verify_key=verify_key,
-        pin=pin,
-        device=device,
+        engine, threads=threads, verify_key=verify_key, pin=pin, device=device,
         generation_config=generation_config,
-    )
+    )  # fmt: skip
     params = params_of(loaded.generation_defaults)
     speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
@@ -156,6 +149,24 @@ def run(
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
     _print_notes(loaded, default_draft=setting.speculation == "default")
+
+
+def _check_shown(output: OutputOptions, *, as_json: bool) -> None:
+    """SpecbuildError where log-probabilities are requested and nothing would show them."""
+    if (output.logprobs or output.top_logprobs) and not as_json:
+        name = "--logprobs" if output.logprobs else "--top-logprobs"
+        raise SpecbuildError(f"{name} shows in JSON only: add --json")
+
+
+def _check_seeds(first: int, count: int) -> None:
+    """SpecbuildError unless each of ``count`` prompts has a seed, counted from the first."""
+    from specbuild.runtime.sampling import MAX_SEED, MIN_SEED
+
+    if not MIN_SEED <= first <= MAX_SEED - count + 1:
+        raise SpecbuildError(
+            f"--seed {first}: the last of {count} prompts would sample with {first + count - 1}; "
+            f"give {MIN_SEED} to {MAX_SEED - count + 1}"
+        )
 
 
 def _print_notes(engine: Engine, *, default_draft: bool) -> None:

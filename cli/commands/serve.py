@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine_dir.manifest import Manifest
     from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.parsers.registry import ParserForm
+    from specbuild.runtime.serve.server import Address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,13 +223,9 @@ def serve(
         from specbuild.runtime.serve.server import serve as run_server
         from specbuild.runtime.serve.service import ServiceOptions
 
-        place = Address(host=address.host, port=address.port, uds=address.uds)
         keys = _keys(address)
-        if place.beyond_loopback and not keys:
-            messages().print(
-                f"warning: anyone who reaches {place} is served; set --api-key, or keep to "
-                "127.0.0.1"
-            )
+        place = Address(host=address.host, port=address.port, uds=address.uds)
+        _warn_without_keys(place, keys)
         if exact and (tree.given() or draft_tree):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
         manifest = _checked(engine, Origin(verify_key, pin), model, device)
@@ -238,13 +235,9 @@ def serve(
         )
         _show_footprint(manifest, pages)
         loaded = load_engine(
-            engine,
-            threads=threads,
-            verify_key=verify_key,
-            pin=pin,
-            device=device,
+            engine, threads=threads, verify_key=verify_key, pin=pin, device=device,
             generation_config=generation_config,
-        )
+        )  # fmt: skip
         loaded.decoder.turns = Turns(prefill_rows_per_turn)
         loaded.decoder.kv_policy = kv_policy
         prefix.apply(loaded)
@@ -276,6 +269,15 @@ def serve(
 
         with traced(loaded, trace), events.published(loaded):
             run_server(app, place, ready=ready, notify=notify)
+
+
+def _warn_without_keys(place: Address, keys: object) -> None:
+    from specbuild.cli.terminal.console import messages
+
+    if place.beyond_loopback and not keys:
+        messages().print(
+            f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
+        )
 
 
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:

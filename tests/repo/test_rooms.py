@@ -30,7 +30,7 @@ RUNTIME = {
     "lossy": "errors engine_dir cache executors records request",
     "decode": "errors engine_dir cache guides records sampling statistics text request executors "
     "draft lossy",
-    "engine": "errors engine_dir cache guides text request executors draft decode",
+    "engine": "errors engine_dir cache guides sampling text request executors draft decode",
     "serve": "errors engine_dir cache guides records sampling text request draft decode engine",
     "measure": "errors engine_dir cache executors request draft decode engine",
 }
@@ -80,11 +80,12 @@ EXCEPTIONS = {
     ("builder/backends/backend", "builder/backends/tensorrt/request"): "the type of a report",
     ("builder/build", "builder/backends/cuda/report"): "the type of a report",
     ("builder/build", "builder/backends/tensorrt/request"): "the type of a report",
+    ("runtime/engine_dir/generation_defaults", "runtime/sampling"): "ranges are stated once",
     ("builder/graph", "builder/families/parts"): "ports and rotary tables of all families",
     ("builder/families", "builder/synth"): "random weights, which a family's own are made of",
 }
 # Functions that import modules of ours, and why they do not at the top.
-LATE: dict[str, str] = {}
+LATE = {"runtime/engine_dir/generation_defaults": "manifests are read without numpy"}
 
 
 def room_of(name: str, package: str) -> str:

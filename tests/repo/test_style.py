@@ -39,6 +39,7 @@ LONG_FUNCTIONS = {
     "plugins_cuda/view_inputs/op.py:reference": "one port after the other",
     "plugins_cuda/rms_moe/memory.py:_plan": "the sizes of every buffer",
     "runtime/decode/program_table.py:step": "each parameter is a property of a step's program",
+    "runtime/engine.py:load": "each parameter is a setting of its own",
     "runtime/engine.py:__init__": "the parts of an engine, each of which tests replace alone",
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
