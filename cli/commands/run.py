@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from specbuild.runtime.records import RunRecord
     from specbuild.runtime.request import FinishEvent, TokenEvent
 
-_NOT_EXACT = (
-    "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv and "
-    "--dsa options out"
-)
-
 
 @takes_options
 def run(
@@ -95,8 +90,7 @@ def run(
     from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
     from specbuild.runtime.sampling import SamplingParams
 
-    if exact and (tree.given() or draft_tree or specpv.retrieval_blocks or dsa.top_k):
-        raise SpecbuildError(_NOT_EXACT)
+    _check_exact(exact, tree.given(), draft_tree, specpv.retrieval_blocks, dsa.top_k)
     _check_shown(wanted, as_json=as_json)
     placed = read_prompts(text.prompt, text.prompts)
     guide = None if wanted.guide is None else guide_of(wanted.guide)
@@ -106,13 +100,12 @@ def run(
     def params_of(defaults: GenerationDefaults) -> list[GenerateParams]:
         """The parameters of each prompt, with these defaults where none are stated."""
         most = wanted.max_new_tokens or defaults.max_new_tokens
+        values = defaults.sampling | stated
         return [
             item.params(
                 GenerateParams(
                     max_new_tokens=most or DEFAULT_PARAMS.max_new_tokens,
-                    sampling=SamplingParams(
-                        **defaults.sampling | stated | {"seed": sampling.seed + i}
-                    ),
+                    sampling=SamplingParams(**values | {"seed": sampling.seed + i}),
                     stop=wanted.stop,
                     ignore_eos=wanted.ignore_eos,
                     min_tokens=wanted.min_tokens,
@@ -133,14 +126,13 @@ def run(
         engine, threads=threads, verify_key=verify_key, pin=pin, device=device,
         generation_config=generation_config,
     )  # fmt: skip
-    params = params_of(loaded.generation_defaults)
     speculation_in(config).check(loaded.manifest)
     loaded.decoder.turns = Turns(prefill_rows_per_turn)
     loaded.decoder.kv_policy = kv_policy
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
     )
-    requests = checked_requests(loaded, placed, params)
+    requests = checked_requests(loaded, placed, params_of(loaded.generation_defaults))
     events = loaded.decode(requests, speculation=setting.speculation, drafter=setting.drafter)
     with traced(loaded, trace):
         if as_json:
@@ -149,6 +141,15 @@ def run(
         stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
         _stream(events, stream, has_text=loaded.text is not None)
     _print_notes(loaded, default_draft=setting.speculation == "default")
+
+
+def _check_exact(exact: bool, *others: object) -> None:
+    """SpecbuildError where an option of drafts or lossy modes is beside --exact."""
+    if exact and any(others):
+        raise SpecbuildError(
+            "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
+            "and --dsa options out"
+        )
 
 
 def _check_shown(output: OutputOptions, *, as_json: bool) -> None:

@@ -236,7 +236,7 @@ def test_output_stops_at_max_seq_len(command: Command, tiny_engine: Path, tmp_pa
         (("--top-p", 0), ("top_p",)),
         (("--top-p", "nan"), ("top_p",)),
         (("--temperature", "inf"), ("temperature",)),
-        (("--seed", -1), ("seed",)),
+        (("--seed", 2**64), ("seed",)),
         (("--stop", ""), ("stop",)),
         (("--logprobs",), ("--json",)),
         (("--top-logprobs", 2), ("--top-logprobs", "--json")),
