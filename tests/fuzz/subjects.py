@@ -5,7 +5,10 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-TEMPLATE = "{% for m in messages %}<|endoftext|>{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}<|endoftext|>{{ m['role'] }}: {{ m['content'] }}"
+    "{% for call in m['tool_calls'] or () %}{{ call['function'] | tojson }}{% endfor %}{% endfor %}"
+)
 _WIDTHS = {"vocab": 320, "layers": 2}
 # Exports of graphs that mutants' builds share; where it is missing, no mutant is built.
 EXPORTS = "exports"

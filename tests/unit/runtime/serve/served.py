@@ -26,7 +26,9 @@ CONTROL = ("start", "channel", "message", "end", "return", "call", "constrain")
 # A letter for each id, the last of them control tokens; 28 ends a sequence.
 LETTERS = [chr(ord("a") + i) for i in range(VOCAB - len(CONTROL) - 1)]
 TEMPLATE = (
-    "{%- for m in messages %}{{ m.content or 'a' }}{% endfor -%}"
+    "{%- for m in messages %}{{ m.content or 'a' }}"
+    "{%- for c in m.tool_calls or () %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% endfor -%}"
     "{%- if tools %}b{% endif -%}<|start|>"
 )
 

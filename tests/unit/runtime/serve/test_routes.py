@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -210,9 +210,9 @@ def test_an_output_is_decoded_once(path: str, asked: dict[str, Any], streams: in
     assert engine.text is not None
     made, stream = [], engine.text.stream
 
-    def counted(stop: Sequence[str] = ()) -> TextStream:
-        made.append(stop)
-        return stream(stop)
+    def counted(*arguments: Any, **options: Any) -> TextStream:
+        made.append(arguments)
+        return stream(*arguments, **options)
 
     engine.text.stream = counted  # type: ignore[method-assign]
     with served(engine) as (url, _):
