@@ -90,8 +90,8 @@ def test_the_runtime_imports_numpy_and_nothing_heavy() -> None:
         {"top_p": 1.1},
         {"top_p": float("nan")},
         {"top_k": -1},
-        {"seed": -1},
-        {"seed": 2**31},
+        {"seed": -(2**63) - 1},
+        {"seed": 2**64},
     ],
 )
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
