@@ -88,7 +88,7 @@ fuzz: setup
 # out/gpu-cubins.tar.xz if it is there (`make gpu-cubins`), else NVRTC compiles each once. What
 # measures time runs last, alone. Logs and JUnit files stay in out/.
 GPU_WORKERS ?= 14
-GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu -rfEP --show-capture=no --durations=20
+GPU_TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/gpu -rfE --show-capture=no --durations=20
 test-gpu sanitize: SHELL := /bin/bash
 test-gpu sanitize: .SHELLFLAGS := -o pipefail -c
 test-gpu: setup

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import content_store
 import pytest
-from shared_cubins import compiled_again
+from shared_cubins import compiled_again, share_cubins
 
+from specbuild.builder.backends.cuda.compile import nvrtc as compiler_module
 from specbuild.builder.backends.cuda.compile import source as kernel_source
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, Spills, read_log, required
 from specbuild.builder.backends.cuda.compile.source import KernelSource
@@ -84,6 +86,20 @@ def test_entries_of_one_source_share_a_cubin(plugins: Path) -> None:
 def test_the_same_source_gives_the_same_bytes(plugins: Path) -> None:
     first, second = (Compiler("sm_90a").compile([kernel("scale")], lambda: None) for _ in range(2))
     assert first == second
+
+
+def test_what_a_stand_in_for_nvrtc_makes_is_not_stored(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_store, "_STORES", [content_store.ContentStore(tmp_path / "store")])
+    share_cubins()
+    log = "Compiling entry function 'scale' for 'sm_90a'\nUsed 8 registers"
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler_module, "_compiled", lambda *_: (b"stand-in", log))
+        made = required(Compiler("sm_90a").compile([kernel("scale")], lambda: None))
+    assert list(made.files.values()) == [b"stand-in"]
+    compiled = required(Compiler("sm_90a").compile([kernel("scale")], lambda: None))
+    assert all(data.startswith(b"\x7fELF") for data in compiled.files.values())
 
 
 def test_a_cubin_is_named_after_everything_that_it_is_made_of(plugins: Path) -> None:
