@@ -68,8 +68,8 @@ def _markdown(header: Sequence[str], rows: Iterator[Sequence[str]]) -> str:
 
 
 def speed() -> str:
-    """GPT-OSS geometries on an H200 and the example on a CPU, each beside a peer."""
-    header = ("", "specbuild", "peer", "ratio", "machine", "measured")
+    """Return the comparison with vLLM and transformers, of GPT-OSS and of the example."""
+    header = ("", "specbuild", "compared with", "ratio", "machine", "date")
     return _markdown(
         header, (row for rows in (_beside_vllm(), _beside_transformers()) for row in rows)
     )
@@ -78,19 +78,19 @@ def speed() -> str:
 def _beside_vllm() -> Iterator[Sequence[str]]:
     (vllm,) = record("peers.json")
     for batch in (1, 16):
-        sequences = "one sequence" if batch == 1 else f"{batch} sequences"
+        sequences = "1 sequence" if batch == 1 else f"{batch} sequences"
         for draft, key in (("no draft", ""), ("chain of 3", "_chain_of_3")):
             ours = _decoding(batch, draft)["tokens_per_s"]
             theirs = vllm["gpt-oss-20b"][f"tokens_per_s{key}"][str(batch)]
             yield _row(f"20B, {sequences}, {draft}", ours, theirs, vllm, DECODING)
     ours = _phase(LARGE, "no draft", 1)["tokens_per_s"]
     theirs = vllm["gpt-oss-120b"]["tokens_per_s"]["1"]
-    yield _row("120B, one sequence, no draft", ours, theirs, vllm, LARGE)
+    yield _row("120B, 1 sequence, no draft", ours, theirs, vllm, LARGE)
     for size, path in (("20b", PREFILL), ("120b", LARGE_PREFILL)):
         ours = _phase(path, "8192 tokens", 1)["time_s"] * 1e3
         theirs = vllm[f"gpt-oss-{size}"]["prefill_8192_ms"]
         cells = (f"{ours:.0f} ms", f"{vllm['peer']}: {theirs} ms", f"{theirs / ours:.1f}")
-        yield (f"{size.upper()}, prompt of 8192 tokens", *cells, "H200", _date(path))
+        yield (f"{size.upper()}, prefill of 8192 tokens", *cells, "H200", _date(path))
 
 
 def _row(what: str, ours: float, theirs: float, vllm: Any, path: str) -> Sequence[str]:
@@ -103,7 +103,7 @@ def _beside_transformers() -> Iterator[Sequence[str]]:
     best = max(run["tokens_per_s"] for run in gpu["runs"])
     ours = gpu["specbuild"]["tokens_per_s"]
     peer = f"transformers {gpu['transformers']}, compiled: {best:.0f}"
-    what = "20B, one sequence, no draft, in one process"
+    what = "20B, 1 sequence, no draft, offline"
     yield (what, f"{ours:.0f} tokens/s", peer, f"{ours / best:.1f}", "H200", _date(TRANSFORMERS))
     cpu = record(ON_CPU)
     theirs = cpu["figures"]["transformers"]
@@ -113,18 +113,18 @@ def _beside_transformers() -> Iterator[Sequence[str]]:
     )
     machine = f"{cpu['processor']}, {cpu['threads']} thread"
     ratio = f"{theirs['ratio_median']:.1f}"
-    yield ("example, no draft", f"{ours:.0f} tokens/s", peer, ratio, machine, cpu["date"])
+    yield ("example model, no draft", f"{ours:.0f} tokens/s", peer, ratio, machine, cpu["date"])
 
 
 def cpu() -> str:
     """The example model on a CPU, with and without its draft."""
     figures = record(ON_CPU)["figures"]
     names = {
-        "greedy_default": "greedy, default",
+        "greedy_default": "greedy, automatic draft length",
         "greedy_chain_of_3": "greedy, chain of 3",
-        "sampled_0.8_default": "sampled at temperature 0.8, default",
+        "sampled_0.8_default": "temperature 0.8, automatic draft length",
     }
-    header = ("40 held-out prompts, 256 tokens", "no draft", "with it", "ratio", "tokens a step")
+    header = ("40 held-out prompts, 256 tokens", "no draft", "with draft", "ratio", "tokens/step")
     rows = (
         (
             name,
@@ -147,7 +147,7 @@ def chains() -> str:
             speeds = [f"{row['tokens_per_s']:.0f} ({row['ratio']:.2f})" for row in (one, many)]
             yield (draft, f"{one['mean_acceptance_length']:.2f}", *speeds)
 
-    return _markdown(("", "tokens a step", "one sequence", "16 sequences"), rows())
+    return _markdown(("", "tokens/step", "1 sequence", "16 sequences"), rows())
 
 
 LONG = (
@@ -162,7 +162,7 @@ LONG = (
 
 def drafters() -> str:
     """EAGLE3, suffix decoding and what pays, on prompts that repeat and on any."""
-    header = ("drafter", "text that repeats", "tokens a step", "any text", "tokens a step")
+    header = ("drafter", "repetitive text", "tokens/step", "mixed text", "tokens/step")
     found = [record(path) for path in BESIDE]
     rows = {name: [entry[name] for entry in found] for name in ("eagle3", "suffix", "auto")}
     return _markdown(header, (_of_drafter(name, entries) for name, entries in rows.items()))
@@ -186,8 +186,8 @@ def specpv() -> str:
             ratio = mix["tokens_per_s"] / whole["tokens_per_s"]
             yield (str(context), str(batch), *times, *speeds, f"{ratio:.2f}")
 
-    header = ("context", "sequences", "whole step", "partial", "average with refreshes")
-    return _markdown((*header, "tokens/s, whole", "SpecPV", "ratio"), rows())
+    header = ("context", "sequences", "full step", "partial step", "mean with refreshes")
+    return _markdown((*header, "tokens/s, full steps", "tokens/s, SpecPV", "ratio"), rows())
 
 
 def specpv_quality() -> str:
@@ -201,7 +201,7 @@ def specpv_quality() -> str:
                 share = f"{row['budget']} of {row['blocks']:.0f}"
                 yield (share, f"{same:.1f} ± {error:.1f} %", f"{added:.3f} nats")
 
-    return _markdown(("blocks retrieved", "same token", "loss added"), rows())
+    return _markdown(("retrieved blocks", "same token", "increase in loss"), rows())
 
 
 BOTH = "h200-2026-11-23/20b-131k-indexer-64-fp8.json"
@@ -227,8 +227,8 @@ def caches() -> str:
                 times = [f"{phase['time_s'] * 1e3:.2f} ms" for phase in phases]
                 yield (str(context), str(batch), *times)
 
-    header = ("context", "sequences", "keys and values", "DSA, 2048 tokens")
-    return _markdown((*header, "latents of 512", "latents of 256"), rows())
+    header = ("context", "sequences", "keys and values", "DSA, top 2048")
+    return _markdown((*header, "latents, width 512", "latents, width 256"), rows())
 
 
 def heads() -> str:
@@ -248,7 +248,7 @@ def heads() -> str:
             what = f"indexers: {row['tokens']} of {row['of']} tokens"
             yield (what, "", f"{row['perplexity']} ({change:+.1%})")
 
-    return _markdown(("", "factorised", "trained"), rows())
+    return _markdown(("", "factorized", "trained"), rows())
 
 
 def growth() -> str:
@@ -262,7 +262,7 @@ def growth() -> str:
     step_s = _phase(WIDE_STEPS, "no draft", batch)["time_s"]
     request_s = launch["time_s"] * prompt / launch["rows"] + output * step_s / batch
     stream = record(STREAM)
-    header = ("requests/s", "GPUs", "open streams", "tokens/s", "of streams, Gbit/s")
+    header = ("requests/s", "GPUs", "concurrent streams", "tokens/s", "network, Gbit/s")
 
     def rows() -> Iterator[Sequence[str]]:
         for rate in (1, 100, 1000, 10_000, 100_000):
@@ -314,24 +314,28 @@ def _ours(batch: int, draft: str) -> Bar:
 
 
 def speed_picture() -> str:
-    """The picture of the README: the same records give the same bytes."""
+    """Return the chart of the README."""
     parts: list[str] = []
     top = 18
-    for batch, title in ((1, "One sequence"), (16, "16 sequences")):
+    for batch, title in ((1, "1 sequence"), (16, "16 sequences")):
         panel = bars(batch)
         high = max(bar.floor or bar.tokens_per_s for bar in panel)
         step = 500 if high < 5000 else 5000
         ticks = [(value, str(value)) for value in range(0, int(high) + 1, step)]
-        axis = Axis("tokens a second", 0, high, ticks)
+        axis = Axis("tokens/s", 0, high, ticks)
         parts += pictures.bars(title, panel, axis, top)
         top += pictures.bars_height(len(panel))
-    note = "Dashed: what reading a step's bytes alone would allow. GPT-OSS-20B geometry, one H200."
-    parts.append(f'<text x="0" y="{top - 8}">{note}</text>')
-    return pictures.svg(top, parts)
+    notes = (
+        "GPT-OSS-20B sizes, random weights, simulated draft (chain of 3), one H200.",
+        "Dashed: the limit set by memory bandwidth.",
+    )
+    for line, note in enumerate(notes):
+        parts.append(f'<text x="0" y="{top - 8 + 15 * line}">{note}</text>')
+    return pictures.svg(top + 15, parts)
 
 
 def specpv_picture() -> str:
-    """The picture of docs/long-context.md: what partial views gain and cost, against context."""
+    """Return the chart of docs/long-context.md: speed and agreement of partial views by context."""
     speeds = []
     for colour, batch in zip(pictures.COLOURS, (1, 8), strict=False):
         paths = [(context, path) for context, size, path in LONG if size == batch]
@@ -339,16 +343,16 @@ def specpv_picture() -> str:
         for kind, name in (("mix", sequences), ("partial", f"{sequences}, partial")):
             points = [(context, _gain(path, kind, batch, context)) for context, path in paths]
             speeds.append(Line(name, points, colour, dashed=kind == "partial"))
-    across = Axis("context, tokens (20B geometry, H200)", 7000, 150000, CONTEXTS, logarithmic=True)
-    up = Axis("speed ÷ whole steps", 0, 2.5, [(tenths / 10, f"{tenths / 10}") for tenths in TENTHS])
-    title = "Speed over that of whole steps; partial: without refreshes"
+    across = Axis("context, tokens (20B sizes, H200)", 7000, 150000, CONTEXTS, logarithmic=True)
+    up = Axis("speedup", 0, 2.5, [(tenths / 10, f"{tenths / 10}") for tenths in TENTHS])
+    title = "Speedup over full steps (partial: without refreshes)"
     parts = list(pictures.lines(title, speeds, across, up, 18))
     budgets = zip(pictures.COLOURS, (4, 16, 64, 128), strict=False)
     agreed = [Line(f"{budget} blocks", _agreed(budget), colour) for colour, budget in budgets]
     ticks = [(context, str(context)) for context in range(500, 4000, 500)]
     across = Axis("context, tokens (example model, held-out text)", 500, 3700, ticks)
     up = Axis("same token, %", 85, 100, [(share, str(share)) for share in (85, 90, 95, 100)])
-    title = "Tokens that a view and the whole cache agree on"
+    title = "Same token with a partial view and with the full cache"
     parts += pictures.lines(title, agreed, across, up, 278)
     return pictures.svg(518, parts)
 
@@ -380,12 +384,12 @@ PICTURES: dict[Path, Callable[[], str]] = {
 
 
 def filled(text: str) -> str:
-    """``text`` with every marked table written anew."""
+    """Return ``text`` with every marked table replaced."""
     return TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
 
 
 def documents() -> list[Path]:
-    """The pages that may have tables."""
+    """Return the pages that may have tables."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

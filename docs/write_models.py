@@ -2,8 +2,8 @@
 
 .venv/bin/python docs/write_models.py
 
-What a backend refuses is asked of its own checks, with the published sizes; what was run is listed
-below, each with the test or record that shows it.
+The backends' own checks decide what is refused, with the published sizes. ``RUN`` lists what has
+run, each with the test or record that proves it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from specbuild.runtime.engine_dir.geometry import (
 from specbuild.runtime.errors import SpecbuildError
 
 PAGE = Path(__file__).with_name("models.md")
-BEGIN = "<!-- The table is generated: `make docs` writes it anew. -->\n"
-END = "<!-- Here it ends. -->\n"
+BEGIN = "<!-- The table of models is generated: `make docs` writes it. -->\n"
+END = "<!-- End of the table of models. -->\n"
 
-# A published model of every type: its title, and the geometry that the checks are asked about.
+# A published model of every type: its title, and the geometry that the backends' checks receive.
 MODELS = {
     "gpt_oss": ("GPT-OSS 20B, 120B", "gpt-oss-20b"),
     "llama": ("Llama 3", "llama-3.1-8b"),
@@ -49,12 +49,12 @@ MODELS = {
     "youtu": ("Youtu-LLM", "youtu-2b"),
     "youtu_llm": ("Youtu-LLM", "youtu-2b"),
 }
-# What safetensors hold of a type beside bf16, fp16 and fp32.
+# Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
 MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"
-# What decoded there, by the test or the record that shows it. On the CPU tiny random models.
+# What has decoded on each backend, with the test or record that proves it.
 RUN = {
     ("cpu", "gpt_oss"): "tests/e2e/test_example.py",
     ("cpu", "llama"): "tests/e2e/test_llama.py",
@@ -144,7 +144,7 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
 
 
 def state(backend: str, kind: str, target: TargetGeometry, draft: DraftGeometry | None) -> str:
-    """``run``, ``not run`` for what is taken but did not run on its device, ``no`` if refused."""
+    """Return ``run``, ``not run`` if only the build is supported, or ``no`` if it is refused."""
     options = BuildOptions(model=Path("model"), output=Path("engine"))
     try:
         BACKENDS[backend].check(options, target, draft)  # type: ignore[index]
@@ -155,7 +155,7 @@ def state(backend: str, kind: str, target: TargetGeometry, draft: DraftGeometry 
 
 
 def rows() -> Iterator[tuple[str, ...]]:
-    """A row for every model type, and one for every kind of draft."""
+    """Yield a row for each model type and for each kind of draft."""
     for family in TARGETS.values():
         for kind in family.model_types:
             title, geometry = MODELS[kind]
@@ -178,7 +178,7 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def fits(architecture: str, kind: str, kinds: object) -> bool:
-    """Whether a file of this architecture may hold a model of this type."""
+    """Return whether a file of this architecture can hold a model of this type."""
     plain = {name.replace("_", "").replace("-", "") for name in kinds}  # type: ignore[attr-defined]
     named = architecture.replace("-", "")
     return named == kind.replace("_", "") or named not in plain
@@ -192,7 +192,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page with the table written anew."""
+    """Return the page with the table replaced."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -26,6 +26,8 @@ DOCUMENTS = sorted(
     [
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
         *(ROOT / "benchmarks").rglob("*.md"),
@@ -36,6 +38,7 @@ USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md
 DEVELOPER_PAGES = sorted((ROOT / "docs" / "developers").glob("*.md"))
 SHORT_SENTENCES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "SECURITY.md",
     *USER_PAGES,
     *DEVELOPER_PAGES,
