@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | test-all | test-speed | test-slow | mutations | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
+# make setup | setup-tensorrt | demo | serve | test | test-all | test-speed | test-slow | mutations | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -6,32 +6,41 @@ PIP_EXTRA_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+# What `make demo` needs, and what tests need. --no-compile: Python compiles what a command imports.
+DEMO_INSTALLED := $(VENV)/.installed-demo
 INSTALLED := $(VENV)/.installed
-INSTALL := $(BIN)/pip install --progress-bar off --disable-pip-version-check $(PIP_EXTRA_ARGS) -c constraints.txt
+INSTALL := $(BIN)/pip install --no-compile --progress-bar off --disable-pip-version-check $(PIP_EXTRA_ARGS) -c constraints.txt
 EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
+.PHONY: setup setup-tensorrt demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
   clean
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "specbuild needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "Python's venv module is missing: apt-get install python3-venv" >&2; exit 2; }
-	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	@echo "installing into $(VENV): torch is the largest package and takes minutes"
-	@$(INSTALL) -e '.[dev,tensorrt-rtx,tensorrt-bindings]' 2>/dev/null || { \
-	  $(INSTALL) -e '.[dev]' && for extra in tensorrt-rtx tensorrt-bindings; do \
-	    $(INSTALL) -e ".[dev,$$extra]" || \
-	    echo "$$extra cannot be installed here: the tests that need it are skipped" >&2; \
-	  done; }
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing into $(VENV): torch is the largest package"
+	$(INSTALL) --quiet -e '.[cpu,build,serve]'
 	@touch $@
 
-demo: setup
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	@echo "installing the packages of tests and linters into $(VENV)"
+	$(INSTALL) --quiet -e '.[dev]'
+	@touch $(DEMO_INSTALLED) $@
+
+# The libraries of TensorRT-RTX (230 MB) and the types of TensorRT. Without them their tests are skipped.
+setup-tensorrt: setup
+	$(INSTALL) --quiet -e '.[dev,tensorrt-rtx,tensorrt-bindings]'
+
+demo: $(DEMO_INSTALLED)
 	$(SPECBUILD) build --model $(EXAMPLE)/target --draft $(EXAMPLE)/draft \
 	  --output $(DEMO)/engine --force
 	$(SPECBUILD) inspect $(DEMO)/engine
@@ -40,7 +49,7 @@ demo: setup
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
 
 # The example over HTTP, at http://127.0.0.1:8000 until ctrl-C.
-serve: setup
+serve: $(DEMO_INSTALLED)
 	test -f $(DEMO)/engine/manifest.json || $(SPECBUILD) build --model $(EXAMPLE)/target \
 	  --draft $(EXAMPLE)/draft --output $(DEMO)/engine --force
 	$(SPECBUILD) serve $(DEMO)/engine
