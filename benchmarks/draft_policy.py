@@ -27,7 +27,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter, process_time
 
-from specbuild.runtime.decode import host_costs
+from specbuild.runtime.decode.host import costs as host_costs
 from specbuild.runtime.device import this_device
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.engine import Engine, Speculation

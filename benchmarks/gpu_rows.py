@@ -22,7 +22,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.prompts import time_prefill
 from specbuild.cli.bench.report import Phase
 from specbuild.cli.bench.runs import Run, timed_run
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -12,10 +12,10 @@ from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
-from specbuild.runtime.decode.cost_file import cache_path
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
-from specbuild.runtime.decode.host_decoder import HostDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
+from specbuild.runtime.decode.host.cost_file import cache_path
+from specbuild.runtime.decode.host.decoder import HostDecoder
 from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.draft.drafter import Drafter

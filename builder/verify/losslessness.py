@@ -15,7 +15,7 @@ from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import shape_of
 from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine import Engine

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from specbuild.cli.anatomy.options import AnatomyOptions
 from specbuild.cli.bench.steps import draft_text, shapes_for
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

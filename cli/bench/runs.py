@@ -17,7 +17,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Decoding
 from specbuild.cli.bench.steps import tree_text
 from specbuild.cli.options.draft_choice import Speculation
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.measure.benchmark_batch import cuda_executor

@@ -10,7 +10,7 @@ from time import perf_counter
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import KernelTime, LayerLaunch, Phase, phase_of
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import by_model, model_of
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

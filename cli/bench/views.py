@@ -12,7 +12,7 @@ import numpy as np
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import KernelTime, Phase, phase_of
 from specbuild.cli.bench.steps import MARGIN_TOKENS, Emit, tree_text
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_offers import offered_values
-from specbuild.runtime.decode.device_rows import SEQUENCE_PORTS, VIEWS
+from specbuild.runtime.decode.device.offers import offered_values
+from specbuild.runtime.decode.device.rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import DraftShape

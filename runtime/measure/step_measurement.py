@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
 from specbuild.runtime.draft.draft_models import model_of, shape_text
 from specbuild.runtime.engine import Engine

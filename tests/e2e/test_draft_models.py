@@ -24,7 +24,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.verify import verify_engine
 from specbuild.builder.verify.engine_probe import EngineProbe
-from specbuild.runtime.decode.host_drafting import HostDrafting
+from specbuild.runtime.decode.host.drafting import HostDrafting
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.dflash import DFlashDrafter
 from specbuild.runtime.draft.draft_models import ModelShape

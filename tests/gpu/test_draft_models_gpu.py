@@ -15,7 +15,7 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import StepOutcome

@@ -13,8 +13,8 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

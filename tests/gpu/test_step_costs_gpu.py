@@ -8,7 +8,7 @@ from itertools import cycle
 import pytest
 from example_engine import CHAIN, TREE, records
 
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import StepCosts, from_bytes, to_bytes
 from specbuild.runtime.draft.policy import StepOutcome

@@ -13,7 +13,7 @@ from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome

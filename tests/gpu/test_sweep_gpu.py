@@ -11,7 +11,7 @@ import pytest
 from specbuild.cli.bench.report import SWEEPS, SweepReport
 from specbuild.cli.bench.sweep import SweepPlan, run_sweep, stream_kernel
 from specbuild.cli.terminal.console import json_line
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.benchmark_batch import benchmark_batch, cuda_executor
 from specbuild.runtime.measure.read_speed import streaming_read

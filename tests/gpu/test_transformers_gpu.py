@@ -25,7 +25,7 @@ from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.synth import TARGET_FOLDER, write_checkpoints
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.training.frozen_target import load_target
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 

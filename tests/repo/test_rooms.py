@@ -30,9 +30,13 @@ RUNTIME = {
     "lossy": "errors engine_dir cache executors records request",
     "decode": "errors engine_dir cache guides records sampling statistics text request executors "
     "draft lossy",
-    "engine": "errors engine_dir cache guides sampling text request executors draft decode",
+    "decode/host": "errors engine_dir cache guides sampling statistics request executors draft "
+    "lossy decode",
+    "decode/device": "errors engine_dir cache sampling request executors draft lossy decode",
+    "engine": "errors engine_dir cache guides sampling text request executors draft decode "
+    "decode/host decode/device",
     "serve": "errors engine_dir cache guides records sampling text request draft decode engine",
-    "measure": "errors engine_dir cache executors request draft decode engine",
+    "measure": "errors engine_dir cache executors request draft decode decode/device engine",
 }
 BUILDER = {
     "durable": "",

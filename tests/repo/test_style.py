@@ -38,7 +38,7 @@ LONG_FUNCTIONS = {
     "plugins_cuda/paged_tree_attention/body.py:additive_mask": "as above",
     "plugins_cuda/view_inputs/op.py:reference": "one port after the other",
     "plugins_cuda/rms_moe/memory.py:_plan": "the sizes of every buffer",
-    "runtime/decode/program_table.py:step": "each parameter is a property of a step's program",
+    "runtime/decode/device/program_table.py:step": "each parameter is a step's property",
     "runtime/engine.py:load": "each parameter is a setting of its own",
     "runtime/engine.py:__init__": "the parts of an engine, each of which tests replace alone",
 }

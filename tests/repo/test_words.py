@@ -26,7 +26,6 @@ WORDS = [
     (r"\b[Mm]ixers?\b", EVERYWHERE, "consumer warpgroups", r"`mixers`"),
     (r"\b[Hh]ears?\b|\bsays why\b|\bcomes? to\b", EVERYWHERE, "a plain verb", None),
     (r"Slot(Table|Rows)|\bslot_of\b|RING_SLOTS|ring_slots", EVERYWHERE, "row, ring entry", None),
-    (r"\bslots?\b", r"^runtime/decode/(device_|program_)", "row", None),
     (r"\b(?:chains? of (?:tiles|a split|a slot))", EVERYWHERE, "tile run", None),
 ]  # fmt: skip
 

@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     draft_shapes,
 )
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import shape_of as named
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -25,8 +25,8 @@ from specbuild.cli.bench.roofline import plot_sweep
 from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.launch_rows import prompt_launches
-from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import (
     ACCEPT,

@@ -27,7 +27,7 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.synth import write_checkpoints
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.draft_models import ModelShape, model_of

@@ -16,8 +16,8 @@ from toy_model import VOCAB, choose, decode_plainly, target_logits
 from toy_plan import BATCHES, SHAPES
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError

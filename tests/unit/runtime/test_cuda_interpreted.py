@@ -21,7 +21,7 @@ from specbuild.builder.backends.cuda.step import draft as draft_passes
 from specbuild.builder.backends.cuda.step import programs
 from specbuild.builder.backends.cuda.step.adjusted import adjusted_batches
 from specbuild.plugins_cuda.choose.op import gumbel_noise
-from specbuild.runtime.decode.device_decoder import DeviceDecoder
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.decode.logit_rows import adjust, log_probability
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

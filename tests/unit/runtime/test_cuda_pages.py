@@ -16,8 +16,8 @@ from toy_model import toy_manifest
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.sequence_pages import KeptPages, RingPages
-from specbuild.runtime.decode.device_pages import DevicePages
-from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.decode.device.pages import DevicePages
+from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.decode.scoring import scored_sequence
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
 from specbuild.runtime.engine_dir.manifest import Limits, SpecPv

@@ -21,7 +21,7 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.plan.plan_reader import read_programs
 from specbuild.builder.backends.cuda.plan.plan_writer import program_bytes
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor

@@ -18,8 +18,8 @@ from toy_engine import run
 from toy_model import VOCAB, decode_plainly
 from toy_plan import BATCHES, DEEPEST, SHAPES
 
-from specbuild.runtime.decode.program_costs import ProgramOffers
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_costs import ProgramOffers
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.offer import LATER, Later, Offer, OfferedDepths

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device_flights import StepInFlight
-from specbuild.runtime.decode.device_stepper import DeviceStepper
+from specbuild.runtime.decode.device.flights import StepInFlight
+from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.engine_dir.plan import LIST_BUDGET
 from specbuild.runtime.executors.executor import StepResult

@@ -12,8 +12,8 @@ import pytest
 from toy_model import ToyExecutor, toy_manifest
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.decode.cost_file import cache_path, load_or_measure
-from specbuild.runtime.decode.host_costs import CostMeasurement, agree, table_of
+from specbuild.runtime.decode.host.cost_file import cache_path, load_or_measure
+from specbuild.runtime.decode.host.costs import CostMeasurement, agree, table_of
 from specbuild.runtime.draft.cost_table import CostTable
 
 ROWS = (1, 2, 3, 4, 5)

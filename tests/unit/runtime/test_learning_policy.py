@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from toy_plan import SHAPES, cuda_manifest, toy_plan
 
-from specbuild.runtime.decode.program_costs import ProgramCosts
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_costs import ProgramCosts
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.choice import PolicyByKind
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, DraftCosts, Outlook

@@ -20,9 +20,9 @@ from specbuild.runtime.cache.kv_policy import gives_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode import scheduler
 from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.host.repetition import as_recorded
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
-from specbuild.runtime.decode.repetition import as_recorded
 from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

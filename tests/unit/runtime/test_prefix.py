@@ -25,8 +25,8 @@ from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.prefix_tree import PrefixTree, TokenSource
 from specbuild.runtime.cache.window_ends import WindowEnds
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device_stepper import DeviceStepper
-from specbuild.runtime.decode.host_stepper import HostStepper
+from specbuild.runtime.decode.device.stepper import DeviceStepper
+from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.scheduler import Chunk, Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engine_directory import write_engine, write_manifest
 
-from specbuild.runtime.decode.cost_file import load_or_measure
+from specbuild.runtime.decode.host.cost_file import load_or_measure
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir import files as engine_files

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from toy_device import toy_cuda
 from toy_plan import BATCHES, SHAPES, cuda_manifest, toy_plan
 
-from specbuild.runtime.decode.program_costs import ProgramCosts
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_costs import ProgramCosts
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.acceptance import PRIOR_WEIGHT
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
-from specbuild.runtime.decode.cost_file import load_or_measure
-from specbuild.runtime.decode.host_costs import CannotMeasureError, CostMeasurement
+from specbuild.runtime.decode.host.cost_file import load_or_measure
+from specbuild.runtime.decode.host.costs import CannotMeasureError, CostMeasurement
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, DraftCosts
 from specbuild.runtime.draft.draft_models import DraftModels

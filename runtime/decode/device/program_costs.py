@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.costs import Outlook, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.draft_models import model_of

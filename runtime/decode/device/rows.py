@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbuild.runtime.decode.adjusted_rows import CHANGES, COLUMNS, adjusts, done_port
+from specbuild.runtime.decode.device.adjusted_rows import CHANGES, COLUMNS, adjusts, done_port
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState

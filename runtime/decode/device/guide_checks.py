@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.request import SequenceState
 
 # A refusal weighs as much as so many tokens that are allowed.

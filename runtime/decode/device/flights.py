@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.decode.adjusted_rows import TopOfRows
-from specbuild.runtime.decode.prefill_rows import PromptRows
+from specbuild.runtime.decode.device.adjusted_rows import TopOfRows
+from specbuild.runtime.decode.device.prefill_rows import PromptRows
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.errors import SpecbuildError

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.decode.row_samples import RowSampler, SampledRows
+from specbuild.runtime.decode.host.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor

@@ -8,8 +8,8 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
+from specbuild.runtime.decode.host.target_passes import TargetPasses
 from specbuild.runtime.decode.scoring import ScoredRows, scored_sequence
-from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor

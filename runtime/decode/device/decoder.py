@@ -8,14 +8,15 @@ from dataclasses import replace
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
-from specbuild.runtime.decode.device_offers import DeviceOffers
-from specbuild.runtime.decode.device_stepper import DeviceStepper
+from specbuild.runtime.decode.device.offers import DeviceOffers
+from specbuild.runtime.decode.device.program_costs import ProgramCosts, ProgramOffers
+from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.device.scoring import scored
+from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.program_costs import ProgramCosts, ProgramOffers
-from specbuild.runtime.decode.program_table import ProgramTable
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
-from specbuild.runtime.decode.scoring import ScoredRows, scored
+from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts

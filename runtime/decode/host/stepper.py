@@ -8,14 +8,14 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
-from specbuild.runtime.decode.guided_drafts import forced_chains, with_forced_tokens
+from specbuild.runtime.decode.host.guided_drafts import forced_chains, with_forced_tokens
+from specbuild.runtime.decode.host.repetition import as_recorded
+from specbuild.runtime.decode.host.row_samples import SampledRows
+from specbuild.runtime.decode.host.target_passes import TargetPasses
 from specbuild.runtime.decode.logit_rows import likeliest
-from specbuild.runtime.decode.repetition import as_recorded
-from specbuild.runtime.decode.row_samples import SampledRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
-from specbuild.runtime.decode.target_passes import TargetPasses
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter

@@ -9,7 +9,7 @@ pages are published then.
 from __future__ import annotations
 
 from specbuild.runtime.cache.sequence_pages import AheadPages
-from specbuild.runtime.decode.device_rows import DeviceRows
+from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.engine_dir.cache_groups import allocators, tree_slots
 from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import Manifest

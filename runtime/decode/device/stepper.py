@@ -6,20 +6,20 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-from specbuild.runtime.decode.adjusted_rows import AdjustedRows, TopOfRows, adjusts
-from specbuild.runtime.decode.device_flights import (
+from specbuild.runtime.decode.device.adjusted_rows import AdjustedRows, TopOfRows, adjusts
+from specbuild.runtime.decode.device.flights import (
     PromptsInFlight,
     StepInFlight,
     check_count,
     count_lost,
     likeliest_of,
 )
-from specbuild.runtime.decode.device_offers import DeviceOffers, offered_ahead, unread_tokens
-from specbuild.runtime.decode.device_pages import DevicePages
-from specbuild.runtime.decode.device_rows import PENDING, DeviceRows
-from specbuild.runtime.decode.guide_checks import GuideChecks, ReceivedStep
-from specbuild.runtime.decode.prefill_rows import PromptRows, launched_rows, sampling_rows
-from specbuild.runtime.decode.program_table import ProgramTable
+from specbuild.runtime.decode.device.guide_checks import GuideChecks, ReceivedStep
+from specbuild.runtime.decode.device.offers import DeviceOffers, offered_ahead, unread_tokens
+from specbuild.runtime.decode.device.pages import DevicePages
+from specbuild.runtime.decode.device.prefill_rows import PromptRows, launched_rows, sampling_rows
+from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.device.rows import PENDING, DeviceRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
 from specbuild.runtime.draft.costs import Outlook

@@ -10,9 +10,9 @@ from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams
-from specbuild.runtime.decode.host_drafting import HostDrafting
-from specbuild.runtime.decode.host_scoring import host_scored
-from specbuild.runtime.decode.host_stepper import HostStepper
+from specbuild.runtime.decode.host.drafting import HostDrafting
+from specbuild.runtime.decode.host.scoring import host_scored
+from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler, Turns
 from specbuild.runtime.decode.scoring import ScoredRows

@@ -1,0 +1,1 @@
+"""Decoding with programs that keep their state on a device (CUDA)."""

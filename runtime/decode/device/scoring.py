@@ -1,0 +1,68 @@
+"""The target's logits behind every token of a sequence, by a device's scoring programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from specbuild.runtime.cache.pages import KvPools
+from specbuild.runtime.decode.device.pages import DevicePages
+from specbuild.runtime.decode.device.prefill_rows import PromptRows, launched_rows
+from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.decode.device.rows import DeviceRows
+from specbuild.runtime.decode.scoring import ScoredRows, scored_sequence
+from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.executors.executor import DeviceExecutor
+
+
+def scored(
+    ids: Sequence[int], executor: DeviceExecutor, manifest: Manifest, kv: KvPools
+) -> Iterator[ScoredRows]:
+    """Rows in order, as many at once as the programs take, while nothing else runs.
+
+    Raises RequestError where the engine has no such program, or pages are not free.
+    """
+    programs, logits = ProgramTable(executor.plan), executor.port("score.logits")
+    entry = None if logits is None else programs.score(rows=logits.shape[0])
+    if entry is None or logits is None:
+        raise RequestError("the engine has no program that scores; build it with one")
+    executor.use()
+    groups = [group.name for group in manifest.cache_groups]
+    device_rows = DeviceRows(executor, groups)
+    device_rows.clear(manifest.target.eos_token_ids)
+    pages = DevicePages(device_rows, manifest)
+    with scored_sequence(ids, kv) as sequence:
+        device_rows.admit(sequence)
+        capacity = min(entry.rows, logits.shape[0])
+        for start in range(0, len(ids), capacity):
+            rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
+            pages.before_prompt(sequence, start + rows.count)
+            entry = programs.score(rows=rows.count)
+            assert entry is not None
+            arrays = launched_rows([rows], entry, groups, drafted=device_rows.drafted)
+            scores = _scored(executor, entry, rows, arrays)
+            sequence.length += rows.count
+            pages.behind_prompt(sequence)
+            yield scores
+
+
+def _scored(
+    executor: DeviceExecutor,
+    entry: ProgramEntry,
+    rows: PromptRows,
+    arrays: Mapping[str, np.ndarray],
+) -> ScoredRows:
+    port = executor.port("score.logit_rows")
+    assert port is not None
+    for name, values in arrays.items():
+        executor.write(name, values)
+    logit_rows = np.minimum(np.arange(port.shape[0], dtype=np.int32), rows.count - 1)
+    executor.write(port.name, logit_rows)
+    executor.start(entry)
+    logits = executor.read("score.logits", rows=rows.count)
+    drafted = executor.port("score.captured") is not None
+    aux_hidden = executor.read("score.captured", rows=rows.count) if drafted else None
+    return ScoredRows(rows.start, logits, aux_hidden)

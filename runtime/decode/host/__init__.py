@@ -1,0 +1,1 @@
+"""Decoding with graphs that the host calls by role (ONNX Runtime)."""
