@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -97,7 +99,7 @@ class CpuExecutor:
             import onnxruntime as ort
 
             group = self._manifest.group(name.partition(".")[0])
-            self.pools[name] = ort.OrtValue.ortvalue_from_numpy(_new_pool(group, port.shape))
+            self.pools[name] = ort.OrtValue.ortvalue_from_numpy(allocate_pool(group, port.shape))
         return self.pools[name]
 
 
@@ -206,12 +208,21 @@ def _cpu_device() -> Any:
     return ort.OrtDevice.make("cpu", 0)._get_c_device()
 
 
-def _new_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
-    """Zeros, because page 0 is read by padding and must be finite."""
+def allocate_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
+    """Return zeros, because padding reads page 0, whose values must be finite.
+
+    NumPy requests huge pages for large arrays. The first token of a short prompt then waits until
+    the kernel has cleared 2 MB in each head of each layer's pool, so pools are mapped directly.
+    """
     element = _element(group.stored_dtype, f"cache group {group.name}")
     try:
-        return np.zeros(shape, element)
-    except (MemoryError, ValueError) as error:
+        memory = mmap.mmap(
+            -1, math.prod(shape) * element.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )
+        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+        return np.frombuffer(memory, element).reshape(shape)
+    except (MemoryError, OSError, OverflowError, ValueError) as error:
         raise UnsupportedHereError(
             f"the caches of group {group.name} do not fit into memory; build the engine with a "
             "smaller --max-seq-len or --max-batch-size"

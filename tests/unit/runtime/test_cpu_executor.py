@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from toy_engine import prompt
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.manifest import CacheGroup
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
-from specbuild.runtime.executors.cpu.executor import CpuExecutor, session_options
+from specbuild.runtime.executors.cpu.executor import CpuExecutor, allocate_pool, session_options
 from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.request import FinishEvent, GenerateParams
 
@@ -53,6 +55,22 @@ def test_pools_keep_what_earlier_calls_wrote(tmp_path: Path, threads: int) -> No
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
         choice = executor.run("choose", {"logits": logits})["choice"]
         assert choice.tolist() == expected.argmax(1).tolist()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_a_pool_takes_memory_for_the_pages_that_are_written() -> None:
+    group = CacheGroup("full", (0,), 64, 256, 256, 16, 64, 0, "float32", ("head", "page", "slot"))
+    pool = allocate_pool(group, (64, 64, 16, 256))  # 64 MiB, 1 MiB a head
+    before = resident_bytes()
+    pool[:, 1, 0, :8] = 1.0
+    assert resident_bytes() - before < pool.nbytes / 16, "one page of memory a head"
+    assert pool.sum() == 64 * 8
+
+
+def resident_bytes() -> int:
+    """The private memory of this process that is not backed by a file."""
+    resident, shared = map(int, Path("/proc/self/statm").read_text().split()[1:3])
+    return (resident - shared) * resource.getpagesize()
 
 
 def test_outputs_outlive_the_next_run_of_another_role_and_feed_the_same(engine: Path) -> None:
