@@ -84,11 +84,34 @@ def variants_of(schema: Mapping[str, Any]) -> Iterator[Any]:
             yield from listed
 
 
-def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows; None where it does not restrict them."""
+def json_types(
+    schema: Any,
+    root: Mapping[str, Any],
+    depth: int = 0,
+    known: dict[int, frozenset[str] | None] | None = None,
+) -> frozenset[str] | None:
+    """Return the JSON types that a schema allows; None where it does not restrict them.
+
+    ``known`` are the types of schemas that were read before, by identity: each is read once, since
+    schemas that refer to each other have exponentially many paths.
+    """
     schema = resolved(schema, root)
-    if depth > _MAX_DEPTH:
+    known = {} if known is None else known
+    if depth > _MAX_DEPTH or not schema:
         return None
+    if id(schema) not in known:
+        # A schema that leads back to itself restricts nothing there.
+        known[id(schema)] = None
+        known[id(schema)] = _json_types(schema, root, depth, known)
+    return known[id(schema)]
+
+
+def _json_types(
+    schema: Mapping[str, Any],
+    root: Mapping[str, Any],
+    depth: int,
+    known: dict[int, frozenset[str] | None],
+) -> frozenset[str] | None:
     limits: list[frozenset[str] | None] = []
     kind = schema.get("type")
     if isinstance(kind, str):
@@ -101,13 +124,13 @@ def json_types(schema: Any, root: Mapping[str, Any], depth: int = 0) -> frozense
         limits.append(frozenset([type_of(schema["const"])]))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            each = [json_types(variant, root, depth + 1) for variant in schema[key]]
-            known = [types for types in each if types is not None]
-            limits.append(frozenset().union(*known) if len(known) == len(each) else None)
+            each = [json_types(variant, root, depth + 1, known) for variant in schema[key]]
+            typed = [types for types in each if types is not None]
+            limits.append(frozenset().union(*typed) if len(typed) == len(each) else None)
     if isinstance(schema.get("allOf"), list):
-        limits += [json_types(part, root, depth + 1) for part in schema["allOf"]]
-    known = [types for types in limits if types is not None]
-    return frozenset.intersection(*known) if known else None
+        limits += [json_types(part, root, depth + 1, known) for part in schema["allOf"]]
+    typed = [types for types in limits if types is not None]
+    return frozenset.intersection(*typed) if typed else None
 
 
 def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
 from specbuild.runtime.serve.parsers.arguments import (
     Tools,
     UnclosedTextError,
@@ -86,7 +86,9 @@ class WrittenArguments:
         """
         root = json.loads(arguments.source)
         outer = resolved(root, root)
-        schemas, required = properties_of(root), outer.get("required", ())
+        schemas, required = properties_of(root), outer.get("required")
+        required = required if isinstance(required, list) else ()
+        size = 0
         parts: dict[str, Guide] = {}
         gap, free = f"{prefix}_gap", f"{prefix}_text"
         rules = [f"{gap}: /{self.gap}/", *self._text_rule(free, mark, text)]
@@ -98,18 +100,24 @@ class WrittenArguments:
 
         pairs = []
         for i, (key, schema) in enumerate(schemas.items()):
-            values = []
-            choices = list(_choices(schema, root, arguments))
-            for j, choice in enumerate(choices):
-                if None in choices or choice is None:
-                    values = [free]
+            values: list[str] = []
+            guides: dict[str, Guide] = {}
+            for j, choice in enumerate(_choices(schema, root, arguments)):
+                if choice is None:
+                    values, guides = [free], {}
                     break
+                size += len(choice.source if isinstance(choice, Guide) else choice)
+                if size > MOST_GUIDE_BYTES:
+                    raise arguments.refused(
+                        f"takes more than {MOST_GUIDE_BYTES} bytes as a grammar of its arguments"
+                    )
                 if isinstance(choice, Guide):
-                    parts[f"{prefix}_{i}_{j}"] = choice
+                    guides[f"{prefix}_{i}_{j}"] = choice
                     value = f"@{prefix}_{i}_{j}"
                 else:
                     value = text(choice)
                 values.append(f"{value} {mark(self.behind)}")
+            parts |= guides
             rules.append(f"{prefix}_{i}: {argument(text(key), '(' + ' | '.join(values) + ')')}")
             pairs.append(f"{prefix}_{i}" if key in required else f"{prefix}_{i}?")
         if not schemas and outer.get("additionalProperties") is not False:
@@ -129,14 +137,24 @@ class WrittenArguments:
 
 
 def _choices(
-    schema: Any, root: Mapping[str, Any], arguments: Guide, depth: int = 0
+    schema: Any,
+    root: Mapping[str, Any],
+    arguments: Guide,
+    depth: int = 0,
+    seen: set[int] | None = None,
 ) -> Iterator[str | Guide | None]:
-    """Yield what a value may be: a text as it is, JSON of a guide, or any text (None)."""
-    schema = resolved(schema, root)
+    """Yield what a value may be: a text as it is, JSON of a guide, or any text (None).
+
+    ``seen`` has the identities of schemas whose choices were given before.
+    """
+    schema, seen = resolved(schema, root), set() if seen is None else seen
+    if schema and id(schema) in seen:
+        return
+    seen.add(id(schema))
     variants = list(variants_of(schema))
     if variants and depth < 4:
         for variant in variants:
-            yield from _choices(variant, root, arguments, depth + 1)
+            yield from _choices(variant, root, arguments, depth + 1, seen)
         return
     types = json_types(schema, root)
     listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
@@ -151,7 +169,9 @@ def _choices(
             )
         yield None
     else:
-        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        shared = {}
+        if '"$ref"' in json.dumps(schema):
+            shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         yield Guide.json({**shared, **schema}, lenient=arguments.lenient, name=arguments.name)
 
 
