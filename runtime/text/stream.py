@@ -8,6 +8,9 @@ from dataclasses import dataclass
 _INCOMPLETE = "\ufffd"  # what a decoder gives for the first bytes of a longer character
 # Ids that are decoded again with a new one, at most. To move on takes a decoding of its own.
 _MOST_CONTEXT = 8
+# Ids of which no text has come: so many cannot belong to one character, whose bytes are four.
+_MAX_WAITING = 12
+_CHARACTER_IDS = 4
 
 
 class Detokenizer:
@@ -31,13 +34,31 @@ class Detokenizer:
         text = self._decode(self._ids[self._context :])
         before = self._before
         if text.endswith(_INCOMPLETE) or len(text) <= len(before):
-            return ""
+            return self._move_on(text)
         piece, self._read = self._read, len(self._ids)
         if self._read - self._context > _MOST_CONTEXT:
             self._context, self._before = piece, self._decode(self._ids[piece:])
         else:
             self._before = text
         return text[len(before) :]
+
+    def _move_on(self, text: str) -> str:
+        """The text of ids that waited for long, such as bytes of no character; else none.
+
+        Else each id would be decoded again with all that follow it.
+        """
+        count = len(self._ids)
+        if count - self._read <= _MAX_WAITING:
+            return ""
+        for end in range(count - _CHARACTER_IDS, count - 2 * _CHARACTER_IDS, -1):
+            whole = self._decode(self._ids[self._context : end])
+            # Within a character the bytes before are text of their own.
+            if text.startswith(whole):
+                new = whole[len(self._before) :]
+                self._context, self._read = end - _CHARACTER_IDS, end
+                self._before = self._decode(self._ids[self._context : end])
+                return new
+        return ""
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as a replacement character."""

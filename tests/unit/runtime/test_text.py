@@ -74,6 +74,40 @@ def test_a_decoder_that_strips_leading_space_keeps_inner_spaces() -> None:
     assert [detokenizer.push(i) for i in (0, 1, 2, 1)] == ["the", " cat", " sat", " cat"]
 
 
+_RUNS = st.one_of(
+    st.binary(min_size=1, max_size=3),
+    st.sampled_from([b"\x80" * 20, b"\xe4" * 15, "名".encode() * 9, b"\xf0\x9f\x98" * 7]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_RUNS, max_size=6))
+def test_pieces_of_any_bytes_are_their_text(runs: list[bytes]) -> None:
+    """Also of bytes that belong to no character, which hold nothing back for long."""
+    data = b"".join(runs)
+    detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
+    pieces = [detokenizer.push(byte) for byte in data]
+    held = len("".join(pieces).encode())
+    assert "".join([*pieces, detokenizer.flush()]) == data.decode(errors="replace")
+    assert data.decode(errors="replace").encode()[held:].count("\ufffd".encode()) <= 16
+
+
+@pytest.mark.parametrize("text", ["", "\ufffd"])
+def test_ids_without_text_are_decoded_a_few_at_a_time(text: str) -> None:
+    """Special tokens that are left out, and bytes of no character."""
+    most = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal most
+        most = max(most, len(ids))
+        return text * len(ids)
+
+    detokenizer = Detokenizer(decode)
+    shown = [detokenizer.push(i) for i in range(1000)]
+    assert "".join([*shown, detokenizer.flush()]) == text * 1000
+    assert most < 40
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.text("abc", max_size=20),
