@@ -21,11 +21,11 @@ from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_li
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
-from specbuild.runtime.serve.request_fields import Route
+from specbuild.runtime.serve.request_fields import Listed, Route
 from specbuild.runtime.serve.serving import NEW_TURN, PromptForm, Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
-from specbuild.runtime.serve.turns import Turns, merged, parts_of, source
+from specbuild.runtime.serve.turns import Turn, Turns, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
 
@@ -33,10 +33,10 @@ class ChatFields(TextFields):
     """The body of a chat."""
 
     route: ClassVar[Route] = "chat"
-    messages: list[dict[str, Any]]
+    messages: Listed[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -44,7 +44,7 @@ class ChatFields(TextFields):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    modalities: list[str] | None = None
+    modalities: Listed[str] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     # The chat template writes them.
@@ -132,13 +132,15 @@ class Chat:
         choices = [
             self._choice(body, i, request, tools, prompt) for i, request in enumerate(requests)
         ]
-        turns = serving.turns(requests, body.urgency)
+        turns = serving.turns(requests, body.urgency, by_source=by_source)
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            turns = parts_of(turns) if by_source else turns
             return self._stream(turns, choices, head, with_usage)
-        for turn in await merged(turns, len(requests)):
-            choices[turn.choice].output.take(turn)
+        async with aclosing(turns):
+            async for turn in turns:
+                choices[turn.choice].take(turn)
+                if _all_ended(choices):
+                    break
         shown = [choice.whole() for choice in choices]
         if body.return_token_ids:
             head["prompt_token_ids"] = list(prompt.ids)
@@ -174,16 +176,14 @@ class Chat:
             usage = {"usage": _usage([choice])} if with_usage.continuous_usage_stats else {}
             return {**head, "choices": [shown], **usage}
 
-        for choice in choices:
-            yield chunk(choice, choice.begin())
         async with aclosing(turns):
+            for choice in choices:
+                yield chunk(choice, choice.begin())
             async for turn in turns:
                 choice = choices[turn.choice]
-                if choice.output.finish_reason is not None:
-                    continue  # a stop string ended it: what the engine still gave is of no use
-                for shown in choice.pieces(choice.output.take(turn), turn.tokens):
+                for shown in choice.pieces(turn):
                     yield chunk(choice, shown)
-                if all(c.output.finish_reason is not None for c in choices):
+                if _all_ended(choices):
                     break
         if with_usage.include_usage:
             yield {**head, "choices": [], "usage": _usage(choices)}
@@ -246,6 +246,10 @@ class _Choice:
         self.request = request
         self.output = output
 
+    def take(self, turn: Turn) -> list[Delta]:
+        """What a turn adds: nothing where a stop string has ended the output."""
+        return [] if self.output.finish_reason is not None else self.output.take(turn)
+
     def begin(self) -> dict[str, Any]:
         """The first chunk's choice, with the ids of the prompt where they are requested."""
         begun = self.shown({"role": "assistant", "content": ""}, None)
@@ -272,18 +276,24 @@ class _Choice:
             message["content"] = ""
         return self.shown(message, output.finish_reason, output.tokens, "message")
 
-    def pieces(self, deltas: Sequence[Delta], tokens: Sequence[TokenEvent]) -> list[dict[str, Any]]:
+    def pieces(self, turn: Turn) -> list[dict[str, Any]]:
         """Chunks of what a turn gave; the last one has its tokens' log-probabilities and end."""
-        shown = [self.shown(delta, None) for delta in map(self._delta, deltas) if delta]
-        end = self.output.finish_reason
-        by_token = self._body.logprobs or self._body.return_draft_tokens
+        if self.output.finish_reason is not None:
+            return []
+        before = len(self.output.tokens)
+        deltas = map(self._delta, self.take(turn))
+        shown = [self.shown(delta, None) for delta in deltas if delta]
+        # A stop string may end the output before the turn ends.
+        tokens = self.output.tokens[before:]
+        end, body = self.output.finish_reason, self._body
+        by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
         if end is not None or (not shown and by_token):
             shown.append(self.shown({}, end))
-        if self._body.return_draft_tokens:
+        if body.return_draft_tokens:
             for chunk in shown[:-1]:
                 chunk.update(source(tokens), token_count=0)
             shown[-1] |= source(tokens)
-        if shown and (self._body.logprobs or self._body.return_token_ids):
+        if shown and (body.logprobs or body.return_token_ids):
             shown[-1] |= self._details(tokens)
         return shown
 
@@ -321,6 +331,10 @@ class _Choice:
         if self._body.return_token_ids:
             details["token_ids"] = [token.token_id for token in tokens]
         return details
+
+
+def _all_ended(choices: Sequence[_Choice]) -> bool:
+    return all(choice.output.finish_reason is not None for choice in choices)
 
 
 def _usage(choices: Sequence[_Choice]) -> dict[str, Any]:

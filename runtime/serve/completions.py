@@ -11,10 +11,10 @@ from specbuild.runtime.request import Prompt, Request
 from specbuild.runtime.serve.errors import engine_refuses, not_offered, refused
 from specbuild.runtime.serve.fields import StreamOptions, TextFields
 from specbuild.runtime.serve.http import Chunks
-from specbuild.runtime.serve.request_fields import Route
+from specbuild.runtime.serve.request_fields import Listed, Route
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.token_logprobs import completion_logprobs, top_logprobs
-from specbuild.runtime.serve.turns import Turn, Turns, merged, parts_of, source
+from specbuild.runtime.serve.turns import Turn, Turns, merged, source
 from specbuild.runtime.serve.usage import answer_head, usage
 
 MOST_PROMPTS = 1024
@@ -26,7 +26,7 @@ class CompletionFields(TextFields):
     """The body of a completion."""
 
     route: ClassVar[Route] = "completions"
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | Listed[int] | Listed[str] | Listed[Listed[int]]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
     echo: bool = False
     logprobs: int | None = None
@@ -73,10 +73,10 @@ class Completions:
         model = serving.model(body.model)
         body.check()
         with_usage, prompts = body.streamed_usage, body.prompts
-        if body.truncate_prompt_tokens is not None or not body.add_special_tokens:
-            prompts = [await self._tokenized(prompt, body) for prompt in prompts]
         by_source = body.by_source
         serving.service.check_admission(len(prompts) * body.choices)
+        if body.truncate_prompt_tokens is not None or not body.add_special_tokens:
+            prompts = [await self._tokenized(prompt, body) for prompt in prompts]
         guide = await serving.service.compiled(body.guide())
         each = body.params(
             defaults=serving.service.engine.generation_defaults,
@@ -89,10 +89,8 @@ class Completions:
         requests = await serving.requests(prompts, each, raw=True, may_clip=may_clip)
         head = answer_head("cmpl", "text_completion", model, body.request_id)
         choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
-        turns = serving.turns(requests, body.urgency)
+        turns = serving.turns(requests, body.urgency, by_source=by_source)
         if body.stream:
-            if by_source:
-                turns = parts_of(turns)
             return self._stream(turns, choices, head, with_usage, body.choices)
         whole = await merged(turns, len(requests))
         shown = [choice.of(turn) for choice, turn in zip(choices, whole, strict=True)]

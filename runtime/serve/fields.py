@@ -20,6 +20,7 @@ from specbuild.runtime.sampling import (
     choice_seed,
 )
 from specbuild.runtime.serve.errors import ApiError, refused
+from specbuild.runtime.serve.request_fields import Listed
 from specbuild.runtime.serve.structured import StructuredFields
 from specbuild.runtime.text.stream import StopRule
 
@@ -30,6 +31,10 @@ MOST_TIMEOUT_S = 7 * 86400.0
 AS_MANY_AS_FIT = 2**31 - 1
 # Choices of one call.
 MOST_CHOICES = 128
+# Each is looked for with each token: stop strings, the characters of all, and stop tokens.
+MAX_STOPS = 128
+MAX_STOP_LENGTH = 4096
+MAX_STOP_TOKENS = 1024
 
 
 class StreamOptions(BaseModel):
@@ -58,8 +63,8 @@ class GenerationFields(StructuredFields):
     min_tokens: int | None = None
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     cache_salt: str | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -125,7 +130,8 @@ class GenerationFields(StructuredFields):
         Raises ApiError.
         """
         seed = secrets.randbelow(MAX_NOISE_SEED + 1) if self.seed is None else self.seed
-        stop = self.stop_strings if text else ()
+        stop = self.stop_strings
+        stop_tokens = self.stop_tokens
         if max_tokens is None:
             max_tokens = defaults.max_new_tokens
         least = AS_MANY_AS_FIT if max_tokens is None else max_tokens
@@ -136,8 +142,8 @@ class GenerationFields(StructuredFields):
                 GenerateParams(
                     max_new_tokens=least,
                     sampling=self._sampling(choice_seed(seed, i), defaults),
-                    stop=stop,
-                    stop_token_ids=tuple(self.stop_token_ids or ()),
+                    stop=stop if text else (),
+                    stop_token_ids=stop_tokens,
                     ignore_eos=self.ignore_eos,
                     include_stop_str_in_output=self.include_stop_str_in_output,
                     skip_special_tokens=self.skip_special_tokens,
@@ -176,11 +182,28 @@ class GenerationFields(StructuredFields):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as strings. ApiError where one is empty."""
+        """``stop`` as strings. ApiError where one is empty, or they are too many or too long."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if not all(stop):
             raise refused("stop", "a stop string is empty; leave it out")
+        length = sum(map(len, stop))
+        if len(stop) > MAX_STOPS or length > MAX_STOP_LENGTH:
+            raise refused(
+                "stop",
+                f"stop has {len(stop)} strings with {length} characters, at most {MAX_STOPS} "
+                f"strings with {MAX_STOP_LENGTH} characters in total are looked for",
+            )
         return stop
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """``stop_token_ids``. ApiError where they are too many."""
+        ids = tuple(self.stop_token_ids or ())
+        if len(ids) > MAX_STOP_TOKENS:
+            raise refused(
+                "stop_token_ids", f"stop_token_ids has {len(ids)} ids, at most {MAX_STOP_TOKENS}"
+            )
+        return ids
 
 
 class TextFields(GenerationFields):

@@ -130,6 +130,7 @@ class Failures:
         except Exception as error:
             if _client_left(error):
                 return
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            # A path may hold line ends.
+            log.exception("%s %.200r failed", scope["method"], scope["path"])
             if not started:
                 await send_error(noted, ApiError(500, "internal error; the server's log has it"))

@@ -16,6 +16,10 @@ from specbuild.runtime.serve.fields import first_error
 from specbuild.runtime.serve.request_fields import RequestFields
 
 MAX_BODY_BYTES = 32 << 20
+# A number takes up to 40 bytes once it is read, a list or an object 100, and an error of pydantic's
+# a kilobyte.
+MAX_BODY_VALUES = 1 << 20
+MAX_BODY_PARTS = 1 << 17
 # How long a client may take to send its request.
 BODY_TIMEOUT_S = 60.0
 
@@ -56,6 +60,7 @@ class Endpoint(Generic[Body]):
                 await answer
 
     def _read(self, body: bytes) -> Body:
+        check_structure(body)
         try:
             fields = self._model.model_validate_json(body)
         except ValidationError as error:
@@ -91,6 +96,26 @@ def check_media_type(scope: Scope) -> None:
             "Content-Type: application/json"
         )
         raise ApiError(415, message, code="unsupported_media_type")
+
+
+def check_structure(body: bytes) -> None:
+    """Raise ApiError if a JSON text has more values, or lists, objects and names, than are read."""
+    if not _exceeds_structure(body):
+        return
+    # Texts may have any number of these signs.
+    parts = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    too_many_texts = parts.count(b'"') > 2 * MAX_BODY_VALUES
+    if too_many_texts or _exceeds_structure(b"".join(parts.split(b'"')[::2])):
+        raise ApiError(
+            400,
+            f"the body has more than {MAX_BODY_VALUES} values, or more than {MAX_BODY_PARTS} lists "
+            "and objects or names in them; split it into several requests",
+        )
+
+
+def _exceeds_structure(text: bytes) -> bool:
+    parts = max(text.count(b"[") + text.count(b"{"), text.count(b":"))
+    return parts > MAX_BODY_PARTS or text.count(b",") > MAX_BODY_VALUES
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:

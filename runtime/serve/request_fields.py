@@ -13,12 +13,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from specbuild.runtime.serve.errors import not_offered
 
+Item = TypeVar("Item")
+# Of a list only the first wrong item is an error: an error of each would take a kilobyte.
+Listed = Annotated[list[Item], Field(fail_fast=True)]
 Route = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
 GENERATION: tuple[Route, ...] = ("completions", "chat", "responses")
 TEXT: tuple[Route, ...] = ("completions", "chat")

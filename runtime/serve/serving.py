@@ -11,13 +11,13 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_refuses, refused
-from specbuild.runtime.serve.fields import AS_MANY_AS_FIT, GenerationFields, Urgency
+from specbuild.runtime.serve.fields import GenerationFields, Urgency
 from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.service import Service
-from specbuild.runtime.serve.turns import Turns, turns_of
+from specbuild.runtime.serve.turns import Turns
 from specbuild.runtime.text.codec import TextCodec, check_unicode
 
 # Clients that cut a text ask for its tokens first: it may be this many times the longest sequence.
@@ -63,6 +63,14 @@ class PromptForm:
 
 
 NEW_TURN = PromptForm()
+# What a template gets from fields of the request, never from chat_template_kwargs.
+_OWN_VARIABLES = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+)
 
 
 class Serving:
@@ -126,7 +134,7 @@ class Serving:
         """Raise ApiError if a prompt and its new tokens exceed the context."""
         limit = self.max_seq_len
         longest = max(len(request.prompt_ids) for request in requests)
-        if new_tokens != AS_MANY_AS_FIT and longest + new_tokens > limit:
+        if longest + new_tokens > limit:
             raise ApiError(
                 400,
                 f"the context has {limit} tokens, but the request needs {longest + new_tokens}: "
@@ -155,6 +163,12 @@ class Serving:
     ) -> ChatPrompt:
         """The chat, rendered and tokenized. RequestError where the template refuses it."""
         codec = self.codec
+        for name in _OWN_VARIABLES:
+            if variables.get(name) is not None:
+                raise refused(
+                    f"chat_template_kwargs.{name}",
+                    f"chat_template_kwargs has {name}, which is a field of the request itself",
+                )
         if self.form is not None and self.form.call_id is not None:
             messages = with_call_ids(messages, self.form.call_id)
         most = self.max_seq_len * (MOST_SEQUENCES_COUNTED if form.may_be_long else 1)
@@ -190,18 +204,20 @@ class Serving:
         """Tokens of the engine's longest sequence, prompt and output together."""
         return self.service.engine.manifest.limits.max_seq_len
 
-    def turns(self, requests: Sequence[Request], urgency: Urgency) -> Turns:
+    def turns(
+        self, requests: Sequence[Request], urgency: Urgency, *, by_source: bool = False
+    ) -> Turns:
         """Starts requests. ApiError where the server takes no more, or they come too late."""
         priority, deadline_s = urgency
         given = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
-        return turns_of(self.service.generate(given))
+        return Turns(self.service.generate(given), by_source=by_source)
 
     def hidden_ends(self, body: GenerationFields) -> frozenset[int]:
         """Return the tokens that end a chat without being part of its text."""
         if body.include_stop_str_in_output or self.form is None:
             return frozenset()
         eos = () if body.ignore_eos else self.service.engine.manifest.target.eos_token_ids
-        return frozenset((*(body.stop_token_ids or ()), *eos)).difference(self.form.stop_token_ids)
+        return frozenset((*body.stop_tokens, *eos)).difference(self.form.stop_token_ids)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of tokens; empty where there is no tokenizer."""

@@ -10,7 +10,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
-from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields
+from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, Listed, RequestFields
 
 # Keys of structured_outputs beside the form. The table of fields refuses all but neutral values.
 _OUTPUT_OPTIONS = {
@@ -27,7 +27,7 @@ class StructuredFields(RequestFields):
     structured_outputs: dict[str, Any] | None = None
     guided_json: dict[str, Any] | str | bool | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
 
     def guide(self) -> Guide | None:

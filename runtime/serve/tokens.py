@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.errors import engine_refuses, refused
 from specbuild.runtime.serve.messages import template_messages, tool_list
-from specbuild.runtime.serve.request_fields import RequestFields, Route
-from specbuild.runtime.serve.serving import PromptForm, Serving
+from specbuild.runtime.serve.request_fields import Listed, RequestFields, Route
+from specbuild.runtime.serve.serving import MOST_SEQUENCES_COUNTED, PromptForm, Serving
 
 
 class TokenizeFields(RequestFields):
@@ -19,8 +19,8 @@ class TokenizeFields(RequestFields):
     route: ClassVar[Route] = "tokenize"
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Listed[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -33,7 +33,7 @@ class DetokenizeFields(RequestFields):
 
     route: ClassVar[Route] = "detokenize"
     model: str | None = None
-    tokens: list[int]
+    tokens: Listed[int]
 
 
 class TokenRoutes:
@@ -81,6 +81,9 @@ class TokenRoutes:
         serving = self._serving
         if body.model is not None:
             serving.model(body.model)
+        most = MOST_SEQUENCES_COUNTED * serving.max_seq_len
+        if len(body.tokens) > most:
+            raise refused("tokens", f"tokens has {len(body.tokens)} ids, at most {most}")
         vocab = serving.service.engine.manifest.target.vocab
         for token_id in body.tokens:
             if not 0 <= token_id < vocab:

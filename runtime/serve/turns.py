@@ -38,40 +38,47 @@ class Turn:
         return [*parts, Turn(self.choice, last, self.finish_reason)]
 
 
-Turns = AsyncGenerator[Turn, None]
-
-
 def source(tokens: Sequence[TokenEvent]) -> dict[str, Any]:
     """What ``return_draft_tokens`` adds to a chunk: tokens of one source, and how many."""
     return {"from_draft": any(token.from_draft for token in tokens), "token_count": len(tokens)}
 
 
-async def turns_of(generation: Generation) -> Turns:
-    """Turns as they come, by choice; closing it aborts what is left."""
-    try:
-        async for batch in generation:
-            tokens: dict[int, list[TokenEvent]] = {}
-            ends: dict[int, str] = {}
-            for event in batch:
-                if isinstance(event, FinishEvent):
-                    if event.record.finish_reason == "deadline":
-                        raise ApiError(504, _LATE, param="timeout", code="deadline_exceeded")
-                    if event.record.finish_reason == "guide_failed":
-                        raise ApiError(400, _GUIDE_FAILED, code="guide_failed")
-                    ends[event.request] = FINISH_REASONS[event.record.finish_reason]
-                else:
-                    tokens.setdefault(event.request, []).append(event)
-            for choice in tokens | ends:
-                yield Turn(choice, tokens.get(choice, []), ends.get(choice))
-    finally:
-        generation.cancel()
+class Turns:
+    """Turns of a generation by choice, as they come; ``by_source``: in parts of one source each.
+
+    :meth:`aclose` aborts what is left, also before the first turn: an asynchronous generator that
+    has not begun runs no ``finally``.
+    """
+
+    def __init__(self, generation: Generation, *, by_source: bool = False) -> None:
+        self._generation = generation
+        self._turns = _turns_of(generation, by_source)
+
+    def __aiter__(self) -> AsyncGenerator[Turn, None]:
+        return self._turns
+
+    async def aclose(self) -> None:
+        """Abort what is left."""
+        self._generation.cancel()
+        await self._turns.aclose()
 
 
-async def parts_of(turns: Turns) -> Turns:
-    """Turns in parts, each of one source; closing it closes them."""
-    async with aclosing(turns):
-        async for turn in turns:
-            for part in turn.by_source():
+async def _turns_of(generation: Generation, by_source: bool) -> AsyncGenerator[Turn, None]:
+    async for batch in generation:
+        tokens: dict[int, list[TokenEvent]] = {}
+        ends: dict[int, str] = {}
+        for event in batch:
+            if isinstance(event, FinishEvent):
+                if event.record.finish_reason == "deadline":
+                    raise ApiError(504, _LATE, param="timeout", code="deadline_exceeded")
+                if event.record.finish_reason == "guide_failed":
+                    raise ApiError(400, _GUIDE_FAILED, code="guide_failed")
+                ends[event.request] = FINISH_REASONS[event.record.finish_reason]
+            else:
+                tokens.setdefault(event.request, []).append(event)
+        for choice in tokens | ends:
+            turn = Turn(choice, tokens.get(choice, []), ends.get(choice))
+            for part in turn.by_source() if by_source else [turn]:
                 yield part
 
 

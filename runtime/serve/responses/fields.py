@@ -11,7 +11,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.errors import not_offered, refused
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.messages import EFFORTS
-from specbuild.runtime.serve.request_fields import Route
+from specbuild.runtime.serve.request_fields import Listed, Route
 from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
@@ -46,15 +46,15 @@ class ResponseFields(GenerationFields):
     """The body of a response."""
 
     route: ClassVar[Route] = "responses"
-    input: str | list[dict[str, Any]]
+    input: str | Listed[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: dict[str, Any] | None = None
-    include: list[str] | None = None
+    include: Listed[str] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
     previous_response_id: str | None = None

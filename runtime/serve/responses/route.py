@@ -208,24 +208,11 @@ class Responses:
 
     async def _events(self, work: _Work) -> AsyncGenerator[ResponseEvent, None]:
         """The events of a response, whose answer is filled on the way and stored at the end."""
-        form = self._serving.form
-        assert form is not None
-        parser = form.parser(
-            work.body.stop_rule,
-            work.tools,
-            work.prompt,
-            skip_special_tokens=work.body.skip_special_tokens,
-        )
-        output = Output(
-            parser,
-            by_delta=work.body.logprobs,
-            hidden_ends=self._serving.hidden_ends(work.body),
-            single_call=work.body.parallel_tool_calls is False,
-        )
         items, answer = work.items, work.answer
-        for name in ("created", "in_progress"):
-            yield {"type": f"response.{name}", "response": {**answer, "output": []}}
         async with aclosing(work.turns):
+            output = self._output(work)
+            for name in ("created", "in_progress"):
+                yield {"type": f"response.{name}", "response": {**answer, "output": []}}
             async for turn in work.turns:
                 for event in items.take(output.take(turn)):
                     yield event
@@ -243,6 +230,19 @@ class Responses:
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
         self._keep(work, [*work.messages, *messages_of(items.items)])
         yield {"type": f"response.{answer['status']}", "response": answer}
+
+    def _output(self, work: _Work) -> Output:
+        form, body = self._serving.form, work.body
+        assert form is not None
+        parser = form.parser(
+            body.stop_rule, work.tools, work.prompt, skip_special_tokens=body.skip_special_tokens
+        )
+        return Output(
+            parser,
+            by_delta=body.logprobs,
+            hidden_ends=self._serving.hidden_ends(body),
+            single_call=body.parallel_tool_calls is False,
+        )
 
 
 def _system(text: str) -> dict[str, Any]:

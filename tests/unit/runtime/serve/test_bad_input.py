@@ -93,6 +93,23 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("/tokenize", {}, 400, "prompt"),
     ("/tokenize", {"prompt": "a", "messages": HELLO}, 400, "prompt"),
     ("/detokenize", {"tokens": [99]}, 400, "vocabulary"),
+    ("/detokenize", {"tokens": [1] * (8 * 64 + 1)}, 400, "at most 512"),
+    # Each would be looked for with each token.
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "stop": ["x"] * 129}, 400, "at most 128"),
+    (CHAT, {"model": NAME, "messages": HELLO, "stop": "x" * 4097}, 400, "4096 characters"),
+    (CHAT, {"model": NAME, "messages": HELLO, "stop_token_ids": [1] * 1025}, 400, "at most 1024"),
+    # The server's own number for as many as fit is none that a client may send.
+    (COMPLETIONS, {"model": NAME, "prompt": "b", "max_tokens": 2**31 - 1}, 400, "the context has"),
+    *(
+        (CHAT, {"model": NAME, "messages": HELLO, "chat_template_kwargs": {name: value}}, 400, name)
+        for name, value in [
+            ("add_generation_prompt", False),
+            ("continue_final_message", True),
+            ("messages", HELLO),
+            ("tools", []),
+            ("chat_template", "b"),
+        ]
+    ),
 ]
 
 
@@ -172,6 +189,41 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: tuple[str,
         head += f"Content-Length: {1 << 30}\r\n\r\n"
         client.sendall(head.encode() + b"x" * 1000)
         assert client.recv(1000).startswith(b"HTTP/1.1 413")
+
+
+def _body(prompt: str = '"b"', rest: str = "") -> str:
+    return f'{{"model": "toy", "prompt": {prompt}{rest}}}'
+
+
+def _list(item: str, count: int) -> str:
+    return f"[{','.join([item] * count)}]"
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        # Each of these took seconds and a gigabyte for a few megabytes.
+        (_body(_list("[1]", 140_000)), "lists and objects"),
+        (_body(_list("1", 1_100_000)), "values"),
+        (_body(rest=', "x": {' + ",".join(['"a":1'] * 140_000) + "}"), "names"),
+        (_body(rest=f', "x": {_list(json.dumps(""), 2_200_000)}'), "values"),
+        # Of a list the first error is enough.
+        (_body(rest=f', "stop": {_list("1", 500_000)}'), "stop"),
+        (_body(_list("null", 500_000)), "prompt"),
+        # Signs in a text are no values.
+        (_body(json.dumps('[{:,"' * 300_000 + "\\")), "tokens"),
+    ],
+)
+def test_bodies_of_too_many_values_are_refused_at_once(
+    server: tuple[str, App], body: str, named: str
+) -> None:
+    url = server[0] + COMPLETIONS
+    for _ in range(2):
+        began_s = time.process_time()
+        answer = httpx.post(url, content=body.encode(), headers=TYPED, timeout=300)
+        assert answer.status_code == 400 and named in answer.json()["error"]["message"]
+        # The server and its client are this process.
+        assert time.process_time() - began_s < 2
 
 
 def test_a_chunked_body_is_counted(server: tuple[str, App]) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, cast
 
 import httpx
 import pytest
 from serve.scripted import ARGUMENTS, GREETING, KEY, THOUGHT, scripted_server
 from serve.served import NAME
 
-from specbuild.runtime.serve.chat import ChatFields
+from specbuild.runtime.request import Event
+from specbuild.runtime.serve.chat import Chat, ChatFields
 from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.fields import StreamOptions
 from specbuild.runtime.serve.messages import EFFORTS, template_messages
 from specbuild.runtime.serve.responses.fields import ResponseFields
+from specbuild.runtime.serve.service import Generation
+from specbuild.runtime.serve.serving import Serving
+from specbuild.runtime.serve.turns import Turns
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -161,3 +167,58 @@ def test_both_names_of_the_most_tokens_count(client: httpx.Client) -> None:
         {"max_completion_tokens": 7, "max_tokens": 9},
     ):
         assert ask(client, "hi", **fields)["usage"]["completion_tokens"] == 7
+
+
+class _Endless:
+    """A generation without a token yet."""
+
+    is_cancelled = False
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        await asyncio.sleep(1000)
+        yield []
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class _Begun:
+    def begin(self) -> dict[str, Any]:
+        return {"index": 0}
+
+
+def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
+    """It may leave while the first chunks are sent, before anything of the engine was awaited."""
+
+    async def leave(begun: list[Any]) -> bool:
+        generation = _Endless()
+        turns = Turns(cast(Generation, generation))
+        stream = Chat(cast(Serving, None))._stream(turns, begun, {}, StreamOptions())
+        if begun:
+            await anext(stream)
+            await stream.aclose()
+        else:
+            await turns.aclose()
+        return generation.is_cancelled
+
+    assert asyncio.run(leave([_Begun()]))
+    assert asyncio.run(leave([]))
+
+
+def test_a_response_with_a_wrong_stop_string_starts_nothing(client: httpx.Client) -> None:
+    for more in ({}, {"stream": True}, {"background": True}):
+        body = {"model": NAME, "input": "slow", "stop": [""], **more}
+        answer = client.post(RESPONSES, json=body)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == "stop"
+        assert client.get("/load").json()["server_load"] == 0
+
+
+def test_a_streamed_chat_has_the_ids_of_all_its_tokens(client: httpx.Client) -> None:
+    """Also of those whose text is held back, or is none."""
+    for fields in ({}, {"stop": "you"}):
+        streamed = chunks(client, "think", return_token_ids=True, **fields)
+        ids = [i for chunk in streamed for i in chunk["choices"][0].get("token_ids", ())]
+        whole = ask(client, "think", return_token_ids=True, **fields)
+        assert ids == whole["choices"][0]["token_ids"]
+        assert len(ids) == whole["usage"]["completion_tokens"]
