@@ -21,8 +21,6 @@ from serve.served import toy_codec
 from serve.test_parsers import decode, read, texts
 from serve.test_structured import SCHEMA, chat, client_of, tool
 
-from specbuild.runtime.errors import RequestError
-from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, form_of
 from specbuild.runtime.serve.parsers.marked import MarkedParser, Thought
@@ -285,42 +283,6 @@ def test_arguments_of_hermes_may_be_their_text() -> None:
     assert json.loads(call.arguments) == {"a": 1}
     (bare,) = output("hermes", '<tool_call>{"name": "f"}</tool_call>').calls
     assert bare.arguments == "{}"
-
-
-def _doubling(levels: int) -> dict[str, Any]:
-    """A schema with ``3 ** levels`` paths, and others that lead back to themselves."""
-    defs: dict[str, Any] = {
-        f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 3} for i in range(levels)
-    }
-    defs[f"a{levels}"] = {"type": "integer"}
-    defs["loop"] = {"anyOf": [{"$ref": "#/$defs/loop"}] * 9 + [{"type": "integer"}]}
-    properties = {"x": {"$ref": "#/$defs/a0"}, "y": {"$ref": "#/$defs/loop"}}
-    return {"type": "object", "properties": properties, "$defs": defs}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("form", ["glm47", "qwen3_coder"])
-def test_a_schema_with_many_paths_is_read_once(form: str) -> None:
-    """Arguments and grammars take time by its size: 3 ** 14 paths would take minutes."""
-    schema = _doubling(14)
-    write = WRITERS[form]
-    made = output(form, write([("f", {"x": 5, "y": 6})]), tools=[tool("f", schema)])
-    assert [json.loads(call.arguments) for call in made.calls] == [{"x": 5, "y": 6}]
-    guide = Guide.json(schema, lenient=True, name="tools.0.parameters")
-    assert len(CALL_FORMS[form].grammar("p", "f", guide, json.dumps, json.dumps).parts) < 20
-
-
-@pytest.mark.timeout(60)
-def test_a_grammar_of_arguments_is_bounded() -> None:
-    """Each argument that refers to definitions has a copy of them."""
-    shared = {"big": {"enum": list(range(20_000))}, "n": {"type": "integer"}}
-    listed = {"type": "array", "items": {"$ref": "#/$defs/n"}}
-    properties = {f"x{i}": listed for i in range(3000)}
-    guide = Guide.json({"properties": properties, "$defs": shared}, name="tools.0.parameters")
-    with pytest.raises(RequestError, match=r"tools\.0\.parameters takes more"):
-        CALL_FORMS["glm47"].grammar("p", "f", guide, json.dumps, json.dumps)
-    odd = Guide.json({"properties": {"x": {"type": "integer"}}, "required": 5}, name="f")
-    assert CALL_FORMS["glm47"].grammar("p", "f", odd, json.dumps, json.dumps).parts
 
 
 PIECES = [
