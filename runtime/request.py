@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from struct import Struct
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from specbuild.runtime.cache.prefix import SequencePrefix
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.generate_params import GenerateParams as GenerateParams  # noqa: PLC0414
 from specbuild.runtime.guides.grammar import Grammar, GuideState
-from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.remote import RemoteGrammar
+from specbuild.runtime.parameters import whole_number
 from specbuild.runtime.records import FinishReason, RunRecord
-from specbuild.runtime.sampling import SamplingParams, whole_number
 from specbuild.runtime.statistics import RunCounters
 from specbuild.runtime.text.stream import TextStream
 
-MOST_TOP_LOGPROBS = 20
 # Token ids with their natural log-probabilities, the likeliest first.
 TopLogprobs = tuple[tuple[int, float], ...]
 
@@ -106,125 +104,6 @@ def _prompt(item: object, place: int) -> Prompt:
         f"prompt {place} is of type {type(item).__name__}, must be a string or a Prompt; "
         "token ids go into Prompt(id, prompt_ids=ids)"
     )
-
-
-@dataclass(frozen=True)
-class GenerateParams:
-    """What to generate. ``stop`` strings end the output, and so does any of ``stop_token_ids``.
-
-    ``raw`` skips the chat template. Without ``detokenize`` events and records have no text, and no
-    time goes into it; stop strings need it. Before output token ``min_tokens`` + 1 neither an end
-    of sequence nor a stop token is chosen; a stop string ends the output at any time.
-    With ``include_stop_str_in_output`` the text includes the stop string, or the token, that ended
-    it; without ``skip_special_tokens`` it includes special tokens.
-    ``top_logprobs`` of the likeliest tokens, 0 to 20, come with each token. With ``logprobs`` every
-    token has its log-probability; without, where the engine's steps compute it anyway.
-
-    ``specpv_retrieval_blocks`` bounds the blocks that a partial view retrieves, on an engine with
-    SpecPV: None is the engine's own number, ``auto`` goes by the longest context, 0 verifies over
-    the whole cache always. ``dsa_top_k`` bounds the tokens that a row chooses on an engine with
-    DSA: None is the engine's own number, 0 attends to everything always.
-
-    Prompts share cached prefixes only with prompts of the same ``cache_salt``.
-
-    ``guide`` constrains the output: no end of sequence is chosen before the output matches it. The
-    output ends where nothing may follow, before ``min_tokens`` too.
-
-    ``exact`` decodes without a draft and without lossy modes, to plain decoding's tokens on any
-    engine; RequestError where a lossy mode is asked for beside it.
-    """
-
-    max_new_tokens: int = 128
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    min_tokens: int = 0
-    top_logprobs: int = 0
-    logprobs: bool = False
-    raw: bool = False
-    detokenize: bool = True
-    specpv_retrieval_blocks: int | Literal["auto"] | None = None
-    dsa_top_k: int | None = None
-    exact: bool = False
-    cache_salt: str | None = None
-    guide: Guide | None = None
-
-    @property
-    def needs_full_logits(self) -> bool:
-        """Whether steps must keep logits: for log-probabilities, top-k, top-p or min-p."""
-        return self.logprobs or self.sampling.cuts
-
-    def __post_init__(self) -> None:
-        if whole_number("max_new_tokens", self.max_new_tokens) < 1:
-            raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
-        if not 0 <= whole_number("min_tokens", self.min_tokens) <= self.max_new_tokens:
-            raise RequestError(
-                f"min_tokens is {self.min_tokens}, must be 0 to max_new_tokens, "
-                f"{self.max_new_tokens}",
-                field="min_tokens",
-            )
-        if not 0 <= whole_number("top_logprobs", self.top_logprobs) <= MOST_TOP_LOGPROBS:
-            raise RequestError(
-                f"top_logprobs is {self.top_logprobs}, must be 0 to {MOST_TOP_LOGPROBS}",
-                field="top_logprobs",
-            )
-        if isinstance(self.stop, str):
-            raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
-        if not isinstance(self.stop, Collection) or not all(isinstance(s, str) for s in self.stop):
-            raise RequestError(f"stop is {self.stop!r}, must be a tuple of strings")
-        if not all(self.stop):
-            raise RequestError("a stop string is empty; leave it out")
-        if self.stop and not self.detokenize:
-            raise RequestError("stop strings are looked for in text: leave detokenize on")
-        if not isinstance(self.stop_token_ids, Collection):
-            raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
-        for token in self.stop_token_ids:
-            whole_number("a stop token's id", token)
-        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
-            raise RequestError(f"cache_salt is {self.cache_salt!r}, must be a string")
-        if self.exact and (self.specpv_retrieval_blocks or self.dsa_top_k):
-            raise RequestError(
-                "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"
-            )
-
-    @cached_property
-    def _adjustments(self) -> tuple[str, ...]:
-        """The parameters that change logits, without knowing which tokens may come."""
-        sampling = self.sampling
-        asked = {
-            "min_p": sampling.floor < 0,
-            "min_tokens": self.min_tokens > 0,
-            "logit_bias": bool(sampling.logit_bias),
-            "presence_penalty": sampling.presence_penalty != 0,
-            "frequency_penalty": sampling.frequency_penalty != 0,
-            "repetition_penalty": sampling.repetition_penalty != 1,
-        }
-        return tuple(name for name, asks in asked.items() if asks)
-
-    @cached_property
-    def adjusts_steps(self) -> str | None:
-        """The first parameter that asks more of a step than a choice; None: none does."""
-        if self.guide is not None:
-            return self.guide.name
-        rest = ("top_logprobs",) * (self.top_logprobs > 0)
-        return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
-
-    @property
-    def adjusts_logits(self) -> bool:
-        """Whether tokens are chosen from other logits than the target's, a guide aside."""
-        return bool(self._adjustments)
-
-    @property
-    def only_guided(self) -> bool:
-        """Whether a guide is all that changes a choice: one that it allows is the masked choice.
-
-        A mask changes no score that it leaves; but what is cut of the likeliest depends on it.
-        """
-        asks_more = self.top_logprobs or self.adjusts_logits or self.sampling.cuts
-        return self.guide is not None and not asks_more
 
 
 DEFAULT_PARAMS = GenerateParams()

@@ -1,41 +1,40 @@
-"""How a request's tokens are chosen from the target's logits."""
+"""The parameters of a request: how its tokens are sampled, and what is generated."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from math import log
 from numbers import Real
-
-import numpy as np
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.parameters import (
+    Parameter,
+    Range,
+    check_ranges,
+    declared_parameters,
+    whole_number,
+)
 
-TEMPERATURES = (1e-6, 1e6)
-# Those of a signed and of an unsigned 64-bit integer, as clients send them.
+if TYPE_CHECKING:
+    # Imported by what needs arrays: command lines and manifests are read without numpy.
+    import numpy as np
+
+# The ranges of a signed and of an unsigned 64-bit integer, as clients send them.
 MIN_SEED = -(2**63)
 MAX_SEED = 2**64 - 1
 # The op Choose takes seeds from 0 to this one.
 MAX_NOISE_SEED = 2**31 - 1
 # 2^32 divided by the golden ratio: neighbours lie far apart.
 _CHOICE_STEP = 0x9E3779B1
-MOST_BIASES = 1024
-MOST_REPETITION_PENALTY = 100.0
+MAX_BIASES = 1024
 Biases = Mapping[int, float] | tuple[tuple[int, float], ...]
 # No temperature makes it infinite, and no noise lifts it over a logit of a model.
-MASKED = np.float32(-1e30)
-_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-
-
-def whole_number(name: str, value: object) -> int:
-    """``value`` as an int; RequestError where it is no whole number."""
-    try:
-        return int(operator.index(value))  # type: ignore[arg-type]
-    except TypeError:
-        raise RequestError(f"{name} is {value!r}, must be a whole number") from None
+MASKED = -1e30
 
 
 @dataclass(frozen=True)
@@ -43,63 +42,91 @@ class SamplingParams:
     """How a token is chosen from the target's logits, in vLLM's order of operations.
 
     1. ``logit_bias`` is added: a mapping of token ids to -100 … 100, of 1024 at most.
-    2. Ends of the output are masked while it has fewer than ``min_tokens`` (GenerateParams).
-    3. ``repetition_penalty`` r: logits of tokens that stand in the prompt or the output are divided
-       by r where they are positive, and multiplied by it where not; 1 changes nothing.
-    4. ``frequency_penalty`` times their number in the output is subtracted, then
-       ``presence_penalty`` once from each token that the output has; both -2 … 2.
-    5. Temperature: 0 takes the likeliest now. Otherwise logits are divided by it.
-    6. ``min_p`` keeps the tokens that are at least so likely, relative to the likeliest.
-    7. ``top_k`` keeps the K likeliest of these, 0: all. ``top_p`` keeps the smallest head of the
-       rest that reaches P, 1: all. One of what is left is drawn.
+    2. Tokens that end the output are masked while it has fewer than ``min_tokens``
+       (GenerateParams).
+    3. ``repetition_penalty`` r: logits of tokens in the prompt or the output are divided by r if
+       they are positive, else multiplied by r; 1 changes nothing.
+    4. ``frequency_penalty`` times a token's count in the output is subtracted from its logit, then
+       ``presence_penalty`` once from each token of the output; both are -2 … 2.
+    5. Temperature: 0 takes the most likely token now. Otherwise logits are divided by it.
+    6. ``min_p`` keeps the tokens whose probability is at least ``min_p`` times the largest.
+    7. ``top_k`` keeps the K most likely of these, 0: all. ``top_p`` keeps the smallest set of the
+       most likely ones whose probabilities sum to P, 1: all. One of the remaining tokens is drawn.
 
-    Whatever a row keeps, its noise belongs to ``noise_seed`` and its position: with a draft the
-    tokens are those of decoding without one (docs/developers/contracts.md#accepting).
-    Log-probabilities are those of the logits before all this.
-    Raises RequestError where a value is out of range.
+    The noise depends on ``noise_seed`` and the position alone, so a draft does not change the
+    tokens (docs/developers/contracts.md#accepting). Log-probabilities are those of the logits
+    before all these steps.
+    Raises RequestError if a value is out of range.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    logit_bias: Biases = ()
+    temperature: Annotated[
+        float,
+        Parameter(
+            help="0 takes the most likely token.", metavar="T",
+            range=Range(1e-6, 1e6, allows_zero=True),
+            server_default=1.0, model_default=True, in_api=True,
+        ),
+    ] = 0.0  # fmt: skip
+    top_p: Annotated[
+        float,
+        Parameter(
+            help="Sample from the most likely tokens whose probabilities sum to P.", metavar="P",
+            range=Range(0, 1, excludes_minimum=True), model_default=True, in_api=True,
+        ),
+    ] = 1.0  # fmt: skip
+    top_k: Annotated[
+        int,
+        Parameter(
+            help="Sample from the K most likely tokens; 0 is all.", metavar="K",
+            range=Range(0, 2**31 - 1), aliases={-1: 0}, model_default=True, in_api=True,
+        ),
+    ] = 0  # fmt: skip
+    seed: Annotated[
+        int,
+        Parameter(
+            help="Prompt i (from 0) samples with seed S + i.", metavar="S",
+            range=Range(MIN_SEED, MAX_SEED, text="-2^63 to 2^64 - 1"), in_api=True,
+        ),
+    ] = 0  # fmt: skip
+    min_p: Annotated[
+        float,
+        Parameter(
+            help="Drop tokens less likely than P times the most likely one.", metavar="P",
+            range=Range(0, 1), model_default=True, in_api=True,
+        ),
+    ] = 0.0  # fmt: skip
+    presence_penalty: Annotated[
+        float,
+        Parameter(
+            help="Subtract from the logits of tokens already generated.", metavar="X",
+            range=Range(-2, 2), in_api=True,
+        ),
+    ] = 0.0  # fmt: skip
+    frequency_penalty: Annotated[
+        float,
+        Parameter(
+            help="Subtract from a token's logit for each time it was generated.", metavar="X",
+            range=Range(-2, 2), in_api=True,
+        ),
+    ] = 0.0  # fmt: skip
+    repetition_penalty: Annotated[
+        float,
+        Parameter(
+            help="Divide the logits of tokens that already occurred.", metavar="X",
+            range=Range(0, 100, excludes_minimum=True), model_default=True, in_api=True,
+        ),
+    ] = 1.0  # fmt: skip
+    logit_bias: Annotated[Biases, Parameter(json_type=dict[int, float], in_api=True)] = ()
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
-            value = getattr(self, name)
-            if not isinstance(value, Real):
-                raise RequestError(f"{name} is {value!r}, must be a number", field=name)
-        least, most = TEMPERATURES
-        # 0, or what a division of fp32 logits survives; not a number is neither
-        if not (self.temperature == 0 or least <= self.temperature <= most):
-            raise _out_of(self, "temperature", f"0 or between {least:g} and {most:g}")
-        if not 0 < self.top_p <= 1:
-            raise _out_of(self, "top_p", "above 0 and at most 1")
-        if not 0 <= whole_number("top_k", self.top_k) < 2**31:
-            raise _out_of(self, "top_k", "0 (keep all) or above")
-        if not MIN_SEED <= whole_number("seed", self.seed) <= MAX_SEED:
-            raise RequestError(f"seed is {self.seed}, must be -2^63 to 2^64 - 1", field="seed")
-        if not 0 <= self.min_p <= 1:
-            raise _out_of(self, "min_p", "0 to 1")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise _out_of(self, name, "-2 to 2")
-        if not 0 < self.repetition_penalty <= MOST_REPETITION_PENALTY:
-            raise _out_of(
-                self, "repetition_penalty", f"above 0 and at most {MOST_REPETITION_PENALTY:g}"
-            )
+        check_ranges(self)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @cached_property
     def noise_seed(self) -> int:
         """The seed of the noise, 0 to 2^31 - 1, as kernels take it.
 
-        Seeds of this range stand for themselves. Others are hashed to 31 bits, so two of them may
+        Seeds in this range are used unchanged. Others are hashed to 31 bits, so two of them may
         share their noise.
         """
         if 0 <= self.seed <= MAX_NOISE_SEED:
@@ -113,52 +140,70 @@ class SamplingParams:
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
-    def floor(self) -> np.float32:
-        """How far below the largest logit a token may be by ``min_p``, at most 0; 0: any may.
+    def floor(self) -> float:
+        """How far below the largest logit ``min_p`` allows a token to be, at most 0; 0: no limit.
 
-        p_v >= min_p · p_max after temperature, said of the logits before it.
+        p_v >= min_p · p_max after temperature, restated for the logits before it.
         """
         if self.min_p == 0 or self.temperature == 0:
-            return np.float32(0)
+            return 0.0
         # Of min_p 1 too it is below 0, by less than moves a logit.
-        return np.float32(min(self.temperature * log(self.min_p), -2e-38))
+        return min(self.temperature * log(self.min_p), -2e-38)
 
     @cached_property
     def bias_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         """``logit_bias`` as token ids [n], int64, and their biases [n], fp32."""
-        pairs = tuple(
-            self.logit_bias.items() if isinstance(self.logit_bias, Mapping) else self.logit_bias
-        )
-        ids, biases = zip(*pairs, strict=True) if pairs else ((), ())
+        import numpy as np
+
+        ids, biases = zip(*self.logit_bias, strict=True) if self.logit_bias else ((), ())
         return np.array(ids, np.int64), np.array(biases, np.float32)
 
 
-def _out_of(params: SamplingParams, name: str, allowed: str) -> RequestError:
-    return RequestError(f"{name} is {getattr(params, name)}, must be {allowed}", field=name)
+class ChooseInput(NamedTuple):
+    """An input [R] of the op Choose, and the attribute of SamplingParams that it holds.
+
+    ``neutral`` is the value of rows without a sequence.
+    """
+
+    dtype: Literal["float32", "int32"]
+    attribute: str
+    neutral: float
 
 
-def _pairs(biases: Biases) -> Sequence[tuple[int, float]]:
+# Ports of graphs and plans for sampling have these names on every backend. The host's role
+# `choose` has no `floor`: numpy applies min_p to the logits before it.
+CHOOSE_INPUTS = {
+    "temperature": ChooseInput("float32", "temperature", 0),
+    "top_k": ChooseInput("int32", "top_k", 0),
+    "top_p": ChooseInput("float32", "top_p", 1),
+    "seed": ChooseInput("int32", "noise_seed", 0),
+    "floor": ChooseInput("float32", "floor", 0),
+}
+HOST_CHOOSE_INPUTS = tuple(name for name in CHOOSE_INPUTS if name != "floor")
+
+
+def _pairs(biases: Biases) -> tuple[tuple[int, float], ...]:
     return tuple(biases.items() if isinstance(biases, Mapping) else biases)
 
 
-def _biases(given: Biases) -> tuple[tuple[int, float], ...]:
-    """Biases in order of their ids. RequestError where they are none."""
+def _biases(biases: Biases) -> tuple[tuple[int, float], ...]:
+    """Return biases in order of their token ids. RequestError if one is invalid."""
 
-    def wrong(why: str) -> RequestError:
-        return RequestError(f"logit_bias {why}", field="logit_bias")
+    def error(problem: str) -> RequestError:
+        return RequestError(f"logit_bias {problem}", field="logit_bias")
 
     try:
-        pairs = _pairs(given)
-        ids = [whole_number("a token id of logit_bias", token) for token, _ in pairs]
+        pairs = _pairs(biases)
+        ids = [whole_number("a token id of logit_bias", t, field="logit_bias") for t, _ in pairs]
     except (TypeError, ValueError):
-        raise wrong("must map token ids to numbers") from None
-    if len(pairs) > MOST_BIASES:
-        raise wrong(f"has {len(pairs)} tokens, may have {MOST_BIASES}")
+        raise error("must map token ids to numbers") from None
+    if len(pairs) > MAX_BIASES:
+        raise error(f"has {len(pairs)} tokens, may have {MAX_BIASES}")
     for token, (_, bias) in zip(ids, pairs, strict=True):
-        if not isinstance(bias, int | float | np.floating) or not -100 <= bias <= 100:
-            raise wrong(f"of token {token} is {bias!r}, must be -100 to 100")
+        if not isinstance(bias, Real) or not -100 <= bias <= 100:
+            raise error(f"of token {token} is {bias!r}, must be -100 to 100")
     if len(set(ids)) < len(ids):
-        raise wrong("names a token twice")
+        raise error("names a token twice")
     return tuple(sorted((i, float(pair[1])) for i, pair in zip(ids, pairs, strict=True)))
 
 
@@ -169,12 +214,35 @@ def choice_seed(seed: int, index: int) -> int:
     of the range of all seeds. Choice 0 has the seed itself.
     """
     is_small = 0 <= seed <= MAX_NOISE_SEED
-    least, most = (0, MAX_NOISE_SEED) if is_small else (MIN_SEED, MAX_SEED)
-    return least + (seed - least + index * _CHOICE_STEP) % (most - least + 1)
+    minimum, maximum = (0, MAX_NOISE_SEED) if is_small else (MIN_SEED, MAX_SEED)
+    return minimum + (seed - minimum + index * _CHOICE_STEP) % (maximum - minimum + 1)
+
+
+def served_sampling(values: Mapping[str, Any], model_defaults: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling of a request to a server, from its decoded JSON values by name.
+
+    A parameter that is absent or null has the model's default, else the server's. A request without
+    a seed gets a random one. Names of no sampling parameter are ignored.
+    Raises RequestError if a value is out of range.
+    """
+    declared = declared_parameters(SamplingParams)
+    sampling: dict[str, Any] = {
+        name: parameter.declaration.server_default
+        for name, parameter in declared.items()
+        if parameter.declaration.server_default is not None
+    }
+    sampling |= model_defaults
+    sampling["seed"] = secrets.randbelow(MAX_NOISE_SEED + 1)
+    sampling |= {
+        name: parameter.resolve(values[name])
+        for name, parameter in declared.items()
+        if values.get(name) is not None
+    }
+    return SamplingParams(**sampling)
 
 
 def samples(params: Iterable[SamplingParams]) -> bool:
-    """Whether a token is drawn: some temperature is above 0."""
+    """Return whether a token is drawn: some temperature is above 0."""
     return any(p.temperature > 0 for p in params)
 
 
@@ -182,19 +250,15 @@ def samples(params: Iterable[SamplingParams]) -> bool:
 def sampling_feeds(
     params: tuple[SamplingParams, ...], rows: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Choose's temperature, top_k, top_p and seed [R], where sequence b has ``rows[b]`` rows.
+    """Return the inputs [R] of the host's role ``choose``; sequence b has ``rows[b]`` rows.
 
-    The arrays are read-only and the same ones for the same arguments.
+    The arrays are read-only, and the same objects for the same arguments.
     """
+    import numpy as np
 
-    def per_row(values: list[float], dtype: type[np.generic]) -> np.ndarray:
-        array = np.repeat(np.array(values, dtype), rows)
-        array.setflags(write=False)
-        return array
-
-    return {
-        "temperature": per_row([p.temperature for p in params], np.float32),
-        "top_k": per_row([p.top_k for p in params], np.int32),
-        "top_p": per_row([p.top_p for p in params], np.float32),
-        "seed": per_row([p.noise_seed for p in params], np.int32),
-    }
+    feeds = {}
+    for name in HOST_CHOOSE_INPUTS:
+        values = [getattr(p, CHOOSE_INPUTS[name].attribute) for p in params]
+        feeds[name] = np.repeat(np.array(values, CHOOSE_INPUTS[name].dtype), rows)
+        feeds[name].setflags(write=False)
+    return feeds

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.builder.checkpoint.source import read_json
-from specbuild.runtime.engine_dir.generation_defaults import GENERATION_DEFAULTS, GenerationDefaults
+from specbuild.runtime.engine_dir.generation_defaults import RECOMMENDED, GenerationDefaults
 from specbuild.runtime.errors import SpecbuildError
 
 GENERATION_CONFIG = "generation_config.json"
 # llama.cpp's names of the same parameters.
-_GGUF = {
+GGUF_KEYS = {
     "temperature": "general.sampling.temp",
     "top_p": "general.sampling.top_p",
     "top_k": "general.sampling.top_k",
@@ -38,18 +38,16 @@ def directory_defaults(roots: tuple[Path, ...]) -> tuple[GenerationDefaults, tup
 
 def gguf_defaults(keys: Mapping[str, Any]) -> tuple[GenerationDefaults, tuple[str, ...]]:
     """The defaults of ``general.sampling.*``, which newer GGUF files have; as above."""
-    return _defaults({name: keys.get(key) for name, key in _GGUF.items()}, "general.sampling")
+    return _defaults({name: keys.get(key) for name, key in GGUF_KEYS.items()}, "general.sampling")
 
 
 def _defaults(given: Mapping[str, Any], where: str) -> tuple[GenerationDefaults, tuple[str, ...]]:
     found = GenerationDefaults()
     warnings = []
-    for name in GENERATION_DEFAULTS:
+    for name in RECOMMENDED:
         value = given.get(name)
         if value is None:
             continue
-        if name == "top_k" and value == -1:
-            value = 0
         try:
             found = found.with_value(name, value)
         except SpecbuildError as error:

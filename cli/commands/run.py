@@ -94,7 +94,7 @@ def run(
     _check_shown(wanted, as_json=as_json)
     placed = read_prompts(text.prompt, text.prompts)
     guide = None if wanted.guide is None else guide_of(wanted.guide)
-    _check_seeds(sampling.seed, len(placed))
+    _check_seeds(sampling.first_seed, len(placed))
     stated = {name: value for name, value in vars(sampling).items() if value is not None}
 
     def params_of(defaults: GenerationDefaults) -> list[GenerateParams]:
@@ -105,7 +105,7 @@ def run(
             item.params(
                 GenerateParams(
                     max_new_tokens=most or DEFAULT_PARAMS.max_new_tokens,
-                    sampling=SamplingParams(**values | {"seed": sampling.seed + i}),
+                    sampling=SamplingParams(**values | {"seed": sampling.first_seed + i}),
                     stop=wanted.stop,
                     ignore_eos=wanted.ignore_eos,
                     min_tokens=wanted.min_tokens,

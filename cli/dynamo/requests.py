@@ -6,7 +6,6 @@ there, and leaves the request once it has found one.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
-from specbuild.runtime.sampling import MAX_NOISE_SEED, SamplingParams
+from specbuild.runtime.sampling import served_sampling
 
 # How the front end calls what ended a request.
 _REASONS: Mapping[FinishReason, str] = {
@@ -25,16 +24,6 @@ _REASONS: Mapping[FinishReason, str] = {
     "deadline": "cancelled",
     "guide_failed": "error",
 }
-# Sampling that is passed on as it is; None leaves the default.
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-)
 
 
 def params_of(
@@ -54,17 +43,10 @@ def params_of(
         raise RequestError("guided decoding is not offered behind Dynamo: use specbuild serve")
     if (sampling.get("n") or 1) != 1:
         raise RequestError("n must be 1 behind Dynamo: ask again for another choice")
-    seed = sampling.get("seed")
-    given = {name: sampling[name] for name in _SAMPLING if sampling.get(name) is not None}
-    if given.get("top_k") == -1:
-        given["top_k"] = 0
     most = stopping.get("max_tokens")
     return GenerateParams(
         max_new_tokens=defaults.max_new_tokens or max(1, longest) if most is None else most,
-        sampling=SamplingParams(
-            **{"temperature": 1.0, **defaults.sampling, **given},
-            seed=secrets.randbelow(MAX_NOISE_SEED + 1) if seed is None else seed,
-        ),
+        sampling=served_sampling(sampling, defaults.sampling),
         stop_token_ids=tuple(
             token
             for name in ("stop_token_ids", "stop_token_ids_hidden")

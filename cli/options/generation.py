@@ -1,13 +1,67 @@
-"""What ``run`` decodes, how it samples, and what it puts out."""
+"""Options of ``run``: its prompts, its sampling and its output.
+
+Help texts, ranges and defaults of request parameters are those of their declarations.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import repeated
+from specbuild.runtime.generate_params import GenerateParams
+from specbuild.runtime.parameters import Parameter, declared_parameters
+from specbuild.runtime.sampling import SamplingParams
+
+Group = TypeVar("Group", bound=OptionGroup)
+# Help shows bounds up to this size; larger ones are limits of number types.
+_MAX_SHOWN_BOUND = 1000
+
+
+def parameter(params: type, name: str, **others: Any) -> Described:
+    """Return the option of a request parameter: a field of ``params`` with this name."""
+    declared = declared_parameters(params)[name]
+    declaration = declared.declaration
+    shown = f"the model's, else {declared.default:g}" if declaration.model_default else None
+    minimum, maximum = _bounds(declaration)
+    return Described(
+        declaration.help,
+        declaration.metavar,
+        least=minimum,
+        most=maximum,
+        shown=shown,
+        **others,
+    )
+
+
+def _bounds(declaration: Parameter) -> tuple[float | None, float | None]:
+    """Return the inclusive bounds of a parameter that its option checks."""
+    values = declaration.range
+    if values is None or values.excludes_minimum or values.minimum < -_MAX_SHOWN_BOUND:
+        return None, None
+    is_shown = values.maximum is not None and values.maximum <= _MAX_SHOWN_BOUND
+    return 0 if values.allows_zero else values.minimum, values.maximum if is_shown else None
+
+
+def _with_options_of(params: type) -> Callable[[type[Group]], type[Group]]:
+    """Return a decorator that adds an option for each parameter with a help text to a group.
+
+    A parameter for which the model may have a default is None if the option is left out.
+    """
+
+    def add(group: type[Group]) -> type[Group]:
+        for name, declared in declared_parameters(params).items():
+            if declared.declaration.help:
+                is_optional = declared.declaration.model_default
+                kind = declared.type | None if is_optional else declared.type
+                group.__annotations__[name] = Annotated[kind, parameter(params, name)]
+                setattr(group, name, None if is_optional else declared.default)
+        return group
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,64 +72,37 @@ class PromptOptions(OptionGroup):
 
     prompt: Annotated[str | None, Described("The prompt.", "TEXT")] = None
     prompts: Annotated[Path | None, Described("One prompt a line, as JSON.", "FILE.jsonl")] = None
-    raw: Annotated[bool, Described("Feed text as it is, without the chat template.")] = False
+    raw: Annotated[bool, parameter(GenerateParams, "raw")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """Where an output ends, and what is said of it."""
+    """Where an output ends, and what is shown of it."""
 
     PANEL: ClassVar[str] = "Output"
 
-    max_new_tokens: Annotated[
-        int | None,
-        Described("Tokens to emit at most.", "N", least=1, shown="the model's, else 128"),
-    ] = None
-    min_tokens: Annotated[int, Described("No end before so many.", "N", least=0)] = 0
-    logprobs: Annotated[bool, Described("Add each token's log-probability to --json.")] = False
-    top_logprobs: Annotated[int, Described("Those of the N likeliest too.", "N", least=0)] = 0
+    max_new_tokens: Annotated[int | None, parameter(GenerateParams, "max_new_tokens")] = None
+    min_tokens: Annotated[int, parameter(GenerateParams, "min_tokens")] = 0
+    logprobs: Annotated[bool, parameter(GenerateParams, "logprobs")] = False
+    top_logprobs: Annotated[int, parameter(GenerateParams, "top_logprobs")] = 0
     stop: Annotated[
-        tuple[str, ...],
-        Described("End before this text; repeatable.", "TEXT", typed=list[str], read=repeated),
+        tuple[str, ...], parameter(GenerateParams, "stop", typed=list[str], read=repeated)
     ] = ()
-    guide: Annotated[
-        str | None,
-        Described("The output's form: an object with json, regex, choice or grammar.", "JSON"),
-    ] = None
+    guide: Annotated[str | None, parameter(GenerateParams, "guide")] = None
     raw_terminal: Annotated[
         bool, Described("Write control characters of the text to a terminal as they are.")
     ] = False
-    ignore_eos: Annotated[bool, Described("Go on after an end-of-sequence token.")] = False
+    ignore_eos: Annotated[bool, parameter(GenerateParams, "ignore_eos")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
+@_with_options_of(SamplingParams)
 class SamplingOptions(OptionGroup):
-    """The fields of ``SamplingParams``; ``seed`` is that of the first prompt."""
+    """The fields of ``SamplingParams`` that have a help text; ``seed`` is the first prompt's."""
 
     PANEL: ClassVar[str] = "Sampling"
 
-    temperature: Annotated[
-        float | None,
-        Described("0 takes the likeliest token.", "T", least=0.0, shown="the model's, else 0"),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Described("Sample from this much probability.", "P", shown="the model's, else 1"),
-    ] = None
-    top_k: Annotated[
-        int | None,
-        Described("Sample from the K best; 0 is all.", "K", least=0, shown="the model's, else 0"),
-    ] = None
-    min_p: Annotated[
-        float | None,
-        Described(
-            "Drop what is less likely than P times the best.", "P", shown="the model's, else 0"
-        ),
-    ] = None
-    presence_penalty: Annotated[float, Described("Off each token of the output.", "X")] = 0.0
-    frequency_penalty: Annotated[float, Described("The same, times its number there.", "X")] = 0.0
-    repetition_penalty: Annotated[
-        float | None,
-        Described("Divides what was said before.", "X", shown="the model's, else 1"),
-    ] = None
-    seed: Annotated[int, Described("Prompt i (from 0) samples with S + i.", "S")] = 0
+    @property
+    def first_seed(self) -> int:
+        """The seed of the first prompt."""
+        return int(vars(self)["seed"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import Any
 
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.parameters import declared_parameters
+from specbuild.runtime.request import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 
@@ -35,34 +37,24 @@ class PlacedPrompt:
             raise RequestError(f"{self.place}: {error}") from error
 
 
-@dataclass(frozen=True)
-class _Line:
-    """The keys of a line; a parameter that is left out, or null, is that of the command line."""
-
-    id: str
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
-    messages: tuple[dict[str, Any], ...] | None = None
-    max_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    stop: tuple[str, ...] | None = None
-    stop_token_ids: tuple[int, ...] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: int | None = None
-    top_logprobs: int | None = None
-    guide: dict[str, Any] | None = None
-    raw: bool | None = None
-    exact: bool | None = None
-    specpv_retrieval_blocks: Any = None
-    dsa_top_k: int | None = None
+LINE_PARAMETERS = {
+    name: parameter
+    for kind in (SamplingParams, GenerateParams)
+    for name, parameter in declared_parameters(kind).items()
+    if parameter.declaration.in_line
+}
+# The keys of a line; a parameter that is left out, or null, is that of the command line.
+_Line: Any = make_dataclass(
+    "_Line",
+    [
+        ("id", str),
+        ("prompt", str | None, None),
+        ("prompt_ids", tuple[int, ...] | None, None),
+        ("messages", tuple[dict[str, Any], ...] | None, None),
+        *((name, entry.json_type | None, None) for name, entry in LINE_PARAMETERS.items()),
+    ],
+    frozen=True,
+)
 
 
 def _biases(given: Mapping[str, float], place: str) -> dict[int, float]:

@@ -38,7 +38,7 @@ def adjust(
     if mask is not None:
         mask.refuse(logits)
     if sampling.floor < 0:
-        logits[logits < logits.max() + sampling.floor] = REFUSED
+        logits[logits < logits.max() + np.float32(sampling.floor)] = REFUSED
 
 
 def ends_of(params: GenerateParams, eos_token_ids: Collection[int], vocab: int) -> list[int]:

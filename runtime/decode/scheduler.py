@@ -15,8 +15,8 @@ from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.parameters import whole_number
 from specbuild.runtime.request import Request, SequenceState
-from specbuild.runtime.sampling import whole_number
 
 Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
 

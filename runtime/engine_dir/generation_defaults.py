@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.generate_params import GenerateParams
+from specbuild.runtime.parameters import DeclaredParameter, declared_parameters
+from specbuild.runtime.sampling import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,8 @@ class GenerationDefaults:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.sampling:
-            # Here, as it loads numpy, which a manifest without defaults is read without.
-            from specbuild.runtime.sampling import SamplingParams
-
-            SamplingParams(**self.sampling)
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {self.max_new_tokens}, must be 1 or above")
+        for name, value in self.stated.items():
+            RECOMMENDED[name].check(value)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -39,17 +37,24 @@ class GenerationDefaults:
     @property
     def stated(self) -> dict[str, Any]:
         """All fields that have a default here."""
-        values = {name: getattr(self, name) for name in GENERATION_DEFAULTS}
+        values = {name: getattr(self, name) for name in RECOMMENDED}
         return {name: value for name, value in values.items() if value is not None}
 
     def with_value(self, name: str, value: Any) -> GenerationDefaults:
         """These defaults with one more, as the type of its field. RequestError where it is none."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RequestError(f"{name} is {value!r}, must be a number")
-        if name in ("top_k", "max_new_tokens") and not isinstance(value, int):
+        parameter = RECOMMENDED[name]
+        if parameter.type is int and not isinstance(value, int):
             raise RequestError(f"{name} is {value!r}, must be a whole number")
-        stated: Any = value if name in ("top_k", "max_new_tokens") else float(value)
+        stated: Any = parameter.type(parameter.resolve(value))
         return replace(self, **{name: stated})
 
 
-GENERATION_DEFAULTS = tuple(entry.name for entry in fields(GenerationDefaults))
+# The parameters that a checkpoint may recommend, by name: the fields of GenerationDefaults.
+RECOMMENDED: dict[str, DeclaredParameter] = {
+    name: parameter
+    for kind in (SamplingParams, GenerateParams)
+    for name, parameter in declared_parameters(kind).items()
+    if parameter.declaration.model_default
+}

@@ -27,6 +27,7 @@ from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turn, Turns, source
 from specbuild.runtime.serve.usage import answer_head, usage
+from specbuild.runtime.text.stream import StopRule
 
 
 class ChatFields(TextFields):
@@ -155,12 +156,14 @@ class Chat:
         prompt: ChatPrompt,
     ) -> _Choice:
         assert self._serving.form is not None
+        params = request.params
+        rule = StopRule(body.stop_strings, include=params.include_stop_str_in_output)
         parser = self._serving.form.parser(
-            body.stop_rule, tools or (), prompt, skip_special_tokens=body.skip_special_tokens
+            rule, tools or (), prompt, skip_special_tokens=params.skip_special_tokens
         )
         output = Output(
             parser,
-            hidden_ends=self._serving.hidden_ends(body),
+            hidden_ends=self._serving.hidden_ends(params),
             single_call=body.parallel_tool_calls is False,
         )
         return _Choice(self._serving, body, index, request, output)

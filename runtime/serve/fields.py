@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from typing import Annotated, Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.parameters import declared_parameters
 from specbuild.runtime.sampling import (
-    MAX_NOISE_SEED,
     MAX_SEED,
     MIN_SEED,
     SamplingParams,
     choice_seed,
+    served_sampling,
 )
 from specbuild.runtime.serve.errors import ApiError, refused
 from specbuild.runtime.serve.request_fields import Listed
 from specbuild.runtime.serve.structured import StructuredFields
-from specbuild.runtime.text.stream import StopRule
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
 Urgency: TypeAlias = tuple[int, float | None]
@@ -37,6 +37,35 @@ MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKENS = 1024
 
 
+Model = TypeVar("Model", bound=BaseModel)
+# The parameters that all routes of generation have, by name.
+API_PARAMETERS = {
+    name: parameter
+    for kind in (SamplingParams, GenerateParams)
+    for name, parameter in declared_parameters(kind).items()
+    if parameter.declaration.in_api
+}
+
+
+def with_request_parameters(model: type[Model]) -> type[Model]:
+    """Return the model with a field for each of ``API_PARAMETERS`` that it does not define itself.
+
+    A number, an object or a string may be null, which stands for its default.
+    """
+    fields: dict[str, Any] = {}
+    for name, parameter in API_PARAMETERS.items():
+        if name not in model.model_fields:
+            kind = parameter.json_type
+            fields[name] = (kind, parameter.default) if kind is bool else (kind | None, None)
+    return create_model(
+        model.__name__,
+        __base__=model,
+        __module__=model.__module__,
+        __doc__=model.__doc__,
+        **fields,
+    )
+
+
 class StreamOptions(BaseModel):
     """``stream_options``: ``include_usage`` adds a last chunk with the numbers of tokens.
 
@@ -48,27 +77,16 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = False
 
 
+@with_request_parameters
 class GenerationFields(StructuredFields):
     """The fields that completions, chats and responses have in common."""
 
     model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    min_tokens: int | None = None
+    # The other sampling fields are those of SamplingParams and GenerateParams.
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    n: int | None = None
     stop: str | Listed[str] | None = None
     stop_token_ids: Listed[int] | None = None
-    cache_salt: str | None = None
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
+    n: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
@@ -129,56 +147,34 @@ class GenerationFields(StructuredFields):
         ``text`` False leaves the text, and with it stop strings, to the reader of the output.
         Raises ApiError.
         """
-        seed = secrets.randbelow(MAX_NOISE_SEED + 1) if self.seed is None else self.seed
-        stop = self.stop_strings
-        stop_tokens = self.stop_tokens
+        stop, stop_tokens = self.stop_strings, self.stop_tokens
         if max_tokens is None:
             max_tokens = defaults.max_new_tokens
         least = AS_MANY_AS_FIT if max_tokens is None else max_tokens
         if least < 1:
             raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
+        values = {name: getattr(self, name) for name in API_PARAMETERS}
+        own = {
+            name: parameter.resolve(values[name])
+            for name, parameter in declared_parameters(GenerateParams).items()
+            if values.get(name) is not None
+        }
+        own |= {
+            "max_new_tokens": least,
+            "stop": stop if text else (),
+            "stop_token_ids": stop_tokens,
+            "detokenize": text,
+            "top_logprobs": likeliest or 0,
+            "logprobs": likeliest is not None,
+            "guide": guide,
+        }
         try:
-            return [
-                GenerateParams(
-                    max_new_tokens=least,
-                    sampling=self._sampling(choice_seed(seed, i), defaults),
-                    stop=stop if text else (),
-                    stop_token_ids=stop_tokens,
-                    ignore_eos=self.ignore_eos,
-                    include_stop_str_in_output=self.include_stop_str_in_output,
-                    skip_special_tokens=self.skip_special_tokens,
-                    detokenize=text,
-                    min_tokens=self.min_tokens or 0,
-                    top_logprobs=likeliest or 0,
-                    logprobs=likeliest is not None,
-                    cache_salt=self.cache_salt,
-                    guide=guide,
-                )
-                for i in range(self.choices)
-            ]
+            sampling = served_sampling(values, defaults.sampling)
+            seeds = [choice_seed(sampling.seed, i) for i in range(self.choices)]
+            return [GenerateParams(sampling=replace(sampling, seed=seed), **own) for seed in seeds]
         except RequestError as error:
             param = error.field or str(error).split(" ", 1)[0]
             raise ApiError(400, str(error), param=param) from error
-
-    def _sampling(self, seed: int, defaults: GenerationDefaults) -> SamplingParams:
-        """A choice's sampling: what the request states, else the model's and the API's defaults."""
-        stated = {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": 0 if self.top_k == -1 else self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-            "logit_bias": self.logit_bias,
-        }
-        given = {name: value for name, value in stated.items() if value is not None}
-        return SamplingParams(**{"temperature": 1.0, **defaults.sampling, **given, "seed": seed})
-
-    @property
-    def stop_rule(self) -> StopRule:
-        """Return the stop strings, and whether the output includes them. ApiError as below."""
-        return StopRule(self.stop_strings, include=self.include_stop_str_in_output)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

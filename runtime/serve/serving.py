@@ -11,7 +11,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams, Prompt, Request
 from specbuild.runtime.serve.errors import ApiError, engine_refuses, refused
-from specbuild.runtime.serve.fields import GenerationFields, Urgency
+from specbuild.runtime.serve.fields import Urgency
 from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.asked_form import AskedForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
@@ -212,12 +212,12 @@ class Serving:
         given = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
         return Turns(self.service.generate(given), by_source=by_source)
 
-    def hidden_ends(self, body: GenerationFields) -> frozenset[int]:
+    def hidden_ends(self, params: GenerateParams) -> frozenset[int]:
         """Return the tokens that end a chat without being part of its text."""
-        if body.include_stop_str_in_output or self.form is None:
+        if params.include_stop_str_in_output or self.form is None:
             return frozenset()
-        eos = () if body.ignore_eos else self.service.engine.manifest.target.eos_token_ids
-        return frozenset((*body.stop_tokens, *eos)).difference(self.form.stop_token_ids)
+        eos = () if params.ignore_eos else self.service.engine.manifest.target.eos_token_ids
+        return frozenset((*params.stop_token_ids, *eos)).difference(self.form.stop_token_ids)
 
     def text_of(self, ids: Sequence[int]) -> str:
         """The text of tokens; empty where there is no tokenizer."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from specbuild.runtime.request import MOST_TOP_LOGPROBS, TokenEvent
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
+from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.errors import refused
 from specbuild.runtime.serve.serving import Serving
 
@@ -13,8 +14,8 @@ from specbuild.runtime.serve.serving import Serving
 def top_logprobs(name: str, asked: int | None) -> int:
     """How many of the likeliest tokens a field asks for. ApiError where it is out of range."""
     asked = asked or 0
-    if not 0 <= asked <= MOST_TOP_LOGPROBS:
-        raise refused(name, f"{name} is {asked}, must be 0 to {MOST_TOP_LOGPROBS}")
+    if not 0 <= asked <= MAX_TOP_LOGPROBS:
+        raise refused(name, f"{name} is {asked}, must be 0 to {MAX_TOP_LOGPROBS}")
     return asked
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import ProgramEntry, draft_write_slot
 from specbuild.runtime.request import SequenceState
+from specbuild.runtime.sampling import CHOOSE_INPUTS
 
 
 @dataclass(frozen=True)
@@ -74,21 +75,15 @@ def sampling_rows(
 
     ``floors``: the engine has min-p.
     """
+    inputs = {name: CHOOSE_INPUTS[name] for name in CHOOSE_INPUTS if floors or name != "floor"}
     arrays = {
-        "temperature": np.zeros(entry.batch, np.float32),
-        "top_k": np.zeros(entry.batch, np.int32),
-        "top_p": np.ones(entry.batch, np.float32),
-        "seed": np.zeros(entry.batch, np.int32),
-        "position": np.zeros(entry.batch, np.int32),
-        **({"floor": np.zeros(entry.batch, np.float32)} if floors else {}),
+        name: np.full(entry.batch, choose_input.neutral, choose_input.dtype)
+        for name, choose_input in inputs.items()
     }
+    arrays["position"] = np.zeros(entry.batch, np.int32)
     for r in rows:
         sampling = r.sequence.request.params.sampling
-        arrays["temperature"][r.row] = sampling.temperature
-        arrays["top_k"][r.row] = sampling.top_k
-        arrays["top_p"][r.row] = sampling.top_p
-        arrays["seed"][r.row] = sampling.noise_seed
+        for name, choose_input in inputs.items():
+            arrays[name][r.row] = getattr(sampling, choose_input.attribute)
         arrays["position"][r.row] = r.start + r.count - 1
-        if floors:
-            arrays["floor"][r.row] = sampling.floor
     return {f"prefill.{name}": array for name, array in arrays.items()}

@@ -10,6 +10,7 @@ from specbuild.runtime.decode.device.adjusted_rows import CHANGES, COLUMNS, adju
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
+from specbuild.runtime.sampling import CHOOSE_INPUTS
 
 PAGE_TABLE = "page_table."
 PENDING = ("pending_count", "pending_tokens", "pending_captured")
@@ -19,10 +20,7 @@ _SCALARS = (
     "limit",
     "done",
     "ignore_eos",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
+    *(name for name in CHOOSE_INPUTS if name != "floor"),
 )
 _LATER = ("floor", ADJUSTED_DONE, CHANGES)
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
@@ -134,13 +132,10 @@ class DeviceRows:
             "root": token,
             "limit": len(request.prompt_ids) + request.token_budget,
             "ignore_eos": int(request.params.ignore_eos),
-            "temperature": sampling.temperature,
-            "top_k": sampling.top_k,
-            "top_p": sampling.top_p,
-            "seed": sampling.noise_seed,
         }
-        if "floor" in self._later:
-            values["floor"] = float(sampling.floor)
+        for name, choose_input in CHOOSE_INPUTS.items():
+            if name in self._columns:
+                values[name] = getattr(sampling, choose_input.attribute)
         if self.drafted:
             # The prompt's last row waits for the draft until the token behind it is known.
             values |= {"pending_count": 1, "pending_tokens": token}

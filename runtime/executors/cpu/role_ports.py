@@ -14,6 +14,7 @@ from specbuild.runtime.engine_dir.drafters import ModelDrafter
 from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
 from specbuild.runtime.errors import EngineFileError
+from specbuild.runtime.sampling import CHOOSE_INPUTS, HOST_CHOOSE_INPUTS
 
 _OUT = ".out"
 
@@ -92,9 +93,8 @@ def _forms_of(manifest: Manifest, role: str) -> tuple[_Forms, _Forms]:
     if role == "commit":
         return _commit(manifest)
     if role == "choose":
-        floats, ints = ("temperature", "top_p"), ("top_k", "seed", "position")
-        inputs = {"logits": _floats("R", manifest.target.vocab)}
-        inputs |= {n: _floats("R") for n in floats} | {n: _ints("R") for n in ints}
+        inputs = {"logits": _floats("R", manifest.target.vocab), "position": _ints("R")}
+        inputs |= {name: _Form(CHOOSE_INPUTS[name].dtype, ("R",)) for name in HOST_CHOOSE_INPUTS}
         return inputs, {"choice": _ints("R"), "logprob": _floats("R")}
     if role == "accept":
         trees = {"tokens": _ints("B", "N"), "parents": _ints("B", "N"), "choice": _ints("B", "N")}

@@ -29,6 +29,7 @@ from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import asked_form
 from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
 from specbuild.runtime.serve.turns import Turns
+from specbuild.runtime.text.stream import StopRule
 
 log = logging.getLogger("specbuild.serve")
 
@@ -234,13 +235,15 @@ class Responses:
     def _output(self, work: _Work) -> Output:
         form, body = self._serving.form, work.body
         assert form is not None
+        params = work.request.params
+        rule = StopRule(body.stop_strings, include=params.include_stop_str_in_output)
         parser = form.parser(
-            body.stop_rule, work.tools, work.prompt, skip_special_tokens=body.skip_special_tokens
+            rule, work.tools, work.prompt, skip_special_tokens=params.skip_special_tokens
         )
         return Output(
             parser,
             by_delta=body.logprobs,
-            hidden_ends=self._serving.hidden_ends(body),
+            hidden_ends=self._serving.hidden_ends(params),
             single_call=body.parallel_tool_calls is False,
         )
 
@@ -268,12 +271,10 @@ def _head(body: ResponseFields, model: str) -> dict[str, Any]:
         "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.effort, "summary": None},
         "store": body.store is not False,
-        "temperature": body.temperature,
         "text": {"format": body.text_format},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": body.top_p,
         "truncation": "disabled",
         "usage": None,
     }

@@ -24,7 +24,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.request import MOST_TOP_LOGPROBS
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
 
 class ToyDevice:
@@ -161,7 +161,7 @@ class ToyDevice:
         choice, chosen = op_named("Choose").reference(logits, *how)
         logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
             *(raw, choice, chosen, self.port("changes", n), self.port("top_count", n)),
-            most=MOST_TOP_LOGPROBS,
+            most=MAX_TOP_LOGPROBS,
         )
         self.port("top_ids", n).copy_(top_ids)
         self.port("top_logprobs", n).copy_(top_logprobs)

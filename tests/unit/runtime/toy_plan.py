@@ -23,7 +23,7 @@ from specbuild.runtime.engine_dir.plan import (
     level_section,
 )
 from specbuild.runtime.engine_dir.tensor_table import with_table
-from specbuild.runtime.request import MOST_TOP_LOGPROBS
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
 BATCHES = (1, 2, 4)
 SHAPES = (DraftShape(1, 1, 1), DraftShape(1, 3, 3), DraftShape(2, 3, 6), DraftShape(3, 4, 12))
@@ -91,7 +91,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
     if manifest.adjusted_steps:
-        top = (b, MOST_TOP_LOGPROBS)
+        top = (b, MAX_TOP_LOGPROBS)
         ints |= dict.fromkeys(("adjusted_done", "changes", "min_position", "top_count"), (b,))
         ints |= {"marks": (b, VOCAB), "mask": (b, -(-VOCAB // 32)), "top_ids": top}
         scalars = ("repetition", "frequency", "presence", "floor", "prefill.floor")

@@ -21,7 +21,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_target
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
-from specbuild.runtime.request import MOST_TOP_LOGPROBS
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
 # What waits for the draft: sequences that stay apart have none.
 _PENDING = ("pending_count", "pending_tokens", "pending_captured")
@@ -108,7 +108,7 @@ def _choose(
             "choice": chosen["choice"],
             "chosen_logprob": chosen["logprob"],
         },
-        {"most": MOST_TOP_LOGPROBS},
+        {"most": MAX_TOP_LOGPROBS},
         outputs={
             **{name: parts.ports.first(name, batch) for name in ("top_ids", "top_logprobs")},
             **{name: outputs[name] for name in outputs if name == "logprob"},

@@ -16,7 +16,8 @@ from specbuild.runtime.engine_dir.plan import (
     Space,
     draft_write_slot,
 )
-from specbuild.runtime.request import MOST_TOP_LOGPROBS
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
+from specbuild.runtime.sampling import CHOOSE_INPUTS
 
 RING_ENTRIES = 64
 EOS_IDS = 8
@@ -106,11 +107,7 @@ def _sequences(s: StateSizes) -> Ports:
         "done": (b, _INT),
         "ignore_eos": (b, _INT),
         "eos_ids": ((EOS_IDS,), _INT),
-        "temperature": (b, _FLOAT),
-        "top_k": (b, _INT),
-        "top_p": (b, _FLOAT),
-        "seed": (b, _INT),
-        "floor": (b, _FLOAT),
+        **{name: (b, choose_input.dtype) for name, choose_input in CHOOSE_INPUTS.items()},
         "step": ((1,), _INT),
     }
     ports |= {f"page_table.{g}": ((*b, pages), _INT) for g, pages in s.logical_pages.items()}
@@ -135,7 +132,7 @@ def _sequences(s: StateSizes) -> Ports:
 
 def _adjusted(s: StateSizes) -> Ports:
     """What AdjustLogits and TopLogprobs read of every sequence, and what the latter says of it."""
-    b, row, top = (s.batch,), (s.batch, s.vocab), (s.batch, MOST_TOP_LOGPROBS)
+    b, row, top = (s.batch,), (s.batch, s.vocab), (s.batch, MAX_TOP_LOGPROBS)
     return {
         **{name: (b, _INT) for name in (ADJUSTED_DONE, "changes", "min_position", "top_count")},
         **{name: (b, _FLOAT) for name in ("repetition", "frequency", "presence")},
@@ -174,11 +171,7 @@ def _prefill(s: StateSizes) -> Ports:
         "tree_start": (b, _INT),
         "ancestor_bits": ((s.prefill_rows, s.words), _INT),
         "logit_rows": (b, _INT),
-        "temperature": (b, _FLOAT),
-        "top_k": (b, _INT),
-        "top_p": (b, _FLOAT),
-        "seed": (b, _INT),
-        "floor": (b, _FLOAT),
+        **{name: (b, choose_input.dtype) for name, choose_input in CHOOSE_INPUTS.items()},
         "position": (b, _INT),
         "choice": (b, _INT),
         "logprob": (b, _FLOAT),

@@ -14,12 +14,13 @@ from specbuild.builder.backends.cuda.step.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
+from specbuild.runtime.sampling import CHOOSE_INPUTS
 
 _BLANK = "captured_blank"
 # Whose logits are written: no row's, those of rows that top-k, top-p or min-p cut, all rows'.
 KeptLogits = Literal["none", "cut", "all"]
 # How a row chooses: Choose's inputs beside the logits.
-SAMPLING = ("temperature", "top_k", "top_p", "seed", "floor", "position")
+SAMPLING = (*CHOOSE_INPUTS, "position")
 # Where the packed vocabulary stands among a head's inputs.
 _WEIGHT = 3
 # What a head that keeps no logits leaves out.

@@ -1,0 +1,165 @@
+"""What a request generates, and how: the parameters next to its sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.parameters import Parameter, Range, check_ranges, whole_number
+from specbuild.runtime.sampling import SamplingParams
+
+MAX_TOP_LOGPROBS = 20
+
+
+@dataclass(frozen=True)
+class GenerateParams:
+    """What to generate, and how.
+
+    ``stop`` strings end the output, and so does any of ``stop_token_ids``. Neither an end of
+    sequence nor a stop token is chosen before output token ``min_tokens`` + 1; a stop string ends
+    the output at any time. With ``include_stop_str_in_output`` the text includes the stop string or
+    token that ended it; without ``skip_special_tokens`` it includes special tokens.
+
+    ``raw`` skips the chat template. Without ``detokenize`` events and records have no text, which
+    saves the time for it; stop strings need it.
+
+    Each token has the ``top_logprobs`` most likely tokens, 0 to 20, with their log-probabilities.
+    With ``logprobs`` each token has its own; without, it has one if the engine's steps compute it
+    anyway.
+
+    ``specpv_retrieval_blocks`` limits the blocks that a partial view retrieves, on an engine with
+    SpecPV: None is the engine's number, ``auto`` depends on the longest context, 0 always verifies
+    over the full cache. ``dsa_top_k`` limits the tokens that a row selects on an engine with DSA:
+    None is the engine's number, 0 always attends to all tokens.
+
+    Prompts share cached prefixes only with prompts of the same ``cache_salt``.
+
+    ``guide`` constrains the output: no end of sequence is chosen before the output matches it. The
+    output ends where no token may follow, even before ``min_tokens``.
+
+    ``exact`` decodes without a draft and without lossy modes, so that any engine gives the tokens
+    of plain decoding. RequestError if a lossy mode is requested as well.
+    """
+
+    max_new_tokens: Annotated[
+        int,
+        Parameter(
+            help="Generate at most N tokens.", metavar="N", range=Range(1), model_default=True
+        ),
+    ] = 128
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: Annotated[
+        tuple[str, ...],
+        Parameter(help="End before this text; repeatable.", metavar="TEXT", in_api=True),
+    ] = ()
+    stop_token_ids: Annotated[tuple[int, ...], Parameter(in_api=True)] = ()
+    ignore_eos: Annotated[
+        bool, Parameter(help="Continue after an end-of-sequence token.", in_api=True)
+    ] = False
+    include_stop_str_in_output: Annotated[bool, Parameter(in_api=True)] = False
+    skip_special_tokens: Annotated[bool, Parameter(in_api=True)] = True
+    min_tokens: Annotated[
+        int,
+        Parameter(
+            help="Generate at least N tokens before the output may end.", metavar="N",
+            range=Range(0), in_api=True,
+        ),
+    ] = 0  # fmt: skip
+    top_logprobs: Annotated[
+        int,
+        Parameter(
+            help="Also those of the N most likely tokens.", metavar="N",
+            range=Range(0, MAX_TOP_LOGPROBS),
+        ),
+    ] = 0  # fmt: skip
+    logprobs: Annotated[
+        bool, Parameter(help="Add each token's log-probability to --json.", in_line=False)
+    ] = False
+    raw: Annotated[bool, Parameter(help="Tokenize text without the chat template.")] = False
+    detokenize: Annotated[bool, Parameter(in_line=False)] = True
+    specpv_retrieval_blocks: Annotated[int | Literal["auto"] | None, Parameter(json_type=Any)] = (
+        None
+    )
+    dsa_top_k: Annotated[int | None, Parameter()] = None
+    exact: Annotated[bool, Parameter()] = False
+    cache_salt: Annotated[str | None, Parameter(in_api=True)] = None
+    guide: Annotated[
+        Guide | None,
+        Parameter(
+            help="The output's form: an object with json, regex, choice or grammar.",
+            metavar="JSON",
+            json_type=dict[str, Any],
+        ),
+    ] = None
+
+    @property
+    def needs_full_logits(self) -> bool:
+        """Whether steps must keep logits: for log-probabilities, top-k, top-p or min-p."""
+        return self.logprobs or self.sampling.cuts
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.min_tokens > self.max_new_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, must be 0 to max_new_tokens, "
+                f"{self.max_new_tokens}",
+                field="min_tokens",
+            )
+        if isinstance(self.stop, str):
+            raise RequestError(f"stop is the string {self.stop!r}, must be a tuple of strings")
+        if not isinstance(self.stop, Collection) or not all(isinstance(s, str) for s in self.stop):
+            raise RequestError(f"stop is {self.stop!r}, must be a tuple of strings")
+        if not all(self.stop):
+            raise RequestError("a stop string is empty; leave it out")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop strings are looked for in text: leave detokenize on")
+        if not isinstance(self.stop_token_ids, Collection):
+            raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
+        for token in self.stop_token_ids:
+            whole_number("a stop token's id", token, field="stop_token_ids")
+        if self.cache_salt is not None and not isinstance(self.cache_salt, str):
+            raise RequestError(f"cache_salt is {self.cache_salt!r}, must be a string")
+        if self.exact and (self.specpv_retrieval_blocks or self.dsa_top_k):
+            raise RequestError(
+                "exact decodes without lossy modes: leave specpv_retrieval_blocks and dsa_top_k out"
+            )
+
+    @cached_property
+    def _adjustments(self) -> tuple[str, ...]:
+        """The parameters that change logits, without knowing which tokens may come."""
+        sampling = self.sampling
+        asked = {
+            "min_p": sampling.floor < 0,
+            "min_tokens": self.min_tokens > 0,
+            "logit_bias": bool(sampling.logit_bias),
+            "presence_penalty": sampling.presence_penalty != 0,
+            "frequency_penalty": sampling.frequency_penalty != 0,
+            "repetition_penalty": sampling.repetition_penalty != 1,
+        }
+        return tuple(name for name, asks in asked.items() if asks)
+
+    @cached_property
+    def adjusts_steps(self) -> str | None:
+        """The first parameter that asks more of a step than a choice; None: none does."""
+        if self.guide is not None:
+            return self.guide.name
+        rest = ("top_logprobs",) * (self.top_logprobs > 0)
+        return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether tokens are chosen from other logits than the target's, a guide aside."""
+        return bool(self._adjustments)
+
+    @property
+    def only_guided(self) -> bool:
+        """Whether a guide is all that changes a choice: one that it allows is the masked choice.
+
+        A mask changes no score that it leaves; but what is cut of the likeliest depends on it.
+        """
+        asks_more = self.top_logprobs or self.adjusts_logits or self.sampling.cuts
+        return self.guide is not None and not asks_more

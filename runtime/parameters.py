@@ -1,0 +1,141 @@
+"""The declaration of a request parameter: one annotation on its field, read by every interface.
+
+``SamplingParams`` and ``GenerateParams`` annotate their fields with :class:`Parameter`. The HTTP
+routes, lines of ``--prompts``, options of ``specbuild run``, the Dynamo worker and the defaults of
+a checkpoint derive their names, types, ranges and help texts from these annotations.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from numbers import Real
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from specbuild.runtime.errors import RequestError
+
+
+def whole_number(name: str, value: object, *, field: str | None = None) -> int:
+    """Return ``value`` as an int. RequestError, of this ``field``, if it is not a whole number."""
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise RequestError(f"{name} is {value!r}, must be a whole number", field=field) from None
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values of a number: from ``minimum`` to ``maximum``, without a bound if that is None.
+
+    ``allows_zero`` adds 0 to the range. ``text`` replaces the description in error messages.
+    """
+
+    minimum: float
+    maximum: float | None = None
+    excludes_minimum: bool = False
+    allows_zero: bool = False
+    text: str = ""
+
+    def __contains__(self, value: float) -> bool:
+        """Return whether the range has this value. Not-a-number is in no range."""
+        if self.allows_zero and value == 0:
+            return True
+        above = value > self.minimum if self.excludes_minimum else value >= self.minimum
+        return above and (self.maximum is None or value <= self.maximum)
+
+    def __str__(self) -> str:
+        if self.text:
+            return self.text
+        minimum, zero = _number(self.minimum), "0 or " if self.allows_zero else ""
+        if self.excludes_minimum:
+            limit = "" if self.maximum is None else f" and at most {_number(self.maximum)}"
+            return f"{zero}above {minimum}{limit}"
+        if self.maximum is None:
+            return f"{zero}{minimum} or above"
+        return f"{zero}{minimum} to {_number(self.maximum)}"
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """What interfaces need to know of a parameter, in ``Annotated`` next to its type.
+
+    ``help`` and ``metavar`` are those of its command-line option. ``server_default`` is the default
+    of the HTTP API and of Dynamo where it differs from Python's. With ``model_default`` a
+    checkpoint may recommend a default, which takes precedence over both. ``aliases`` are further
+    values of other APIs. ``json_type`` is the type in JSON where Python's is none.
+    The HTTP routes of generation share the parameters that are ``in_api``; a line of ``--prompts``
+    may set those that are ``in_line``.
+    """
+
+    help: str = ""
+    metavar: str | None = None
+    range: Range | None = None
+    server_default: Any = None
+    model_default: bool = False
+    aliases: Mapping[Any, Any] = field(default_factory=dict)
+    json_type: Any = None
+    in_api: bool = False
+    in_line: bool = True
+
+
+@dataclass(frozen=True)
+class DeclaredParameter:
+    """A parameter with the name, the type and the default of its field."""
+
+    name: str
+    type: Any
+    default: Any
+    declaration: Parameter
+
+    @property
+    def json_type(self) -> Any:
+        """The type of its JSON value, null aside."""
+        return self.type if self.declaration.json_type is None else self.declaration.json_type
+
+    @property
+    def range(self) -> Range | None:
+        """The values of a number; None for other types."""
+        return self.declaration.range
+
+    def resolve(self, value: Any) -> Any:
+        """Return the value of a decoded JSON value: aliases replaced, lists as tuples."""
+        if isinstance(value, list):
+            return tuple(value)
+        return self.declaration.aliases.get(value, value) if self.declaration.aliases else value
+
+    def check(self, value: Any) -> None:
+        """Raise RequestError if a number has another type or is out of range."""
+        if self.range is None:
+            return
+        if self.type is int:
+            whole_number(self.name, value, field=self.name)
+        elif not isinstance(value, Real):
+            raise RequestError(f"{self.name} is {value!r}, must be a number", field=self.name)
+        if value not in self.range:
+            raise RequestError(f"{self.name} is {value}, must be {self.range}", field=self.name)
+
+
+@cache
+def declared_parameters(kind: type) -> dict[str, DeclaredParameter]:
+    """Return the parameters among the fields of a dataclass, by name, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    declared = {}
+    for entry in fields(kind):
+        hint = hints[entry.name]
+        if get_origin(hint) is Annotated:
+            type_, declaration = get_args(hint)
+            declared[entry.name] = DeclaredParameter(entry.name, type_, entry.default, declaration)
+    return declared
+
+
+def check_ranges(params: object) -> None:
+    """Raise RequestError for the first declared parameter of a dataclass that is out of range."""
+    kind: type = type(params)
+    for name, parameter in declared_parameters(kind).items():
+        parameter.check(getattr(params, name))
