@@ -30,7 +30,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from specbuild.builder.families.registry import target_family
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 CONTEXT, TOKENS = 1000, 64

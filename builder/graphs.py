@@ -156,10 +156,17 @@ def target_graph(
 
     functions: list[ir.Function] = []
     if not (asked or budget):
-        tables = (module.rope_cos, module.rope_sin)
         ports = [
-            BlockPorts.of_layer(g.hidden, layer_pools, of_groups[group], launch_ports(plan), tables)
-            for layer_pools, group in zip(of_layers, group_of_layer, strict=True)
+            BlockPorts.of_layer(
+                g.hidden,
+                layer_pools,
+                of_groups[group],
+                launch_ports(plan),
+                module.tables_of(layer),
+            )
+            for layer, (layer_pools, group) in enumerate(
+                zip(of_layers, group_of_layer, strict=True)
+            )
         ]
         functions = call_blocks(module.model.layers, ports, block_graph)
     module.forward = partial(module.forward, group_of_layer=group_of_layer)  # type: ignore[method-assign]

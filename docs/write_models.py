@@ -42,6 +42,9 @@ MODELS = {
     "qwen3": ("Qwen3, dense", "qwen3-8b"),
     "qwen3_moe": ("Qwen3-MoE", "qwen3-30b-a3b"),
     "mimo": ("MiMo-7B", "mimo-7b"),
+    "mistral": ("Mistral, Mistral Small 3", "mistral-small-24b"),
+    "ministral3": ("Ministral 3, Devstral 2", "ministral-3-8b"),
+    "mixtral": ("Mixtral", "mixtral-8x7b"),
     "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
     "deepseek_v3": ("DeepSeek-V3, R1", "glm-4.7-flash"),
     "kimi_k2": ("Kimi-K2", "glm-4.7-flash"),
@@ -49,9 +52,12 @@ MODELS = {
     "youtu": ("Youtu-LLM", "youtu-2b"),
     "youtu_llm": ("Youtu-LLM", "youtu-2b"),
 }
+# GGUF architectures whose name differs from the model type, or that several families share.
+GGUF = {"mistral": ("llama",), "ministral3": ("mistral3",), "mixtral": ("llama",)}
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
 MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
+_GROUPED_TESTS = "tests/e2e/test_grouped_families.py"
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"
 # What has decoded on each backend, with the test or record that proves it.
@@ -62,6 +68,9 @@ RUN = {
     ("cpu", "qwen3"): "tests/e2e/test_llama.py",
     ("cpu", "qwen3_moe"): "tests/e2e/test_llama.py",
     ("cpu", "mimo"): "tests/e2e/test_mtp.py",
+    ("cpu", "mistral"): _GROUPED_TESTS,
+    ("cpu", "ministral3"): _GROUPED_TESTS,
+    ("cpu", "mixtral"): _GROUPED_TESTS,
     ("cpu", "deepseek_v2"): _MLA_TESTS,
     ("cpu", "deepseek_v3"): "tests/e2e/test_deepseek.py",
     ("cpu", "kimi_k2"): _MLA_TESTS,
@@ -161,7 +170,8 @@ def rows() -> Iterator[tuple[str, ...]]:
             title, geometry = MODELS[kind]
             target = replace(named_geometry(geometry).target, model_type=kind)
             stored = f"safetensors, {STORED[kind]}" if kind in STORED else "safetensors"
-            files = [name for name in family.gguf if fits(name, kind, family.model_types)]
+            own = [name for name in family.gguf if fits(name, kind, family.model_types)]
+            files = GGUF.get(kind, own)
             weights = f"{stored}; GGUF `{'`, `'.join(files)}`" if files else stored
             drafts = "EAGLE3, P-EAGLE, DFlash" + (", MTP" if kind in MTP_LAYERS else "")
             found = [state(backend, kind, target, None) for backend in BACKENDS]

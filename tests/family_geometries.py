@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from geometries import GPT_OSS_20B
 
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    MlaGeometry,
     MoeFeedForward,
-    Norm,
-    Rope,
     Swiglu,
-    TargetGeometry,
     distinct_feed_forwards,
+)
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    MlaGeometry,
+    Norm,
+    QueryGrowth,
+    Rope,
+    TargetGeometry,
 )
 from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 
@@ -40,9 +44,20 @@ def _grouped_query(
     biased: bool = False,
     head_dim: int = 128,
     tied: bool = False,
+    **parts: Any,
 ) -> TargetGeometry:
-    """A Llama or one of its kin of ``sizes``: hidden, layers, query heads, KV heads."""
+    """A Llama or one of its kin of ``sizes``: hidden, layers, query heads, KV heads.
+
+    ``parts`` are further fields of the geometry, or others than those of a Llama.
+    """
     hidden, layers, q_heads, kv_heads = sizes
+    fields: dict[str, Any] = {
+        "attention": AttentionParts(qkv_bias=biased, qk_norm="head" if head_norms else "none"),
+        "layer_types": ("full_attention",) * layers,
+        "sliding_window": 0,
+        "feed_forwards": (feed_forward,),
+        "layer_feed_forwards": (0,) * layers,
+    }
     return TargetGeometry(
         model_type=model_type,
         layers=layers,
@@ -51,16 +66,12 @@ def _grouped_query(
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        attention=AttentionParts(qkv_bias=biased, qk_norm="head" if head_norms else "none"),
         norm=Norm(eps, "before_weight"),
         rope=rope,
-        layer_types=("full_attention",) * layers,
-        sliding_window=0,
-        feed_forwards=(feed_forward,),
-        layer_feed_forwards=(0,) * layers,
         max_positions=positions,
         tied_head=tied,
         eos_token_ids=eos,
+        **(fields | parts),
     )
 
 
@@ -153,6 +164,24 @@ MIMO_7B = _grouped_query(
     "mimo", (4096, 36, 32, 8), _dense(11008), vocab=151680, positions=32768, eps=1e-5,
     eos=(151645,), rope=Rope(640000.0), biased=True,
 )  # fmt: skip
+MISTRAL_SMALL_24B = _grouped_query(
+    "mistral", (5120, 40, 32, 8), _dense(32768), vocab=131072, positions=131072, eps=1e-5,
+    eos=(2,), rope=Rope(1e9),
+)  # fmt: skip
+MINISTRAL_3_8B = _grouped_query(
+    "ministral3", (4096, 34, 32, 8), _dense(14336), vocab=131072, positions=262144, eps=1e-5,
+    eos=(2,),
+    rope=Rope(1e6, YarnScaling(factor=16.0, original_max_positions=16384, truncate=True)),
+    attention=AttentionParts(query_growth=QueryGrowth(beta=0.1, original_max_positions=16384)),
+)  # fmt: skip
+MIXTRAL_8X7B = _grouped_query(
+    "mixtral", (4096, 32, 32, 8),
+    MoeFeedForward(
+        experts=8, experts_per_token=2, inner=14336, storage="bf16", activation=Swiglu(),
+        gating="softmax_selected",
+    ),
+    vocab=32000, positions=32768, eps=1e-5, eos=(2,), rope=Rope(1e6),
+)  # fmt: skip
 DEEPSEEK_V2_LITE = _latent(
     "deepseek_v2", (2048, 27, 16), _mla(128, 128, None, mscale=0.707),
     [_dense(10944), *[BothFeedForward(
@@ -202,6 +231,9 @@ FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "Qwen3-30B-A3B": (QWEN3_30B_A3B, 30.53),
     # 7.83 are published, 0.21 of them the MTP layer's.
     "MiMo-7B": (MIMO_7B, 7.62),
+    "Mistral-Small-24B": (MISTRAL_SMALL_24B, 23.57),
+    "Ministral-3-8B": (MINISTRAL_3_8B, 8.49),
+    "Mixtral-8x7B": (MIXTRAL_8X7B, 46.7),
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
     "DeepSeek-V3": (DEEPSEEK_V3, 671.0),
     "GLM-4.7-Flash": (GLM_47_FLASH, 29.94),

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    ClampedSwiglu,
-    MoeFeedForward,
-    Norm,
-    Rope,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu, MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, Rope, TargetGeometry
 
 
 def gpt_oss_parts(

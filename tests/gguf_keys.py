@@ -92,6 +92,23 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             ".expert_used_count": 3, ".expert_feed_forward_length": 24,
         },
     ),
+    "qwen2": ("qwen2", {}),
+    "mixtral": (
+        "llama",
+        {
+            ".rope.dimension_count": 16, ".rope.freq_base": 1e6, ".expert_count": 8,
+            ".expert_used_count": 3, ".feed_forward_length": 24,
+        },
+    ),
+    "ministral3": (
+        "mistral3",
+        {
+            ".rope.dimension_count": 16, ".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0,
+            ".rope.scaling.original_context_length": 24, ".rope.scaling.yarn_beta_fast": 32.0,
+            ".rope.scaling.yarn_beta_slow": 1.0, ".rope.scaling.yarn_log_multiplier": 1.0,
+            ".attention.temperature_scale": 0.3,
+        },
+    ),
 }  # fmt: skip
 
 

@@ -48,10 +48,16 @@ COMMON = {
     "mlp.router.weight": "ffn_gate_inp.weight",
     "mlp.router.bias": "ffn_gate_inp.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+    "block_sparse_moe.gate.weight": "ffn_gate_inp.weight",
+    "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.shared_experts.gate_proj.weight": "ffn_gate_shexp.weight",
     "mlp.shared_experts.up_proj.weight": "ffn_up_shexp.weight",
     "mlp.shared_experts.down_proj.weight": "ffn_down_shexp.weight",
 }
+# The parts of an expert that are called otherwise.
+EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+# Models whose rows that RoPE turns stand side by side in GGUF.
+PAIRS = ("llama", "mixtral", "ministral3")
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 
@@ -87,7 +93,7 @@ class Twin:
 
 def mixed(name: str, shape: tuple[int, ...]) -> str:
     """Types as a mixture has them: F32 for what is small, others by what rows allow."""
-    if len(shape) == 1 or name.endswith(("mlp.gate.weight", "router.weight", "bias")):
+    if len(shape) == 1 or name.endswith(("gate.weight", "router.weight", "bias")):
         return "F32"
     wide = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0")
     narrow = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -138,7 +144,8 @@ def gpt_oss_twin(model: Path) -> dict[str, Stored]:
 
 
 def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
-    """The same of a Llama or Qwen3; a Llama's rows that RoPE turns move together in pairs."""
+    """The same of a model with grouped-query attention; of :data:`PAIRS` the rows that RoPE turns
+    move together."""
     twin = Twin(mixed)
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -148,7 +155,7 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
             continue
         twin.same(name, tensor)
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(parts[-2])
-        if heads and config["model_type"] == "llama":
+        if heads and config["model_type"] in PAIRS:
             rows, dtype = twin.gguf[twin.called(name)]
             halves = rows.reshape(config[heads], 2, -1, *rows.shape[1:])
             twin.gguf[twin.called(name)] = halves.swapaxes(1, 2).reshape(rows.shape), dtype
@@ -180,7 +187,8 @@ def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dic
 
 def _stack_of(parts: list[str]) -> str:
     """The tensor that holds an expert's matrix beside those of the others."""
-    return f"blk.{parts[2]}.ffn_{parts[6].removesuffix('_proj')}_exps.weight"
+    part = EXPERT_PARTS.get(parts[6], parts[6].removesuffix("_proj"))
+    return f"blk.{parts[2]}.ffn_{part}_exps.weight"
 
 
 def _stack(twin: Twin, experts: Mapping[str, list[tuple[str, torch.Tensor]]]) -> None:

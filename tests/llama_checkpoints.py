@@ -40,6 +40,28 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "norm_topk_prob": True,
     },
+    "mistral": {"head_dim": 24, "sliding_window": None},
+    "ministral3": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 24,
+            "max_position_embeddings": 96,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "mixtral": {
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "sliding_window": None,
+    },
 }
 
 

@@ -94,7 +94,7 @@ def _exported(name: str, *arguments: Any) -> None:
 def exporter_sources(tree: SourceTree) -> frozenset[Path]:
     """The code of families, ops and passes that an export runs, and of this module."""
     starts = [tree.root / "builder" / "graphs.py", tree.root / "tests" / "shared_graphs.py"]
-    return tree.closure([*starts, *tree.root.glob("tests/mistral_family/*.py")])
+    return tree.closure([*starts, *tree.root.glob("tests/seed_oss_family/*.py")])
 
 
 def exporter_digest(tree: SourceTree) -> str:

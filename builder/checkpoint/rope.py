@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from specbuild.builder.checkpoint.config_fields import ROPE, check_fields
+from specbuild.builder.checkpoint.config_fields import ROPE, FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import MAX_SIZE, Config
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import (
@@ -21,8 +21,16 @@ KINDS = ("default", "linear", "llama3", "yarn")
 BY_LENGTH = ("dynamic", "longrope", "su")
 
 
-def read_rope(config: Config, *, default_theta: float, required: bool = False) -> Rope:
+def read_rope(
+    config: Config,
+    *,
+    default_theta: float,
+    required: bool = False,
+    also: frozenset[str] = frozenset(),
+) -> Rope:
     """``rope_parameters`` (transformers 5) or ``rope_theta`` with ``rope_scaling`` (before).
+
+    ``also`` are keys of either that the family reads itself.
 
     Raises SpecbuildError for a kind that is not implemented, for a key that is not implemented,
     where both spellings are present and differ, and where one is ``required`` and both are absent.
@@ -33,12 +41,28 @@ def read_rope(config: Config, *, default_theta: float, required: bool = False) -
             f"{config.where}: neither {NESTED[0]} nor {NESTED[1]} is there, without which nobody "
             'knows how positions are scaled; add one, {"rope_type": "default"} if they are not'
         )
-    readings = {_read(config, name, default_theta) for name in present or [NESTED[0]]}
+    sections = [config.section(name) for name in present or [NESTED[0]]]
+    readings = {_read(config, section, default_theta, also) for section in sections}
     if len(readings) > 1:
         raise SpecbuildError(
             f"{config.where}: rope_parameters and rope_scaling differ; keep the right one"
         )
     return readings.pop()
+
+
+def rotated_width(config: Config, head_dim: int, default: float = 1.0) -> int | None:
+    """How many values at the start of a head turn, by ``partial_rotary_factor``; None: all.
+
+    Raises SpecbuildError for a factor that gives an odd number, none, or more than a head has.
+    """
+    name = "partial_rotary_factor"
+    places = [*[config.section(nested) for nested in NESTED], config]
+    place = next((place for place in places if place.get(name) is not None), config)
+    factor = place.number(name, default)
+    width = int(head_dim * factor)
+    if width % 2 or not 0 < width <= head_dim:
+        raise place.wrong(name, f"a share of head_dim {head_dim} that is an even number of values")
+    return None if width == head_dim else width
 
 
 def read_positions(config: Config, rope: Rope) -> int:
@@ -86,8 +110,7 @@ def describe(rope: Rope) -> str:
     return f"theta {rope.theta:g} with {name} × {scaling.factor:g}{over}"
 
 
-def _read(config: Config, name: str, default_theta: float) -> Rope:
-    nested = config.section(name)
+def _read(config: Config, nested: Config, default_theta: float, also: frozenset[str]) -> Rope:
     kind = nested.text("rope_type") or nested.text("type") or "default"
     if kind not in KINDS:
         why = ", its frequencies change with a sequence's length" if kind in BY_LENGTH else ""
@@ -95,7 +118,8 @@ def _read(config: Config, name: str, default_theta: float) -> Rope:
         raise SpecbuildError(
             f"{nested.where}: rope_type {kind!r} is not implemented{why} (supported: {supported})"
         )
-    check_fields(nested, ROPE, strict=True, way_out="")
+    only = {name: values for name, values in ROPE.only.items() if name not in also}
+    check_fields(nested, FieldTable(ROPE.read | also, only), strict=True, way_out="")
     theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
     if theta <= 1:
         place = config if nested.get("rope_theta") is None else nested

@@ -90,6 +90,7 @@ class NamedGeometry:
             self.target,
             layers=layers,
             layer_types=self.target.layer_types[:layers],
+            unrotated_layers=tuple(i for i in self.target.unrotated_layers if i < layers),
             latent_dims=self.target.latent_dims[:layers],
             feed_forwards=self.target.feed_forwards[: max(kinds) + 1],
             layer_feed_forwards=kinds,

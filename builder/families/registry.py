@@ -9,6 +9,7 @@ from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.llama.family import LLAMA
+from specbuild.builder.families.mistral.family import MISTRAL
 from specbuild.builder.families.mtp.family import MTP
 from specbuild.builder.families.p_eagle.family import P_EAGLE
 from specbuild.runtime.errors import SpecbuildError
@@ -17,6 +18,7 @@ TARGETS: dict[str, TargetFamily] = {
     "gpt_oss": GPT_OSS,
     "deepseek": DEEPSEEK,
     "llama": LLAMA,
+    "mistral": MISTRAL,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

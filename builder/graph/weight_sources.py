@@ -22,7 +22,10 @@ DRAFT_PREFIX = "draft."
 _DRAFT_ROPE = "draft_rope_"
 # What experts are chosen by besides their scores: a difference in its last bits is another choice.
 _EXACT = "e_score_correction_bias"
-_ROPES = ("rope_cos", "rope_sin", f"{_DRAFT_ROPE}cos", f"{_DRAFT_ROPE}sin")
+_WINDOW_ROPE = "window_rope_"
+_ROPES = tuple(
+    f"{prefix}{side}" for prefix in ("rope_", _WINDOW_ROPE, _DRAFT_ROPE) for side in ("cos", "sin")
+)
 
 
 class WeightSources:
@@ -142,10 +145,14 @@ class WeightSources:
         return Recipe(source.shape, self._floats, source.sources, _converting(source, self._floats))
 
     def _rope(self, name: str, shape: tuple[int, ...], group: str) -> Recipe:
+        target = self._target.geometry
         if name.startswith(_DRAFT_ROPE):
             rope = self.drafts[group].geometry.rope
+        elif name.startswith(_WINDOW_ROPE):
+            assert target.window_rope is not None
+            rope = target.window_rope
         else:
-            rope = self._target.geometry.rope
+            rope = target.rope
         side = int(name.endswith("sin"))
         positions, half = shape
         return Recipe(

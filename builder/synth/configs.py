@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
 
@@ -39,7 +40,9 @@ def rope_config(rope: Rope) -> dict[str, Any] | None:
 def yarn_config(rope: Rope) -> dict[str, Any]:
     """``rope_scaling`` of a YaRN."""
     yarn = yarn_of(rope)
-    return {
+    by_default = yarn_attention_factor(yarn.factor)
+    own = {} if yarn.attention_factor == by_default else {"attention_factor": yarn.attention_factor}
+    return own | {
         "beta_fast": yarn.beta_fast,
         "beta_slow": yarn.beta_slow,
         "factor": yarn.factor,

@@ -100,6 +100,7 @@ class SynthModel:
             vocab=self.target.vocab,
             first_special=self._named.first_special,
             in_text=self._named.draft.vocab,
+            ends=self.target.eos_token_ids,
         )
 
     @cached_property

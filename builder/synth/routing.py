@@ -9,7 +9,7 @@ import torch
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.streams import embedding_rms, embeddings
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward, routed_part
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward, routed_part
 
 STEP_TOKENS = (1, 2, 4, 8, 16, 32)
 _SAMPLE = 512

@@ -47,9 +47,15 @@ class DraftRules:
         return self.vocabulary - torch.arange(len(self.vocabulary))
 
 
-def token_rules(noise: Noise, *, vocab: int, first_special: int, in_text: int) -> TokenRules:
-    """``in_text`` tokens below ``first_special`` form one cycle, all others another."""
-    text = torch.randperm(first_special, generator=noise.generator("text tokens"))[:in_text]
+def token_rules(
+    noise: Noise, *, vocab: int, first_special: int, in_text: int, ends: tuple[int, ...] = ()
+) -> TokenRules:
+    """``in_text`` tokens below ``first_special`` form one cycle, all others another.
+
+    Those of ``ends``, which end an output, are not in the first.
+    """
+    drawn = torch.randperm(first_special, generator=noise.generator("text tokens"))
+    text = drawn[~torch.isin(drawn, torch.tensor(ends, dtype=torch.int64))][:in_text]
     outside = torch.ones(vocab, dtype=torch.bool)
     outside[text] = False
     others = outside.nonzero().flatten()

@@ -15,13 +15,15 @@ from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters import SuffixDrafter
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
+    MoeFeedForward,
+)
+from specbuild.runtime.engine_dir.geometry import (
     DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
-    MoeFeedForward,
     PEagleGeometry,
     TargetGeometry,
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
+from specbuild.runtime.engine_dir.feed_forward import (
+    WEIGHT_STORAGES,
+    FeedForward,
+    MoeFeedForward,
+    routed_part,
+)
 from specbuild.runtime.engine_dir.rope_scaling import RopeScaling, YarnScaling
 
-# How weights are stored; a later kind names the feature that brings it.
-WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
 LAYER_TYPES: FeatureOf = {"full_attention": None, "sliding_attention": None}
+NormPlaces: TypeAlias = Literal["inputs", "outputs", "both"]
 
 
 @dataclass(frozen=True)
@@ -48,86 +52,26 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Swiglu:
-    """``silu(gate) · up``."""
+class QueryGrowth:
+    """A factor of queries by their position: ``1 + beta · ln(1 + ⌊position / original⌋)``."""
 
-    kind: Literal["swiglu"] = "swiglu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClampedSwiglu:
-    """GPT-OSS's ``gate · sigmoid(alpha · gate) · (up + 1)``, gate and up clamped at ``limit``."""
-
-    kind: Literal["swiglu_clamped"] = "swiglu_clamped"
-    alpha: float
-    limit: float
-
-
-Activation: TypeAlias = Swiglu | ClampedSwiglu
+    FEATURE: ClassVar[str] = "query_growth"
+    beta: float
+    original_max_positions: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseFeedForward:
-    """Gate and up [inner, hidden], the activation, down [hidden, inner]."""
+class Multipliers:
+    """Constant factors on the residual stream and the logits (Granite's µP).
 
-    kind: Literal["dense"] = "dense"
-    inner: int
-    activation: Activation
-    bias: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class MoeFeedForward:
-    """A router and ``experts`` of width ``inner``, of which a token takes ``experts_per_token``.
-
-    ``storage`` is how the checkpoint holds the experts' weights. ``gating`` makes weights of
-    logits. ``choice_bias`` [experts] is added to what experts are chosen by, not to their weights.
-    ``groups_chosen`` of ``groups`` of experts take part for a token, those with the best
-    ``group_score``: the sum of a group's two best scores, or its best. The weights are multiplied
-    by ``scaling``.
+    ``embedding`` multiplies embedded tokens, ``residual`` what each sublayer adds to the stream.
+    The head's logits are divided by ``logits_divisor``.
     """
 
-    kind: Literal["moe"] = "moe"
-    experts: int
-    experts_per_token: int
-    inner: int
-    storage: str = field(metadata=one_of(WEIGHT_STORAGES))
-    activation: Activation
-    gating: Literal["softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm"]
-    router_bias: bool = False
-    choice_bias: bool = False
-    bias: bool = False
-    groups: int = 1
-    groups_chosen: int = 1
-    group_score: Literal["sum_of_two", "max"] = "sum_of_two"
-    scaling: float = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class BothFeedForward:
-    """Routed experts and a dense one that every token takes (shared experts); the sum of both."""
-
-    kind: Literal["both"] = "both"
-    dense: DenseFeedForward
-    moe: MoeFeedForward
-
-
-FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward
-
-
-def routed_part(feed_forward: FeedForward) -> MoeFeedForward | None:
-    """The routed experts of a layer's feed-forward, None where it has none."""
-    if isinstance(feed_forward, BothFeedForward):
-        return feed_forward.moe
-    return feed_forward if isinstance(feed_forward, MoeFeedForward) else None
-
-
-def distinct_feed_forwards(
-    layers: Sequence[FeedForward],
-) -> tuple[tuple[FeedForward, ...], tuple[int, ...]]:
-    """``feed_forwards`` and ``layer_feed_forwards`` of a target with these, layer by layer."""
-    distinct = tuple(dict.fromkeys(layers))
-    return distinct, tuple(distinct.index(layer) for layer in layers)
+    FEATURE: ClassVar[str] = "multipliers"
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits_divisor: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +80,16 @@ class AttentionParts:
 
     ``sinks``: a logit per query head joins the softmax's denominator. ``qk_norm``: queries and keys
     are normed before they turn, head by head with one weight, or over all heads together.
+    ``scale`` multiplies the scores, None: ``head_dim^-½``. ``query_growth`` multiplies queries
+    after they turn.
     """
 
     qkv_bias: bool = False
     output_bias: bool = False
     sinks: bool = False
     qk_norm: Literal["none", "head", "all_heads"] = "none"
+    scale: float | None = field(default=None, metadata=of_feature("attention_scale"))
+    query_growth: QueryGrowth | None = field(default=None, metadata=of_feature("query_growth"))
 
 
 @dataclass(frozen=True)
@@ -196,6 +144,9 @@ class TargetGeometry:
     which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
     ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
     ``dtype`` is how the engine stores the projections and the head, None as bf16 or fp32.
+    ``norm_places`` says whether a layer norms what attention and feed-forward read, what they
+    give, or both. ``unrotated_layers`` have no RoPE. ``window_rope`` is that of layers with a
+    window where it differs from ``rope``.
     """
 
     model_type: str
@@ -221,10 +172,19 @@ class TargetGeometry:
     dtype: str | None = field(
         default=None, metadata=one_of(WEIGHT_STORAGES) | of_feature("coded_weights")
     )
+    norm_places: NormPlaces = field(default="inputs", metadata=of_feature("norm_places"))
+    unrotated_layers: tuple[int, ...] = field(default=(), metadata=of_feature("unrotated_layers"))
+    window_rope: Rope | None = field(default=None, metadata=of_feature("window_rope"))
+    multipliers: Multipliers | None = field(default=None, metadata=of_feature("multipliers"))
 
     def feed_forward(self, layer: int) -> FeedForward:
         """The feed-forward of this layer."""
         return self.feed_forwards[self.layer_feed_forwards[layer]]
+
+    def rope_of(self, layer: int) -> Rope:
+        """The rotary embedding of this layer, if it turns at all."""
+        windowed = self.layer_types[layer] == "sliding_attention"
+        return self.window_rope if windowed and self.window_rope is not None else self.rope
 
     @property
     def moe(self) -> MoeFeedForward | None:

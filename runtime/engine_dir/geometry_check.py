@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
     MoeFeedForward,
-    Norm,
-    Rope,
-    TargetGeometry,
 )
+from specbuild.runtime.engine_dir.geometry import Norm, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import LinearScaling
 from specbuild.runtime.errors import EngineFileError
 
@@ -44,7 +42,25 @@ def check_target(g: TargetGeometry) -> None:
         raise EngineFileError(
             f"target.indexer.layers are {g.indexer.layers}, expected some of {g.layers} layers"
         )
+    _check_attention(g)
     _check_feed_forwards(g)
+
+
+def _check_attention(g: TargetGeometry) -> None:
+    """What layers turn by, and the factors of queries."""
+    if not all(0 <= layer < g.layers for layer in g.unrotated_layers):
+        raise EngineFileError(
+            f"target.unrotated_layers are {g.unrotated_layers}, expected some of {g.layers} layers"
+        )
+    if g.window_rope is not None:
+        _check_rope("target.window_rope", g.window_rope)
+    growth = g.attention.query_growth
+    if growth is not None:
+        _require(
+            "target.attention.query_growth", "original_max_positions", growth.original_max_positions
+        )
+    if g.multipliers is not None and g.multipliers.logits_divisor == 0:
+        raise EngineFileError("target.multipliers.logits_divisor is 0, must not be")
 
 
 def _check_feed_forwards(g: TargetGeometry) -> None:

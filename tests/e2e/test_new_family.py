@@ -10,7 +10,7 @@ import torch
 from checkpoint_files import edit_config
 from checkpoints import write_draft
 from drafted_outputs import drafted_outputs
-from mistral_family.family import MISTRAL
+from seed_oss_family.family import SEED_OSS
 
 from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
@@ -30,13 +30,13 @@ BUSHY = DraftShape(draft_top_k=8, draft_depth=3, draft_tokens=48)
 @pytest.fixture(scope="module", autouse=True)
 def listed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(TARGETS, "mistral", MISTRAL)
+        patch.setitem(TARGETS, "seed_oss", SEED_OSS)
         yield
 
 
-def write_mistral(path: Path, **changes: object) -> None:
+def write_seed_oss(path: Path, **changes: object) -> None:
     """A random model, by transformers' own writer."""
-    from transformers import MistralConfig, MistralForCausalLM
+    from transformers import SeedOssConfig, SeedOssForCausalLM
 
     sizes = {
         "vocab_size": VOCAB,
@@ -49,9 +49,9 @@ def write_mistral(path: Path, **changes: object) -> None:
         "max_position_embeddings": 256,
         "rms_norm_eps": 0.02,
         "eos_token_id": 1,
-        "sliding_window": 12,
+        "attention_bias": True,
     }
-    model = MistralForCausalLM(MistralConfig(**(sizes | changes)))
+    model = SeedOssForCausalLM(SeedOssConfig(**(sizes | changes)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
@@ -64,8 +64,8 @@ def write_mistral(path: Path, **changes: object) -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint, a random draft for it, and their engine."""
-    folder = tmp_path_factory.mktemp("mistral")
-    write_mistral(folder / "model", tie_word_embeddings=True)
+    folder = tmp_path_factory.mktemp("seed_oss")
+    write_seed_oss(folder / "model", tie_word_embeddings=True)
     write_draft(
         folder / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
         hidden=HIDDEN, draft_vocab=24,
@@ -81,9 +81,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def greedy_by_transformers(path: Path, ids: tuple[int, ...]) -> tuple[int, ...]:
-    from transformers import MistralForCausalLM
+    from transformers import SeedOssForCausalLM
 
-    model = MistralForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = SeedOssForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     found = torch.tensor([ids])
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
@@ -107,15 +107,15 @@ def test_every_stage_is_that_of_transformers(folder: Path) -> None:
 
 
 def test_what_it_has_not_is_refused(folder: Path, tmp_path: Path) -> None:
-    write_mistral(tmp_path / "gelu", hidden_act="gelu")
+    write_seed_oss(tmp_path / "gelu", hidden_act="gelu")
     with pytest.raises(SpecbuildError, match="hidden_act 'gelu' is not implemented"):
         read_target(tmp_path / "gelu", strict=True)
     with pytest.raises(
-        SpecbuildError, match=r"are built for gpt_oss, .* is a mistral; leave it out"
+        SpecbuildError, match=r"are built for gpt_oss, .* is a seed_oss; leave it out"
     ):
         read_target(folder / "model", strict=True, dsa=True)
     edit_config(folder / "model", model_type="mamba")
     with pytest.raises(
-        SpecbuildError, match=r"deepseek_v3 \(.*\), mistral \(MistralForCausalLM\)\)"
+        SpecbuildError, match=r"deepseek_v3 \(.*\), seed_oss \(SeedOssForCausalLM\)\)"
     ):
         read_target(folder / "model", strict=True)

@@ -59,15 +59,16 @@ BUILDER = {
     "op_graphs": "families graph",
     "graphs": "progress families graph engine op_graphs",
     "backends/foreign_options": "tensorrt_options options",
+    "backends/unlowered_parts": "",
     "backends/backend": "options progress graph engine",
     "backends/cpu": "options progress graph engine backends/backend backends/foreign_options",
     "backends/cuda": "durable options progress graph engine backends/backend "
-    "backends/foreign_options",
+    "backends/foreign_options backends/unlowered_parts",
     "backends/tensorrt": "durable tensorrt_options options progress",
     "backends/tensorrt/plugins": "options progress graph engine backends/backend backends/cuda "
     "backends/tensorrt",
     "backends/tensorrt/standard": "options progress graph engine backends/backend "
-    "backends/tensorrt",
+    "backends/tensorrt backends/unlowered_parts",
     "backends/registry": "backends/backend backends/cpu backends/cuda backends/tensorrt/plugins "
     "backends/tensorrt/standard",
     "inputs": "options progress checkpoint families graph engine backends/backend",

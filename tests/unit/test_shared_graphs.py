@@ -94,14 +94,14 @@ def copied_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 READ = (
     "builder/graphs.py",
-    "builder/families/llama/model.py",
+    "builder/families/parts/grouped_model.py",
     "builder/families/parts/attention.py",
     "builder/graph/export.py",
     "plugins_cuda/linear/op.py",
     "plugins_cuda/paged_tree_attention/__init__.py",
     "plugins_cuda/torch_ops.py",
     "runtime/engine_dir/geometry.py",
-    "tests/mistral_family/model.py",
+    "tests/seed_oss_family/family.py",
 )
 UNREAD = ("runtime/decode/scheduler.py", "cli/main.py", "plugins_cuda/linear/kernel.cu")
 

@@ -59,7 +59,10 @@ def _rewrite(graph: ir.Graph, layer: AttentionLayer) -> None:
         b.reshape(joined, 1, -1, q_heads + 2 * kv_heads, width), perm=[0, 2, 1, 3]
     )
     qk, v = b.Split(by_head, b.i64(q_heads + kv_heads, kv_heads), outputs=2, axis=1)
-    rotated = b.RotaryEmbedding(qk, *layer.q.rotary.inputs[1:])
+    part = attribute(layer.q.rotary, "rotary_embedding_dim", 0)
+    # ONNX Runtime wants the number of heads where a part of each turns.
+    turned = {"num_heads": q_heads + kv_heads, "rotary_embedding_dim": part} if part else {}
+    rotated = b.RotaryEmbedding(qk, *layer.q.rotary.inputs[1:], **turned)
     q, k = b.Split(rotated, b.i64(q_heads, kv_heads), outputs=2, axis=1)
     for old, new, heads in ((q_value, q, q_heads), (k_value, k, kv_heads), (v_value, v, kv_heads)):
         rows_first = b.Transpose(b.reshape(new, heads, -1, width), perm=[1, 0, 2])

@@ -8,6 +8,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     draft_shapes,
     fits,
 )
+from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.sizes import NO_DRAFT, EnginePlan
 from specbuild.plugins_cuda.absorb_query.lowering import MOST_NOPE
@@ -26,20 +27,22 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import (
 )
 from specbuild.plugins_cuda.rms_moe.choice import Choice, unknown_choice
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
+    MoeFeedForward,
+    routed_part,
+)
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
     DFlashGeometry,
     DraftGeometry,
     Eagle3Geometry,
     IndexerGeometry,
     MlaGeometry,
-    MoeFeedForward,
     MtpGeometry,
     PEagleGeometry,
     TargetGeometry,
-    routed_part,
 )
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
@@ -47,8 +50,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
+    require_lowered_parts(target, "CUDA kernels")
     widths = _require_feed_forwards(target)
-    _require_head_norms("model", target.attention)
     if target.indexer is not None:
         _require_indexers(target.indexer)
     _require_tiles(
@@ -177,11 +180,11 @@ def _require_coded_experts(option: str, what: str, dtype: str | None, moe: MoeFe
         )
 
 
-def _require_head_norms(model: str, attention: AttentionParts) -> None:
-    """SpecbuildError for norms of queries and keys that no kernel computes."""
+def _require_head_norms(attention: AttentionParts) -> None:
+    """SpecbuildError for norms of a draft's queries and keys that no kernel computes."""
     if attention.qk_norm == "all_heads":
         raise SpecbuildError(
-            f"the {model} norms the queries of all heads together before they turn: CUDA kernels "
+            "the draft norms the queries of all heads together before they turn: CUDA kernels "
             "norm head by head; build with --backend cpu"
         )
 
@@ -281,7 +284,7 @@ def _require_variant(draft: Eagle3Geometry | DFlashGeometry) -> None:
             f"the draft has {draft.layers} layers, which is built for the CPU only; build with "
             "--backend cpu or without --draft"
         )
-    _require_head_norms("draft", draft.attention)
+    _require_head_norms(draft.attention)
 
 
 def _require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:

@@ -14,17 +14,15 @@ from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.builder.families.deepseek.tensors import for_engine
 from specbuild.builder.families.deepseek.variants import VARIANTS, Variant
 from specbuild.builder.families.parts.mla_config import read_mla
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
     MoeFeedForward,
-    Norm,
     Swiglu,
-    TargetGeometry,
     distinct_feed_forwards,
 )
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0

@@ -7,7 +7,8 @@ import re
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.hints import LAYER, layer_hints
 from specbuild.builder.families.deepseek.variants import VARIANTS
-from specbuild.runtime.engine_dir.geometry import TargetGeometry, routed_part
+from specbuild.runtime.engine_dir.feed_forward import routed_part
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
 

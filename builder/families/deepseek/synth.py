@@ -13,17 +13,19 @@ from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tens
 from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
-    MlaGeometry,
     MoeFeedForward,
+    Swiglu,
+    distinct_feed_forwards,
+)
+from specbuild.runtime.engine_dir.geometry import (
+    AttentionParts,
+    MlaGeometry,
     Norm,
     Rope,
-    Swiglu,
     TargetGeometry,
-    distinct_feed_forwards,
 )
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 

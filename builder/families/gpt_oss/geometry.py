@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    ClampedSwiglu,
-    MoeFeedForward,
-    Norm,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu, MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, TargetGeometry
 
 ATTENTION_PARTS = AttentionParts(qkv_bias=True, output_bias=True, sinks=True)
 SWIGLU_ALPHA = 1.702  # no configuration names it

@@ -13,7 +13,8 @@ from specbuild.builder.families.gpt_oss.latent_attention import LatentAttention
 from specbuild.builder.families.parts.attention import GroupedAttention
 from specbuild.builder.families.parts.target import Backbone, Block, GraphSizes, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class RmsNorm(nn.Module):

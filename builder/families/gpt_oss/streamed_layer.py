@@ -13,7 +13,8 @@ from specbuild.plugins_cuda.mla_attention.op import rotated
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.moe.op import clamped_swiglu, route
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
-from specbuild.runtime.engine_dir.geometry import ClampedSwiglu, TargetGeometry
+from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class StreamedLayer:

@@ -20,7 +20,8 @@ from specbuild.builder.families.gpt_oss.geometry import (
 from specbuild.builder.synth.configs import yarn_config, yarn_of
 from specbuild.builder.synth.fill import BIAS_STD, CONTRIBUTION, Fill
 from specbuild.builder.synth.tensor import SynthTensor
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -6,27 +6,27 @@ from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 
 _DENSE = TARGET_FIELDS | {"head_dim", "intermediate_size", "attention_bias"}
 _ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "quantization_config": ()}
+_WINDOWS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 # Without windows the other fields of windows say nothing.
 _NO_WINDOWS = {"use_sliding_window": (False,)}
-_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
 
 # Biases of Qwen2 are where they are, whatever a config says of them.
-_QWEN2 = _DENSE - {"attention_bias"} | {"layer_types"}
+_QWEN2 = _DENSE - {"attention_bias"}
 _BIASES = frozenset({"attention_bias"})
 
 FIELDS = {
     "llama": FieldTable(read=_DENSE | {"mlp_bias"}, only=_ONLY),
     "qwen2": FieldTable(
-        read=_QWEN2,
-        only=_ONLY | _NO_WINDOWS | {"use_mrope": (False,)},
-        inert=_WINDOWS | _BIASES,
+        read=_QWEN2 | _WINDOWS,
+        only=_ONLY | {"use_mrope": (False,)},
+        inert=_BIASES,
     ),
     "mimo": FieldTable(
-        read=_QWEN2 | {"num_nextn_predict_layers", "num_mtp_layers"},
+        read=_QWEN2 | {"layer_types", "num_nextn_predict_layers", "num_mtp_layers"},
         only=_ONLY | _NO_WINDOWS | {"use_mrope": (False,)},
         inert=_WINDOWS | _BIASES,
     ),
-    "qwen3": FieldTable(read=_DENSE | {"layer_types"}, only=_ONLY | _NO_WINDOWS, inert=_WINDOWS),
+    "qwen3": FieldTable(read=_DENSE | _WINDOWS, only=_ONLY),
     "qwen3_moe": FieldTable(
         read=_DENSE
         | {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
 from specbuild.builder.families.llama import checkpoint, gguf, hints, reference
-from specbuild.builder.families.llama.model import Llama
 from specbuild.builder.families.llama.synth import LLAMA_SYNTH
-from specbuild.builder.families.llama.tensors import llama_tensors
+from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import routers, routing_margin
+from specbuild.builder.families.parts.grouped_tensors import grouped_for_engine, grouped_tensors
 
 LLAMA = TargetFamily(
     title="Llama",
@@ -19,17 +20,17 @@ LLAMA = TargetFamily(
     },
     checkpoint=CheckpointFormat(
         read_config=checkpoint.read_config,
-        tensors=llama_tensors,
+        tensors=grouped_tensors,
         canonical=checkpoint.without_tables,
-        for_engine=checkpoint.engine_tensors,
+        for_engine=grouped_for_engine,
         hints=hints.mismatch_hints,
     ),
-    module=Llama,
+    module=GroupedModel,
     reference=Reference(
         classes=reference.CLASSES,
         load_options=reference.load_options,
-        routers=reference.routers,
-        margin=reference.routing_margin,
+        routers=routers,
+        margin=routing_margin,
     ),
     synth=LLAMA_SYNTH,
     gguf=gguf.FORMS,

@@ -20,12 +20,8 @@ from specbuild.builder.families.parts.tensor_shapes import (
     grouped_attention_shapes,
     prefixed,
 )
-from specbuild.runtime.engine_dir.geometry import (
-    MlaGeometry,
-    MtpGeometry,
-    TargetGeometry,
-    routed_part,
-)
+from specbuild.runtime.engine_dir.feed_forward import routed_part
+from specbuild.runtime.engine_dir.geometry import MlaGeometry, MtpGeometry, TargetGeometry
 
 
 def block_parts(

@@ -10,7 +10,7 @@ from torch import nn
 from specbuild.builder.checkpoint.source import TORCH_DTYPES, SourceTensor
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 
 
 class ExpertWeights(nn.Module):

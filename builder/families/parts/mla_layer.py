@@ -12,13 +12,13 @@ from specbuild.builder.families.parts.experts import ExpertWeights, mixed_expert
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.mla import EngineMlaAttention
 from specbuild.builder.families.parts.target import Block
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    MlaGeometry,
     MoeFeedForward,
 )
+from specbuild.runtime.engine_dir.geometry import MlaGeometry
 
 
 @dataclass(frozen=True)

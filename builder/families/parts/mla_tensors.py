@@ -10,14 +10,14 @@ from specbuild.builder.checkpoint.source import SourceTensor, remade
 from specbuild.builder.families.parts.experts import expert_shapes, stacked_experts
 from specbuild.builder.families.parts.mla_layer import MlaLayer
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
-    MlaGeometry,
     MoeFeedForward,
     routed_part,
 )
+from specbuild.runtime.engine_dir.geometry import MlaGeometry
 
 
 def layer_shapes(layer: MlaLayer) -> Shapes:

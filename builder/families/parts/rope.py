@@ -60,11 +60,23 @@ def rope_tables(rope: Rope, head_dim: int, positions: int) -> tuple[torch.Tensor
 
 
 def rotate(
-    x: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor], positions: torch.Tensor, heads: int
+    x: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    heads: int,
+    width: int = 0,
 ) -> torch.Tensor:
-    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32."""
+    """Half-split rotation of ``x`` [T, heads·D] at ``positions`` [T] → [T, heads, D], in fp32.
+
+    The first ``width`` values of a head turn, 0: all.
+    """
     cos, sin = tables
     rotated = torch.onnx.ops.rotary_embedding(
-        x.float().unsqueeze(0), cos, sin, positions.long().unsqueeze(0), num_heads=heads
+        x.float().unsqueeze(0),
+        cos,
+        sin,
+        positions.long().unsqueeze(0),
+        num_heads=heads,
+        rotary_embedding_dim=width,
     )
     return rotated.to(x.dtype).view(x.shape[0], heads, -1)

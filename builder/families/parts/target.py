@@ -6,7 +6,7 @@ Hugging Face checkpoints. A module is made on the meta device and exported; it h
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from specbuild.builder.families.parts.graph_io import (
     LayerIndex,
     LayerPools,
 )
-from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.geometry import Multipliers, NormPlaces, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -42,14 +42,44 @@ class GraphSizes:
     dsa: Dsa | None = None
 
 
+# What a block's norms are called, by where they are: before and after attention, before and after
+# the feed-forward.
+BLOCK_NORMS: dict[NormPlaces, tuple[str | None, ...]] = {
+    "inputs": ("input_layernorm", None, "post_attention_layernorm", None),
+    "outputs": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+    "both": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+}
+
+
 class Block(nn.Module):
-    """One transformer block: attention and a feed-forward, each behind a norm of its own."""
+    """One transformer block: attention and a feed-forward, each with its norms.
+
+    ``norms`` are those of :data:`BLOCK_NORMS` at these ``places``, in its order; ``residual``
+    multiplies what is added to the stream.
+    """
+
+    input_layernorm: nn.Module
+    post_attention_layernorm: nn.Module
 
     def __init__(
-        self, norms: tuple[nn.Module, nn.Module], attention: nn.Module, mlp: nn.Module
+        self,
+        norms: Sequence[nn.Module],
+        attention: nn.Module,
+        mlp: nn.Module,
+        *,
+        places: NormPlaces = "inputs",
+        residual: float = 1.0,
     ) -> None:
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = norms
+        self.places, self.residual = places, residual
+        names = [name for name in BLOCK_NORMS[places] if name is not None]
+        for name, norm in zip(names, norms, strict=True):
+            self.add_module(name, norm)
         self.self_attn, self.mlp = attention, mlp
 
     def forward(  # noqa: PLR0917
@@ -63,11 +93,22 @@ class Block(nn.Module):
         index: LayerIndex | None = None,
     ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
         """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
+        before, after, mlp_before, mlp_after = BLOCK_NORMS[self.places]
         attended, *beside = self.self_attn(
-            self.input_layernorm(x), pools, view, launch, tables, blocks, index
+            self._normed(before, x), pools, view, launch, tables, blocks, index
         )
-        x = x + attended
-        return x + self.mlp(self.post_attention_layernorm(x)), *beside
+        x = self._added(x, self._normed(after, attended))
+        fed = self.mlp(self._normed(mlp_before, x))
+        return self._added(x, self._normed(mlp_after, fed)), *beside
+
+    def _normed(self, name: str | None, x: torch.Tensor) -> torch.Tensor:
+        if name is None:
+            return x
+        normed: torch.Tensor = self.get_submodule(name)(x)
+        return normed
+
+    def _added(self, x: torch.Tensor, change: torch.Tensor) -> torch.Tensor:
+        return x + change if self.residual == 1 else x + change * self.residual
 
 
 class Backbone(nn.Module):
@@ -99,13 +140,27 @@ class TargetModel(nn.Module):
         backbone: Backbone,
         rope_table: torch.Tensor,
     ) -> None:
-        """``rope_table`` [positions, D / 2] has the shape of the cosines and sines."""
+        """``rope_table`` [positions, D / 2] has the shape of the cosines and sines.
+
+        Where layers with a window turn otherwise, there is a second pair of tables for them.
+        """
         super().__init__()
         self.geometry, self.aux_layers = g, aux_layers
         self.model = backbone
         self.lm_head = nn.Linear(g.hidden, g.vocab, bias=False)
         self.register_buffer("rope_cos", rope_table)
         self.register_buffer("rope_sin", rope_table.clone())
+        if g.window_rope is not None:
+            width = g.window_rope.width or g.head_dim
+            self.window_rope_cos = nn.Buffer(rope_table.new_empty(len(rope_table), width // 2))
+            self.window_rope_sin = nn.Buffer(torch.empty_like(self.window_rope_cos))
+
+    def tables_of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of this layer."""
+        g = self.geometry
+        if g.window_rope is not None and g.layer_types[layer] == "sliding_attention":
+            return self.window_rope_cos, self.window_rope_sin
+        return self.rope_cos, self.rope_sin
 
     def forward(  # noqa: PLR0917
         self,
@@ -130,14 +185,18 @@ class TargetModel(nn.Module):
         The stages are the residual stream after every layer and the normed final one; they are
         not outputs of an engine, but keep their names in it for ``verify``.
         """
+        multipliers = self.geometry.multipliers or Multipliers()
         x = self.model.embed_tokens(token_ids)
-        tables = (self.rope_cos, self.rope_sin)
+        if multipliers.embedding != 1:
+            x = x * multipliers.embedding
         written, stages = [], []
         chosen: list[torch.Tensor] = []
         indexed: list[torch.Tensor] = []
         tables_used = [0] * len(views)
         layers: Any = self.model.layers
-        for layer, layer_pools, group in zip(layers, pools, group_of_layer, strict=True):
+        for number, (layer, layer_pools, group) in enumerate(
+            zip(layers, pools, group_of_layer, strict=True)
+        ):
             blocks = index = None
             if asked is not None and layer.self_attn.blocks is not None:
                 place = len(chosen)
@@ -149,7 +208,7 @@ class TargetModel(nn.Module):
                 place = 0 if asked is None else len(indexed)
                 index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
             x, new, partial, keyed = layer(
-                x, layer_pools, views[group], launch, tables, blocks, index
+                x, layer_pools, views[group], launch, self.tables_of(number), blocks, index
             )
             if partial:
                 chosen.append(partial)
@@ -158,7 +217,10 @@ class TargetModel(nn.Module):
             written.append(new)
             stages.append(x)
         pre_head = self.model.norm(x.index_select(0, launch.logit_rows))
-        logits = self.lm_head(pre_head).float()
+        logits = self.lm_head(pre_head)
+        if multipliers.logits_divisor != 1:
+            logits = logits / multipliers.logits_divisor
+        logits = logits.float()
         aux_hidden = (
             [torch.cat([stages[aux_layer] for aux_layer in self.aux_layers], dim=-1)]
             if self.aux_layers

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
+from specbuild.builder.families.parts.target import BLOCK_NORMS
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 Shapes = dict[str, tuple[int, ...]]
@@ -17,9 +18,9 @@ def target_shapes(g: TargetGeometry, layer: Callable[[int], Shapes]) -> Shapes:
         HEAD: (g.vocab, g.hidden),
         "model.norm.weight": (g.hidden,),
     }
+    names = [name for name in BLOCK_NORMS[g.norm_places] if name is not None]
     for index in range(g.layers):
-        norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
-        every: Shapes = dict.fromkeys(norms, (g.hidden,))
+        every: Shapes = {f"{name}.weight": (g.hidden,) for name in names}
         shapes |= prefixed(f"model.layers.{index}.", every | layer(index))
     return shapes
 
@@ -42,6 +43,9 @@ def grouped_attention_shapes(g: TargetGeometry) -> Shapes:
         shapes["o_proj.bias"] = (g.hidden,)
     if g.attention.qk_norm == "head":
         shapes |= dict.fromkeys(("q_norm.weight", "k_norm.weight"), (g.head_dim,))
+    if g.attention.qk_norm == "all_heads":
+        shapes["q_norm.weight"] = (g.q_heads * g.head_dim,)
+        shapes["k_norm.weight"] = (g.kv_heads * g.head_dim,)
     if g.attention.sinks:
         shapes["sinks"] = (g.q_heads,)
     return prefixed("self_attn.", shapes)

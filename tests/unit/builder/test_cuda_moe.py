@@ -29,14 +29,14 @@ from specbuild.builder.graph.passes.weights import Recipe, bind_weight
 from specbuild.plugins_cuda.linear.block_scaled import mxfp4_blocks
 from specbuild.plugins_cuda.moe.expert_weight import expert_weight
 from specbuild.plugins_cuda.rms_norms import rms_norm
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
     MoeFeedForward,
     Swiglu,
-    TargetGeometry,
 )
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 HIDDEN, INNER, EPS, ROWS = 64, 32, 1e-5, 29

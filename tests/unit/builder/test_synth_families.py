@@ -37,14 +37,22 @@ PUBLISHED = {
     "qwen3-32b": "Qwen3-32B",
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
     "mimo-7b": "MiMo-7B",
+    "mistral-small-24b": "Mistral-Small-24B",
+    "ministral-3-8b": "Ministral-3-8B",
+    "mixtral-8x7b": "Mixtral-8x7B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "youtu-2b": "Youtu-LLM-2B",
 }
-TINY = ("tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo")
+TINY = (
+    "tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo", "tiny-mistral",
+    "tiny-ministral3", "tiny-mixtral",
+)  # fmt: skip
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
     "mla", "feed_forwards", "layer_feed_forwards", "norm", "rope", "max_positions",
+    "layer_types", "sliding_window", "norm_places", "unrotated_layers", "window_rope",
+    "multipliers",
 )  # fmt: skip
 
 
@@ -118,10 +126,7 @@ def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) ->
     "name",
     [
         "tiny-mla",
-        *[
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("tiny-qwen3-moe", "tiny-llama", "tiny-qwen3")
-        ],
+        *[pytest.param(name, marks=pytest.mark.slow) for name in TINY[1:]],
     ],
 )
 def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:

@@ -26,14 +26,14 @@ from specbuild.runtime.engine_dir.features import (
     stored_json,
     used_features,
 )
-from specbuild.runtime.engine_dir.files import read_manifest
-from specbuild.runtime.engine_dir.geometry import (
+from specbuild.runtime.engine_dir.feed_forward import (
     WEIGHT_STORAGES,
     Activation,
     DenseFeedForward,
     Swiglu,
-    TargetGeometry,
 )
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.strict_json import field_types
 from specbuild.runtime.errors import EngineFileError
@@ -96,6 +96,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], NextManifest]:
 def test_what_version_3_brings_is_named() -> None:
     assert known_features(Manifest) == {
         "adjusted_steps",
+        "attention_scale",
         "coded_weights",
         "dflash",
         "draft_layers",
@@ -108,10 +109,15 @@ def test_what_version_3_brings_is_named() -> None:
         "linear_rope",
         "mtp",
         "mtp_keys_values",
+        "multipliers",
+        "norm_places",
         "p_eagle",
+        "query_growth",
         "specpv",
         "suffix",
         "tensorrt",
+        "unrotated_layers",
+        "window_rope",
     }
     more = {"moods", "stored_embedding", "gguf", "packed"}
     assert known_features(NextManifest) == known_features(Manifest) | more

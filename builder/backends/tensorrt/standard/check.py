@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu
 from specbuild.runtime.engine_dir.geometry import (
-    ClampedSwiglu,
     DFlashGeometry,
     DraftGeometry,
     PEagleGeometry,
@@ -19,6 +20,7 @@ def require_standard_support(
 ) -> None:
     """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
     title = LIBRARIES["tensorrt-rtx"].title
+    require_lowered_parts(target, f"engines of {title}")
     if isinstance(draft, PEagleGeometry | DFlashGeometry):
         kind = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
         raise SpecbuildError(

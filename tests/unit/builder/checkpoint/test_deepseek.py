@@ -22,7 +22,7 @@ from specbuild.builder.options import BuildOptions, SpecPvOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
-from specbuild.runtime.engine_dir.geometry import BothFeedForward, DenseFeedForward, Swiglu
+from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, DenseFeedForward, Swiglu
 from specbuild.runtime.errors import SpecbuildError
 
 RANK, ROPE, NOPE, VALUE, HEADS = 32, 16, 24, 20, 4

@@ -13,7 +13,8 @@ from specbuild.builder.backends.cuda.check import require_cuda_support
 from specbuild.builder.backends.tensorrt.standard.check import require_standard_support
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import MoeFeedForward, TargetGeometry, routed_part
+from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward, routed_part
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -1,4 +1,4 @@
-"""Llama, Qwen3 and Qwen3-MoE as GGUF are the same models as from safetensors."""
+"""Models with grouped-query attention as GGUF are the same as from safetensors."""
 
 from __future__ import annotations
 
@@ -66,19 +66,3 @@ def test_other_factors_are_refused(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_KEYS, tensors)
     with pytest.raises(SpecbuildError, match="does not scale as Llama 3 does"):
         read_target(file, strict=True)
-
-
-def test_mixtral_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    """GGUF calls it a llama with experts."""
-    model = tmp_path / "model"
-    write_llama(model)
-    tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
-    experts = {".expert_count": 8, ".expert_used_count": 2}
-    file = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_KEYS | experts, tensors)
-    for strict in (False, True):
-        with pytest.raises(SpecbuildError) as refused:
-            read_target(file, strict=strict)
-        assert str(refused.value) == (
-            f"{file}: is a Mixtral (llama with 8 experts), which is not implemented; of models "
-            "with experts GPT-OSS, Qwen3-MoE and DeepSeek are read"
-        )

@@ -17,12 +17,8 @@ from left_out import examples
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.builder.families.gpt_oss.geometry import experts_of
 from specbuild.builder.families.gpt_oss.tensors import target_tensors
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    ClampedSwiglu,
-    MoeFeedForward,
-    Norm,
-)
+from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu, MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm
 from specbuild.runtime.errors import SpecbuildError
 
 SMALL = {"layers": 2, "hidden": 32, "experts": 2, "experts_per_token": 1, "vocab": 40}

@@ -1,0 +1,40 @@
+"""Parts of targets that the CPU alone computes, each refused by name for other backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+
+def require_lowered_parts(target: TargetGeometry, computed_by: str) -> None:
+    """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has."""
+    part = next(_parts(target), None)
+    if part is not None:
+        raise SpecbuildError(
+            f"the model is a {target.model_type}, which {part}: {computed_by} do not compute that "
+            "yet; build with --backend cpu"
+        )
+
+
+def _parts(g: TargetGeometry) -> Iterator[str]:
+    """What a target does, as the end of a sentence about it."""
+    attention = g.attention
+    for rope in (g.rope, g.window_rope):
+        if rope is not None and rope.width is not None:
+            yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
+    if g.unrotated_layers:
+        yield f"has {len(g.unrotated_layers)} layers without RoPE"
+    if g.window_rope is not None:
+        yield "turns keys of layers with a window by another RoPE"
+    if attention.qk_norm == "all_heads":
+        yield "norms the queries of all heads together before they turn"
+    if attention.query_growth is not None:
+        yield "multiplies queries by a factor of their position (llama_4_scaling_beta)"
+    if attention.scale is not None:
+        yield f"multiplies scores by {attention.scale:g}, not by the head's width"
+    if g.norm_places != "inputs":
+        yield "norms what attention and feed-forward give"
+    if g.multipliers is not None:
+        yield "multiplies embeddings, residuals or logits by constants"

@@ -1,0 +1,148 @@
+"""The geometry of a target with grouped-query attention, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.rope import read_positions, read_rope, rotated_width
+from specbuild.builder.checkpoint.target_parts import read_eos
+from specbuild.runtime.engine_dir.feed_forward import (
+    DenseFeedForward,
+    FeedForward,
+    MoeFeedForward,
+    Swiglu,
+    distinct_feed_forwards,
+)
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+GROUPED_FIELDS = TARGET_FIELDS | {"head_dim", "intermediate_size"}
+# What must hold of every configuration of a SwiGLU without quantisation.
+GROUPED_ONLY: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "quantization_config": ()}
+DEFAULT_THETA = 10000.0
+PARTIAL = "partial_rotary_factor"
+FULL, WINDOWED = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defaults:
+    """What a configuration that says nothing means; transformers' own defaults, by model type.
+
+    ``head_dim`` 0 is hidden size / heads, ``kv_heads`` 0 as many as query heads, None: required.
+    ``rope_fields`` are keys of the section of RoPE that the family reads itself.
+    """
+
+    theta: float = DEFAULT_THETA
+    eps: float = 1e-6
+    head_dim: int = 0
+    kv_heads: int | None = None
+    tied: bool = False
+    partial_rotary: float = 1.0
+    rope_fields: frozenset[str] = frozenset()
+
+
+def grouped_geometry(
+    path: Path,
+    config: Config,
+    attention: AttentionParts,
+    feed_forwards: Sequence[FeedForward],
+    *,
+    defaults: Defaults,
+    windows: tuple[tuple[str, ...], int] | None = None,
+) -> TargetGeometry:
+    """The geometry, checked; ``feed_forwards`` are those of all layers.
+
+    ``windows`` are the types of layers and their window, None: no layer has one.
+
+    Raises SpecbuildError for a field that is missing and for numbers that do not go together.
+    """
+    layers, heads = len(feed_forwards), config.integer("num_attention_heads")
+    hidden = config.integer("hidden_size")
+    head_dim = config.optional_integer("head_dim") or defaults.head_dim or hidden // heads
+    rope = read_rope(config, default_theta=defaults.theta, also=defaults.rope_fields)
+    if PARTIAL in defaults.rope_fields:
+        rope = replace(rope, width=rotated_width(config, head_dim, defaults.partial_rotary))
+    kv_heads = heads if defaults.kv_heads == 0 else defaults.kv_heads
+    layer_types, window = windows or ((FULL,) * layers, 0)
+    distinct, layer_feed_forwards = distinct_feed_forwards(feed_forwards)
+    geometry = TargetGeometry(
+        model_type=config.text("model_type") or "",
+        layers=layers,
+        hidden=hidden,
+        vocab=config.integer("vocab_size"),
+        q_heads=heads,
+        kv_heads=config.integer("num_key_value_heads", kv_heads),
+        head_dim=head_dim,
+        attention=attention,
+        norm=Norm(config.number("rms_norm_eps", defaults.eps), "before_weight"),
+        rope=rope,
+        layer_types=layer_types,
+        sliding_window=window if WINDOWED in layer_types else 0,
+        feed_forwards=distinct,
+        layer_feed_forwards=layer_feed_forwards,
+        max_positions=read_positions(config, rope),
+        tied_head=config.boolean("tie_word_embeddings", defaults.tied),
+        eos_token_ids=read_eos((path,), config),
+    )
+    _check(config, geometry)
+    return geometry
+
+
+def every_layer(config: Config, feed_forward: FeedForward) -> list[FeedForward]:
+    """The same feed-forward in all layers."""
+    return [feed_forward] * config.count("num_hidden_layers")
+
+
+def dense_swiglu(config: Config) -> DenseFeedForward:
+    """A SwiGLU of ``intermediate_size``."""
+    return DenseFeedForward(
+        inner=config.integer("intermediate_size"),
+        activation=Swiglu(),
+        bias=config.boolean("mlp_bias", False),
+    )
+
+
+def read_windows(
+    config: Config, layers: int, default_types: Sequence[str]
+) -> tuple[tuple[str, ...], int]:
+    """``layer_types``, or the default ones, and ``sliding_window``; 0 where no layer has one.
+
+    Raises SpecbuildError for other types, for another number of them, and without a window.
+    """
+    types = config.texts("layer_types") or tuple(default_types)
+    if len(types) != layers or set(types) - {FULL, WINDOWED}:
+        raise config.wrong("layer_types", f"{layers} of {FULL} or {WINDOWED}")
+    return types, config.integer("sliding_window") if WINDOWED in types else 0
+
+
+def _check(config: Config, g: TargetGeometry) -> None:
+    wrong = []
+    if g.q_heads % g.kv_heads:
+        wrong.append(f"{g.q_heads} query heads do not divide among {g.kv_heads} KV heads")
+    if g.head_dim % 2:
+        wrong.append(f"head_dim {g.head_dim} is odd, rotary embedding needs pairs")
+    moe = g.moe
+    if moe is not None and moe.experts_per_token > moe.experts:
+        wrong.append(f"{moe.experts_per_token} experts per token, but only {moe.experts} experts")
+    if wrong:
+        raise SpecbuildError(f"{config.where}: {'; '.join(wrong)}")
+
+
+def routed_swiglu(
+    config: Config, experts: str, inner: str, *, gating: str, **parts: Any
+) -> MoeFeedForward:
+    """SwiGLU experts whose number and width these fields give; ``parts`` are further ones."""
+    return MoeFeedForward(
+        experts=config.count(experts),
+        experts_per_token=config.count("num_experts_per_tok"),
+        inner=config.integer(inner),
+        storage="bf16",
+        activation=Swiglu(),
+        gating=gating,  # type: ignore[arg-type]
+        **parts,
+    )

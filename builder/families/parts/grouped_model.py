@@ -1,0 +1,78 @@
+"""A target with grouped-query attention and a SwiGLU or routed experts, as its geometry says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from specbuild.builder.families.parts.attention import GroupedAttention
+from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
+from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
+from specbuild.builder.families.parts.target import (
+    BLOCK_NORMS,
+    Backbone,
+    Block,
+    GraphSizes,
+    TargetModel,
+)
+from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, FeedForward, MoeFeedForward
+from specbuild.runtime.engine_dir.geometry import Multipliers, TargetGeometry
+
+
+class RoundedRouter(nn.Linear):
+    """A router whose logits have the activations' type; experts may be chosen by a bias too."""
+
+    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
+        super().__init__(hidden, moe.experts, bias=False)
+        if moe.choice_bias:
+            self.e_score_correction_bias = nn.Parameter(torch.empty(moe.experts))
+
+
+class MoeMlp(nn.Module):
+    """A router of rounded logits, and its experts."""
+
+    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
+        super().__init__()
+        self.routing = moe
+        self.gate = RoundedRouter(hidden, moe)
+        self.experts = ExpertWeights(hidden, moe)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, H], normed → [T, H]."""
+        bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
+        return mixed_experts(x, self.gate(x).float(), self.experts, self.routing, bias)
+
+
+def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
+    """A SwiGLU, or experts behind a router of rounded logits."""
+    if isinstance(feed_forward, DenseFeedForward):
+        return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias)
+    assert isinstance(feed_forward, MoeFeedForward)
+    return MoeMlp(hidden, feed_forward)
+
+
+class GroupedModel(TargetModel):
+    """A target of the geometry ``g``; ``mlp`` makes the feed-forward of a layer."""
+
+    def __init__(
+        self,
+        g: TargetGeometry,
+        sizes: GraphSizes,
+        mlp: Callable[[int, FeedForward], nn.Module] = rounded_feed_forward,
+    ) -> None:
+        norms = sum(name is not None for name in BLOCK_NORMS[g.norm_places])
+        layers = [
+            Block(
+                [LlamaNorm(g.hidden, g.norm.eps) for _ in range(norms)],
+                GroupedAttention(g, number, sizes),
+                mlp(g.hidden, g.feed_forward(number)),
+                places=g.norm_places,
+                residual=(g.multipliers or Multipliers()).residual,
+            )
+            for number in range(g.layers)
+        ]
+        backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.norm.eps))
+        table = torch.empty(sizes.positions, (g.rope.width or g.head_dim) // 2)
+        super().__init__(g, sizes.aux_layers, backbone, table)

@@ -1,0 +1,73 @@
+"""The tensors of a target with grouped-query attention: on disk, and in the engine's forms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+from specbuild.builder.checkpoint.audit import ExpectedTensor
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
+from specbuild.builder.families.parts.experts import stacked_experts
+from specbuild.builder.families.parts.mla_tensors import feed_forward_shapes
+from specbuild.builder.families.parts.tensor_shapes import (
+    Shapes,
+    grouped_attention_shapes,
+    prefixed,
+    target_shapes,
+)
+from specbuild.runtime.engine_dir.feed_forward import routed_part
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+
+Tensors = dict[str, SourceTensor]
+# How Mixtral and MiniMax call a router and experts.
+BLOCK_SPARSE_NAMES = {
+    r"block_sparse_moe\.gate\.weight": "mlp.gate.weight",
+    r"block_sparse_moe\.e_score_correction_bias": "mlp.gate.e_score_correction_bias",
+    r"block_sparse_moe\.experts\.(\d+)\.w1\.weight": r"mlp.experts.\1.gate_proj.weight",
+    r"block_sparse_moe\.experts\.(\d+)\.w2\.weight": r"mlp.experts.\1.down_proj.weight",
+    r"block_sparse_moe\.experts\.(\d+)\.w3\.weight": r"mlp.experts.\1.up_proj.weight",
+}
+
+
+def grouped_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
+    """Name on disk → shape and dtypes."""
+
+    def layer(index: int) -> Shapes:
+        mlp = feed_forward_shapes(g.hidden, g.feed_forward(index))
+        return grouped_attention_shapes(g) | prefixed("mlp.", mlp)
+
+    shapes = target_shapes(g, layer)
+    return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}
+
+
+def grouped_for_engine(tensors: Tensors, g: TargetGeometry, _config: Config) -> Tensors:
+    """Audited tensors in the engine's forms: the experts of a layer stand together."""
+    made = dict(tensors)
+    for index in range(g.layers):
+        moe = routed_part(g.feed_forward(index))
+        if moe is not None:
+            made |= stacked_experts(made, f"model.layers.{index}.mlp.experts.", moe)
+    return made
+
+
+def renamed_layers(tensors: Tensors, names: Mapping[str, str]) -> Tensors:
+    """The tensors, those of layers under other names: patterns of ``names`` to replacements.
+
+    A pattern matches all that follows ``model.layers.N.``.
+    """
+    patterns = {re.compile(pattern): to for pattern, to in names.items()}
+    made: Tensors = {}
+    for name, tensor in tensors.items():
+        layer = re.match(r"model\.layers\.\d+\.", name)
+        inner = name[layer.end() :] if layer else ""
+        for pattern, to in patterns.items():
+            match = pattern.fullmatch(inner)
+            if layer and match:
+                new = f"{layer[0]}{match.expand(to)}"
+                made[new] = replace(tensor, name=new)
+                break
+        else:
+            made[name] = tensor
+    return made

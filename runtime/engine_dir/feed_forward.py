@@ -1,0 +1,95 @@
+"""The feed-forwards of models as an engine's manifest holds them: dense ones and experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from specbuild.runtime.engine_dir.features import FeatureOf, one_of
+
+# How weights are stored; a later kind names the feature that brings it.
+WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Swiglu:
+    """``silu(gate) · up``."""
+
+    kind: Literal["swiglu"] = "swiglu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedSwiglu:
+    """GPT-OSS's ``gate · sigmoid(alpha · gate) · (up + 1)``, gate and up clamped at ``limit``."""
+
+    kind: Literal["swiglu_clamped"] = "swiglu_clamped"
+    alpha: float
+    limit: float
+
+
+Activation: TypeAlias = Swiglu | ClampedSwiglu
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFeedForward:
+    """Gate and up [inner, hidden], the activation, down [hidden, inner]."""
+
+    kind: Literal["dense"] = "dense"
+    inner: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeFeedForward:
+    """A router and ``experts`` of width ``inner``, of which a token takes ``experts_per_token``.
+
+    ``storage`` is how the checkpoint holds the experts' weights. ``gating`` makes weights of
+    logits. ``choice_bias`` [experts] is added to what experts are chosen by, not to their weights.
+    ``groups_chosen`` of ``groups`` of experts take part for a token, those with the best
+    ``group_score``: the sum of a group's two best scores, or its best. The weights are multiplied
+    by ``scaling``.
+    """
+
+    kind: Literal["moe"] = "moe"
+    experts: int
+    experts_per_token: int
+    inner: int
+    storage: str = field(metadata=one_of(WEIGHT_STORAGES))
+    activation: Activation
+    gating: Literal["softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm"]
+    router_bias: bool = False
+    choice_bias: bool = False
+    bias: bool = False
+    groups: int = 1
+    groups_chosen: int = 1
+    group_score: Literal["sum_of_two", "max"] = "sum_of_two"
+    scaling: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothFeedForward:
+    """Routed experts and a dense one that every token takes (shared experts); the sum of both."""
+
+    kind: Literal["both"] = "both"
+    dense: DenseFeedForward
+    moe: MoeFeedForward
+
+
+FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward
+
+
+def routed_part(feed_forward: FeedForward) -> MoeFeedForward | None:
+    """The routed experts of a layer's feed-forward, None where it has none."""
+    if isinstance(feed_forward, BothFeedForward):
+        return feed_forward.moe
+    return feed_forward if isinstance(feed_forward, MoeFeedForward) else None
+
+
+def distinct_feed_forwards(
+    layers: Sequence[FeedForward],
+) -> tuple[tuple[FeedForward, ...], tuple[int, ...]]:
+    """``feed_forwards`` and ``layer_feed_forwards`` of a target with these, layer by layer."""
+    distinct = tuple(dict.fromkeys(layers))
+    return distinct, tuple(distinct.index(layer) for layer in layers)

@@ -1,1 +1,0 @@
-"""A dense toy family, made by docs/developers/add-a-family.md: Mistral on the CPU."""
