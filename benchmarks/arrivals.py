@@ -17,11 +17,11 @@ from random import Random
 from threading import Thread
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.decode.session import Stream
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 _EXAMPLES = """examples:
   python benchmarks/arrivals.py engine --batch 16 --prompt-tokens 1024 --depth 3
@@ -42,8 +42,8 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=0, help="of a chain of drafts; 0 is none (0)")
     parser.add_argument("--prefill-rows", type=int, help="prompt rows of a turn")
     asked = parser.parse_args()
-    engine = Engine.load(asked.engine)
-    engine.decoder.turns = Turns(prefill_rows=asked.prefill_rows)
+    settings = RuntimeSettings(prefill=PrefillSchedule(asked.prefill_rows))
+    engine = Engine.load(asked.engine, settings)
     shape = DraftShape(1, asked.depth, asked.depth) if asked.depth else None
     setting = DraftSetting(shape)
     random, vocab = Random(0), engine.manifest.target.vocab

@@ -31,6 +31,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 PACKAGES = ("specbuild", "onnxruntime", "numpy", "torch", "transformers", "tokenizers")
@@ -131,7 +132,7 @@ def figures(folder: Path) -> dict[str, Any]:
     started_s = perf_counter()
     build(options, SilentProgress())
     build_s = perf_counter() - started_s
-    engine = Engine.load(options.output, device="cpu")
+    engine = Engine.load(options.output, RuntimeSettings(device="cpu"))
     greedy = GenerateParams(max_new_tokens=256)
     sampled = GenerateParams(max_new_tokens=256, sampling=SamplingParams(temperature=0.8, seed=1))
     decode(engine, read_prompts()[0], greedy, "default")

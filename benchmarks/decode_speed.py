@@ -12,11 +12,11 @@ import json
 import time
 from pathlib import Path
 
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 _EXAMPLES = """examples:
   specbuild synth --geometry gpt-oss-20b --draft --unique-layers 2 --engine e --backend cuda \\
@@ -37,8 +37,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="runs, of which the best counts (3)")
     asked = parser.parse_args()
     started_s = time.perf_counter()
-    engine = Engine.load(asked.engine)
-    engine.decoder.turns = Turns(steps=0)
+    settings = RuntimeSettings(prefill=PrefillSchedule(steps_between=0))
+    engine = Engine.load(asked.engine, settings)
     found: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
     lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [tuple(json.loads(line)["prompt_ids"]) for line in lines]

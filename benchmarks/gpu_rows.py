@@ -23,7 +23,6 @@ from specbuild.cli.bench.prompts import time_prefill
 from specbuild.cli.bench.report import Phase
 from specbuild.cli.bench.runs import Run, timed_run
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.memory import footprint
@@ -34,6 +33,7 @@ from specbuild.runtime.measure.read_speed import ReadKernel, streaming_read
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 BATCHES = (1, 16, 64)
 PROMPT_TOKENS = (512, 8192)
@@ -110,8 +110,6 @@ class EngineRows:
     _step_bytes: dict[tuple[int, DraftShape | None], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # All prompts first: then every sequence decodes in the steps that are timed.
-        self.engine.decoder.turns = Turns(steps=0)
         executor = cuda_executor(self.engine)
         self._traffic: EngineTraffic = engine_traffic(executor.plan, executor.runner.described)
 
@@ -258,7 +256,9 @@ def main() -> int:
     parser.add_argument("--read-kernel", type=Path, help="cubin of the streaming read")
     parser.add_argument("--row", action="append", default=[], help="name of a row to measure")
     options = parser.parse_args()
-    engine = Engine.load(options.engine)
+    # All prompts first: then every sequence decodes in the steps that are timed.
+    settings = RuntimeSettings(prefill=PrefillSchedule(steps_between=0))
+    engine = Engine.load(options.engine, settings)
     executor = cuda_executor(engine)
     gpu = executor.runner.gpu
     major, minor = divmod(gpu.facts.driver_version // 10, 100)

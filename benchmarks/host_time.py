@@ -24,18 +24,19 @@ from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 
 
-def requests_of(engine: Engine, batch: int, tokens: int) -> list[Request]:
+def requests_of(engine: Engine, batch: int, tokens: int, *, text: bool) -> list[Request]:
     """Requests of random prompts of 16 tokens."""
     drawn, vocab = Random(1), engine.manifest.target.vocab
     named = [
         Prompt(str(i), prompt_ids=tuple(drawn.choices(range(vocab // 2), k=16)))
         for i in range(batch)
     ]
-    return engine.check_prompts(named, GenerateParams(max_new_tokens=tokens, ignore_eos=True))
+    params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, detokenize=text)
+    return engine.check_prompts(named, params)
 
 
 def host_us_beside_graphs(
-    engine: Engine, batch: int, tokens: int, shape: DraftShape | None
+    engine: Engine, batch: int, tokens: int, shape: DraftShape | None, *, text: bool
 ) -> list[float]:
     """As :func:`host_us`, of an engine whose graphs the host calls by role."""
     executor: Any = engine.executor
@@ -61,7 +62,8 @@ def host_us_beside_graphs(
 
     executor.run, Loop.turn = ran, turned  # type: ignore[method-assign]
     try:
-        with engine.session.alone(requests_of(engine, batch, tokens), DraftSetting(shape)) as all_:
+        requests = requests_of(engine, batch, tokens, text=text)
+        with engine.session.alone(requests, DraftSetting(shape)) as all_:
             for _ in all_:
                 pass
     finally:
@@ -69,9 +71,11 @@ def host_us_beside_graphs(
     return passed[1:]
 
 
-def host_us(engine: Engine, batch: int, tokens: int, shape: DraftShape | None) -> list[float]:
+def host_us(
+    engine: Engine, batch: int, tokens: int, shape: DraftShape | None, *, text: bool
+) -> list[float]:
     """Host time of each step in which as many sequences as ever take part, in microseconds."""
-    requests = requests_of(engine, batch, tokens)
+    requests = requests_of(engine, batch, tokens, text=text)
     executor: Any = engine.executor
     wait: Callable[..., Any] = executor.wait_step
     passed: dict[int, list[float]] = {}
@@ -106,13 +110,12 @@ def main() -> None:
     parser.add_argument("--depth", metavar="D", type=int, default=3)
     asked = parser.parse_args()
     engine = Engine.load(asked.engine)
-    codec, found = engine.text, {}
+    found = {}
     measure = host_us if isinstance(engine.executor, DeviceExecutor) else host_us_beside_graphs
     for text in (False, True):
-        engine.text = codec if text else None
         for shape in (None, DraftShape(1, asked.depth, asked.depth)):
-            measure(engine, asked.batch, 16, shape)
-            times = measure(engine, asked.batch, asked.tokens, shape)
+            measure(engine, asked.batch, 16, shape, text=text)
+            times = measure(engine, asked.batch, asked.tokens, shape, text=text)
             name = "with text" if text else "ids only"
             draft = "no draft" if shape is None else f"chain of {asked.depth}"
             found[f"{name}, {draft}"] = {

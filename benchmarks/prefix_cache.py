@@ -21,6 +21,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 _EXAMPLES = """examples:
   python benchmarks/prefix_cache.py engine --tokens 1500
@@ -46,21 +47,21 @@ def main() -> None:
     parser.add_argument("--beginnings", type=int, nargs="*", default=[], help="that differ")
     asked = parser.parse_args()
     found: dict[str, object] = {"engine": asked.engine.name, "tokens": asked.tokens}
-    engine = Engine.load(asked.engine)
+    cached = RuntimeSettings(prefix_caching="on")
+    engine = Engine.load(asked.engine, cached)
     if asked.rounds:
         found |= _pairs(engine, asked)
     if asked.turns:
         found |= _chats_with_and_without(engine, asked)
     if asked.beginnings:
         found["beginnings, found again"] = [
-            (count, _found_again(Engine.load(asked.engine), asked.tokens, count))
+            (count, _found_again(Engine.load(asked.engine, cached), asked.tokens, count))
             for count in asked.beginnings
         ]
     print(json.dumps(found))
 
 
 def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
-    engine.keep_prefixes()
     random, vocab = Random(0), engine.manifest.target.vocab
     cold: list[RunRecord] = []
     warm: list[RunRecord] = []
@@ -91,21 +92,17 @@ def _chats_with_and_without(engine: Engine, asked: argparse.Namespace) -> dict[s
     """
     on_gpu = facts_of(engine.manifest.backend).on_gpu
     clock, kind = (time.perf_counter, "s") if on_gpu else (time.process_time, "cpu_s")
-    if engine.prefixes is None:
-        engine.keep_prefixes()
-    caches = {f"chats_{kind}": engine.prefixes, f"chats_without_{kind}": None}
-    found: dict[str, list[float]] = {name: [] for name in caches}
+    engines = {f"chats_{kind}": engine, f"chats_without_{kind}": Engine.load(asked.engine)}
+    found: dict[str, list[float]] = {name: [] for name in engines}
     cached: list[int] = []
     for round_ in range(asked.chat_rounds + 1):
-        for name, cache in caches.items():
-            with engine.decoder.machine:  # behind the last loop, which has what it began with
-                engine.decoder.prefixes = cache
+        for name, each in engines.items():
             turns = asked.turns if round_ else min(asked.turns, 3)
             started_s = clock()
-            tokens = _chats(engine, asked, turns=turns, seed=round_)
+            tokens = _chats(each, asked, turns=turns, seed=round_)
             if round_:  # the first one makes the graphs ready
                 found[name].append(clock() - started_s)
-            if cache is not None:
+            if each is engine:
                 cached.append(tokens)
     with_s, without_s = (median(seconds) for seconds in found.values())
     tokens = asked.turns * asked.together * asked.answer
@@ -140,7 +137,6 @@ def _prompt_tokens(asked: argparse.Namespace) -> int:
 
 def _found_again(engine: Engine, tokens: int, count: int) -> int:
     """Of so many prompts, read one after another, those whose next turn begins behind them."""
-    engine.keep_prefixes()
     random, vocab = Random(2), engine.manifest.target.vocab
     prompts = [random.choices(range(vocab), k=tokens) for _ in range(count)]
     for ids in prompts:

@@ -33,6 +33,7 @@ from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 # Behind a view's buffer, so that the step which re-verifies it has run too.
 WARM_UP_TOKENS = 16
@@ -202,7 +203,7 @@ def measure(given: argparse.Namespace) -> None:
     """A row for each context and budget; the file has what there is after each."""
     check_asked(read_manifest(given.engine), given)
     chosen = {context: prompts(given.ids, context, given.prompts) for context in given.contexts}
-    engine = Engine.load(given.engine, threads=given.threads)
+    engine = Engine.load(given.engine, RuntimeSettings(threads=given.threads))
     limits = engine.manifest.limits
     shape = None
     if engine.manifest.draft is not None:

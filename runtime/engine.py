@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
@@ -48,6 +49,7 @@ from specbuild.runtime.request import (
     prompt_list,
 )
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 from specbuild.runtime.text.codec import (
     CHAT_TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -57,16 +59,13 @@ from specbuild.runtime.text.codec import (
 from specbuild.runtime.text.stream import StopRule, TextStream
 from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
-# vLLM's option: "auto" takes the sampling that the checkpoint recommends, "none" does not.
-GenerationConfig: TypeAlias = Literal["auto", "none"]
-
 
 class Engine:
     """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
 
     ``step_costs`` choose the default draft of an engine whose steps stay on the device;
     ``without_costs`` is the reason why there are none.
-    ``generation_config="none"`` leaves out the sampling that the checkpoint recommends.
+    Raises UnsupportedHereError if the engine does not support the ``settings``.
     ``pages_installed`` and ``pages_released`` are called with every cache page that changes hands.
     """
 
@@ -74,6 +73,7 @@ class Engine:
         self,
         manifest: Manifest,
         executor: Executor | DeviceExecutor,
+        settings: RuntimeSettings = DEFAULT_SETTINGS,
         *,
         text: TextCodec | None = None,
         cost_file: Path | None = None,
@@ -81,10 +81,10 @@ class Engine:
         without_costs: str = "no step costs were measured",
         pages_released: PagesReleased | None = None,
         pages_installed: PagesInstalled | None = None,
-        generation_config: GenerationConfig = "auto",
     ) -> None:
         self.manifest = manifest
-        stated = None if generation_config == "none" else manifest.generation
+        self.settings = settings
+        stated = None if settings.generation_config == "none" else manifest.generation
         self.generation_defaults = stated or GenerationDefaults()
         self.executor = executor
         self.text = text
@@ -96,13 +96,22 @@ class Engine:
             ahead=executor.capabilities.device_step,
             fixed=executor.capabilities.fixed_pages,
         )
+        self.prefixes = self._prefix_cache()
         self.decoder: Decoder
         if isinstance(executor, DeviceExecutor):
             self.decoder = DeviceDecoder(
-                executor, manifest, self._kv, step_costs=step_costs, without_costs=without_costs
+                executor,
+                manifest,
+                self._kv,
+                settings,
+                prefixes=self.prefixes,
+                step_costs=step_costs,
+                without_costs=without_costs,
             )
         else:
-            self.decoder = HostDecoder(executor, manifest, self._kv, cost_file=cost_file)
+            self.decoder = HostDecoder(
+                executor, manifest, self._kv, settings, prefixes=self.prefixes, cost_file=cost_file
+            )
         self.session = Session(self.decoder, self._text_stream)
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
@@ -115,80 +124,68 @@ class Engine:
         most = defaults.max_new_tokens or DEFAULT_PARAMS.max_new_tokens
         return GenerateParams(max_new_tokens=most, sampling=SamplingParams(**defaults.sampling))
 
-    def keep_prefixes(self, *, publish_generated: bool = False) -> None:
-        """From the next loop on, prompts begin behind what the cache has of their beginnings.
+    def _prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache that the settings request; None for no cache.
 
-        That of a prompt's last token is computed always. ``publish_generated`` keeps the pages of
-        answers too, which decoding may have rounded otherwise than reading a prompt does.
-        Raises UnsupportedHereError where sequences cannot share pages, or answers' are not exact.
+        Raises UnsupportedHereError if sequences cannot share pages, or if pages of generated
+        tokens cannot be cached because lossy modes make them inexact.
         """
-        manifest, capabilities = self.manifest, self.executor.capabilities
-        if not self.shares_pages:
+        manifest, settings = self.manifest, self.settings
+        capabilities = self.executor.capabilities
+        if settings.prefix_caching == "off":
+            return None
+        if capabilities.fixed_pages:
+            if settings.prefix_caching == "auto" and not settings.publish_generated_pages:
+                return None
             raise UnsupportedHereError(
                 f"no prefix cache on {capabilities.name}: sequences keep their pages to themselves"
             )
-        if publish_generated and (manifest.specpv is not None or manifest.dsa is not None):
+        lossy = manifest.specpv is not None or manifest.dsa is not None
+        if settings.publish_generated_pages and lossy:
             raise UnsupportedHereError(
                 "an engine with lossy modes keeps the pages of prompts only: leave "
-                "publish_generated out"
+                "publish_generated_pages out"
             )
-        self.decoder.prefixes = PrefixCache(
+        return PrefixCache(
             manifest.cache_groups,
             self._kv,
             drafts=manifest.draft is not None,
-            publish_generated=publish_generated,
+            publish_generated=settings.publish_generated_pages,
         )
-
-    @property
-    def shares_pages(self) -> bool:
-        """Whether :meth:`keep_prefixes` can be had."""
-        return not self.executor.capabilities.fixed_pages
-
-    @property
-    def prefixes(self) -> PrefixCache | None:
-        """The prefix cache, None where :meth:`keep_prefixes` was not called."""
-        return self.decoder.prefixes
 
     @classmethod
     def load(
-        cls,
-        path: str | Path,
-        device: str | None = None,
-        threads: int | None = None,
-        *,
-        cache_dir: Path | None = None,
-        verify_key: str | Path | None = None,
-        pin: str | None = None,
-        generation_config: GenerationConfig = "auto",
+        cls, path: str | Path, settings: RuntimeSettings | None = None, **changes: Any
     ) -> Engine:
-        """Opens an engine directory; every file is checked, weights while they stream in.
+        """Load an engine directory. Every file is checked, the weights while they stream in.
 
-        ``device`` (``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``) None is what the engine was
-        built for; ``cuda:1`` is the second GPU. ``threads`` compute on the CPU; None is one, which
-        is fastest for small models. ``cache_dir`` keeps the measured cost table between runs.
-        ``verify_key``, a file with an Ed25519 public key in PEM, must have signed the engine;
-        ``pin`` must be its manifest's SHA-256. ``generation_config`` "none" leaves out the sampling
-        that the checkpoint recommends (:attr:`default_params`). Raises EngineFileError where the
-        directory is no engine, damaged or another's, UnsupportedHereError where this machine lacks
-        what it needs.
+        ``settings`` None is ``RuntimeSettings()``. Passing its fields as keywords is deprecated.
+        Raises EngineFileError if the directory holds no engine, a damaged one or one of another
+        origin, and UnsupportedHereError if this machine or engine does not support the settings.
         """
-        directory = Path(path)
-        origin = Origin(None if verify_key is None else Path(verify_key), pin)
+        settings = DEFAULT_SETTINGS if settings is None else settings
+        if changes:
+            warnings.warn(
+                f"Engine.load({', '.join(changes)}=…) is deprecated: pass RuntimeSettings",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            settings = replace(settings, **changes)
+        directory, key = Path(path), settings.verify_key
+        origin = Origin(None if key is None else Path(key), settings.pin)
         manifest = read_manifest(directory, origin)
-        gpu = gpu_number(directory, manifest, device)
+        gpu = gpu_number(directory, manifest, settings.device)
         check_sizes(directory, manifest)
-        text = _text_codec(directory, manifest)
+        text = _text_codec(directory, manifest, settings.chat_template)
         stored = stored_step_costs(directory, manifest)
-        opened = open_engine(directory, manifest, threads=threads, gpu=gpu)
+        opened = open_engine(directory, manifest, threads=settings.threads, gpu=gpu)
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
             measured: dict[str, Any] = {"step_costs": costs, "without_costs": reason}
         else:
-            key = (manifest_bytes(directory), opened.processor, *opened.settings)
-            measured = {"cost_file": cache_path(cache_dir, *key)}
-        return cls(
-            manifest, opened.executor, text=text, generation_config=generation_config, **measured
-        )
+            key_parts = (manifest_bytes(directory), opened.processor, *opened.settings)
+            measured = {"cost_file": cache_path(settings.cache_dir, *key_parts)}
+        return cls(manifest, opened.executor, settings, text=text, **measured)
 
     def generate(
         self,
@@ -228,13 +225,12 @@ class Engine:
         drafter: Drafter | str = AUTO,
     ) -> Iterator[Event]:
         """As ``generate``, of requests that ``check_prompts`` gave."""
-        setting = DraftSetting(speculation, drafter).of(requests)
-        self.decoder.check(requests, setting)
+        setting = self.session.checked(requests, DraftSetting(speculation, drafter))
         return self._events(requests, setting)
 
     def _events(self, requests: Sequence[Request], setting: DraftSetting) -> Iterator[Event]:
         """Runs from the first event that is asked for; closing it aborts what is left."""
-        stream = self.session.add(requests, setting)
+        stream = self.session.start(requests, setting)
         try:
             yield from stream
         finally:
@@ -385,9 +381,14 @@ class Engine:
         return self.text.stream(stop, skip_special_tokens=params.skip_special_tokens)
 
 
-def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:
-    """The engine's tokenizer and template, None where it has none."""
+def _text_codec(directory: Path, manifest: Manifest, chat_template: str | None) -> TextCodec | None:
+    """The engine's tokenizer with its chat template or this one; None if it has no tokenizer.
+
+    Raises RequestError if a chat template is given to an engine without a tokenizer.
+    """
     if TOKENIZER_FILE not in manifest.files:
+        if chat_template is not None:
+            raise RequestError("chat_template: the engine has no tokenizer; leave it out")
         return None
     names = (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, CHAT_TEMPLATE_FILE)
     tokenizer, config, template = (
@@ -395,4 +396,5 @@ def _text_codec(directory: Path, manifest: Manifest) -> TextCodec | None:
         for name in names
     )
     assert tokenizer is not None
-    return TextCodec(tokenizer, config, template)
+    codec = TextCodec(tokenizer, config, template)
+    return codec if chat_template is None else codec.with_template(chat_template)

@@ -185,13 +185,13 @@ def bench(
     from specbuild.cli.bench import against as bench_against
     from specbuild.cli.bench import pairs as bench_measure
     from specbuild.cli.terminal.engine_loading import load_engine
-    from specbuild.runtime.decode.scheduler import Turns
+    from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
     require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
-    loaded = load_engine(engine, threads=threads)
-    # What is timed is decoding of whole batches: all prompts are read before.
-    loaded.decoder.turns = Turns(steps=0)
+    # Full batches are timed: all prompts are prefilled first.
+    prefill = PrefillSchedule(steps_between=0)
+    loaded = load_engine(engine, RuntimeSettings(threads=threads, prefill=prefill))
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec, drafter=drafter, tree_file=draft_tree
     )

@@ -53,11 +53,13 @@ def compare(
     from specbuild.cli.terminal import console
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.cli.terminal.progress_bar import ProgressBar
+    from specbuild.runtime.settings import RuntimeSettings
 
     require_plot_place(plot)
+    settings = RuntimeSettings(threads=threads)
     loaded = measurement.Engines(
-        load_engine(reference, threads=threads),
-        load_engine(other, threads=threads),
+        load_engine(reference, settings),
+        load_engine(other, settings),
         (str(reference), str(other)),
     )
     texts.require_same_tokens(loaded.reference, loaded.other)

@@ -85,10 +85,10 @@ def run(
     from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
     from specbuild.cli.terminal.prompt_line import guide_of
     from specbuild.cli.terminal.token_stream import TokenStream
-    from specbuild.runtime.decode.scheduler import Turns
     from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
     from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
     from specbuild.runtime.sampling import SamplingParams
+    from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
     _check_exact(exact, tree.given(), draft_tree, specpv.retrieval_blocks, dsa.top_k)
     _check_shown(wanted, as_json=as_json)
@@ -122,13 +122,13 @@ def run(
         ]
 
     params_of(GenerationDefaults())  # a wrong value is refused before the engine is loaded
-    loaded = load_engine(
-        engine, threads=threads, verify_key=verify_key, pin=pin, device=device,
+    settings = RuntimeSettings(
+        threads=threads, verify_key=verify_key, pin=pin, device=device,
         generation_config=generation_config,
+        prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
     )  # fmt: skip
+    loaded = load_engine(engine, settings)
     speculation_in(config).check(loaded.manifest)
-    loaded.decoder.turns = Turns(prefill_rows_per_turn)
-    loaded.decoder.kv_policy = kv_policy
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
     )

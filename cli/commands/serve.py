@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.parsers.registry import ParserForm
     from specbuild.runtime.serve.server import Address
+    from specbuild.runtime.settings import PrefixCaching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,12 @@ class ModelOptions(OptionGroup):
         Described("auto, harmony, hermes, deepseek3, deepseek31, kimi2, glm47 or none.", "PARSER"),
     ] = "auto"
 
+    @property
+    def template(self) -> str | None:
+        """The text of ``--chat-template``; SpecbuildError if the file cannot be read."""
+        file = self.chat_template
+        return None if file is None else _read(file, "--chat-template")
+
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(OptionGroup):
@@ -132,10 +139,10 @@ class PrefixOptions(OptionGroup):
                 "--no-prefix-cache keeps nothing: leave --publish-generated-pages out"
             )
 
-    def apply(self, engine: Engine) -> None:
-        """UnsupportedHereError where answers' pages are asked for and cannot be kept."""
-        if self.publish_generated_pages or (engine.shares_pages and not self.no_prefix_cache):
-            engine.keep_prefixes(publish_generated=self.publish_generated_pages)
+    @property
+    def prefix_caching(self) -> PrefixCaching:
+        """The value of the engine's setting."""
+        return "off" if self.no_prefix_cache else "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,12 +223,12 @@ def serve(
         from specbuild.cli.terminal.engine_loading import load_engine, traced
 
         require_extra()
-        from specbuild.runtime.decode.scheduler import Turns
         from specbuild.runtime.engine_dir.origin import Origin
         from specbuild.runtime.serve.app import App, AppOptions
         from specbuild.runtime.serve.server import Address
         from specbuild.runtime.serve.server import serve as run_server
         from specbuild.runtime.serve.service import ServiceOptions
+        from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
         keys = _keys(address)
         place = Address(host=address.host, port=address.port, uds=address.uds)
@@ -234,13 +241,14 @@ def serve(
             manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
         )
         _show_footprint(manifest, pages)
-        loaded = load_engine(
-            engine, threads=threads, verify_key=verify_key, pin=pin, device=device,
-            generation_config=generation_config,
+        settings = RuntimeSettings(
+            threads=threads, verify_key=verify_key, pin=pin, device=device,
+            generation_config=generation_config, chat_template=model.template,
+            prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
+            prefix_caching=prefix.prefix_caching,
+            publish_generated_pages=prefix.publish_generated_pages,
         )  # fmt: skip
-        loaded.decoder.turns = Turns(prefill_rows_per_turn)
-        loaded.decoder.kv_policy = kv_policy
-        prefix.apply(loaded)
+        loaded = load_engine(engine, settings)
         names = model.served_model_name or (engine.resolve().name,)
         app = App(
             loaded,
@@ -319,8 +327,6 @@ def _form(engine: Engine, model: ModelOptions) -> ParserForm | None:
 
     if engine.text is None:
         return None
-    if model.chat_template is not None:
-        engine.text = engine.text.with_template(_read(model.chat_template, "--chat-template"))
     engine.text.check_template()
     return parser_form(
         engine.text,

@@ -25,6 +25,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import Prompt
 from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
 from specbuild.runtime.serve.service import Service, ServiceOptions
+from specbuild.runtime.settings import RuntimeSettings
 
 _EVENTS = EventPlace("tcp://127.0.0.1:*")
 
@@ -70,10 +71,11 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         """Loads the engine; what the front end and the router are to know of it."""
         del worker_id
         options = self._options
-        engine = await asyncio.to_thread(Engine.load, options.engine, None, options.threads)
-        if options.prefix_cache and engine.shares_pages:
-            engine.keep_prefixes()
-            assert engine.prefixes is not None
+        settings = RuntimeSettings(
+            threads=options.threads, prefix_caching="auto" if options.prefix_cache else "off"
+        )
+        engine = await asyncio.to_thread(Engine.load, options.engine, settings)
+        if engine.prefixes is not None:
             self._events = KvEvents(engine.prefixes, _EVENTS)
         service = ServiceOptions(names=(options.name,), max_queue=options.max_queue)
         self._engine, self._service = engine, Service(engine, service)

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams, Prompt
+    from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
     __version__: str
 
@@ -16,7 +17,9 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "GenerateParams",
+    "PrefillSchedule",
     "Prompt",
+    "RuntimeSettings",
     "SpeculativeConfig",
     "__version__",
 ]
@@ -25,7 +28,9 @@ _HOMES = {
     "Engine": "specbuild.runtime.engine",
     "EngineConfig": "specbuild.builder.speculative_config",
     "GenerateParams": "specbuild.runtime.request",
+    "PrefillSchedule": "specbuild.runtime.settings",
     "Prompt": "specbuild.runtime.request",
+    "RuntimeSettings": "specbuild.runtime.settings",
     "SpeculativeConfig": "specbuild.builder.speculative_config",
 }
 

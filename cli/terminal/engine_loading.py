@@ -4,39 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbuild.cli.terminal.environment import cache_directory
 
 if TYPE_CHECKING:
-    from specbuild.runtime.engine import Engine, GenerationConfig
+    from specbuild.runtime.engine import Engine
+    from specbuild.runtime.settings import RuntimeSettings
 
 # A step that is in flight ends first.
 _ABORT_TIMEOUT_S = 10.0
 
 
-def load_engine(
-    path: Path,
-    *,
-    threads: int | None = None,
-    verify_key: Path | None = None,
-    pin: str | None = None,
-    device: str | None = None,
-    generation_config: GenerationConfig = "auto",
-) -> Engine:
-    """The engine at ``path``, of this origin; raises EngineFileError or UnsupportedHereError."""
+def load_engine(path: Path, settings: RuntimeSettings | None = None) -> Engine:
+    """The engine at ``path``; raises EngineFileError or UnsupportedHereError."""
     from specbuild.runtime.engine import Engine
+    from specbuild.runtime.settings import DEFAULT_SETTINGS
 
-    return Engine.load(
-        path,
-        device,
-        threads,
-        cache_dir=cache_directory(),
-        verify_key=verify_key,
-        pin=pin,
-        generation_config=generation_config,
-    )
+    return Engine.load(path, replace(settings or DEFAULT_SETTINGS, cache_dir=cache_directory()))
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 HERE = Path(__file__).parent
 COUNTS = (12, 40)  # prompts that a line is about
@@ -43,7 +44,7 @@ def engine_with(file: Path | None, beside_as: str, options: BuildOptions) -> Eng
             (model / beside_as).symlink_to(file.resolve())
         output = Path(folder) / "engine"
         build(replace(options, model=model, output=output), SilentProgress())
-        return Engine.load(output, device="cpu")
+        return Engine.load(output, RuntimeSettings(device="cpu"))
 
 
 def decoded(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.errors import RequestError
 
 KvPolicy: TypeAlias = Literal["guaranteed-no-evict", "max-utilization"]
 # Who has begun goes on to its end: no request waits in the middle or is decoded twice.
@@ -14,15 +13,11 @@ DEFAULT_KV_POLICY: KvPolicy = "guaranteed-no-evict"
 
 
 def gives_on_demand(manifest: Manifest, policy: KvPolicy) -> bool:
-    """Whether sequences get pages as they grow. RequestError for a policy that there is not.
+    """Whether sequences get pages as they grow.
 
     Not where pages hold the worst case, and nothing can run out. Nor where a lossy mode makes
     tokens depend on where steps begin: then what is decoded again would not come out again.
     """
-    if policy not in get_args(KvPolicy):
-        raise RequestError(
-            f"kv_policy is {policy!r}, must be one of {', '.join(get_args(KvPolicy))}"
-        )
     limits, groups = manifest.limits, manifest.cache_groups
     whole = sequences_together(groups, limits, limits.max_seq_len) == limits.max_batch_size
     lossy = manifest.specpv is not None or manifest.dsa is not None

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy, gives_on_demand
+from specbuild.runtime.cache.kv_policy import gives_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import DEFAULT_TURNS, Scheduler, Turns
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import Stepper
@@ -25,6 +25,7 @@ from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
 
@@ -76,32 +77,27 @@ class Decoder(ABC):
     """Makes the loops that serve checked requests, one at a time.
 
     Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
-    may cost ``explored_share`` of the time.
-    ``turns``, ``prefixes`` and ``observe_launch`` may be set: the loops made from then on take
-    them. The last is called by the thread that decodes, with the tokens of each launch.
+    may cost ``explored_share`` of the time. ``observe_launch`` may be set before a loop is made:
+    the decoding thread calls it with the number of tokens of each launch.
     """
 
     explored_share = EXPLORED_SHARE
 
-    def __init__(self, manifest: Manifest, kv: KvPools) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        kv: KvPools,
+        settings: RuntimeSettings,
+        prefixes: PrefixCache | None,
+    ) -> None:
         self._manifest = manifest
         self._kv = kv
         self._measured = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
-        self.turns = DEFAULT_TURNS
-        self.prefixes: PrefixCache | None = None
+        self._prefill = settings.prefill
+        self._prefixes = prefixes
+        self._on_demand = gives_on_demand(manifest, settings.kv_policy)
         self.observe_launch: Callable[[int], None] | None = None
-        self.kv_policy = DEFAULT_KV_POLICY
-
-    @property
-    def kv_policy(self) -> KvPolicy:
-        """Whether a request of a loop that is made from now on reserves all that it may need."""
-        return self._kv_policy
-
-    @kv_policy.setter
-    def kv_policy(self, policy: KvPolicy) -> None:
-        self._on_demand = gives_on_demand(self._manifest, policy)
-        self._kv_policy = policy
 
     @property
     def clock(self) -> StepClock | None:
@@ -133,11 +129,15 @@ class Decoder(ABC):
 
     @abstractmethod
     def loop(
-        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+        self,
+        setting: DraftSetting,
+        *,
+        text_stream: TextStreams,
+        prefill: PrefillSchedule | None = None,
     ) -> Loop:
         """A loop of this setting; whoever runs it holds :attr:`machine`.
 
-        ``turns`` stand for the decoder's own.
+        ``prefill`` None is the schedule of the engine's settings.
         """
 
     def score(

@@ -15,35 +15,13 @@ from specbuild.runtime.decode.on_demand import PageChanges, provide
 from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.parameters import whole_number
 from specbuild.runtime.request import Request, SequenceState
+from specbuild.runtime.settings import DEFAULT_PREFILL, PrefillSchedule
 
 Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
 MostSequences = Callable[[Sequence[Request]], int]
-
-
-@dataclass(frozen=True)
-class Turns:
-    """How prompts and decoding take turns: the tokens are the same with any.
-
-    A launch of prompts has ``prefill_rows`` rows at most, None: as many as pay, and no more than
-    2048 while sequences decode. Then ``steps`` steps come between two of them; 0 reads all prompts
-    first. A launch of 2048 rows lasts as long as five steps: with two, prompts keep most of their
-    speed, no token waits for more than one launch of prompts, and two launches can be in flight.
-    """
-
-    prefill_rows: int | None = None
-    steps: int = 2
-
-    def __post_init__(self) -> None:
-        rows = self.prefill_rows
-        if rows is not None and whole_number("prefill_rows_per_turn", rows) < 1:
-            raise RequestError(f"prefill_rows_per_turn is {rows}, must be 1 or above")
-
-
-DEFAULT_TURNS = Turns()
 
 
 @dataclass(frozen=True)
@@ -90,7 +68,7 @@ class Scheduler:
     Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
     are admitted with those of what they have, and :meth:`provide` gives them more.
 
-    ``prefixes`` may be set before the first request: prompts begin behind what it has of them.
+    With ``prefixes``, prompts begin after the pages that the prefix cache has of them.
 
     Steps of sequences that are ``apart`` are shared with none of the others, and the two kinds take
     turns. One of them with a guide takes part in no step while one of its own is in flight: what it
@@ -102,10 +80,11 @@ class Scheduler:
         limits: Limits,
         kv: KvPools,
         *,
-        turns: Turns = DEFAULT_TURNS,
+        prefill: PrefillSchedule = DEFAULT_PREFILL,
         invariant_rows: int | None = None,
         most_sequences: MostSequences | None = None,
         most_emitted: int | None = None,
+        prefixes: PrefixLookup | None = None,
     ) -> None:
         self._last_apart = False
         self._waiting = WaitingQueue()
@@ -116,14 +95,14 @@ class Scheduler:
         self._prompts: deque[SequenceState] = deque()
         self._added = 0
         self._steps = 0
-        self._turns = turns
+        self._prefill = prefill
         self._limits = limits
-        self._most_rows = min(limits.max_rows, turns.prefill_rows or limits.max_rows)
+        self._most_rows = min(limits.max_rows, prefill.max_rows or limits.max_rows)
         self._invariant_rows = invariant_rows
         self._kv = kv
         self._most_sequences = most_sequences
         self._most_emitted = most_emitted
-        self.prefixes: PrefixLookup | None = None
+        self._prefixes = prefixes
 
     @property
     def finished(self) -> bool:
@@ -157,8 +136,8 @@ class Scheduler:
     def add(self, request: Request) -> int:
         """Queues a request behind those that go before it; its number."""
         prefix = None
-        if self.prefixes is not None:
-            prefix = self.prefixes.cache.begin(request.ids, request.params.cache_salt)
+        if self._prefixes is not None:
+            prefix = self._prefixes.cache.begin(request.ids, request.params.cache_salt)
         self._waiting.add(Waiting(self._added, request, prefix=prefix))
         if request.deadline_s is not None:
             self._deadlines_s[self._added] = request.deadline_s
@@ -203,9 +182,9 @@ class Scheduler:
             pages = self._kv.admit(wanted, first.match.shared, request=first.request.id)
             sequence = admit(first, pages)
             sequence.capacity = self._kv.capacity(pages)
-            if self.prefixes is not None and first.prefix is not None:
+            if self._prefixes is not None and first.prefix is not None:
                 again = first.preempted is not None
-                self.prefixes.cache.admitted(first.prefix, first.match, again=again)
+                self._prefixes.cache.admitted(first.prefix, first.match, again=again)
             self._running.append(sequence)
             self._prompts.append(sequence)
         if not self._running:
@@ -236,9 +215,8 @@ class Scheduler:
         read = self.read
         decoding = tuple(s for s in read if s.emitted)
         step = self._step(decoding)
-        steps = bool(step.sequences)
-        turn = self._steps >= self._turns.steps or not (steps or len(read) > len(decoding))
-        if self._prompts and turn:
+        can_step = bool(step.sequences) or len(read) > len(decoding)
+        if self._prompts and (self._steps >= self._prefill.steps_between or not can_step):
             self._steps = 0
             return Batch(chunks=self._chunks(self._rows(decoding=bool(decoding))))
         return step
@@ -285,19 +263,19 @@ class Scheduler:
 
     def _matched(self, waiting: Waiting) -> Waiting:
         """With what the prefix cache has of the prompt now."""
-        if self.prefixes is None or waiting.prefix is None:
+        if self._prefixes is None or waiting.prefix is None:
             return waiting
-        return replace(waiting, match=self.prefixes.match(waiting.prefix))
+        return replace(waiting, match=self._prefixes.match(waiting.prefix))
 
     def _awaits(self, waiting: Waiting) -> bool:
         """Whether one whose prompt is being read will have pages of this prompt: it waits for them.
 
         So choices of one prompt read it once. Who reads goes on, or is gone: nobody waits for good.
         """
-        if self.prefixes is None or waiting.prefix is None:
+        if self._prefixes is None or waiting.prefix is None:
             return False
         reading = (s.prefix for s in self._prompts if s.prefix is not None)
-        return self.prefixes.awaits(waiting.prefix, reading)
+        return self._prefixes.awaits(waiting.prefix, reading)
 
     def _pages_of(self, waiting: Waiting) -> dict[str, int] | None:
         """The pages with which a request begins; None where too few are free.

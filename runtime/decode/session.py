@@ -17,9 +17,9 @@ from queue import SimpleQueue
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams, never_ran
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
+from specbuild.runtime.settings import PrefillSchedule
 
 # How long requests wait for a measurement or a scoring, which take the machine for a while.
 MACHINE_TIMEOUT_S = 60.0
@@ -119,8 +119,24 @@ class Session:
 
         Raises RequestError where the engine has no such draft, or cannot serve a request with it.
         """
+        return self.start(requests, self.checked(requests, setting), deliver)
+
+    def checked(self, requests: Sequence[Request], setting: DraftSetting) -> DraftSetting:
+        """Return the draft setting that these requests run with.
+
+        Raises RequestError if the engine has no such draft, or cannot serve a request with it.
+        """
         setting = setting.of(requests)
         self._decoder.check(requests, setting)
+        return setting
+
+    def start(
+        self,
+        requests: Sequence[Request],
+        setting: DraftSetting,
+        deliver: Callable[[EventBatch], None] | None = None,
+    ) -> Stream:
+        """As :meth:`add`, with a setting that :meth:`checked` returned for these requests."""
         stream = Stream(self, requests, deliver)
         if stream.requests:
             self._post(_Join(stream, setting))
@@ -136,13 +152,12 @@ class Session:
         in flight, and nobody decodes before all prompts that run together are read. Raises
         RequestError as :meth:`add`, and where the engine is in use.
         """
-        setting = setting.of(requests)
-        self._decoder.check(requests, setting)
+        setting = self.checked(requests, setting)
         if not self._decoder.machine.acquire(blocking=False):
             raise RequestError("the engine is in use; try again when its requests are done")
         try:
-            turns = Turns(steps=0)
-            loop = self._decoder.loop(setting, text_stream=self._text_stream, turns=turns)
+            prefill = PrefillSchedule(steps_between=0)
+            loop = self._decoder.loop(setting, text_stream=self._text_stream, prefill=prefill)
             for request in requests:
                 loop.add(request)
             with contextlib.closing(loop.run()) as events:

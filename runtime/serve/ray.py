@@ -19,6 +19,7 @@ from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.serve.app import App, AppOptions
 from specbuild.runtime.serve.parsers.registry import parser_form
 from specbuild.runtime.serve.service import ServiceOptions
+from specbuild.runtime.settings import PrefixCaching, RuntimeSettings
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -93,9 +94,8 @@ class Replica:
     """One engine behind the routes of ``specbuild serve``; Ray calls its methods."""
 
     def __init__(self, options: ReplicaOptions) -> None:
-        engine = Engine.load(options.engine)
-        if options.prefix_cache and engine.shares_pages:
-            engine.keep_prefixes()
+        caching: PrefixCaching = "auto" if options.prefix_cache else "off"
+        engine = Engine.load(options.engine, RuntimeSettings(prefix_caching=caching))
         form = None
         if engine.text is not None:
             engine.text.check_template()

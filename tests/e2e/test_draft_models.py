@@ -36,6 +36,7 @@ from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 VOCAB = 48
 KINDS = ("p-eagle", "eagle3", "dflash")
@@ -197,9 +198,7 @@ def test_caches_stay_true_whichever_model_drafts(
     params = GenerateParams(max_new_tokens=OUTPUT_TOKENS)
     drafted = DraftedSteps(("eagle3", "p-eagle"), seed=2)
     monkeypatch.setattr(HostDrafting, "policy", lambda *_, **__: drafted)
-    engine = Engine.load(path)
-    if cached:
-        engine.keep_prefixes()
+    engine = Engine.load(path, RuntimeSettings(prefix_caching="on" if cached else "off"))
     for _ in range(1 + cached):
         drafted.depths.clear()
         drafted.accepted.clear()

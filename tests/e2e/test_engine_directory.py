@@ -26,6 +26,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -126,7 +127,7 @@ def test_moved_engine_runs(built: Path, tmp_path: Path) -> None:
     params = GenerateParams(max_new_tokens=8, ignore_eos=True)
 
     def output(folder: Path) -> tuple[int, ...]:
-        events = Engine.load(folder, device="cpu").generate(prompts, params)
+        events = Engine.load(folder, RuntimeSettings(device="cpu")).generate(prompts, params)
         return next(e.record.output_ids for e in events if isinstance(e, FinishEvent))
 
     before = output(tmp_path / "one")
@@ -246,7 +247,7 @@ def test_greedy_tokens_equal_transformers(
         expected = reference.generate(
             prompt, max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=1
         )[0, 21:]
-    engine = Engine.load(tmp_path / "e", device="cpu")
+    engine = Engine.load(tmp_path / "e", RuntimeSettings(device="cpu"))
     params = GenerateParams(max_new_tokens=64, ignore_eos=True)
     events = engine.generate([Prompt("a", tuple(prompt[0].tolist()), None)], params)
     record = next(e.record for e in events if isinstance(e, FinishEvent))

@@ -18,6 +18,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
@@ -26,7 +27,7 @@ TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=12)
 
 @pytest.fixture(scope="module")
 def engine(example_engine: Path) -> Engine:
-    return Engine.load(example_engine, device="cpu")
+    return Engine.load(example_engine, RuntimeSettings(device="cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +171,7 @@ def test_a_cached_beginning_changes_no_token(
     example_engine: Path, prompts: list[Prompt], shape: DraftShape | None
 ) -> None:
     """Sliding windows and the draft's cache too; one engine asked twice."""
-    engine = Engine.load(example_engine, device="cpu")
-    engine.keep_prefixes()
+    engine = Engine.load(example_engine, RuntimeSettings(device="cpu", prefix_caching="on"))
     text = "\n".join(prompt.prompt or "" for prompt in prompts)
     asked = [Prompt(str(part), None, text[part : part + 1200]) for part in (0, 40)]
     params = GenerateParams(max_new_tokens=24)

@@ -17,6 +17,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 # A sequence of 96 tokens and its tree takes 7 pages of 16.
 PAGES = 9
@@ -71,8 +72,7 @@ def test_pages_on_demand_change_no_token(
 ) -> None:
     """Near ties may fall the other way: the prompts here have none."""
     reserved = Engine.load(engine_directory)
-    engine = Engine.load(engine_directory)
-    engine.decoder.kv_policy = "max-utilization"
+    engine = Engine.load(engine_directory, RuntimeSettings(kv_policy="max-utilization"))
     found = records_of(engine, speculation)
     assert sum(record.stats.preemptions for record in found) > 0
     wanted = records_of(reserved, speculation)

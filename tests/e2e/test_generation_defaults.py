@@ -17,6 +17,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.request import DEFAULT_PARAMS
+from specbuild.runtime.settings import RuntimeSettings
 
 STATED = {"temperature": 0.8, "top_k": 7, "top_p": 0.9, "max_new_tokens": 6}
 
@@ -74,4 +75,5 @@ def test_python_takes_the_recommendation_unless_it_is_turned_off(engine: Path) -
     params = Engine.load(engine).default_params
     assert params.max_new_tokens == 6
     assert (params.sampling.temperature, params.sampling.top_k) == (0.8, 7)
-    assert Engine.load(engine, generation_config="none").default_params == DEFAULT_PARAMS
+    settings = RuntimeSettings(generation_config="none")
+    assert Engine.load(engine, settings).default_params == DEFAULT_PARAMS

@@ -191,9 +191,9 @@ def test_the_benchmark_of_decoding_runs(
 
     class Loaded(Engine):
         @classmethod
-        def load(cls, path: Any, device: Any = None, threads: Any = None, **rest: Any) -> Engine:
-            asked.append(threads)
-            return Engine.load(path, device, threads, **rest)
+        def load(cls, path: Any, settings: Any = None, **rest: Any) -> Engine:
+            asked.append(settings.threads)
+            return Engine.load(path, settings, **rest)
 
     def run(**changes: Any) -> list[dict[str, Any]]:
         options = {"contexts": "30 100", "budgets": "0 2", "prompts": 2, "batch": 2, "tokens": 48}

@@ -26,6 +26,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ GAP = 1e-3
 
 @pytest.fixture(scope="module")
 def engine(example_engine: Path) -> Engine:
-    return Engine.load(example_engine, device="cpu")
+    return Engine.load(example_engine, RuntimeSettings(device="cpu"))
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,8 @@ class Exchange:
 def server_of(directory: Path) -> FuzzedServer:
     """The server of an engine, which lives as long as this process."""
     from specbuild.runtime.engine import Engine
+    from specbuild.runtime.settings import RuntimeSettings
 
-    engine = Engine.load(directory, cache_dir=directory.parent / "cache")
-    engine.keep_prefixes()
+    settings = RuntimeSettings(cache_dir=directory.parent / "cache", prefix_caching="on")
+    engine = Engine.load(directory, settings)
     return FuzzedServer(engine)

@@ -24,8 +24,9 @@ def run_engine(directory: Path) -> list[Any]:
     """Ids and finish reason of token ids, of text, and that text: with the draft, if there is."""
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+    from specbuild.runtime.settings import RuntimeSettings
 
-    engine = Engine.load(directory, cache_dir=directory.parent / "cache")
+    engine = Engine.load(directory, RuntimeSettings(cache_dir=directory.parent / "cache"))
     prompts = [Prompt("ids", prompt_ids=PROMPT_IDS)]
     if engine.text is not None:
         prompts.append(Prompt("text", prompt=PROMPT_TEXT))
@@ -124,8 +125,9 @@ def run_request(directory: Path, request: dict[str, Any]) -> str:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams, Prompt
     from specbuild.runtime.sampling import SamplingParams
+    from specbuild.runtime.settings import RuntimeSettings
 
-    engine = Engine.load(directory, cache_dir=directory.parent / "cache")
+    engine = Engine.load(directory, RuntimeSettings(cache_dir=directory.parent / "cache"))
     prompt = Prompt("0", **request["prompt"])
     params = GenerateParams(
         sampling=SamplingParams(**request["sampling"]), **{"max_new_tokens": 4, **request["params"]}

@@ -21,6 +21,7 @@ from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-gpt-oss"
 CHAIN, TREE = DraftShape(1, 3, 3), DraftShape(3, 4, 12)
@@ -36,9 +37,9 @@ def build_example(output: Path, shape: DraftShape = TREE, **changes: Any) -> Pat
 
 
 @contextmanager
-def on_gpu(directory: Path) -> Iterator[Engine]:
+def on_gpu(directory: Path, settings: RuntimeSettings = DEFAULT_SETTINGS) -> Iterator[Engine]:
     """A CUDA engine, whose memory is given back behind it."""
-    engine = Engine.load(directory)
+    engine = Engine.load(directory, settings)
     assert isinstance(engine.executor, CudaExecutor)
     try:
         yield engine

@@ -24,6 +24,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.step_measurement import measure_step_costs
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 # A made-up DFlash is right over a target whose embedding it reads, which an EAGLE3's is not: here
 # it drafts what is mostly wrong.
@@ -135,7 +136,8 @@ def test_no_cache_lacks_a_token_whoever_drafted(
     """In turns each accepts what it would if it had drafted all the time."""
     rules = {kind: successors(model) for kind, model in models.items()}
     if cached:
-        engine.keep_prefixes()
+        caching = RuntimeSettings(prefix_caching="on")
+        engine = Engine(engine.manifest, engine.executor, caching, text=engine.text)
     for _ in range(1 + cached):
         policy = in_turns(engine, monkeypatch, 9)
         (record,) = records(engine, texts(models, 1), [GenerateParams(TOKENS)], drafter="auto")

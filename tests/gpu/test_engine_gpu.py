@@ -15,7 +15,6 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -25,6 +24,7 @@ from specbuild.runtime.measure.benchmark_batch import benchmark_batch
 from specbuild.runtime.measure.graph_timing import profile_program, time_program
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 TOKENS = 64
 FORCED_TOKENS = 256
@@ -96,13 +96,13 @@ def test_a_sequence_alone_is_that_of_the_batch(engine: Engine, prompts: list[Pro
 def test_who_arrives_while_others_decode_gets_what_it_gets_alone(
     engine: Engine,
     prompts: list[Prompt],
-    monkeypatch: pytest.MonkeyPatch,
     shape: DraftShape | None,
     rows: int | None,
 ) -> None:
     few = prompts[:6]
     alone = [records(engine, [prompt], params(), None)[0] for prompt in few]
-    monkeypatch.setattr(engine.decoder, "turns", Turns(prefill_rows=rows))
+    settings = RuntimeSettings(prefill=PrefillSchedule(rows))
+    engine = Engine(engine.manifest, engine.executor, settings, text=engine.text)
     streams = []
     for prompt in few:
         requests = engine.check_prompts([prompt], params())

@@ -17,6 +17,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt, SequenceState
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 # A sequence of 1024 tokens and its tree takes 17 pages of 64.
 PAGES = 24
@@ -35,8 +36,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def on_demand(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The same with pages on demand."""
     directory = tmp_path_factory.mktemp("demand") / "engine"
-    with on_gpu(build_example(directory, kv_pages=PAGES)) as engine:
-        engine.decoder.kv_policy = "max-utilization"
+    settings = RuntimeSettings(kv_policy="max-utilization")
+    with on_gpu(build_example(directory, kv_pages=PAGES), settings) as engine:
         yield engine
 
 

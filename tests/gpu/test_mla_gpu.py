@@ -30,6 +30,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import GenerateParams, Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -57,8 +58,7 @@ def test_a_known_beginning_has_the_bits_of_a_cold_run(
     asked = every_other_sampled(2, TOKENS)
     pairs = list(zip(prompts, asked, strict=True))
     cold = [outputs(records(engine, [prompt], [of], shape))[0] for prompt, of in pairs]
-    with on_gpu(directory) as caching:
-        caching.keep_prefixes()
+    with on_gpu(directory, RuntimeSettings(prefix_caching="on")) as caching:
         for known in ((0, 192), (384, 192)):
             found = [records(caching, [prompt], [of], shape)[0] for prompt, of in pairs]
             assert outputs(found) == cold

@@ -27,6 +27,7 @@ from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.byte_floor import engine_traffic
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import Prompt
+from specbuild.runtime.settings import RuntimeSettings
 
 BATCH, LEVELS = 4, BLOCK - 1
 DEEPEST = {"dflash": LEVELS, "jetspec": LEVELS, "p-eagle": POSITIONS - 1}
@@ -98,7 +99,7 @@ def test_behind_a_cached_beginning_as_many_drafts_are_accepted(
     model, engine = made
     target, draft = successors(model)
     depth = engine.manifest.limits.draft_depth
-    engine.keep_prefixes()
+    engine = Engine(engine.manifest, engine.executor, RuntimeSettings(prefix_caching="on"))
     cached = []
     for _ in range(2):
         for record in run(engine, prompts(model)[:BATCH], chain(depth)):

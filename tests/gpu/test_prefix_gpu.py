@@ -27,11 +27,13 @@ from indexer_files import write_derived_indexers
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
+from specbuild.runtime.cache.kv_policy import KvPolicy
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 TOKENS, LENGTH = 40, 700
 # Views of all blocks: when a sequence takes its full steps changes no bit.
@@ -89,10 +91,12 @@ def pair(
         yield opened_pair(opened, build_example(folder / "cuda", **changes))
 
 
-def opened_pair(opened: ExitStack, directory: Path) -> Pair:
-    cold, caching = (opened.enter_context(on_gpu(directory)) for _ in range(2))
-    caching.keep_prefixes()
-    return Pair(cold, caching)
+def opened_pair(
+    opened: ExitStack, directory: Path, policy: KvPolicy = "guaranteed-no-evict"
+) -> Pair:
+    settings = RuntimeSettings(prefix_caching="on", kv_policy=policy)
+    cold = opened.enter_context(on_gpu(directory))
+    return Pair(cold, opened.enter_context(on_gpu(directory, settings)))
 
 
 def text_ids(engine: Engine) -> tuple[int, ...]:
@@ -169,9 +173,7 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     """Pages for little more than one sequence of the longest length, which come on demand."""
     directory = build_example(tmp_path_factory.mktemp("few") / "cuda", kv_pages=FEW_PAGES)
     with ExitStack() as opened:
-        made = opened_pair(opened, directory)
-        made.caching.decoder.kv_policy = "max-utilization"
-        yield made
+        yield opened_pair(opened, directory, "max-utilization")
 
 
 @pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])

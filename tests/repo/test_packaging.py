@@ -142,7 +142,8 @@ import specbuild
 assert time.process_time() - start_s < 0.05
 assert "numpy" not in sys.modules
 assert {
-    "Engine", "EngineConfig", "GenerateParams", "Prompt", "SpeculativeConfig", "__version__",
+    "Engine", "EngineConfig", "GenerateParams", "PrefillSchedule", "Prompt", "RuntimeSettings",
+    "SpeculativeConfig", "__version__",
 } == set(specbuild.__all__)
 assert set(specbuild.__all__) <= set(dir(specbuild))
 assert specbuild.__version__ == "VERSION"

@@ -27,19 +27,22 @@ RUNTIME = {
     "text": "errors",
     "statistics": "records",
     "guides": "errors",
+    "settings": "errors cache parameters",
     "request": "errors cache generate_params guides parameters records sampling statistics text",
     "draft": "errors engine_dir cache executors request",
     "lossy": "errors engine_dir cache executors records request",
-    "decode": "errors engine_dir cache guides parameters records sampling statistics text request "
-    "executors draft lossy",
+    "decode": "errors engine_dir cache guides records sampling statistics text request executors "
+    "draft lossy settings",
     "decode/host": "errors engine_dir cache guides sampling statistics request executors draft "
-    "lossy decode",
-    "decode/device": "errors engine_dir cache sampling request executors draft lossy decode",
+    "lossy decode settings",
+    "decode/device": "errors engine_dir cache sampling request executors draft lossy decode "
+    "settings",
     "engine": "errors engine_dir cache guides sampling text request executors draft decode "
-    "decode/host decode/device",
+    "decode/host decode/device settings",
     "serve": "errors engine_dir cache generate_params guides parameters records sampling text "
-    "request draft decode engine",
-    "measure": "errors engine_dir cache executors request draft decode decode/device engine",
+    "request draft decode engine settings",
+    "measure": "errors engine_dir cache executors request draft decode decode/device engine "
+    "settings",
 }
 BUILDER = {
     "durable": "",

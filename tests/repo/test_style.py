@@ -39,7 +39,9 @@ LONG_FUNCTIONS = {
     "plugins_cuda/view_inputs/op.py:reference": "one port after the other",
     "plugins_cuda/rms_moe/memory.py:_plan": "the sizes of every buffer",
     "runtime/decode/device/program_table.py:step": "each parameter is a step's property",
-    "runtime/engine.py:load": "each parameter is a setting of its own",
+    "runtime/decode/device/decoder.py:__init__": "the parts that an engine passes to its decoder",
+    "runtime/decode/host/stepper.py:__init__": "the parts that a decoder passes to its stepper",
+    "runtime/decode/scheduler.py:__init__": "each parameter limits what runs together",
     "runtime/engine.py:__init__": "the parts of an engine, each of which tests replace alone",
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

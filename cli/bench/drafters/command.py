@@ -15,10 +15,10 @@ from specbuild.cli.terminal.engine_loading import load_engine
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.cli.terminal.progress_bar import ProgressBar
 from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 _SEED = 1
 _SHORT = 128
@@ -35,11 +35,11 @@ def bench_drafters(
 ) -> None:
     """Prints the table, or JSON; SpecbuildError where the engine takes no such sequences."""
     require_plot_place(plot)
-    loaded = load_engine(engine, threads=threads)
+    # Full batches are timed: all prompts are prefilled first.
+    prefill = PrefillSchedule(steps_between=0)
+    loaded = load_engine(engine, RuntimeSettings(threads=threads, prefill=prefill))
     plan = _filled(plan, loaded)
     plan.check(loaded)
-    # What is timed is decoding of whole batches: all prompts are read before.
-    loaded.decoder.turns = Turns(steps=0)
     name, text = _text(loaded, prompts, max(plan.contexts))
     with ProgressBar() as progress:
         rows = measure(loaded, text, plan, progress)

@@ -25,6 +25,7 @@ from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.cli.terminal.progress_bar import ProgressBar
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.settings import RuntimeSettings
 
 
 def bench_modes(
@@ -37,9 +38,8 @@ def bench_modes(
     modes, options = modes_of(asked.modes), build_file(asked.build)
     with ProgressBar() as progress:
         built = build_lacking(modes, options, asked.engines, progress)
-        engines = {
-            mode: load_engine(engine_path(asked.engines, mode), threads=threads) for mode in modes
-        }
+        settings = RuntimeSettings(threads=threads)
+        engines = {mode: load_engine(engine_path(asked.engines, mode), settings) for mode in modes}
         first = engines[modes[0]]
         rows = measure(engines, _text(asked.text, first, plan), plan, progress)
     report = ModesReport(

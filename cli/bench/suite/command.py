@@ -19,6 +19,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.measure.byte_floor import engine_traffic
+from specbuild.runtime.settings import RuntimeSettings
 
 EXIT_MISSED = 1
 
@@ -35,7 +36,7 @@ def bench_suite(
     assert options.suite is not None
     suite, folder = read_suite(options.suite)
     records = stored_speeds(options.record)
-    engine = load_engine(directory, threads=threads)
+    engine = load_engine(directory, RuntimeSettings(threads=threads))
     executor = engine.executor
     on_gpu = executor if isinstance(executor, CudaExecutor) else None
 

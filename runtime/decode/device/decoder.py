@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.prefix import PrefixLookup
+from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.device.offers import DeviceOffers
 from specbuild.runtime.decode.device.program_costs import ProgramCosts, ProgramOffers
@@ -15,7 +15,7 @@ from specbuild.runtime.decode.device.scoring import scored
 from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Scheduler, Turns
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.choice import require_shape
@@ -37,6 +37,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Request
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 
 class DeviceDecoder(Decoder):
@@ -54,11 +55,13 @@ class DeviceDecoder(Decoder):
         executor: DeviceExecutor,
         manifest: Manifest,
         kv: KvPools,
+        settings: RuntimeSettings,
         *,
+        prefixes: PrefixCache | None = None,
         step_costs: StepCosts | None = None,
         without_costs: str = "no step costs were measured",
     ) -> None:
-        super().__init__(manifest, kv)
+        super().__init__(manifest, kv, settings, prefixes)
         self._executor = executor
         self._programs = ProgramTable(executor.plan)
         self._step_costs = step_costs if manifest.drafters else None
@@ -103,7 +106,11 @@ class DeviceDecoder(Decoder):
             )
 
     def loop(
-        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+        self,
+        setting: DraftSetting,
+        *,
+        text_stream: TextStreams,
+        prefill: PrefillSchedule | None = None,
     ) -> Loop:
         """A loop over the device's steps."""
         setting = self._named(setting)
@@ -120,18 +127,20 @@ class DeviceDecoder(Decoder):
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
-            turns=self.turns if turns is None else turns,
+            prefill=self._prefill if prefill is None else prefill,
             most_emitted=self._most_emitted(policy),
             most_sequences=lambda requests: self._programs.most_sequences(
                 shape, full_logits=self._full_logits(requests)
             ),
+            prefixes=self._lookup(),
         )
-        if self.prefixes is not None:
-            # Prompts enter the drafts' caches too, whatever draft a step has.
-            scheduler.prefixes = PrefixLookup(
-                self.prefixes, [model.cache_group for model in self._manifest.models]
-            )
         return self._loop(stepper, scheduler, policy, text_stream)
+
+    def _lookup(self) -> PrefixLookup | None:
+        """The prefix cache. Prompts enter the caches of all drafts, whichever draft steps use."""
+        if self._prefixes is None:
+            return None
+        return PrefixLookup(self._prefixes, [model.cache_group for model in self._manifest.models])
 
     def _check_sampling(self, requests: Sequence[Request]) -> None:
         """RequestError names a parameter for which the engine has no programs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 
@@ -13,8 +14,12 @@ from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import StepResult
-from specbuild.runtime.lossy.mode import ModePlan, StepAhead
+from specbuild.runtime.lossy.mode import ModePlan, StepAhead, joined
 from specbuild.runtime.request import SequenceState, TopLogprobs
+
+# A result that was there before this long was waited for: the host came late, and the time between
+# two results is not the step's.
+_LATE_S = 50e-6
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class PromptsInFlight:
     top: TopOfRows | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepInFlight:
     """A step in flight, and the rows that it found; ``chosen`` is what the policy did.
 
@@ -52,6 +57,28 @@ class StepInFlight:
     waiting: int | None
     top: TopOfRows | None = None
     waited: bool = False
+
+
+class StepTimer:
+    """Times steps by their results."""
+
+    def __init__(self) -> None:
+        self._received_s: float | None = None
+
+    def reset(self) -> None:
+        """The next result follows something else than a step."""
+        self._received_s = None
+
+    def step_time(self, flight: StepInFlight, asked_s: float) -> float | None:
+        """The time between two results that followed directly, where it is the step's own."""
+        now_s, before_s = perf_counter(), self._received_s
+        on_time = now_s - asked_s > _LATE_S
+        self._received_s = now_s if on_time else None
+        # A check takes two passes, whose time is not what a step costs.
+        own = on_time and flight.warm and not joined(flight.plans).checks
+        # One that waited for the host took that time too, as every one with an offer does.
+        own &= flight.ahead.offered is not None or not flight.waited
+        return now_s - before_s if own and before_s is not None else None
 
 
 def check_count(flight: StepInFlight, result: StepResult, row: int) -> None:

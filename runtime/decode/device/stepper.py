@@ -10,6 +10,7 @@ from specbuild.runtime.decode.device.adjusted_rows import AdjustedRows, TopOfRow
 from specbuild.runtime.decode.device.flights import (
     PromptsInFlight,
     StepInFlight,
+    StepTimer,
     check_count,
     count_lost,
     likeliest_of,
@@ -33,10 +34,6 @@ from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import samples
-
-# A result that was there before this long was waited for: the host came late, and the time between
-# two results is not the step's.
-_LATE_S = 50e-6
 
 
 class DeviceStepper:
@@ -79,7 +76,7 @@ class DeviceStepper:
         self._read: list[NewTokens] = []
         self._read_from: StepInFlight | None = None
         self._next_step = 0
-        self._received_s: float | None = None
+        self._timer = StepTimer()
         self._warm: set[str] = set()
         pending = executor.port(PENDING[1])
         # Tokens of a sequence that may wait for the draft, and at most how many do.
@@ -221,10 +218,17 @@ class DeviceStepper:
         top = self._adjusted.fetch_top(sequences) if apart else None
         if apart:
             self._checks.behind_masked_step(sequences)
-        waiting = None if apart else self._waiting
-        extends, waited = entry.extends or entry.draft_depth > 0, not self._flights
         step = StepInFlight(
-            self._next_step, ahead, shape, outlook, extends, warm, plans, waiting, top, waited
+            number=self._next_step,
+            ahead=ahead,
+            chosen=shape,
+            outlook=outlook,
+            extends=entry.extends or entry.draft_depth > 0,
+            warm=warm,
+            plans=plans,
+            waiting=None if apart else self._waiting,
+            top=top,
+            waited=not self._flights,
         )
         self._flights.append(step)
         self._next_step += 1
@@ -250,7 +254,7 @@ class DeviceStepper:
     def _begin(self, flight: PromptsInFlight) -> LaunchDone:
         """Steps from now on decode the sequences whose prompts ended."""
         token, logprob = flight.token(), flight.logprob()
-        self._received_s = None
+        self._timer.reset()
         first = []
         for r in flight.ending:
             if r.sequence.released:
@@ -267,7 +271,7 @@ class DeviceStepper:
     def _receive_step(self, flight: StepInFlight) -> LaunchDone:
         ahead, asked_s = flight.ahead, perf_counter()
         result = self._executor.wait_step(flight.number, ahead.batch)
-        step_s = self._step_time(flight, asked_s)
+        step_s = self._timer.step_time(flight, asked_s)
         self._read_from = flight
         depths: list[int] = []
         offered: list[tuple[SequenceState, int, int]] = []
@@ -347,17 +351,6 @@ class DeviceStepper:
     def _steps_ahead(self) -> list[StepAhead]:
         """The steps in flight."""
         return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
-
-    def _step_time(self, flight: StepInFlight, asked_s: float) -> float | None:
-        """The time between two results that followed directly, where it is the step's own."""
-        now_s, before_s = perf_counter(), self._received_s
-        on_time = now_s - asked_s > _LATE_S
-        self._received_s = now_s if on_time else None
-        # A check takes two passes, whose time is not what a step costs.
-        own = on_time and flight.warm and not joined(flight.plans).checks
-        # One that waited for the host took that time too, as every one with an offer does.
-        own &= flight.ahead.offered is not None or not flight.waited
-        return now_s - before_s if own and before_s is not None else None
 
     def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
         full_logits = _full_logits(ahead.rows.values())

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.prefix import PrefixLookup
+from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
 from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams
@@ -14,7 +14,7 @@ from specbuild.runtime.decode.host.drafting import HostDrafting
 from specbuild.runtime.decode.host.scoring import host_scored
 from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Scheduler, Turns
+from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.draft.choice import require_shape
@@ -32,15 +32,23 @@ from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import Request
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 
 class HostDecoder(Decoder):
     """``cost_file`` keeps the measured cost table between runs, if given."""
 
     def __init__(
-        self, executor: Executor, manifest: Manifest, kv: KvPools, *, cost_file: Path | None = None
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        kv: KvPools,
+        settings: RuntimeSettings,
+        *,
+        prefixes: PrefixCache | None = None,
+        cost_file: Path | None = None,
     ) -> None:
-        super().__init__(manifest, kv)
+        super().__init__(manifest, kv, settings, prefixes)
         self._executor = executor
         limits = manifest.limits
         self._counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
@@ -80,7 +88,11 @@ class HostDecoder(Decoder):
             self._drafting.require(setting.drafter, setting.speculation)
 
     def loop(
-        self, setting: DraftSetting, *, text_stream: TextStreams, turns: Turns | None = None
+        self,
+        setting: DraftSetting,
+        *,
+        text_stream: TextStreams,
+        prefill: PrefillSchedule | None = None,
     ) -> Loop:
         """A loop over steps of the host; the first one with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
@@ -100,22 +112,25 @@ class HostDecoder(Decoder):
             drafter=drafter,
             max_depth=policy.max_depth,
             offers=offers,
+            clock=self._clock,
         )
-        stepper.clock = self._clock
         scheduler = Scheduler(
             self._manifest.limits,
             self._kv,
-            turns=self.turns if turns is None else turns,
+            prefill=self._prefill if prefill is None else prefill,
             most_emitted=self._most_emitted(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
+            prefixes=self._lookup(drafter),
         )
-        # Another drafter must see every token's features itself.
-        groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
-        if self.prefixes is not None and (
-            drafter is None or groups or not drafter.capabilities.reads_aux_hidden
-        ):
-            scheduler.prefixes = PrefixLookup(self.prefixes, groups)
         return self._loop(stepper, scheduler, policy, text_stream)
+
+    def _lookup(self, drafter: Drafter | None) -> PrefixLookup | None:
+        """The prefix cache for loops with this drafter; None if it must see every token itself."""
+        groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
+        needs_all = drafter is not None and drafter.capabilities.reads_aux_hidden and not groups
+        if self._prefixes is None or needs_all:
+            return None
+        return PrefixLookup(self._prefixes, groups)
 
     def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         self._executor.prepare(DECODING_ROLES)

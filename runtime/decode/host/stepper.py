@@ -51,13 +51,13 @@ class HostStepper:
         drafter: Drafter | None,
         max_depth: int,
         offers: Offers | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         self._executor = executor
         self._counter = counter
         self._drafter = drafter
         self._offers = offers
-        # Whoever wants to know the times of steps gives one of its own.
-        self.clock = StepClock()
+        self._clock = StepClock() if clock is None else clock
         self._offer = Offer((), ())
         # Whether what is decoded again gives the same bits.
         self._repeats = executor.capabilities.batch_invariant
@@ -111,7 +111,7 @@ class HostStepper:
             most = [self._most_drafts(s) for s in sequences]
             started_s = perf_counter()
             self._offer = self._offers.offer(sequences, most)
-            self.clock.draft_s += perf_counter() - started_s
+            self._clock.draft_s += perf_counter() - started_s
         return Outlook(
             batch=len(sequences),
             tokens_left=max(s.wanted for s in sequences),
@@ -172,9 +172,9 @@ class HostStepper:
         for sequence, accepted in zip(sequences, verified.accepted, strict=True):
             self._target.advance(sequence, accepted + 1)
         ended_s = perf_counter()
-        self.clock.steps += 1
-        self.clock.draft_s += drafted_s - started_s
-        self.clock.verify_s += ended_s - drafted_s
+        self._clock.steps += 1
+        self._clock.draft_s += drafted_s - started_s
+        self._clock.verify_s += ended_s - drafted_s
         # A check takes two passes, whose time is not what a step costs; nor does a first step.
         untypical = self._after_prompts or verified.checked
         step_s = None if untypical else ended_s - started_s
@@ -204,7 +204,7 @@ class HostStepper:
                 # Who is done leaves its draft's pages too, where somebody keeps them.
                 if sequence.finish_reason is None or sequence.prefix is not None:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
-            self.clock.draft_s += perf_counter() - started_s
+            self._clock.draft_s += perf_counter() - started_s
         self._committed, self._aux_hidden = [], None
 
     def _forced(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees | None:

@@ -9,12 +9,12 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.decode.decoder import DraftSetting, Speculation
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.draft.device_costs import ShapeCosts
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.serving.costs import ServingCosts
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
+from specbuild.runtime.settings import PrefillSchedule
 
 _PROMPTS = (16, 64, 256, 1024, 4096)
 _ROUNDS = 3
@@ -127,8 +127,11 @@ def _turns(
     decoder, times = engine.decoder, []
     with decoder.machine:
         # All prompts are read before the first step.
-        turns = Turns(steps=0)
-        loop = decoder.loop(DraftSetting(speculation), text_stream=lambda _: None, turns=turns)
+        loop = decoder.loop(
+            DraftSetting(speculation),
+            text_stream=lambda _: None,
+            prefill=PrefillSchedule(steps_between=0),
+        )
         for request in requests:
             loop.add(request)
         loop.open()

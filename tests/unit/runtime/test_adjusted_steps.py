@@ -16,16 +16,16 @@ from left_out import examples
 from test_logit_changes import decode_by_definition
 from test_logit_changes import samplings as changing
 from toy_device import toy_cuda
-from toy_engine import prompt, run, toy_engine
+from toy_engine import CACHING_ALL, ON_DEMAND, prompt, run, toy_engine
 from toy_language import Language, decode_masked, guided_engine, knowing_letters, languages
 from toy_model import EOS
 
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 PROMPTS = [[1, 2, 3, 2, 9], [4] * 11, [7, 5], [8]]
 SHAPES = [None, DraftShape(1, 3, 3), DraftShape(3, 4, 12)]
@@ -154,8 +154,7 @@ def test_who_joins_and_leaves_changes_nothing(
     kinds: list[int], counts: list[int], turns: int, shape: DraftShape | None
 ) -> None:
     """Rows move while steps of both kinds are in flight."""
-    toy = toy_cuda()
-    toy.engine.decoder.turns = Turns(prefill_rows=4, steps=turns)
+    toy = toy_cuda(RuntimeSettings(prefill=PrefillSchedule(max_rows=4, steps_between=turns)))
     penalised = SamplingParams(0.7, frequency_penalty=0.8, repetition_penalty=1.3, seed=11)
     of_kind = [
         PLAIN,
@@ -181,8 +180,7 @@ def test_few_pages_change_nothing() -> None:
     penalised = replace(PLAIN, max_new_tokens=30, sampling=sampling, top_logprobs=2)
     params = [penalised, replace(PLAIN, max_new_tokens=30), penalised]
     whole = run(toy_cuda().engine, PROMPTS[:3], params, speculation=SHAPES[1])
-    engine = toy_cuda(kv_pages=22).engine
-    engine.decoder.kv_policy = "max-utilization"
+    engine = toy_cuda(ON_DEMAND, kv_pages=22).engine
     few = run(engine, PROMPTS[:3], params, speculation=SHAPES[1])
     assert sum(record.stats.preemptions for record in few.records) > 0
     assert few.ids == whole.ids
@@ -191,8 +189,7 @@ def test_few_pages_change_nothing() -> None:
 
 def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
     """Answers of these steps are in the target's caches alone."""
-    engine, cold = toy_cuda().engine, toy_cuda().engine
-    engine.keep_prefixes(publish_generated=True)
+    engine, cold = toy_cuda(CACHING_ALL).engine, toy_cuda().engine
     biased = GenerateParams(
         max_new_tokens=30, min_tokens=29, sampling=SamplingParams(presence_penalty=0.5)
     )

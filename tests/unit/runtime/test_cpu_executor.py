@@ -18,6 +18,7 @@ from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedH
 from specbuild.runtime.executors.cpu.executor import CpuExecutor, allocate_pool, session_options
 from specbuild.runtime.executors.cpu.graphs import read_graphs
 from specbuild.runtime.request import FinishEvent, GenerateParams
+from specbuild.runtime.settings import RuntimeSettings
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_an_engine_directory_generates(engine: Path) -> None:
 )
 def test_what_this_machine_lacks_is_said(engine: Path, options: dict, message: str) -> None:
     with pytest.raises(UnsupportedHereError, match=message):
-        Engine.load(engine, **options)
+        Engine.load(engine, RuntimeSettings(**options))
 
 
 def test_text_and_stop_strings_need_a_tokenizer(engine: Path) -> None:

@@ -21,7 +21,7 @@ from synthetic_chains import expected_histogram
 from synthetic_models import successors, tiny
 from test_cuda_interpreted import InterpretedRunner
 from test_cuda_interpreted import engine_of as engine_of_programs
-from toy_engine import run
+from toy_engine import CACHING, run
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.progress import SilentProgress
@@ -332,7 +332,7 @@ def test_the_policy_may_change_at_any_step_and_behind_cached_beginnings(
     policy = Turns(seed)
     monkeypatch.setattr(DeviceDecoder, "_default_policy", lambda *_, **__: policy)
     engine, _ = engine_of(both)
-    engine.keep_prefixes()
+    engine = Engine(engine.manifest, engine.executor, CACHING)
     target, _ = made.says(KINDS[0])
     (ids, *_) = made.prompts
     for cached in (0, 16):

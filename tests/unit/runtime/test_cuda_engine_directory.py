@@ -27,6 +27,7 @@ from specbuild.runtime.executors.cuda.check import gpu_reasons
 from specbuild.runtime.executors.cuda.gpu import GpuFacts
 from specbuild.runtime.executors.registry import check_here
 from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.settings import RuntimeSettings
 
 RANDOM = np.random.default_rng(6)
 
@@ -125,9 +126,9 @@ def test_check_here_asks_the_gpu_and_gives_it_back(
 def test_threads_and_other_devices_are_refused(tmp_path: Path) -> None:
     write_cuda_engine(tmp_path / "engine")
     with pytest.raises(UnsupportedHereError, match=r"threads is 4, but .* computes on a GPU"):
-        Engine.load(tmp_path / "engine", threads=4)
+        Engine.load(tmp_path / "engine", RuntimeSettings(threads=4))
     with pytest.raises(UnsupportedHereError, match="built for cuda, not for cpu"):
-        Engine.load(tmp_path / "engine", device="cpu")
+        Engine.load(tmp_path / "engine", RuntimeSettings(device="cpu"))
 
 
 @pytest.mark.parametrize("name", ["plan.json", "prefill@4.json", "prefill@4.cubin"])

@@ -18,7 +18,7 @@ from test_cuda_interpreted import engine_of as engine_of_programs
 from test_cuda_latent_views import SIZES
 from test_cuda_selections import CHAIN, VIEWED, device, options
 from test_cuda_views import NEAR, SHAPES, checkpoints, engine_of, with_views
-from toy_engine import run
+from toy_engine import CACHING, run
 
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine import Engine
@@ -39,7 +39,7 @@ def pair(
     engine: Engine, ids: list[int], shape: DraftShape | None, **params: Any
 ) -> tuple[RunRecord, RunRecord]:
     """The same prompt twice: cold, and behind what the first one left."""
-    engine.keep_prefixes()
+    engine = Engine(engine.manifest, engine.executor, CACHING)
     asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True, **params)
     cold, hit = (run(engine, [ids], asked, speculation=shape).records[0] for _ in range(2))
     assert engine.prefixes is not None
@@ -90,7 +90,7 @@ def test_a_draft_of_blocks_reads_the_context_that_others_wrote(
         draft_top_k=1, draft_depth=2, draft_tokens=2,
     )  # fmt: skip
     engine, _ = engine_of_programs(lowered)
-    engine.keep_prefixes()
+    engine = Engine(engine.manifest, engine.executor, CACHING)
     drafted, logits = watched(monkeypatch), []
     asked = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
     for cached in (0, 64):

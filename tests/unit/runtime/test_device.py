@@ -28,6 +28,7 @@ from specbuild.runtime.executors.cuda import loading
 from specbuild.runtime.executors.registry import check_here, gpu_number
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import RuntimeSettings
 
 # An engine of graphs is checked by its manifest alone.
 NOWHERE = Path()
@@ -161,5 +162,5 @@ def test_the_named_gpu_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loading, "open_gpu", open_gpu)
     for device in (None, "cuda:1"):
         with pytest.raises(UnsupportedHereError, match="there are 2 GPUs"):
-            Engine.load(tmp_path / "engine", device)
+            Engine.load(tmp_path / "engine", RuntimeSettings(device))
     assert asked == [0, 1]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toy_model import toy_manifest
 
-from specbuild.runtime.decode.device.flights import StepInFlight
+from specbuild.runtime.decode.device.flights import StepInFlight, StepTimer
 from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.engine_dir.manifest import DraftShape, Dsa
 from specbuild.runtime.engine_dir.plan import LIST_BUDGET
@@ -94,7 +94,17 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     stepper._rows = SimpleNamespace(sequences=[sequence])
     flights = [StepAhead({0: sequence}, shape, 0) for shape in (DraftShape(1, 3, 3), None)]  # type: ignore[dict-item]
     stepper._flights = [
-        StepInFlight(i, ahead, None, None, False, True, (), 0) for i, ahead in enumerate(flights)
+        StepInFlight(
+            number=i,
+            ahead=ahead,
+            chosen=None,
+            outlook=None,
+            extends=False,
+            warm=True,
+            plans=(),
+            waiting=0,
+        )
+        for i, ahead in enumerate(flights)
     ]  # type: ignore[arg-type]
     ahead = stepper._ahead([sequence], DraftShape(2, 2, 4))
     assert (ahead.most_emitted, ahead.depth) == (5, 2)
@@ -104,9 +114,8 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
     ("warm", "checks", "timed"), [(True, False, True), (False, False, False), (True, True, False)]
 )
 def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: bool) -> None:
-    stepper: Any = object.__new__(DeviceStepper)
-    now_s = perf_counter()
-    stepper._received_s = now_s - 1
+    timer, now_s = StepTimer(), perf_counter()
+    timer._received_s = now_s - 1
     plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(offered=None)
     flight = SimpleNamespace(warm=warm, plans=plans, ahead=ahead, waited=False)
-    assert (stepper._step_time(flight, now_s - 1) is not None) == timed
+    assert (timer.step_time(flight, now_s - 1) is not None) == timed

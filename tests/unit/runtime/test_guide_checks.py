@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from left_out import examples, slow
 from test_logit_changes import decode_by_definition
 from toy_device import ToyCuda, toy_cuda
-from toy_engine import run
+from toy_engine import CACHING_ALL, ON_DEMAND, run
 from toy_language import LETTERS, Language, decode_masked, guided_engine, knowing_letters
 from toy_model import EOS, VOCAB, choose, target_logits
 
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 PROMPTS = [[1, 2, 3, 2, 9], [4] * 11, [7, 5], [8]]
 SHAPES = [None, DraftShape(1, 3, 3), DraftShape(3, 4, 12)]
@@ -87,8 +87,7 @@ def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
     """Beside a sequence without a form, and one that stays apart."""
     sampling = SamplingParams(temperature, seed=seed)
     forms = [form(prompt, sampling, each) for prompt, each in zip(PROMPTS, kinds, strict=False)]
-    toy = toy_cuda()
-    toy.engine.decoder.turns = Turns(prefill_rows=4, steps=turns)
+    toy = toy_cuda(RuntimeSettings(prefill=PrefillSchedule(max_rows=4, steps_between=turns)))
     plain = replace(params_of(sampling), max_new_tokens=14)
     penalised = replace(plain, sampling=replace(sampling, presence_penalty=0.5))
     guided = [params_of(sampling, guide=language.guide) for language, _, _ in forms]
@@ -232,8 +231,7 @@ def test_few_pages_change_nothing(shape: DraftShape | None) -> None:
     kinds = [FREE, REFUSED, FREE, FREE, LED, FREE, FREE, FREE, FORCED, REFUSED] * 3
     forms = [form(prompt, sampling, kinds) for prompt in PROMPTS[:3]]
     each = [params_of(sampling, guide=language.guide) for language, _, _ in forms]
-    engine = knowing_letters(toy_cuda(kv_pages=22).engine)
-    engine.decoder.kv_policy = "max-utilization"
+    engine = knowing_letters(toy_cuda(ON_DEMAND, kv_pages=22).engine)
     few = run(engine, PROMPTS[:3], each, speculation=shape)
     assert few.ids == [output for _, output, _ in forms]
     assert sum(record.stats.preemptions for record in few.records) > 0
@@ -245,8 +243,7 @@ def test_answers_that_are_published_end_before_what_was_refused(shape: DraftShap
     kinds = [FREE, FREE, REFUSED, FREE, LED, FREE, FREE, FREE] * 4
     language, output, refusals = form(PROMPTS[0], sampling, kinds)
     assert refusals > 6
-    warm, cold = knowing_letters(toy_cuda().engine), toy_cuda().engine
-    warm.keep_prefixes(publish_generated=True)
+    warm, cold = knowing_letters(toy_cuda(CACHING_ALL).engine), toy_cuda().engine
     guided = params_of(sampling, guide=language.guide)
     for _ in range(2):
         assert run(warm, PROMPTS[:1], guided, speculation=shape).ids == [output]

@@ -20,7 +20,7 @@ from left_out import examples
 from test_guide_limits import vocabulary
 from test_guides import PROMPTS, SHAPES, samplings
 from toy_device import toy_cuda
-from toy_engine import run
+from toy_engine import ON_DEMAND, run
 from toy_language import Language, decode_masked, guided_engine, knowing_letters, languages
 
 from specbuild.runtime.engine import Engine
@@ -264,8 +264,7 @@ def test_few_pages_change_nothing_for_late_masks() -> None:
         max_new_tokens=30, sampling=SamplingParams(0.8, seed=4), guide=Guide.regex("[a-p]{40}")
     )
     whole = run(guided_engine(), PROMPTS, params, speculation=None)
-    engine = guided_engine(kv_pages=22)
-    engine.decoder.kv_policy = "max-utilization"
+    engine = guided_engine(ON_DEMAND, kv_pages=22)
     few = run(late_engine(engine, [1, 3]), PROMPTS, params, speculation=SHAPES[1])
     assert few.ids == whole.ids
     for record, tokens in zip(few.records, few.events, strict=True):

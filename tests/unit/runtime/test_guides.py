@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from left_out import examples
 from test_generate import parents_of
 from toy_device import toy_cuda
-from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
+from toy_engine import ON_DEMAND, TreeOfTokens, prompt, repeating, right, run, toy_engine, wrong
 from toy_language import Language, decode_masked, guided_engine, knowing_letters, languages
 from toy_model import EOS, VOCAB
 from toy_partial import TOY_SPECPV, PartialToyExecutor, partial_manifest
@@ -121,8 +121,7 @@ def test_few_pages_change_nothing() -> None:
         max_new_tokens=30, sampling=SamplingParams(0.8, seed=4), guide=Guide.regex("[a-p]{40}")
     )
     whole = run(guided_engine(), PROMPTS, params, speculation=None)
-    engine = guided_engine(kv_pages=22)
-    engine.decoder.kv_policy = "max-utilization"
+    engine = guided_engine(ON_DEMAND, kv_pages=22)
     few = run(engine, PROMPTS, params, speculation=SHAPES[1])
     assert sum(record.stats.preemptions for record in few.records) > 0
     assert few.ids == whole.ids

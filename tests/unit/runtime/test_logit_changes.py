@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from toy_engine import TreeOfTokens, prompt, repeating, right, run, toy_engine
+from toy_engine import ON_DEMAND, TreeOfTokens, prompt, repeating, right, run, toy_engine
 from toy_model import EOS, VOCAB, choose, target_logits
 from transformers import (
     MinNewTokensLengthLogitsProcessor,
@@ -117,8 +117,7 @@ def test_few_pages_change_nothing() -> None:
         top_logprobs=2,
     )
     whole = run(toy_engine(), PROMPTS, params, speculation=None)
-    engine = toy_engine(kv_pages=22)
-    engine.decoder.kv_policy = "max-utilization"
+    engine = toy_engine(ON_DEMAND, kv_pages=22)
     few = run(engine, PROMPTS, params, speculation=SHAPES[1])
     assert sum(record.stats.preemptions for record in few.records) > 0
     assert few.ids == whole.ids

@@ -17,7 +17,7 @@ from toy_plan import SHAPES
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.scheduler import Chunk, Turns
+from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
@@ -29,6 +29,7 @@ from specbuild.runtime.request import (
     TokenEvent,
 )
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule
 
 ENGINES: dict[str, Callable[[], Engine]] = {
     "host": toy_engine,
@@ -67,7 +68,7 @@ def pages_of(engine: Engine) -> dict[str, int]:
     return {name: pool.free_pages for name, pool in engine._kv.pools.items()}
 
 
-def watch_turns(loop: Loop, turns: Turns) -> None:
+def watch_turns(loop: Loop, prefill: PrefillSchedule) -> None:
     """Holds at each launch that prompts and steps take turns, and that no prompt waits long."""
     stepper, scheduler = loop._stepper, loop._scheduler
     start_prompts, start, admitted = stepper.start_prompts, stepper.start, loop._admit
@@ -81,9 +82,9 @@ def watch_turns(loop: Loop, turns: Turns) -> None:
 
     def prompts_start(chunks: Sequence[Chunk]) -> None:
         nonlocal since_prompts, since_step
-        assert sum(chunk.count for chunk in chunks) <= (turns.prefill_rows or 99)
+        assert sum(chunk.count for chunk in chunks) <= (prefill.max_rows or 99)
         decoding = [s for s in scheduler.read if s.emitted and s.wanted > s.steps_ahead]
-        assert since_prompts >= turns.steps or not decoding
+        assert since_prompts >= prefill.steps_between or not decoding
         since_prompts, since_step = 0, since_step + 1
         for index in patience:
             patience[index] -= 1
@@ -96,7 +97,7 @@ def watch_turns(loop: Loop, turns: Turns) -> None:
     def step_starts(sequences: Sequence[SequenceState], *rest: Any) -> None:
         nonlocal since_prompts, since_step
         since_prompts, since_step = since_prompts + 1, 0
-        assert since_prompts <= turns.steps or not scheduler._prompts
+        assert since_prompts <= prefill.steps_between or not scheduler._prompts
         assert all(s.emitted for s in sequences)
         start(sequences, *rest)
 
@@ -105,12 +106,14 @@ def watch_turns(loop: Loop, turns: Turns) -> None:
 
 
 def serve(
-    engine: Engine, visitors: list[Visit], shape: DraftShape | None, turns: Turns
+    engine: Engine, visitors: list[Visit], shape: DraftShape | None, prefill: PrefillSchedule
 ) -> tuple[dict[int, list[int]], dict[int, FinishEvent]]:
     """Token ids and ends of all visitors; holds after each turn that no page is lost."""
     free = pages_of(engine)
-    loop = engine.decoder.loop(DraftSetting(shape), text_stream=engine._text_stream, turns=turns)
-    watch_turns(loop, turns)
+    loop = engine.decoder.loop(
+        DraftSetting(shape), text_stream=engine._text_stream, prefill=prefill
+    )
+    watch_turns(loop, prefill)
     numbers: dict[int, int] = {}
     tokens: dict[int, list[int]] = {i: [] for i in range(len(visitors))}
     ends: dict[int, FinishEvent] = {}
@@ -157,12 +160,12 @@ def serve(
 @given(
     st.lists(visits, min_size=1, max_size=7),
     st.sampled_from([None, *SHAPES]),
-    st.builds(Turns, st.sampled_from([None, 1, 3, 5]), st.integers(0, 3)),
+    st.builds(PrefillSchedule, st.sampled_from([None, 1, 3, 5]), st.integers(0, 3)),
 )
 def test_each_gets_what_it_gets_alone(
-    kind: str, visitors: list[Visit], shape: DraftShape | None, turns: Turns
+    kind: str, visitors: list[Visit], shape: DraftShape | None, prefill: PrefillSchedule
 ) -> None:
-    tokens, ends = serve(ENGINES[kind](), visitors, shape, turns)
+    tokens, ends = serve(ENGINES[kind](), visitors, shape, prefill)
     assert set(ends) == set(range(len(visitors)))
     for i, visitor in enumerate(visitors):
         alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
@@ -217,8 +220,8 @@ def test_a_long_request_does_not_keep_others_waiting(kind: str) -> None:
 @pytest.mark.parametrize("kind", ENGINES)
 def test_a_short_prompt_is_read_beside_a_long_one(kind: str) -> None:
     engine = ENGINES[kind]()
-    turns = Turns(prefill_rows=4)
-    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream, turns=turns)
+    prefill = PrefillSchedule(max_rows=4)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream, prefill=prefill)
     params = GenerateParams(max_new_tokens=3, ignore_eos=True)
     for ids in ([1] * 40, [2] * 2, [3] * 2):
         loop.add(engine.check_prompts([prompt(ids)], params)[0])
@@ -292,4 +295,4 @@ def test_who_leaves_while_its_prompt_is_in_flight_leaves_its_row_to_others(
 
 def test_turns_of_no_rows_are_refused() -> None:
     with pytest.raises(RequestError, match="prefill_rows_per_turn is 0, must be 1 or above"):
-        Turns(prefill_rows=0)
+        PrefillSchedule(max_rows=0)

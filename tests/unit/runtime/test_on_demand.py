@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from left_out import examples
 from test_loop import Visit, pages_of, serve, visits
 from toy_device import toy_cuda
-from toy_engine import prompt, toy_engine
+from toy_engine import ON_DEMAND, prompt, toy_engine
 from toy_model import decode_plainly, toy_manifest
 from toy_plan import SHAPES
 
@@ -23,28 +23,26 @@ from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.host.repetition import as_recorded
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.errors import RequestError, SpecbuildError
+from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, SequenceState, TokenEvent
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule
 
 # A sequence of 64 tokens and its tree takes 20 pages of 4.
 PAGES = 22
 ENGINES: dict[str, Callable[..., Engine]] = {
     "host": toy_engine,
-    "device": lambda **options: toy_cuda(**options).engine,
+    "device": lambda *settings, **options: toy_cuda(*settings, **options).engine,
 }
 SEVERAL = [Visit([i, 3, 1], 30, 0, None, SamplingParams(i % 2, seed=i)) for i in range(4)]
 
 
 def few(kind: str, pages: int = PAGES) -> Engine:
-    engine = ENGINES[kind](kv_pages=pages, max_batch_size=4)
-    engine.decoder.kv_policy = "max-utilization"
-    return engine
+    return ENGINES[kind](ON_DEMAND, kv_pages=pages, max_batch_size=4)
 
 
 def records_of(
@@ -73,13 +71,13 @@ def records_of(
 @given(
     st.lists(visits, min_size=2, max_size=7),
     st.sampled_from([None, *SHAPES]),
-    st.builds(Turns, st.sampled_from([None, 3]), st.integers(0, 2)),
+    st.builds(PrefillSchedule, st.sampled_from([None, 3]), st.integers(0, 2)),
     st.integers(20, 30),
 )
 def test_few_pages_change_no_token(
-    kind: str, visitors: list[Visit], shape: DraftShape | None, turns: Turns, pages: int
+    kind: str, visitors: list[Visit], shape: DraftShape | None, prefill: PrefillSchedule, pages: int
 ) -> None:
-    tokens, ends = serve(few(kind, pages), visitors, shape, turns)
+    tokens, ends = serve(few(kind, pages), visitors, shape, prefill)
     assert set(ends) == set(range(len(visitors)))
     for i, visitor in enumerate(visitors):
         alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
@@ -220,5 +218,3 @@ def test_where_nothing_can_run_out_or_a_mode_is_lossy_pages_are_reserved() -> No
     assert not gives_on_demand(manifest, "guaranteed-no-evict")
     assert not gives_on_demand(toy_manifest(), "max-utilization")
     assert not gives_on_demand(replace(manifest, dsa=object()), "max-utilization")  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="must be one of guaranteed-no-evict, max-utilization"):
-        gives_on_demand(manifest, "fifo")  # type: ignore[arg-type]

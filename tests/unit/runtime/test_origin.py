@@ -18,6 +18,7 @@ from specbuild.runtime.engine_dir.files import check_sizes, read_manifest
 from specbuild.runtime.engine_dir.manifest import SIGNATURE_FILE
 from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
+from specbuild.runtime.settings import RuntimeSettings
 
 PEM = serialization.Encoding.PEM
 Write = Callable[[Path], object]
@@ -70,7 +71,7 @@ def test_a_signed_engine_loads_by_key_and_by_pin(signed: Signed) -> None:
         {"verify_key": str(signed.public), "pin": signed.digest},
         {"pin": signed.digest.upper()},
     ):
-        assert Engine.load(signed.engine, **asked).manifest == manifest
+        assert Engine.load(signed.engine, RuntimeSettings(**asked)).manifest == manifest
 
 
 def flip(path: Path) -> None:
@@ -93,13 +94,13 @@ def flip(path: Path) -> None:
 def test_what_was_changed_after_signing_is_refused(signed: Signed, change: Write) -> None:
     change(signed.engine)
     with pytest.raises(EngineFileError) as refused:
-        Engine.load(signed.engine, verify_key=signed.public)
+        Engine.load(signed.engine, RuntimeSettings(verify_key=signed.public))
     assert "\n" not in str(refused.value)
 
 
 def test_a_signing_that_was_killed_leaves_an_engine(signed: Signed) -> None:
     (signed.engine / staged_name(SIGNATURE_FILE)).write_bytes(b"half")
-    Engine.load(signed.engine, verify_key=signed.public)
+    Engine.load(signed.engine, RuntimeSettings(verify_key=signed.public))
 
 
 def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> None:
@@ -109,9 +110,9 @@ def test_an_engine_that_was_made_anew_is_not_the_signed_one(signed: Signed) -> N
     (signed.engine / SIGNATURE_FILE).rename(write_other / SIGNATURE_FILE)
     Engine.load(write_other)
     with pytest.raises(EngineFileError, match="is no signature of"):
-        Engine.load(write_other, verify_key=signed.public)
+        Engine.load(write_other, RuntimeSettings(verify_key=signed.public))
     with pytest.raises(EngineFileError, match="not the engine that is pinned"):
-        Engine.load(write_other, pin=signed.digest)
+        Engine.load(write_other, RuntimeSettings(pin=signed.digest))
 
 
 def test_another_key_is_refused(signed: Signed) -> None:
@@ -153,6 +154,6 @@ def test_without_the_package_a_sentence_says_what_to_install(
     for name in [name for name in sys.modules if name.partition(".")[0] == "cryptography"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    Engine.load(signed.engine, pin=signed.digest)
+    Engine.load(signed.engine, RuntimeSettings(pin=signed.digest))
     with pytest.raises(SpecbuildError, match=r"pip install '\.\[sign\]'"):
-        Engine.load(signed.engine, verify_key=signed.public)
+        Engine.load(signed.engine, RuntimeSettings(verify_key=signed.public))

@@ -19,9 +19,9 @@ from toy_plan import SHAPES
 from specbuild.cli.terminal.engine_loading import traced
 from specbuild.runtime.cache import page_trace
 from specbuild.runtime.cache.page_trace import PageTrace
-from specbuild.runtime.decode.scheduler import Turns
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.settings import PrefillSchedule
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from trace_replay import replay
@@ -47,7 +47,7 @@ def test_every_page_has_one_owner_at_every_line(
     engine, file = few(kind, pages), tmp_path_factory.mktemp("trace") / "trace.jsonl"
     with PageTrace(file) as trace:
         engine.trace_pages(trace)
-        _, ends = serve(engine, visitors, shape, Turns())  # type: ignore[arg-type]
+        _, ends = serve(engine, visitors, shape, PrefillSchedule())  # type: ignore[arg-type]
     lines = file.read_text().splitlines()
     found = replay(lines)
     told = [json.loads(line) for line in lines]

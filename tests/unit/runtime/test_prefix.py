@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from left_out import examples
 from test_loop import Visit, serve
 from toy_device import toy_cuda
-from toy_engine import prompt, run, toy_engine
+from toy_engine import CACHING, prompt, run, toy_engine
 from toy_model import VOCAB, decode_plainly
 from toy_plan import SHAPES
 
@@ -27,12 +27,13 @@ from specbuild.runtime.cache.window_ends import WindowEnds
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.decode.host.stepper import HostStepper
-from specbuild.runtime.decode.scheduler import Chunk, Turns
+from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from trace_replay import replay
@@ -43,7 +44,7 @@ LONG = [[i % (VOCAB - 1) for i in range(n, n + 40)] for n in (0, 3)]
 
 ENGINES: dict[str, Callable[..., Engine]] = {
     "host": toy_engine,
-    "device": lambda **options: toy_cuda(**options).engine,
+    "device": lambda *settings, **options: toy_cuda(*settings, **options).engine,
 }
 STEPPERS = {"host": HostStepper, "device": DeviceStepper}
 on_both = pytest.mark.parametrize("kind", ENGINES)
@@ -51,10 +52,13 @@ on_both = pytest.mark.parametrize("kind", ENGINES)
 
 def keeping(kind: str = "host", **options: Any) -> Engine:
     """A toy engine with a prefix cache; pages that nobody has a use for are poisoned."""
-    generated = options.pop("publish_generated", False)
-    engine = ENGINES[kind](**options)
-    engine.keep_prefixes(publish_generated=generated)
-    return engine
+    generated, policy = options.pop("publish_generated", False), "guaranteed-no-evict"
+    if options.pop("on_demand", False):
+        policy = "max-utilization"
+    settings = RuntimeSettings(
+        prefix_caching="on", publish_generated_pages=generated, kv_policy=policy
+    )
+    return ENGINES[kind](settings, **options)
 
 
 # Prompts that begin as one of two do, or as an answer to them, and go on by themselves.
@@ -92,13 +96,17 @@ def test_each_gets_what_it_gets_alone(
     draft_window: int,
 ) -> None:
     """With drafts and without, few pages and many; the draft sees all, or a window."""
-    engine = keeping(kind, kv_pages=pages, publish_generated=generated, draft_window=draft_window)
+    engine = keeping(
+        kind,
+        kv_pages=pages,
+        on_demand=pages is not None,
+        publish_generated=generated,
+        draft_window=draft_window,
+    )
     prefixes = engine.prefixes
     assert prefixes is not None
-    if pages is not None:
-        engine.decoder.kv_policy = "max-utilization"
     for visitors, shape in zip(rounds, shapes, strict=False):
-        tokens, ends = serve(engine, visitors, shape, Turns())
+        tokens, ends = serve(engine, visitors, shape, PrefillSchedule())
         for i, visitor in enumerate(visitors):
             alone = decode_plainly(visitor.ids, visitor.tokens, visitor.sampling)
             cut = ends[i].record.finish_reason == "abort"
@@ -232,7 +240,7 @@ def test_where_the_first_choice_leaves_the_next_one_reads_on(left: int) -> None:
         Visit(LONG[0], 6, 0, left if seed == 0 else None, SamplingParams(1.0, seed=seed))
         for seed in range(3)
     ]
-    tokens, ends = serve(engine, visitors, SHAPES[1], Turns(prefill_rows=8))
+    tokens, ends = serve(engine, visitors, SHAPES[1], PrefillSchedule(max_rows=8))
     for i in (1, 2):
         assert tokens[i] == decode_plainly(LONG[0], 6, visitors[i].sampling)
     cached = [ends[i].record.stats.cached_tokens for i in range(3)]
@@ -244,7 +252,7 @@ def test_who_begins_otherwise_passes_choices_that_wait() -> None:
     engine = keeping()
     requests = engine.check_prompts([prompt(ids) for ids in (LONG[0], LONG[0], LONG[1])])
     loop = engine.decoder.loop(
-        DraftSetting(None), text_stream=engine._text_stream, turns=Turns(prefill_rows=8)
+        DraftSetting(None), text_stream=engine._text_stream, prefill=PrefillSchedule(max_rows=8)
     )
     for request in requests:
         loop.add(request)
@@ -383,5 +391,8 @@ def test_where_pages_cannot_be_shared_it_is_refused() -> None:
     able = dataclasses.replace(engine.executor.capabilities, fixed_pages=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(engine.executor), "capabilities", able)
-        with pytest.raises(UnsupportedHereError, match="keep their pages to themselves"):
-            engine.keep_prefixes()
+        auto = RuntimeSettings(prefix_caching="auto")
+        assert Engine(engine.manifest, engine.executor, auto).prefixes is None
+        for settings in (CACHING, dataclasses.replace(auto, publish_generated_pages=True)):
+            with pytest.raises(UnsupportedHereError, match="keep their pages to themselves"):
+                Engine(engine.manifest, engine.executor, settings)

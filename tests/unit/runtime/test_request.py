@@ -32,9 +32,7 @@ class LetterCodec:
 
 @pytest.fixture
 def engine() -> Engine:
-    engine = toy_engine()
-    engine.text = LetterCodec()  # type: ignore[assignment]
-    return engine
+    return toy_engine(text=LetterCodec())  # type: ignore[arg-type]
 
 
 def records(engine: Engine, prompts: Any, *params: Any) -> list[tuple[str, tuple[int, ...]]]:

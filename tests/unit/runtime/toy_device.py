@@ -25,6 +25,8 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
+from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
+from specbuild.runtime.text.codec import TextCodec
 
 
 class ToyDevice:
@@ -360,7 +362,9 @@ class ToyCuda:
 
 
 def toy_cuda(
+    settings: RuntimeSettings = DEFAULT_SETTINGS,
     *,
+    text: TextCodec | None = None,
     recorded: bool = True,
     shapes: Sequence[DraftShape] = SHAPES,
     step_costs: StepCosts | None = None,
@@ -390,11 +394,6 @@ def toy_cuda(
         ledger.released(group, pages)
         device.poison(executor, group, pages)
 
-    engine = Engine(
-        manifest,
-        executor,
-        step_costs=step_costs,
-        pages_released=released,
-        pages_installed=ledger.installed,
-    )
+    hooks = {"pages_released": released, "pages_installed": ledger.installed}
+    engine = Engine(manifest, executor, settings, text=text, step_costs=step_costs, **hooks)
     return ToyCuda(engine, device, ledger)

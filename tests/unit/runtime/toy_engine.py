@@ -22,13 +22,24 @@ from specbuild.runtime.request import (
     SequenceState,
     TokenEvent,
 )
+from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
+from specbuild.runtime.text.codec import TextCodec
+
+CACHING = RuntimeSettings(prefix_caching="on")
+CACHING_ALL = RuntimeSettings(prefix_caching="on", publish_generated_pages=True)
+ON_DEMAND = RuntimeSettings(kv_policy="max-utilization")
 
 
-def toy_engine(**options: object) -> Engine:
+def toy_engine(
+    settings: RuntimeSettings = DEFAULT_SETTINGS,
+    *,
+    text: TextCodec | None = None,
+    **options: object,
+) -> Engine:
     """A fresh engine whose freed pages are poisoned."""
     manifest = toy_manifest(**options)
     executor = ToyExecutor(manifest)
-    return Engine(manifest, executor, pages_released=executor.poison)
+    return Engine(manifest, executor, settings, text=text, pages_released=executor.poison)
 
 
 def prompt(ids: Sequence[int], name: str = "p") -> Prompt:

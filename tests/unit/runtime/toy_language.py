@@ -17,6 +17,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 
 # Token i is one character; the last one is the end of sequence.
 LETTERS = "abcdefghijklmnopqrstuvwxyz01"
@@ -32,9 +33,9 @@ class _ToyTokens:
         return [LETTERS.index(chr(byte)) for byte in text if chr(byte) in LETTERS]
 
 
-def guided_engine(**options: object) -> Engine:
+def guided_engine(settings: RuntimeSettings = DEFAULT_SETTINGS, **options: object) -> Engine:
     """A toy engine that knows the toy's letters."""
-    return knowing_letters(toy_engine(**options))
+    return knowing_letters(toy_engine(settings, **options))
 
 
 def knowing_letters(engine: Engine) -> Engine:

@@ -39,6 +39,5 @@ def lettered_engine(
     tokenizer.add_special_tokens([AddedToken(w, special=True) for w in WORDS[len(BYTES) :]])
     engine = toy_engine(max_seq_len=1024, **options)
     target = replace(engine.manifest.target, vocab=size, eos_token_ids=(size - 1,))
-    engine = Engine(replace(engine.manifest, target=target), engine.executor)
-    engine.text = TextCodec(tokenizer.to_str().encode(), None, template.encode())
-    return engine
+    text = TextCodec(tokenizer.to_str().encode(), None, template.encode())
+    return Engine(replace(engine.manifest, target=target), engine.executor, text=text)

@@ -143,8 +143,7 @@ def scripted_server() -> Iterator[str]:
     manifest = toy_manifest(max_seq_len=2048)
     size = len(CHARACTERS) + len(CONTROL)
     manifest = replace(manifest, target=replace(manifest.target, vocab=size))
-    engine = Engine(manifest, ToyExecutor(manifest))
-    engine.text = text
+    engine = Engine(manifest, ToyExecutor(manifest), text=text)
     engine.session = ScriptedSession(text)  # type: ignore[assignment]
     with served(engine, keys=(KEY,), parser="harmony", max_queue=0) as (url, _):
         yield url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import Fuse
@@ -45,11 +46,9 @@ def toy_codec(template: str | None = None) -> TextCodec:
     return TextCodec(tokenizer.to_str().encode(), None, source)
 
 
-def worded(template: str | None = None, **options: object) -> Engine:
+def worded(template: str | None = None, **options: Any) -> Engine:
     """A toy engine with a tokenizer."""
-    engine = toy_engine(**options)
-    engine.text = toy_codec(template)
-    return engine
+    return toy_engine(text=toy_codec(template), **options)
 
 
 @contextmanager

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from serve.served import NAME, TEMPLATE, served, worded
 
 from specbuild.cli.dynamo.requests import params_of
-from specbuild.runtime.engine import Engine, GenerationConfig
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.request import DEFAULT_PARAMS
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.serve.completions import CompletionFields
+from specbuild.runtime.settings import GenerationConfig, RuntimeSettings
 
 DEFAULTS = GenerationDefaults(
     temperature=0.7, top_p=0.8, top_k=5, min_p=0.01, repetition_penalty=1.2, max_new_tokens=5
@@ -33,8 +34,8 @@ def recommending(generation_config: GenerationConfig = "auto") -> Engine:
     """A toy engine whose manifest has sampling defaults."""
     made = worded(TEMPLATE)
     manifest = replace(made.manifest, generation=DEFAULTS)
-    text = made.text
-    return Engine(manifest, made.executor, text=text, generation_config=generation_config)
+    settings = RuntimeSettings(generation_config=generation_config)
+    return Engine(manifest, made.executor, settings, text=made.text)
 
 
 def output(client: httpx.Client, route: str, **fields: Any) -> Any:

@@ -11,7 +11,7 @@ import zmq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_device import toy_cuda
-from toy_engine import run, toy_engine
+from toy_engine import CACHING, CACHING_ALL, run, toy_engine
 from toy_model import VOCAB
 from toy_plan import SHAPES
 
@@ -161,8 +161,11 @@ def test_a_subscriber_rebuilds_the_cache(
     waiting: int,
 ) -> None:
     """At every idle point, also where the queue overflows and where pages are few."""
-    engine = toy_engine(kv_pages=pages) if kind == "host" else toy_cuda(kv_pages=pages).engine
-    engine.keep_prefixes(publish_generated=generated)
+    settings = CACHING_ALL if generated else CACHING
+    if kind == "host":
+        engine = toy_engine(settings, kv_pages=pages)
+    else:
+        engine = toy_cuda(settings, kv_pages=pages).engine
     assert engine.prefixes is not None
     with KvEvents(engine.prefixes, ANYWHERE, most_waiting=waiting) as events:
         subscriber = Subscriber(events)
@@ -179,8 +182,7 @@ def test_a_subscriber_rebuilds_the_cache(
 
 
 def test_messages_have_a_topic_and_numbers_that_rise() -> None:
-    engine = toy_engine()
-    engine.keep_prefixes()
+    engine = toy_engine(CACHING)
     assert engine.prefixes is not None
     with KvEvents(engine.prefixes, ANYWHERE) as events, zmq.Context() as context:
         live = context.socket(zmq.SUB)
@@ -202,8 +204,7 @@ def test_messages_have_a_topic_and_numbers_that_rise() -> None:
 
 
 def test_an_endpoint_that_cannot_be_had_is_refused() -> None:
-    engine = toy_engine()
-    engine.keep_prefixes()
+    engine = toy_engine(CACHING)
     assert engine.prefixes is not None
     for endpoint in ("nonsense", "ipc:///no/such/folder/socket"):
         with pytest.raises(RequestError, match="cannot publish events"):

@@ -61,7 +61,6 @@ def test_the_parts_of_a_requests_time_are_the_whole() -> None:
 
 def counted(engine: Engine, shape: DraftShape) -> dict[str, float]:
     """What a server counts while it answers the prompts, one after another."""
-    engine.text = toy_codec()
     with (
         served(engine, setting=DraftSetting(shape)) as (url, _),
         httpx.Client(base_url=url, timeout=300) as client,
@@ -78,7 +77,7 @@ def counted(engine: Engine, shape: DraftShape) -> dict[str, float]:
 @pytest.mark.parametrize("shape", [CHAIN, DraftShape(3, 4, 12)])
 def test_launches_and_drafts_are_counted_as_the_target_ran(shape: DraftShape) -> None:
     """A step's rows are, for each sequence, its root and its drafts."""
-    engine = toy_engine()
+    engine = toy_engine(text=toy_codec())
     found = counted(engine, shape)
     rows = [rows for role, rows in engine.executor.launches if role == "target"]
     read = sum(len(prompt) for prompt in PROMPTS)
@@ -91,7 +90,10 @@ def test_launches_and_drafts_are_counted_as_the_target_ran(shape: DraftShape) ->
 
 def test_a_devices_launches_and_drafts_are_counted_as_the_hosts() -> None:
     """Of chains; a step that was started for nobody is received by nobody."""
-    host, device = counted(toy_engine(), CHAIN), counted(toy_cuda().engine, CHAIN)
+    text = toy_codec()
+    host, device = (
+        counted(engine, CHAIN) for engine in (toy_engine(text=text), toy_cuda(text=text).engine)
+    )
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
         assert device[f"spec_decode_{name}_total"] == host[f"spec_decode_{name}_total"]
     for name in ("iteration_tokens_total_count", "iteration_tokens_total_sum"):

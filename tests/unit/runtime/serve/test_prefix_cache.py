@@ -8,7 +8,7 @@ import httpx
 import pytest
 from serve.served import served, toy_codec, worded
 from toy_device import toy_cuda
-from toy_engine import toy_engine
+from toy_engine import CACHING, toy_engine
 from toy_plan import SHAPES
 
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -33,9 +33,11 @@ def cached(answer: Any) -> int:
 def test_answers_say_how_much_of_a_prompt_was_cached(kind: str) -> None:
     # The toy's own draft is none of the device's usual ones.
     shapes = (*SHAPES, DraftShape(1, 2, 2))
-    engine = toy_engine() if kind == "host" else toy_cuda(shapes=shapes).engine
-    engine.text = toy_codec("{% for m in messages %}{{ m.content }}{% endfor %}")
-    engine.keep_prefixes()
+    text = toy_codec("{% for m in messages %}{{ m.content }}{% endfor %}")
+    if kind == "host":
+        engine = toy_engine(CACHING, text=text)
+    else:
+        engine = toy_cuda(CACHING, text=text, shapes=shapes).engine
     chat = [{"role": "user", "content": PROMPT}]
     with served(engine) as (at, _):
         cold = asked(at, "completions", prompt=PROMPT, seed=1)

@@ -55,8 +55,7 @@ def test_fields_mean_what_the_engine_means(url: str, fields: dict[str, Any]) -> 
 
 def test_fields_mean_the_same_on_a_device() -> None:
     """All of them at once, and between them one that asks for nothing."""
-    engine = toy_cuda().engine
-    engine.text = toy_codec()
+    engine = toy_cuda(text=toy_codec()).engine
     drafts = DraftSetting(SHAPES[1])
     with served(engine, setting=drafts) as (url, _), ThreadPoolExecutor() as clients:
         list(clients.map(lambda fields: assert_means(url, fields), [*FIELDS, {}]))

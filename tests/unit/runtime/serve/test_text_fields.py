@@ -11,6 +11,7 @@ import pytest
 from serve.served import LETTERS, NAME, served, worded
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
+from toy_engine import toy_engine
 from toy_model import EOS
 from transformers import PreTrainedTokenizerFast
 
@@ -51,8 +52,11 @@ def client() -> Iterator[httpx.Client]:
     tokenizer.post_processor = TemplateProcessing(
         single="<|call|> $A", special_tokens=[("<|call|>", tokenizer.token_to_id("<|call|>"))]
     )
-    engine.text = TextCodec(tokenizer.to_str().encode(), None, TEMPLATE.encode())
-    with served(engine) as (url, _), httpx.Client(base_url=url, timeout=300) as client:
+    text = TextCodec(tokenizer.to_str().encode(), None, TEMPLATE.encode())
+    with (
+        served(toy_engine(text=text)) as (url, _),
+        httpx.Client(base_url=url, timeout=300) as client,
+    ):
         yield client
 
 

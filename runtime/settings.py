@@ -1,0 +1,102 @@
+"""Settings of a loaded engine: one frozen object, validated when it is created."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.parameters import whole_number
+
+# vLLM's option: "auto" uses the sampling parameters that the checkpoint recommends, "none" does
+# not.
+GenerationConfig: TypeAlias = Literal["auto", "none"]
+# "auto" caches prefixes if the engine's sequences can share pages; "on" fails if they cannot.
+PrefixCaching: TypeAlias = Literal["off", "auto", "on"]
+
+
+@dataclass(frozen=True)
+class PrefillSchedule:
+    """How prefill launches alternate with decoding steps. The tokens do not depend on it.
+
+    A prefill launch has at most ``max_rows`` rows. None uses the fastest size, and at most 2048
+    rows while sequences decode. ``steps_between`` decoding steps run between two prefill launches;
+    0 prefills all admitted prompts first. A launch of 2048 rows takes as long as about five steps.
+    With two steps between launches, prefill keeps most of its speed, and no token waits for more
+    than one prefill launch.
+    """
+
+    max_rows: int | None = None
+    steps_between: int = 2
+
+    def __post_init__(self) -> None:
+        rows = self.max_rows
+        if rows is not None and whole_number("prefill_rows_per_turn", rows) < 1:
+            raise RequestError(f"prefill_rows_per_turn is {rows}, must be 1 or above")
+        if whole_number("steps_between", self.steps_between) < 0:
+            raise RequestError(f"steps_between is {self.steps_between}, must be 0 or above")
+
+
+DEFAULT_PREFILL = PrefillSchedule()
+
+
+@dataclass(frozen=True)
+class RuntimeSettings:
+    """How an engine is loaded and run. Fixed while the engine is loaded.
+
+    Loading:
+
+    - ``device``: ``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``; None is the backend that the
+      engine was built for. ``cuda:1`` is the second GPU.
+    - ``threads``: compute threads of a CPU engine. None is one, the fastest for small models.
+    - ``cache_dir``: directory that stores measured step costs between runs; None stores none.
+    - ``verify_key``: PEM file with the Ed25519 public key that must have signed the engine.
+    - ``pin``: required SHA-256 of the engine's manifest.
+    - ``generation_config``: ``none`` ignores the sampling parameters that the checkpoint recommends
+      (:attr:`Engine.default_params`).
+    - ``chat_template``: a Jinja template that replaces the engine's own.
+
+    Running:
+
+    - ``prefill``: how prefill launches alternate with decoding steps.
+    - ``kv_policy``: ``guaranteed-no-evict`` reserves all pages of a request at admission;
+      ``max-utilization`` allocates pages as sequences grow, and preempts sequences if none are
+      free.
+    - ``prefix_caching``: prompts reuse cached pages of the prefix that they share with earlier
+      prompts. A prompt's last token is always computed.
+    - ``publish_generated_pages``: also cache pages of generated tokens. Decoding may round them
+      differently than prefill does.
+
+    Raises RequestError if a value is invalid. Values that only some engines support are checked
+    when the engine is loaded.
+    """
+
+    device: str | None = None
+    threads: int | None = None
+    cache_dir: Path | None = None
+    verify_key: str | Path | None = None
+    pin: str | None = None
+    generation_config: GenerationConfig = "auto"
+    chat_template: str | None = None
+    prefill: PrefillSchedule = DEFAULT_PREFILL
+    kv_policy: KvPolicy = DEFAULT_KV_POLICY
+    prefix_caching: PrefixCaching = "off"
+    publish_generated_pages: bool = False
+
+    def __post_init__(self) -> None:
+        for name, values in (
+            ("generation_config", get_args(GenerationConfig)),
+            ("kv_policy", get_args(KvPolicy)),
+            ("prefix_caching", get_args(PrefixCaching)),
+        ):
+            if (value := getattr(self, name)) not in values:
+                raise RequestError(f"{name} is {value!r}, must be one of {', '.join(values)}")
+        if self.publish_generated_pages and self.prefix_caching == "off":
+            raise RequestError(
+                "publish_generated_pages needs the prefix cache: set prefix_caching to on"
+            )
+
+
+DEFAULT_SETTINGS = RuntimeSettings()
