@@ -2,8 +2,8 @@
 
 .venv/bin/python docs/write_request_fields.py
 
-Implemented fields are those of the routes' pydantic models. Refused and ignored ones, with the
-reason, are in runtime/serve/request_fields.py.
+Implemented fields are those of the bodies in the table of routes. Refused and ignored ones, with
+the reason, are in runtime/serve/request_fields.py.
 """
 
 from __future__ import annotations
@@ -11,21 +11,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specbuild.runtime.serve.chat import ChatFields
-from specbuild.runtime.serve.completions import CompletionFields
 from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields, field_states
-from specbuild.runtime.serve.responses.fields import ResponseFields
-from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields
+from specbuild.runtime.serve.routes import OPERATIONS
 
 PAGE = Path(__file__).with_name("request-fields.md")
 BEGIN = "<!-- The table of request fields is generated: `make docs` writes it. -->\n"
 END = "<!-- End of the table of request fields. -->\n"
 BODIES: dict[str, type[RequestFields]] = {
-    "`/v1/completions`": CompletionFields,
-    "`/v1/chat/completions`": ChatFields,
-    "`/v1/responses`": ResponseFields,
-    "`/tokenize`": TokenizeFields,
-    "`/detokenize`": DetokenizeFields,
+    f"`{operation.path}`": operation.body for operation in OPERATIONS if operation.body is not None
 }
 
 

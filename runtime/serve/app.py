@@ -1,12 +1,11 @@
-"""The routes of a server, as one ASGI application."""
+"""The ASGI application of a server: its routes and the middleware around them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,33 +14,28 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.serve.chat import Chat, ChatFields
-from specbuild.runtime.serve.completions import CompletionFields, Completions
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.guards import Failures, Hosts, Keys
 from specbuild.runtime.serve.http import Endpoint
-from specbuild.runtime.serve.openapi import openapi_document
 from specbuild.runtime.serve.parsers.registry import ParserForm
 from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, RequestRecords
-from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.responses.route import Responses
+from specbuild.runtime.serve.routes import OPERATIONS, Operation, needs_key
 from specbuild.runtime.serve.service import Service, ServiceOptions
 from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.tokens import DetokenizeFields, TokenizeFields, TokenRoutes
 from specbuild.runtime.serve.web_page import WebPage
-
-_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
     """How an engine is served, and to whom.
 
-    Without ``keys`` everybody is served. ``origins`` are those whose pages may call (CORS).
-    ``hosts`` are those that a ``Host`` header may name; none: any.
-    ``page``: the page at ``/`` is there.
+    ``keys`` are the accepted API keys; without any, no key is needed. ``origins`` are those whose
+    web pages may call the server (CORS). ``hosts`` are the accepted values of the ``Host`` header,
+    empty for any. With ``page`` the web page is at ``/``.
     """
 
     service: ServiceOptions
@@ -54,14 +48,20 @@ class AppOptions:
 
 
 class App:
-    """The application; :attr:`service` is there once it has started."""
+    """The application. :attr:`service` exists once it has started.
+
+    ``page`` has the files of the web page.
+    """
 
     def __init__(self, engine: Engine, options: AppOptions) -> None:
         self._engine = engine
         self._options = options
         self._serving: Serving | None = None
         self._responses: Responses | None = None
-        routes = [*self._routes(), *self._page()]
+        text = engine.text
+        has_chat = options.form is not None and text is not None and text.has_template
+        self.page = WebPage(has_chat=has_chat, needs_key=bool(options.keys))
+        routes = _routes(self, (o for o in OPERATIONS if options.page or not o.is_page))
         self.asgi = Starlette(
             routes=routes,
             middleware=self._layers(routes),
@@ -70,7 +70,7 @@ class App:
         )
 
     def _layers(self, routes: Sequence[Route]) -> list[Middleware]:
-        """The middleware, the outermost first."""
+        """Return the middleware, the outermost first."""
         options = self._options
         layers = [
             Middleware(RequestRecords, routes=routes, count=self._count, log=options.log_requests),
@@ -87,7 +87,7 @@ class App:
                 expose_headers=[REQUEST_ID_HEADER],
             )
             layers.append(cors)
-        return [*layers, Middleware(Keys, keys=options.keys)]
+        return [*layers, Middleware(Keys, keys=options.keys, needs_key=needs_key)]
 
     def _count(self, method: str, handler: str, status: int) -> None:
         if self._serving is not None:
@@ -95,13 +95,13 @@ class App:
 
     @property
     def serving(self) -> Serving:
-        """What routes stand on."""
+        """The service with its text, for routes."""
         assert self._serving is not None, "the application has not started"
         return self._serving
 
     @property
     def responses(self) -> Responses:
-        """What answers, and keeps, responses."""
+        """The handler of responses, which stores them."""
         assert self._responses is not None, "the application has not started"
         return self._responses
 
@@ -134,101 +134,51 @@ class App:
         await self._responses.close()
         await service.drained()
 
-    def _routes(self) -> list[Route]:
-        post = ["POST"]
-        return [
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-            Route("/v1/completions", Endpoint(CompletionFields, self._completion), methods=post),
-            Route("/v1/chat/completions", Endpoint(ChatFields, self._chat), methods=post),
-            Route("/v1/responses", Endpoint(ResponseFields, self._respond), methods=post),
-            Route("/v1/responses/{name}", self._response, methods=["GET", "DELETE"]),
-            Route("/v1/responses/{name}/cancel", self._cancel, methods=post),
-            Route("/tokenize", Endpoint(TokenizeFields, self._tokenize), methods=post),
-            Route("/detokenize", Endpoint(DetokenizeFields, self._detokenize), methods=post),
-            Route("/health", self._health),
-            Route("/ping", self._health, methods=["GET", "POST"]),
-            Route("/load", self._load),
-            Route("/version", self._version),
-            Route("/metrics", self._metrics),
-            Route("/openapi.json", self._openapi),
-        ]
 
-    def _page(self) -> list[Route]:
-        if not self._options.page:
-            return []
-        text = self._engine.text
-        chat = self._options.form is not None and text is not None and text.has_template
-        return WebPage(chat=chat, key=bool(self._options.keys)).routes()
+class PathEndpoint:
+    """The ASGI application of one path: calls the handler of the request's method."""
 
-    async def _completion(self, body: CompletionFields) -> Any:
-        return await Completions(self.serving).answer(body)
+    def __init__(self, app: App, operations: Sequence[Operation]) -> None:
+        self._app = app
+        self._handlers = {o.method.upper(): self._handler(o) for o in operations}
+        if "GET" in self._handlers:
+            self._handlers["HEAD"] = self._handlers["GET"]
+        self.methods = list(self._handlers)
 
-    async def _chat(self, body: ChatFields) -> Any:
-        return await Chat(self.serving).answer(body)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._handlers[scope["method"]](scope, receive, send)
 
-    async def _respond(self, body: ResponseFields) -> Any:
-        return await self.responses.answer(body)
+    def _handler(self, operation: Operation) -> ASGIApp:
+        handle = partial(operation.handler, self._app)
+        if operation.body is not None:
+            return Endpoint(operation.body, handle)
 
-    async def _response(self, request: HttpRequest) -> Response:
-        name = request.path_params["name"]
-        if request.method == "DELETE":
-            return JSONResponse(await self.responses.delete(name))
-        return Response(self.responses.retrieve(name), media_type="application/json")
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            answer = await handle(HttpRequest(scope, receive))
+            response = answer if isinstance(answer, Response) else JSONResponse(answer)
+            await response(scope, receive, send)
 
-    async def _cancel(self, request: HttpRequest) -> Response:
-        response = await self.responses.cancel(request.path_params["name"])
-        return Response(response, media_type="application/json")
+        return respond
 
-    async def _tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
-        return await TokenRoutes(self.serving).tokenize(body)
 
-    async def _detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
-        return await TokenRoutes(self.serving).detokenize(body)
-
-    async def _models(self, _request: HttpRequest) -> Response:
-        names = self._options.service.names
-        return JSONResponse({"object": "list", "data": [self._about(name) for name in names]})
-
-    async def _model(self, request: HttpRequest) -> Response:
-        return JSONResponse(self._about(self.serving.model(request.path_params["model"])))
-
-    def _about(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self.service.started_s,
-            "owned_by": "specbuild",
-            "root": self._options.service.names[0],
-            "parent": None,
-            "max_model_len": self._engine.manifest.limits.max_seq_len,
-        }
-
-    async def _health(self, _request: HttpRequest) -> Response:
-        if self.service.failure is not None:
-            raise ApiError(503, f"the engine failed: {self.service.failure}")
-        if self.service.draining:
-            raise ApiError(503, "the server is shutting down")
-        return Response()
-
-    async def _load(self, _request: HttpRequest) -> Response:
-        return JSONResponse({"server_load": self.service.open_requests} | asdict(self.service.load))
-
-    async def _openapi(self, _request: HttpRequest) -> Response:
-        return JSONResponse(openapi_document())
-
-    async def _version(self, _request: HttpRequest) -> Response:
-        return JSONResponse({"version": version("specbuild")})
-
-    async def _metrics(self, _request: HttpRequest) -> Response:
-        return Response(self.service.exposed_metrics(), media_type=_METRICS_TYPE)
+def _routes(app: App, operations: Iterable[Operation]) -> list[Route]:
+    """Return a route for each path. Starlette answers 405 for other methods of a path."""
+    by_path: dict[str, list[Operation]] = {}
+    for operation in operations:
+        by_path.setdefault(operation.path, []).append(operation)
+    routes = []
+    for path, of_path in by_path.items():
+        endpoint = PathEndpoint(app, of_path)
+        routes.append(Route(path, endpoint, methods=endpoint.methods))
+    return routes
 
 
 async def _no_route(request: HttpRequest, error: HTTPException) -> Response:
-    """What Starlette refuses by itself, in the form of all refusals."""
+    """Return Starlette's own errors in the form of all errors."""
     if error.status_code == 405:
-        said = f"{request.method} is not for this path"
+        message = f"this path does not have the method {request.method}"
     else:
-        said = "there is no such path; GET /openapi.json lists those there are"
-    refusal = ApiError(error.status_code, said)
-    return JSONResponse(refusal.body, refusal.status, error.headers)
+        message = "there is no such path; GET /openapi.json lists all paths"
+    api_error = ApiError(error.status_code, message)
+    return JSONResponse(api_error.body, api_error.status, error.headers)

@@ -5,38 +5,30 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import send_error
 
-# What is asked of a server by those who watch it, which have no key.
-_OPEN_PATHS = (
-    "/",
-    "/favicon.ico",
-    "/health",
-    "/load",
-    "/metrics",
-    "/openapi.json",
-    "/ping",
-    "/version",
-)
-_OPEN_FOLDER = "/page/"
 log = logging.getLogger("specbuild.serve")
 
 
 class Keys:
-    """Lets pass who sends one of the keys as ``Authorization: Bearer KEY``."""
+    """Accepts requests with one of the keys as ``Authorization: Bearer KEY``.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    Paths for which ``needs_key`` is False are served without one, and all without ``keys``.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], needs_key: Callable[[str], bool]) -> None:
         self._app = app
+        self._needs_key = needs_key
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves or refuses one request."""
-        if scope["type"] != "http" or not self._digests or _is_open(scope["path"]):
+        if scope["type"] != "http" or not self._digests or not self._needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         given = dict(scope["headers"]).get(b"authorization", b"")
@@ -49,10 +41,6 @@ class Keys:
         else:
             refusal = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
             await send_error(send, refusal)
-
-
-def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
 
 
 def _client_left(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The page at ``/``: a chat with the model, made of this package's files alone."""
+"""The web page at ``/``: a chat with the model, from files of this package alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from specbuild.runtime.serve.errors import ApiError
 
@@ -19,8 +17,8 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-# Nothing but the page's own files runs or is shown, no other page may frame it, and no text of a
-# model can become HTML.
+# Only the page's own files are loaded and run, no other page may frame it, and text of a model
+# cannot become HTML.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -35,35 +33,23 @@ _HEADERS = {
 
 
 class WebPage:
-    """The page's routes, which are open to everybody.
+    """The files of the page, which are served without a key.
 
-    ``chat``: the engine has a chat template. ``key``: the API wants one, which the page asks for.
+    ``has_chat``: the engine has a chat template. ``needs_key``: the page must ask for an API key.
     """
 
-    def __init__(self, *, chat: bool, key: bool) -> None:
-        self._about: Mapping[str, Any] = {"chat": chat, "key": key}
+    def __init__(self, *, has_chat: bool, needs_key: bool) -> None:
+        self._settings: Mapping[str, Any] = {"chat": has_chat, "key": needs_key}
         folder = files(__package__) / FOLDER
         self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
 
-    def routes(self) -> list[Route]:
-        """``/`` and what the page is made of."""
-        return [
-            Route("/", self._index),
-            Route(f"/{FOLDER}/about.json", self._say),
-            Route(f"/{FOLDER}/{{name}}", self._file),
-        ]
+    def settings(self) -> Response:
+        """Return what the page has to know of the server."""
+        return JSONResponse(self._settings, headers=_HEADERS)
 
-    async def _index(self, _request: HttpRequest) -> Response:
-        return self._answer("index.html")
-
-    async def _say(self, _request: HttpRequest) -> Response:
-        return JSONResponse(self._about, headers=_HEADERS)
-
-    async def _file(self, request: HttpRequest) -> Response:
-        return self._answer(request.path_params["name"])
-
-    def _answer(self, name: str) -> Response:
+    def file(self, name: str) -> Response:
+        """Return a file. ApiError if there is none of this name."""
         if name not in self._files:
             raise ApiError(404, f"the page has no file {name!r}")
-        kind = _TYPES[name.rpartition(".")[2]]
-        return Response(self._files[name], media_type=kind, headers=_HEADERS)
+        media_type = _TYPES[name.rpartition(".")[2]]
+        return Response(self._files[name], media_type=media_type, headers=_HEADERS)
