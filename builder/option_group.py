@@ -8,6 +8,9 @@ from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_typ
 
 from specbuild.runtime.errors import SpecbuildError
 
+# Deprecated flat names of options and the current ones, accepted until 0.3.
+RENAMED_OPTIONS = {"screen_head": "prefilter_head"}
+
 
 @dataclass(frozen=True)
 class Described:
@@ -90,7 +93,7 @@ class OptionGroup:
 
         Raises TypeError for a name that no option has.
         """
-        left = dict(values)
+        left = {RENAMED_OPTIONS.get(name, name): value for name, value in values.items()}
         made: Self = _made(cls, left)
         if left:
             raise TypeError(f"{cls.__name__} has no option {next(iter(left))}")

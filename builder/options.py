@@ -24,32 +24,32 @@ class LimitOptions(OptionGroup):
     max_seq_len: Annotated[
         int | None,
         Described(
-            "Longest prompt plus output, in tokens.",
+            "Maximum number of tokens of prompt and output together.",
             "N",
             least=1,
             usual=4096,
-            shown="4096, or the model's",
+            shown="4096, or the model's limit",
         ),
     ] = None
     max_batch_size: Annotated[
-        int | None, Described("Sequences decoded at once.", "N", least=1, usual=4)
+        int | None, Described("Maximum number of concurrent sequences.", "N", least=1, usual=4)
     ] = None
     page_size: Annotated[
         int | None,
         Described(
-            "Tokens in a page of the KV cache.",
+            "Tokens per page of the KV cache.",
             "N",
             least=1,
-            shown="16 on the CPU and with --specpv, else 64",
+            shown="16 with cpu or --specpv, else 64",
         ),
     ] = None
     kv_memory: Annotated[
         int | None,
         Described(
-            "Memory of the KV caches, as 4GiB, below that of every sequence at its longest.",
+            "Maximum memory of the KV caches, for example 4GiB. Requests then wait for free pages.",
             "SIZE",
             least=1,
-            shown="every sequence at its longest",
+            shown="all sequences at their maximum length",
             typed=str,
             read=memory_size,
         ),
@@ -57,18 +57,18 @@ class LimitOptions(OptionGroup):
     kv_pages: Annotated[
         int | None,
         Described(
-            "Pages of each cache that keeps every token, in place of --kv-memory.",
+            "Pages of each cache that keeps all tokens; an alternative to --kv-memory.",
             "N",
             least=1,
-            shown="every sequence at its longest",
+            shown="all sequences at their maximum length",
         ),
     ] = None
     kv_dtype: Annotated[
         Literal["fp8"] | None,
         Described(
-            "Store keys and values as fp8 (e4m3), a byte each: lossy.",
+            "Store keys and values as fp8 (e4m3), one byte each (lossy).",
             "TYPE",
-            shown="fp32 on the CPU, else bf16",
+            shown="fp32 with cpu, else bf16",
         ),
     ] = None
 
@@ -82,12 +82,12 @@ class TreeOptions(OptionGroup):
 
     top_k: Annotated[
         int | None,
-        Described("Children of each draft node; 1 is a chain.", "K", least=1, shown="automatic"),
+        Described("Children per draft node; 1 gives a chain.", "K", least=1, shown="automatic"),
     ] = None
     depth: Annotated[
         int | None,
         Described(
-            "Levels below the root: the longest draft that can be accepted.",
+            "Levels of the draft tree: the maximum number of accepted draft tokens.",
             "D",
             least=1,
             shown="automatic",
@@ -95,7 +95,7 @@ class TreeOptions(OptionGroup):
     ] = None
     tokens: Annotated[
         int | None,
-        Described("Draft nodes kept and verified.", "N", least=1, shown="automatic"),
+        Described("Nodes of the draft tree that are verified.", "N", least=1, shown="automatic"),
     ] = None
 
 
@@ -106,7 +106,7 @@ class DraftOptions(TreeOptions):
     window: Annotated[
         int | None,
         Described(
-            "Let the draft attend to its last N tokens only; the output stays the same.",
+            "Limit the draft's attention to the last N tokens (lossless).",
             "N",
             least=1,
         ),
@@ -114,8 +114,9 @@ class DraftOptions(TreeOptions):
     norm_output: Annotated[
         Literal["state", "head"] | None,
         Described(
-            "What norm_output in an EAGLE3 draft's config norms: the state that the next level "
-            "reads (speculators), or what the head reads (SpecForge); the output stays the same.",
+            "Meaning of norm_output in an EAGLE3 draft's config: it normalizes the "
+            "state for the next level (state, as in speculators) or the input of the "
+            "head (head, as in SpecForge). Lossless.",
             "WHAT",
             shown="state",
         ),
@@ -123,8 +124,7 @@ class DraftOptions(TreeOptions):
     dtype: Annotated[
         Literal["bf16", "fp8", "mxfp4"] | None,
         Described(
-            "How a CUDA engine stores the draft's weights: bf16, fp8 or mxfp4; the output stays "
-            "the same.",
+            "Storage type of the draft's weights in a CUDA engine: bf16, fp8 or mxfp4 (lossless).",
             "TYPE",
             shown="bf16",
         ),
@@ -140,23 +140,25 @@ class KernelOptions(OptionGroup):
     tactics: Annotated[
         Path | None,
         Described(
-            "Kernel variants that tune measured, not the shipped file's.", "FILE", recorded=False
+            "Tactic file written by tune, instead of the included one.", "FILE", recorded=False
         ),
     ] = None
     weights_dtype: Annotated[
         Literal["bf16", "fp8", "mxfp4"] | None,
         Described(
-            "How a CUDA engine stores the model's projections and head: bf16, or fp8 or mxfp4, "
-            "which are lossy; a CPU engine only rounds them so.",
+            "Storage type of the model's projections and head in a CUDA engine: bf16, "
+            "fp8 (lossy) or mxfp4 (lossy). A CPU engine rounds the weights but keeps "
+            "their size.",
             "TYPE",
             shown="bf16",
         ),
     ] = None
-    screen_head: Annotated[
-        bool, Described("Store the head in 8 bits too, read first: the same tokens sooner.")
+    prefilter_head: Annotated[
+        bool, Described("Preselect tokens with an int8 copy of the head: same tokens, faster.")
     ] = False
     tuned_only: Annotated[
-        bool, Described("Refuse a shape for which no kernel variant was measured.", recorded=False)
+        bool,
+        Described("Refuse shapes for which the tactic file has no measurement.", recorded=False),
     ] = False
 
 
@@ -170,26 +172,25 @@ class SpecPvOptions(OptionGroup):
     enabled: Annotated[
         bool,
         Described(
-            "Verify long contexts over a partial view of the cache: faster, and lossy.",
+            "Verify long contexts on a partial view of the KV cache (faster, lossy).",
             name="specpv",
         ),
     ] = False
-    block_size: Annotated[int | None, Described("Tokens of a block.", "N", least=1, usual=16)] = (
-        None
-    )
+    block_size: Annotated[int | None, Described("Tokens per block.", "N", least=1, usual=16)] = None
     n_sink_blocks: Annotated[
-        int | None, Described("Blocks kept at the start.", "N", least=1, usual=2)
+        int | None,
+        Described("Blocks at the start that are always included.", "N", least=1, usual=2),
     ] = None
     n_retrieval_blocks: Annotated[
-        int | None, Described("Blocks retrieved at most.", "N", least=1, usual=256)
+        int | None, Described("Maximum number of retrieved blocks.", "N", least=1, usual=256)
     ] = None
     n_window_blocks: Annotated[
-        int | None, Described("Blocks kept at the end.", "N", least=1, usual=8)
+        int | None, Described("Blocks at the end that are always included.", "N", least=1, usual=8)
     ] = None
     n_spec_tokens_buf: Annotated[
         int | None,
         Described(
-            "Tokens of partial steps and a tree, at most.",
+            "Maximum number of tokens of partial steps plus one draft tree.",
             "N",
             least=1,
             usual=64,
@@ -198,18 +199,22 @@ class SpecPvOptions(OptionGroup):
     ] = None
     partial_threshold: Annotated[
         int | None,
-        Described("Contexts up to N tokens are verified whole.", "N", least=0, usual=4096),
+        Described("Contexts of up to N tokens use full steps only.", "N", least=0, usual=4096),
     ] = None
     full_refresh_interval: Annotated[
         int | None,
         Described(
-            "Partial steps between two full ones at most; 0 allows none.", "N", least=0, usual=32
+            "Maximum number of partial steps between two full steps; 0 disables partial steps.",
+            "N",
+            least=0,
+            usual=32,
         ),
     ] = None
     reduction: Annotated[
         Literal["mean", "max", "last"] | None,
         Described(
-            "A block's score over the tree's queries: mean, max, or the root's (last).",
+            "Combination of a block's scores over the tree's queries: mean, max or "
+            "last (the root's).",
             "HOW",
             usual="mean",
         ),
@@ -217,8 +222,8 @@ class SpecPvOptions(OptionGroup):
     score: Annotated[
         Literal["dot", "quest", "indexer"] | None,
         Described(
-            "By products with extreme keys (dot), Quest's bound (quest), or that of DSA's indexers "
-            "(indexer).",
+            "Score of a block: dot (products with extreme keys), quest (Quest's "
+            "bound) or indexer (DSA's indexers).",
             "HOW",
             usual="dot",
         ),
@@ -235,29 +240,35 @@ class DsaOptions(OptionGroup):
     enabled: Annotated[
         bool | None,
         Described(
-            "Attend to the tokens that dsa_indexer.safetensors chooses: lossy.",
+            "Attend only to tokens that dsa_indexer.safetensors selects (lossy).",
             name="dsa",
             flags="--dsa/--no-dsa",
-            shown="as the config says",
+            shown="as in the config",
         ),
     ] = None
     top_k: Annotated[
-        int | None, Described("Tokens that a row chooses.", "N", least=1, usual=2048)
+        int | None, Described("Number of tokens that a row attends to.", "N", least=1, usual=2048)
     ] = None
     threshold: Annotated[
         int | None,
-        Described("Tokens before position N attend to everything.", "N", least=0, usual=8192),
+        Described("Rows before position N attend to all tokens.", "N", least=0, usual=8192),
     ] = None
     first_tokens: Annotated[
-        int | None, Described("Tokens kept at the start.", "N", least=0, usual=4)
+        int | None, Described("First tokens that are always included.", "N", least=0, usual=4)
     ] = None
     recent_tokens: Annotated[
-        int | None, Described("Tokens kept at the end, itself too.", "N", least=1, usual=64)
+        int | None,
+        Described(
+            "Last tokens, including the current one, that are always included.",
+            "N",
+            least=1,
+            usual=64,
+        ),
     ] = None
     min_agreement: Annotated[
         float | None,
         Described(
-            "Attend to everything where less of what checks compare agrees.",
+            "Below this agreement, attend to all tokens.",
             "P",
             least=0.0,
             most=1.0,
@@ -267,7 +278,7 @@ class DsaOptions(OptionGroup):
     check_interval: Annotated[
         int | None,
         Described(
-            "Check every N-th step against attention to everything; 0 checks none.",
+            "Compare every N-th step with attention to all tokens; 0 disables this.",
             "N",
             least=0,
             usual=64,
@@ -276,8 +287,8 @@ class DsaOptions(OptionGroup):
     key_dtype: Annotated[
         Literal["bf16", "fp8"] | None,
         Described(
-            "The cached keys of indexers: bf16, or fp8 (e4m3), which takes half and chooses "
-            "nearly the same.",
+            "Type of the cached indexer keys: bf16, or fp8 (e4m3) with half the size "
+            "and nearly the same selection.",
             "TYPE",
             usual="bf16",
         ),
@@ -298,8 +309,8 @@ class BuildOptions(OptionGroup):
     draft: Annotated[
         Path | tuple[Path, ...] | None,
         Described(
-            "Checkpoint directory of a draft; mtp: the model's own MTP layer. Repeatable for cpu "
-            "and cuda: drafts of several kinds.",
+            "Checkpoint directory of a draft, or mtp for the model's own MTP layer. "
+            "Repeatable with cpu and cuda, for drafts of different kinds.",
             "DIR",
             recorded=False,
             shown="none",
@@ -310,15 +321,15 @@ class BuildOptions(OptionGroup):
     drafter: Annotated[
         Literal["suffix"] | None,
         Described(
-            "A drafter without weights, alone or beside --draft: suffix proposes what followed "
-            "before in the text or in earlier ones.",
+            "Drafter without weights, alone or with --draft: suffix proposes tokens "
+            "that followed the same text earlier.",
             "NAME",
         ),
     ] = None
     backend: Annotated[
         BackendName,
         Described(
-            "What the engine runs on: cpu, cuda, tensorrt or tensorrt-rtx.",
+            "Backend of the engine: cpu, cuda, tensorrt or tensorrt-rtx.",
             "NAME",
             recorded=False,
         ),
@@ -326,13 +337,13 @@ class BuildOptions(OptionGroup):
     gpu: Annotated[
         str | None,
         Described(
-            "GPU to compile for: sm_90a with --backend cuda; with tensorrt-rtx one or more of "
-            "sm_80, sm_86, sm_89, sm_120 and sm_121, separated by commas.",
+            "GPU architecture: sm_90a with --backend cuda; with tensorrt-rtx a "
+            "comma-separated list of sm_80, sm_86, sm_89, sm_120 and sm_121.",
             "ARCH",
             recorded=False,
         ),
     ] = None
-    no_mla: Annotated[bool, Described("Leave mla_kv.safetensors out: cache keys and values.")] = (
+    no_mla: Annotated[bool, Described("Ignore mla_kv.safetensors and cache keys and values.")] = (
         False
     )
     limits: LimitOptions = LimitOptions()
@@ -345,7 +356,7 @@ class BuildOptions(OptionGroup):
     keep_onnx: Annotated[
         Path | None,
         Described(
-            "Write the portable ONNX graphs, with a copy of their weights.",
+            "Write the portable ONNX graphs with a copy of their weights.",
             "DIR",
             panel=_FILES,
             recorded=False,
@@ -354,23 +365,23 @@ class BuildOptions(OptionGroup):
     portable_dtype: Annotated[
         Literal["bfloat16", "float32"] | None,
         Described(
-            "The type of --keep-onnx's graphs: bfloat16, or float32, which ONNX Runtime runs.",
+            "Type of the graphs of --keep-onnx: bfloat16, or float32 for ONNX Runtime.",
             "TYPE",
             panel=_FILES,
-            shown="the engine's own graphs'",
+            shown="the type of the engine's graphs",
             recorded=False,
         ),
     ] = None
     dump_passes: Annotated[
         Path | None,
-        Described("Write the graph after each pass.", "DIR", panel=_FILES, recorded=False),
+        Described(
+            "Write the graph after each pass, without weights.", "DIR", panel=_FILES, recorded=False
+        ),
     ] = None
-    strict: Annotated[bool, Described("Refuse config fields that are not known.", panel=_FILES)] = (
-        False
-    )
+    strict: Annotated[bool, Described("Refuse unknown config fields.", panel=_FILES)] = False
     allow_nonfinite: Annotated[
         bool,
-        Described("Build weights that hold NaN or infinity.", panel=_FILES, recorded=False),
+        Described("Accept weights with NaN or infinity.", panel=_FILES, recorded=False),
     ] = False
     force: Annotated[
         bool, Described("Replace an existing output.", panel=_FILES, recorded=False)

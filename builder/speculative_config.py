@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, get_args
 
-from specbuild.builder.option_group import Option
+from specbuild.builder.option_group import RENAMED_OPTIONS, Option
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.yaml_file import read_mapping, record_of, require_known, require_mapping
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -206,7 +206,8 @@ class EngineConfig:
     def written(self, command: str) -> dict[str, Any]:
         """Options of this command that its section and the rest give, the section's first."""
         own = self.sections.get(command, {})
-        return dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
+        found = dict(self.options) | {k.replace("-", "_"): v for k, v in own.items()}
+        return {RENAMED_OPTIONS.get(name, name): value for name, value in found.items()}
 
     def of_command(self, command: str) -> dict[str, Any]:
         """As :meth:`written`, and what speculation means to the command where they say nothing."""

@@ -18,16 +18,17 @@ class SuffixOptions(OptionGroup):
     cache_max_depth: Annotated[
         int | None,
         Described(
-            "Match fewer than N tokens at the end of the text.", "N", least=2, most=1024, usual=24
+            "Match at most N - 1 tokens at the end of the text.", "N", least=2, most=1024, usual=24
         ),
     ] = None
     max_tokens: Annotated[
-        int | None, Described("Propose up to N tokens a step.", "N", least=1, most=128, usual=24)
+        int | None,
+        Described("Maximum number of proposed tokens per step.", "N", least=1, most=128, usual=24),
     ] = None
     min_token_prob: Annotated[
         float | None,
         Described(
-            "Propose no token that is accepted with a smaller chance than P.",
+            "Minimum estimated acceptance probability of a proposed token.",
             "P",
             least=0.0,
             most=1.0,
@@ -37,7 +38,7 @@ class SuffixOptions(OptionGroup):
     cached_tokens: Annotated[
         int | None,
         Described(
-            "Keep N tokens of earlier requests, to propose what followed there; 0 keeps none.",
+            "Tokens of earlier requests that are stored and searched; 0 disables this.",
             "N",
             least=0,
             usual=32768,

@@ -18,19 +18,21 @@ class TensorRtOptions(OptionGroup):
     timing_cache: Annotated[
         Path | None,
         Described(
-            "Kernel timings to begin with and to add to; not for RTX.", "FILE", recorded=False
+            "Timing cache of TensorRT, read and extended; not for TensorRT-RTX.",
+            "FILE",
+            recorded=False,
         ),
     ] = None
     version_compatible: Annotated[
-        bool, Described("Let later versions of TensorRT run the engine.")
+        bool, Described("Allow later versions of TensorRT to run the engine.")
     ] = False
     hardware_compatible: Annotated[
-        bool, Described("Let every GPU of the same compute capability run the TensorRT engine.")
+        bool, Described("Allow all GPUs of the same compute capability to run the TensorRT engine.")
     ] = False
     weight_streaming: Annotated[
-        bool, Described("Let a TensorRT engine keep weights in host memory while it runs.")
+        bool, Described("Allow a TensorRT-RTX engine to keep weights in host memory at run time.")
     ] = False
     strip_weights: Annotated[
         bool,
-        Described("Keep the weights out of TensorRT's engines: they stay in weights.safetensors."),
+        Described("Store weights once in weights.safetensors instead of in TensorRT's engines."),
     ] = False

@@ -25,7 +25,7 @@ from specbuild.cli.terminal.signals import sigterm_raised
 from specbuild.cli.terminal.streams import fill_closed_streams
 from specbuild.cli.terminal.visible_text import visible
 
-# Where each stands; only the module of the command that is asked for is read.
+# The module of each command. Only the requested one is imported.
 _COMMANDS = {
     "build": "specbuild.cli.commands.build",
     "run": "specbuild.cli.commands.run",
@@ -37,12 +37,15 @@ _COMMANDS = {
     "verify": "specbuild.cli.commands.verify",
     "bench": "specbuild.cli.bench.command",
     "compare": "specbuild.cli.commands.compare",
-    "plan": "specbuild.cli.commands.plan",
+    "estimate": "specbuild.cli.commands.estimate",
     "report": "specbuild.cli.commands.report",
     "tune": "specbuild.cli.commands.tune",
     "synth": "specbuild.cli.commands.synth",
     "sign": "specbuild.cli.commands.sign",
 }
+# Deprecated names, accepted until 0.3.
+_RENAMED_COMMANDS = {"plan": "estimate"}
+_RENAMED_OPTIONS = {"--screen-head": "--prefilter-head"}  # as in builder/option_group.py
 _GROUPS = {
     "train": "specbuild.cli.commands.train",
     "retrofit": "specbuild.cli.commands.retrofit",
@@ -57,7 +60,7 @@ def command_line(named: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="specbuild",
-        help="Build checkpoints into engine directories, and decode with them speculatively.",
+        help="Compile checkpoints into engine directories and run them with speculative decoding.",
         invoke_without_command=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -102,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # tables and messages hold characters that not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _current_names(list(sys.argv[1:] if arguments is None else arguments))
     try:
         with sigterm_raised():
             result = command_line(words[0] if words else None)(
@@ -122,6 +125,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if exit_code == EXIT_INTERRUPTED:
         return _report(KeyboardInterrupt(), invocation.debug)
     return exit_code
+
+
+def _current_names(words: list[str]) -> list[str]:
+    """Return the words of a command line without deprecated names; warn for each of them."""
+    if words and words[0] in _RENAMED_COMMANDS:
+        current = _RENAMED_COMMANDS[words[0]]
+        _say(f"warning: {words[0]} is deprecated; use {current}")
+        words = [current, *words[1:]]
+    for old in _RENAMED_OPTIONS.keys() & set(words):
+        _say(f"warning: {old} is deprecated; use {_RENAMED_OPTIONS[old]}")
+    return [_RENAMED_OPTIONS.get(word, word) for word in words]
 
 
 def _report(error: BaseException, debug: bool) -> int:

@@ -54,7 +54,7 @@ class GenerateParams:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: Annotated[
         tuple[str, ...],
-        Parameter(help="End before this text; repeatable.", metavar="TEXT", in_api=True),
+        Parameter(help="Stop before this text; repeatable.", metavar="TEXT", in_api=True),
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Parameter(in_api=True)] = ()
     ignore_eos: Annotated[
@@ -77,7 +77,8 @@ class GenerateParams:
         ),
     ] = 0  # fmt: skip
     logprobs: Annotated[
-        bool, Parameter(help="Add each token's log-probability to --json.", in_line=False)
+        bool,
+        Parameter(help="Add the log-probability of each output token to --json.", in_line=False),
     ] = False
     raw: Annotated[bool, Parameter(help="Tokenize text without the chat template.")] = False
     detokenize: Annotated[bool, Parameter(in_line=False)] = True
@@ -90,7 +91,7 @@ class GenerateParams:
     guide: Annotated[
         Guide | None,
         Parameter(
-            help="The output's form: an object with json, regex, choice or grammar.",
+            help="Constrain the output: an object with the key json, regex, choice or grammar.",
             metavar="JSON",
             json_type=dict[str, Any],
         ),

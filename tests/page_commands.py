@@ -33,7 +33,7 @@ LEFT = (
     Left(r"^specbuild inspect gpu-engine", "needs kernels that take minutes to compile", 2),
     Left(r"^specbuild tune ", "needs a GPU", 5),
     Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
-    Left(r"^specbuild (run|bench|check|serve|plan) (gpu|rtx)-", "needs a GPU", 7),
+    Left(r"^specbuild (run|bench|check|serve|estimate) (gpu|rtx)-", "needs a GPU", 7),
     Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
     Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
     Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),

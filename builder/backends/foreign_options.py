@@ -21,7 +21,7 @@ def refuse_kernel_options(asked: BuildOptions) -> None:
             raise SpecbuildError(f"--{name} {given} needs --backend cuda")
     if kernels.tuned_only:
         raise SpecbuildError("--tuned-only needs --backend cuda")
-    if kernels.screen_head:
-        raise SpecbuildError("--screen-head needs --backend cuda")
+    if kernels.prefilter_head:
+        raise SpecbuildError("--prefilter-head needs --backend cuda")
     if asked.drafting.dtype is not None:
         raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")

@@ -25,19 +25,19 @@ class SynthOptions(OptionGroup):
     geometry: Annotated[
         str,
         Described(
-            "gpt-oss-20b, deepseek-v2-lite, tiny, sizes of Llama and Qwen3, and others; a wrong "
+            "Model sizes: gpt-oss-20b, deepseek-v2-lite, tiny and others; an unknown "
             "name lists all.",
             "NAME",
         ),
     ]
     layers: Annotated[
         int | None,
-        Described("Fewer layers, for tests.", "N", least=1, shown="the geometry's"),
+        Described("Number of layers, for tests.", "N", least=1, shown="the geometry's"),
     ] = None
     acceptance: Annotated[
         float | None,
         Described(
-            "Probability that the draft is right, at each position; needs --draft.",
+            "Probability that the draft is correct at each position; needs --draft.",
             "P",
             least=0.0,
             most=1.0,
@@ -46,15 +46,13 @@ class SynthOptions(OptionGroup):
     ] = None
     draft_kind: Annotated[
         Literal["eagle3", "p-eagle", "dflash", "mtp"],
-        Described(
-            "Kind of the draft: eagle3, p-eagle, dflash, or mtp, which needs --engine.", "KIND"
-        ),
+        Described("Kind of the draft: eagle3, p-eagle, dflash, or mtp (needs --engine).", "KIND"),
     ] = "eagle3"
     seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[
         int | None,
         Described(
-            "Store U layers of each kind and name them again for the others; needs --engine.",
+            "Store U layers of each kind and reuse them for the others; needs --engine.",
             "U",
             least=1,
             shown="all",
@@ -63,7 +61,7 @@ class SynthOptions(OptionGroup):
     latent: Annotated[
         int,
         Described(
-            "Cache latents of R values in place of keys and values; 0 for none.",
+            "Cache latents of R values instead of keys and values; 0 disables them.",
             "R",
             least=0,
             panel=_CACHE,
@@ -72,13 +70,15 @@ class SynthOptions(OptionGroup):
     indexer: Annotated[
         int,
         Described(
-            "Give full-attention layers indexers of width D (DSA); 0 for none.",
+            "Add indexers of width D (DSA) to full-attention layers; 0 disables them.",
             "D",
             least=0,
             panel=_CACHE,
         ),
     ] = 0
-    prompts: Annotated[int, Described("Prompts to write.", "N", least=1, panel=_PROMPTS)] = 100
-    prompt_tokens: Annotated[
-        int, Described("Tokens of each prompt.", "N", least=1, panel=_PROMPTS)
-    ] = 128
+    prompts: Annotated[
+        int, Described("Number of prompts to write.", "N", least=1, panel=_PROMPTS)
+    ] = 100
+    prompt_tokens: Annotated[int, Described("Tokens per prompt.", "N", least=1, panel=_PROMPTS)] = (
+        128
+    )

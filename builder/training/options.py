@@ -27,7 +27,7 @@ class TrainingOptions(OptionGroup):
     texts: Annotated[
         tuple[Path, ...],
         Described(
-            "Training text: file or directory; repeatable.",
+            "Training text, a file or directory; repeatable.",
             "PATH",
             name="text",
             panel=TEXT,
@@ -38,7 +38,7 @@ class TrainingOptions(OptionGroup):
     held_out: Annotated[
         tuple[Path, ...],
         Described(
-            "Text kept for judging; repeatable.",
+            "Evaluation text; repeatable.",
             "PATH",
             panel=TEXT,
             shown="a part of the training text",
@@ -48,13 +48,13 @@ class TrainingOptions(OptionGroup):
     ] = ()
     held_out_fraction: float = 0.02
     held_out_rows: int = 64
-    sequence_length: Annotated[
-        int, Described("Tokens of a sequence.", "N", least=2, panel=TEXT)
-    ] = 512
+    sequence_length: Annotated[int, Described("Tokens per sequence.", "N", least=2, panel=TEXT)] = (
+        512
+    )
     steps: Annotated[int, Described("Optimiser steps.", "N", least=1, panel=OPTIMISATION)] = 1000
     batch_size: Annotated[
         int,
-        Described("Sequences in a step, over all devices.", "N", least=1, panel=OPTIMISATION),
+        Described("Sequences per step, over all devices.", "N", least=1, panel=OPTIMISATION),
     ] = 8
     learning_rate: Annotated[float, Described("Peak learning rate.", "X", panel=OPTIMISATION)] = (
         4e-4
@@ -62,16 +62,18 @@ class TrainingOptions(OptionGroup):
     warmup_fraction: float = 0.03
     device: Annotated[
         Literal["cpu", "cuda"],
-        Described("Where to train: cpu or cuda.", "NAME", panel=RUN),
+        Described("Training device: cpu or cuda.", "NAME", panel=RUN),
     ] = "cpu"
     dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Described("Arithmetic of the model: float32 or bfloat16.", "TYPE", panel=RUN),
+        Described("Compute type: float32 or bfloat16.", "TYPE", panel=RUN),
     ] = "float32"
     seed: Annotated[int, Described("Random seed.", "S", least=0, panel=RUN)] = 0
-    save_every: Annotated[int, Described("Steps between saves.", "N", least=1, panel=RUN)] = 200
-    resume: Annotated[bool, Described("Go on from the last save.", panel=RUN)] = False
+    save_every: Annotated[int, Described("Steps between two saves.", "N", least=1, panel=RUN)] = 200
+    resume: Annotated[bool, Described("Continue from the last save.", panel=RUN)] = False
     time_limit_s: Annotated[
         float | None,
-        Described("End early, ready for --resume.", "X", panel=RUN, shown="none"),
+        Described(
+            "Stop after this time in seconds; --resume continues.", "X", panel=RUN, shown="none"
+        ),
     ] = None

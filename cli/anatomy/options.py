@@ -19,15 +19,18 @@ class AnatomyOptions(OptionGroup):
     PANEL: ClassVar[str] = "Anatomy (CUDA)"
 
     anatomy: Annotated[
-        bool, Described("Show every launch of a step instead: its bytes and what it waits for.")
+        bool, Described("Show each launch of a step: its bytes and dependencies.")
     ] = False
-    batch: Annotated[int, Described("Sequences of the step.", "N", least=1)] = 1
+    batch: Annotated[int, Described("Number of sequences of the step.", "N", least=1)] = 1
     context: Annotated[
         int | None,
-        Described("Tokens of each sequence.", "N", least=1, shown="1000, or what the engine takes"),
+        Described("Tokens per sequence.", "N", least=1, shown="1000, or the engine's limit"),
     ] = None
     read_speed: Annotated[
-        float, Described("Streaming read of the memory, an H200's as it is.", "TB/S", least=0.001)
+        float,
+        Described(
+            "Memory bandwidth of a streaming read; the default is an H200's.", "TB/S", least=0.001
+        ),
     ] = _READ_SPEED
 
     def __post_init__(self) -> None:

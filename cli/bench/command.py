@@ -44,7 +44,7 @@ def bench(
         typer.Option(
             "--prompts",
             metavar="FILE.jsonl",
-            help="A prompt set, reported on a row of its own; repeatable.",
+            help="Prompt set, reported separately; repeatable.",
             rich_help_panel="Measurement",
         ),
     ] = None,
@@ -54,7 +54,7 @@ def bench(
             "--max-new-tokens",
             metavar="N",
             min=2,
-            help="Tokens of each output.",
+            help="Tokens per output.",
             rich_help_panel="Measurement",
         ),
     ] = 128,
@@ -64,7 +64,7 @@ def bench(
             "--rounds",
             metavar="N",
             min=1,
-            help="Pairs measured for each prompt.",
+            help="Measured pairs per prompt.",
             rich_help_panel="Measurement",
         ),
     ] = 3,
@@ -72,14 +72,14 @@ def bench(
         bool,
         typer.Option(
             "--raw",
-            help="Feed text as it is, without the chat template.",
+            help="Do not apply the chat template.",
             rich_help_panel="Measurement",
         ),
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="FILE.svg", help="Draw the result too.", rich_help_panel="Report"
+            "--plot", metavar="FILE.svg", help="Also write a chart.", rich_help_panel="Report"
         ),
     ] = None,
     against: Annotated[
@@ -87,7 +87,7 @@ def bench(
         typer.Option(
             "--against",
             metavar="FILE.json",
-            help="Show the acceptance lost against this report of another engine.",
+            help="Compare the acceptance with this report of another engine.",
             rich_help_panel="Report",
         ),
     ] = None,
@@ -95,7 +95,7 @@ def bench(
         bool,
         typer.Option(
             "--drafters",
-            help="Compare the engine's drafters, by --batch and --context.",
+            help="Compare the engine's drafters by --batch and --context.",
             rich_help_panel="Measurement",
         ),
     ] = False,
@@ -111,33 +111,29 @@ def bench(
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Measure speed with and without the draft, in one run, with acceptance.
+    """Measure decoding speed and acceptance, with and without the draft.
 
-    Each prompt is decoded greedily both ways, one right after the other, and
-    which goes first alternates; medians are over these pairs.
+    Each prompt is decoded greedily both ways, one directly after the other, in
+    alternating order. Results are medians over these pairs. With [b]--no-spec[/b] only
+    decoding without the draft is measured. Without [b]--prompts[/b] the prompts are random
+    tokens, which no draft can predict.
 
-    With [b]--no-spec[/b] decoding without the draft is measured alone.
+    [b]--against[/b] compares with the output of [b]bench --json[/b] for an engine with another
+    [b]--draft-dtype[/b], with the same prompts and draft options.
 
-    Without [b]--prompts[/b] the prompts are random tokens, which no draft can
-    have learnt.
+    [b]--sweep[/b] measures phases of a CUDA engine, and compares each with the bytes that it
+    must read and a streaming read. [b]--sweep anatomy[/b] shows each launch of a step.
 
-    [b]--against[/b] takes what [b]bench --json[/b] wrote of an engine with another
-    [b]--draft-dtype[/b], for the same prompts and the same draft options.
+    [b]--suite[/b] checks scenarios against thresholds; the exit code is 1 if one is missed.
 
-    [b]--sweep[/b] times the phases of a CUDA engine on its GPU, each beside the
-    bytes that it must read and a streaming read in the same process;
-    [b]--sweep anatomy[/b] every launch of a step and of a prompt.
+    [b]--modes[/b] builds engines of one checkpoint without a draft, with one, and with SpecPV,
+    latents and DSA. It compares speed, cache size and fidelity by context.
 
-    [b]--suite[/b] judges scenarios by thresholds; exit code 1 where one is missed.
+    [b]--drafters[/b] compares no draft, each of the engine's drafters, and automatic
+    selection. [b]--prompts[/b] are concatenated to one text.
 
-    [b]--modes[/b] builds engines of one checkpoint without a draft, with one, with
-    SpecPV, latents and DSA, and measures speed, caches and fidelity by context.
-
-    [b]--drafters[/b] decodes with no draft, each of the engine's drafters and what pays,
-    in turn; [b]--prompts[/b] are read one behind the other as one text.
-
-    [b]--server[/b] loads a server with OpenAI's API, without an engine: times to the
-    first token and between tokens, as clients see them.
+    [b]--server[/b] measures a server with OpenAI's API: TTFT and inter-token latency as
+    seen by clients.
 
     \b
     Examples:

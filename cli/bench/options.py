@@ -19,15 +19,14 @@ class SweepOptions(OptionGroup):
     sweep: Annotated[
         str | None,
         Described(
-            "Time some of these phases instead: decode, verify, draft, profile, anatomy, "
-            "prefill, spec, load, specpv.",
+            "Measure phases: decode, verify, draft, profile, anatomy, prefill, spec, load, specpv.",
             "LIST",
         ),
     ] = None
     batches: Annotated[
         tuple[int, ...],
         Described(
-            "Sweep this batch; repeatable.",
+            "Batch size to measure; repeatable.",
             "N",
             least=1,
             name="batch",
@@ -39,7 +38,7 @@ class SweepOptions(OptionGroup):
     contexts: Annotated[
         tuple[int, ...],
         Described(
-            "Sweep this context; repeatable.",
+            "Context length to measure; repeatable.",
             "N",
             least=1,
             name="context",
@@ -51,7 +50,7 @@ class SweepOptions(OptionGroup):
     retrieved: Annotated[
         tuple[int, ...],
         Described(
-            "specpv: time views that retrieve N tokens; repeatable.",
+            "With specpv: retrieved tokens of a view; repeatable.",
             "N",
             least=1,
             shown="several",
@@ -61,7 +60,9 @@ class SweepOptions(OptionGroup):
     ] = ()
     limit_s: Annotated[
         float | None,
-        Described("Seconds for a part of a sweep.", "X", least=1, name="time_limit_s", shown="120"),
+        Described(
+            "Time limit of each part in seconds.", "X", least=1, name="time_limit_s", shown="120"
+        ),
     ] = None
 
 
@@ -71,24 +72,21 @@ class ServerLoadOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Server"
 
-    server: Annotated[
-        str | None, Described("Measure the server at this address instead.", "URL")
-    ] = None
-    clients: Annotated[
-        int, Described("Clients at once; each asks again when served.", "N", least=1)
-    ] = 1
+    server: Annotated[str | None, Described("Measure the server at this URL.", "URL")] = None
+    clients: Annotated[int, Described("Number of concurrent clients.", "N", least=1)] = 1
     rate: Annotated[
         float | None,
-        Described("Requests a second instead, however many are open.", "R", least=0.001),
+        Described("Requests per second, independent of --clients.", "R", least=0.001),
     ] = None
-    requests: Annotated[int, Described("Requests in all.", "N", least=1)] = 32
+    requests: Annotated[int, Described("Total number of requests.", "N", least=1)] = 32
     prompt_tokens: Annotated[
-        int, Described("Random ids of a prompt, without --prompts.", "N", least=1)
+        int, Described("Random tokens per prompt, without --prompts.", "N", least=1)
     ] = 128
     model: Annotated[
-        str | None, Described("Name of the model.", "NAME", shown="the server's first")
+        str | None,
+        Described("Name of the model in the API.", "NAME", shown="the server's first model"),
     ] = None
-    api_key: Annotated[str | None, Described("Key to send.", "KEY")] = None
+    api_key: Annotated[str | None, Described("API key.", "KEY")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,17 +98,17 @@ class SuiteOptions(OptionGroup):
     suite: Annotated[
         str | None,
         Described(
-            "Judge the scenarios of this YAML file, or of a shipped suite: smoke, single-32k, "
-            "large-context-16k-x4.",
+            "Run the scenarios of a YAML file or of a built-in suite (smoke, "
+            "single-32k, large-context-16k-x4), and check their thresholds.",
             "FILE",
         ),
     ] = None
-    junit: Annotated[
-        Path | None, Described("Write what came of them as JUnit's XML too.", "FILE.xml")
-    ] = None
+    junit: Annotated[Path | None, Described("Also write the results as JUnit XML.", "FILE.xml")] = (
+        None
+    )
     record: Annotated[
         Path | None,
-        Described("Stored report that over_record is judged by.", "FILE.json"),
+        Described("Earlier report for the threshold over_record.", "FILE.json"),
     ] = None
 
 
@@ -123,21 +121,19 @@ class ModeOptions(OptionGroup):
     modes: Annotated[
         str | None,
         Described(
-            "Compare these modes of one checkpoint: base, eagle3, specpv, mla, dsa, or some "
-            "joined by +.",
+            "Compare modes of one checkpoint: base, eagle3, specpv, mla, dsa, or "
+            "combinations with +.",
             "LIST",
         ),
     ] = None
     build: Annotated[
         Path | None,
-        Described("Model, draft and options of their builds, as build reads them.", "FILE.yaml"),
+        Described("Configuration file with model, draft and build options.", "FILE.yaml"),
     ] = None
     engines: Annotated[
-        Path | None, Described("Where their engines lie; what lacks is built.", "DIR")
+        Path | None, Described("Directory of the engines; missing ones are built.", "DIR")
     ] = None
     text: Annotated[
-        Path | None, Described("Text to read and to go on from, or ids as .npy.", "FILE")
+        Path | None, Described("Text to evaluate and to continue, or token ids as .npy.", "FILE")
     ] = None
-    judged: Annotated[
-        int, Described("Tokens behind each context that are judged.", "N", least=1)
-    ] = 256
+    judged: Annotated[int, Described("Evaluated tokens after each context.", "N", least=1)] = 256

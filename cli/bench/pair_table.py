@@ -1,4 +1,4 @@
-"""Pairs with and without a draft as a table."""
+"""The table of ``bench``: speed with and without a draft."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def bench_table(report: BenchReport) -> Table:
-    """One column a prompt set."""
+    """Return a table with one column per prompt set."""
     from rich.table import Table
 
     from specbuild.cli.tables.run_table import histogram_text, milliseconds
@@ -30,22 +30,21 @@ def bench_table(report: BenchReport) -> Table:
         "with draft, tokens/s", *(_decimals(entry.with_draft_tokens_per_s, 1) for entry in sets)
     )
     table.add_row("ratio", *(_decimals(entry.ratio, 2) for entry in sets))
-    table.add_row("tokens a step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
+    table.add_row("tokens/step", *(_decimals(entry.mean_acceptance_length, 2) for entry in sets))
     if report.against_dtype is not None:
         table.add_row(
-            f"with a draft in {report.against_dtype}",
+            f"tokens/step with a {report.against_dtype} draft",
             *(_decimals(entry.acceptance_length_against, 2) for entry in sets),
         )
-        table.add_row("tokens a step lost", *map(_acceptance_lost, sets))
+        table.add_row("tokens/step lost", *map(_acceptance_lost, sets))
     table.add_row(
-        "drafts accepted:steps", *(histogram_text(entry.acceptance_histogram) for entry in sets)
+        "accepted draft tokens: steps",
+        *(histogram_text(entry.acceptance_histogram) for entry in sets),
     )
     table.add_row(
-        "first token without draft", *(milliseconds(entry.ttft_without_draft_s) for entry in sets)
+        "TTFT without draft", *(milliseconds(entry.ttft_without_draft_s) for entry in sets)
     )
-    table.add_row(
-        "first token with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets)
-    )
+    table.add_row("TTFT with draft", *(milliseconds(entry.ttft_with_draft_s) for entry in sets))
     table.add_row("same output", *(f"{entry.same_output} of {len(entry.pairs)}" for entry in sets))
     if any(pair.specpv for entry in sets for pair in entry.pairs):
         table.add_row("SpecPV (lossy)", *(specpv_total(entry.pairs) for entry in sets))
@@ -73,7 +72,7 @@ def specpv_total(pairs: Sequence[Pair]) -> str:
         worst = min(share for s in stats for share in s.agreement_per_interval)
         text += f"; {100 * agreed / tokens:.1f} % agree, {100 * worst:.1f} % in the worst interval"
     failures = sum(s.invariant_failures for s in stats)
-    return text + (f"; {failures} invariants failed" if failures else "")
+    return text + (f"; {failures} internal checks failed" if failures else "")
 
 
 def _decimals(value: float | None, places: int) -> str:

@@ -1,4 +1,4 @@
-"""The bench report as a picture: speed of each prompt set, and what the draft got accepted."""
+"""The chart of ``bench``: speed and accepted draft tokens of each prompt set."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plot(report: BenchReport, file: Path) -> None:
         steps = sum(entry.acceptance_histogram)
         shares = [count / steps for count in entry.acceptance_histogram] if steps else []
         acceptance.plot(range(len(shares)), shares, marker="o", label=entry.name)
-    acceptance.set_xlabel("drafts accepted in a step")
+    acceptance.set_xlabel("accepted draft tokens per step")
     acceptance.set_ylabel("share of steps")
     acceptance.set_ylim(bottom=0)
     acceptance.xaxis.get_major_locator().set_params(integer=True)

@@ -27,7 +27,7 @@ def sweep_tables(report: SweepReport) -> Group:
     if report.load is not None:
         parts.append(_load_table(report.load))
     parts += [anatomy_tables(step) for step in report.anatomies]
-    parts += [f"left out: {reason}" for reason in report.left_out]
+    parts += [f"skipped: {reason}" for reason in report.left_out]
     return Group(*parts)
 
 
@@ -44,7 +44,7 @@ def decoding_line(found: Decoding) -> str:
     """The same for decoding."""
     return (
         f"spec: batch {found.batch}, {found.draft}: {found.tokens_per_s:.0f} tokens/s, "
-        f"{found.mean_acceptance_length:.2f} tokens a step, "
+        f"{found.mean_acceptance_length:.2f} tokens/step, "
         f"tokens {'equal' if found.same_tokens else 'DIFFER'}"
     )
 
@@ -52,7 +52,7 @@ def decoding_line(found: Decoding) -> str:
 def load_line(found: Load) -> str:
     """The same for loading."""
     times = ", ".join(f"{time_s:.2f}" for time_s in found.first_token_s) or _NONE
-    return f"load: {found.load_s:.2f} s; fresh processes to the first token: {times} s"
+    return f"load: {found.load_s:.2f} s; new processes to the first token: {times} s"
 
 
 def microseconds(time_s: float) -> str:
@@ -103,7 +103,7 @@ def _decoding_table(rows: tuple[Decoding, ...]) -> Table:
     table = Table()
     table.add_column("batch", style="bold", justify="right")
     table.add_column("draft", overflow="fold")
-    for column in ("tokens/s", "ratio", "with prompts", "tokens a step", "first token", "same"):
+    for column in ("tokens/s", "ratio", "incl. prefill", "tokens/step", "TTFT", "same tokens"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
@@ -121,13 +121,13 @@ def _decoding_table(rows: tuple[Decoding, ...]) -> Table:
 
 def _load_table(load: Load) -> Table:
     table = fact_table("load")
-    table.add_row("loading", f"{load.load_s:.2f} s")
+    table.add_row("load time", f"{load.load_s:.2f} s")
     times = ", ".join(f"{time_s:.2f} s" for time_s in load.first_token_s)
-    table.add_row("fresh process to first token", times or _NONE)
+    table.add_row("new process to first token", times or _NONE)
     table.add_row("weights", size_text(load.weights_bytes))
     table.add_row("caches", size_text(load.cache_bytes))
-    table.add_row("device memory beyond these", size_text(load.beyond_bytes))
-    table.add_row("taken before, context included", size_text(load.context_bytes))
+    table.add_row("other device memory", size_text(load.beyond_bytes))
+    table.add_row("used before, with CUDA context", size_text(load.context_bytes))
     return table
 
 

@@ -1,4 +1,4 @@
-"""``specbuild build``: a checkpoint, and its draft, into an engine directory."""
+"""``specbuild build``: compile a checkpoint and its draft into an engine directory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specbuild.cli.options.shared import Debug
 
 @takes_options
 def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
-    """Build a checkpoint, and its EAGLE3 draft, into an engine directory.
+    """Compile a checkpoint, and optionally its draft, into an engine directory.
 
-    Targets are GPT-OSS, Llama, Qwen2, Qwen3, MiMo, DeepSeek and GLM, also as a
-    GGUF file (--model model-Q4_K_M.gguf). Draft options are limits: [b]run[/b] may
-    ask for any smaller tree.
+    Supported models are GPT-OSS, Llama, Qwen2, Qwen3, MiMo, DeepSeek, Kimi, GLM and
+    Youtu, as safetensors or as a GGUF file (--model model-Q4_K_M.gguf). Draft
+    options are limits: [b]run[/b] can use any smaller tree.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``specbuild check``: is this an engine, and does it run here?"""
+"""``specbuild check``: check an engine's files and whether this machine can run it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ def check(
     pin: Pin = None,
     _debug: Debug = False,
 ) -> None:
-    """Say whether an engine is whole and runs on this machine, without loading its weights.
+    """Check whether an engine is intact and can run on this machine.
 
-    For a CUDA engine: is there a GPU of the architecture that it was built for, a
-    driver that is new enough, and memory for its weights and caches? For TensorRT
-    engines: is the library installed, of the version that built them, and the
-    GPU one of theirs? They are not loaded.
+    For CUDA engines this checks the GPU's architecture, the driver version, and
+    the memory for weights and caches. For TensorRT engines it checks the
+    version of the library and the GPU. The engine is not loaded.
 
-    Reads the manifest and the sizes of the files, and prints the manifest's
-    SHA-256, which [b]--pin[/b] takes. Exit code 0: runs here;
-    1: sound, but not here, for each reason printed; 2: not an engine, or damaged.
+    The command reads the manifest and the file sizes, and prints the manifest's
+    SHA-256, the value for [b]--pin[/b]. Exit code 0: the engine can run here. 1: it is
+    intact but cannot run here, with the reasons. 2: not an engine, or damaged.
 
     \b
     Examples:
@@ -40,10 +39,10 @@ def check(
     reasons = check_here(manifest, engine)
     digest = f"manifest: {manifest_digest_of(engine)[:64]}"
     if not reasons:
-        say(f"{engine} runs here")
+        say(f"{engine} can run on this machine")
         say(digest)
         return
-    say(f"{engine} is sound, but does not run here:")
+    say(f"{engine} is intact, but cannot run on this machine:")
     for reason in reasons:
         say(f"- {reason}")
     say(digest)

@@ -1,4 +1,4 @@
-"""``specbuild compare``: what a lossy option costs and gives."""
+"""``specbuild compare``: compare the accuracy and speed of two engines."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ if TYPE_CHECKING:
 
 @takes_options
 def compare(
-    reference: Annotated[
-        Path, typer.Argument(metavar="REFERENCE", help="Engine that the other is held against.")
-    ],
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Engine of the same model.")],
+    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Reference engine.")],
+    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Other engine of the same model.")],
     *,
     text: TextOptions,
     speed: SpeedOptions,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.svg", help="Draw the divergence by position too."),
+        typer.Option("--plot", metavar="FILE.svg", help="Also draw the divergence by position."),
     ] = None,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Hold an engine against another of the same model: quality, speed and size.
+    """Compare two engines of the same model: accuracy, speed and size.
 
-    Both read the same text: perplexity, divergence of their distributions, and how
-    often both find the same token likeliest. Then both decode the same prompts
-    greedily in turn, each with its own draft. Both are loaded at once.
+    Both engines evaluate the same text: perplexity, KL divergence, and the share of
+    positions with the same most likely token. Then both decode the same prompts
+    greedily in turn, each with its own draft. Both are loaded at the same time.
 
-    Behind [b]--context[/b] an engine with SpecPV or DSA reads a token at a time, as its
-    steps do: give one above its threshold, and longer pieces.
+    After [b]--context[/b] tokens, an engine with SpecPV or DSA processes one token at a
+    time, as in decoding. Use a context above its threshold, and longer pieces.
 
     \b
     Examples:

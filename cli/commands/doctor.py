@@ -1,4 +1,4 @@
-"""``specbuild doctor``: what this machine can build for and run."""
+"""``specbuild doctor``: list what this machine can build and run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHERS = ("tensorrt", "tensorrt-rtx")
 
 
 def doctor(_debug: Debug = False) -> None:
-    """Say what this machine can build engines for and run, and what is missing for the rest.
+    """List what this machine can build and run, and the packages that are missing.
 
     \b
     Examples:
@@ -40,21 +40,21 @@ def doctor(_debug: Debug = False) -> None:
     for name, version in found.items():
         table.add_row(name, version or "not installed")
     console.output().print(table)
-    print(f"builds engines for the CPU: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
-    print(f"runs engines for the CPU: {_answer(found, _TO_RUN, 'cpu')}")
+    print(f"can build CPU engines: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
+    print(f"can run CPU engines: {_answer(found, _TO_RUN, 'cpu')}")
     to_compile = (*_TO_BUILD, *_TO_COMPILE, *_TO_LAUNCH)
-    print(f"builds engines for GPUs (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
+    print(f"can build CUDA engines (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
     rtx = _answer(found, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
-    print(f"builds engines for RTX GPUs (tensorrt-rtx): {rtx}")
+    print(f"can build TensorRT-RTX engines: {rtx}")
     no_gpu = driver is None or driver.gpus == 0
-    launches = "no, no NVIDIA driver shows a GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
-    print(f"runs engines for GPUs: {launches}")
+    launches = (
+        "no: the NVIDIA driver reports no GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
+    )
+    print(f"can run CUDA engines: {launches}")
 
 
 def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:
     missing = [name for name in needed if found[name] is None]
     if not missing:
         return "yes"
-    return (
-        f"no, {', '.join(missing)} missing: pip install '.[{extras}]' where specbuild's sources are"
-    )
+    return f"no: {', '.join(missing)} missing; run pip install '.[{extras}]' in the checkout"

@@ -1,4 +1,4 @@
-"""``specbuild dynamo``: an engine behind NVIDIA Dynamo's front end and router."""
+"""``specbuild dynamo``: run an engine as a worker of NVIDIA Dynamo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dynamo(
         typer.Option(
             "--model",
             metavar="DIR",
-            help="Checkpoint of the target, whose config.json and tokenizer the front end reads.",
+            help="Checkpoint of the target; the frontend reads its config.json and tokenizer.",
         ),
     ],
     served_model_name: Annotated[
@@ -30,8 +30,8 @@ def dynamo(
         typer.Option(
             "--served-model-name",
             metavar="NAME",
-            help="Name of the model.",
-            show_default="the engine's folder",
+            help="Name of the model in the API.",
+            show_default="the name of the engine directory",
         ),
     ] = None,
     namespace: Annotated[
@@ -42,27 +42,29 @@ def dynamo(
     ] = "backend",
     discovery_backend: Annotated[
         Literal["etcd", "file", "kubernetes", "mem"],
-        typer.Option("--discovery-backend", help="How workers and front ends find each other."),
+        typer.Option("--discovery-backend", help="Discovery of workers and frontends."),
     ] = "etcd",
     event_plane: Annotated[
         Literal["zmq", "nats"] | None,
-        typer.Option("--event-plane", help="How events go.", show_default="Dynamo's"),
+        typer.Option("--event-plane", help="Transport of events.", show_default="Dynamo's"),
     ] = None,
     max_queue: Annotated[
         int,
-        typer.Option("--max-queue", metavar="N", min=0, help="Sequences that may wait."),
+        typer.Option(
+            "--max-queue", metavar="N", min=0, help="Maximum number of waiting sequences."
+        ),
     ] = 256,
     no_prefix_cache: Annotated[
-        bool, typer.Option("--no-prefix-cache", help="Read every prompt from its beginning.")
+        bool, typer.Option("--no-prefix-cache", help="Disable prefix caching.")
     ] = False,
     threads: Threads = None,
     _debug: Debug = False,
 ) -> None:
     """Serve an engine as a worker of NVIDIA Dynamo.
 
-    Dynamo's front end has the HTTP API: it tokenises, renders chat templates and reads
-    tool calls. Its router sends prompts that begin alike to the worker that has their
-    pages: the worker tells it what its prefix cache keeps.
+    Dynamo's frontend has the HTTP API, tokenizes, and handles chat templates and tool
+    calls. Its router sends a prompt to the worker that has cached the longest prefix:
+    the worker publishes the contents of its prefix cache.
 
     \b
     Examples:

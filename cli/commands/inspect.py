@@ -1,4 +1,4 @@
-"""``specbuild inspect``: what an engine holds and will take."""
+"""``specbuild inspect``: show the contents and the predicted memory of an engine."""
 
 from __future__ import annotations
 
@@ -22,25 +22,29 @@ def inspect(
     anatomy: AnatomyOptions,
     max_batch_size: Annotated[
         int | None,
-        typer.Option("--max-batch-size", metavar="N", min=1, help="Predict memory for this batch."),
+        typer.Option(
+            "--max-batch-size", metavar="N", min=1, help="Predict the memory for this batch size."
+        ),
     ] = None,
     max_seq_len: Annotated[
         int | None,
-        typer.Option("--max-seq-len", metavar="N", min=1, help="Predict memory for this length."),
+        typer.Option(
+            "--max-seq-len", metavar="N", min=1, help="Predict the memory for this sequence length."
+        ),
     ] = None,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Show an engine's geometry, limits, sizes, ops, and the memory it will take.
+    """Show an engine's geometry, limits, sizes, ops and predicted memory.
 
-    Memory is predicted for the limits of the engine, or for those given here:
-    what an engine built with them would take. Of a CUDA engine the programs
-    and kernels are listed too, of TensorRT engines layers, bindings and profiles,
-    of an engine from a GGUF file the types that its tensors had.
+    Memory is predicted for the engine's limits, or for the limits given here, as if
+    the engine had been built with them. CUDA engines also show programs and
+    kernels, TensorRT engines layers, bindings and profiles, and engines
+    from GGUF files the types of the source tensors.
 
-    [b]--anatomy[/b] reads the plan of a CUDA engine: of a step without a draft and
-    one with the deepest chain every launch, layers that are alike folded: its
-    bytes, the least time that these take, and what it waits for.
+    [b]--anatomy[/b] lists each launch of a CUDA engine's steps, without a draft and with
+    the deepest chain: its bytes, the minimum time to read them, and its
+    dependencies. Identical layers are combined.
 
     \b
     Examples:

@@ -17,23 +17,23 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RECORD]...",
-            help="What bench, compare, plan, verify or run printed with --json.",
+            help="Output of bench, compare, estimate, verify or run with --json.",
         ),
     ] = None,
     *,
     output: Annotated[
-        Path, typer.Option("--output", metavar="FILE.html", help="The page to write.")
+        Path, typer.Option("--output", metavar="FILE.html", help="HTML file to write.")
     ],
     verify_key: VerifyKey = None,
     pin: Pin = None,
     _debug: Debug = False,
 ) -> None:
-    """Write one HTML page on an engine: what it is, takes and runs, and what was measured.
+    """Write an HTML page about an engine and its measurements.
 
-    Geometry, memory, kernels and why they were chosen, step costs as curves, and
-    provenance come from the engine itself; no GPU is needed and no weights are
-    read. Roofline, a layer's launches, speed, acceptance and fidelity come from
-    the records. The page needs nothing else, and names the record of each figure.
+    Geometry, memory, kernel selection, step times and provenance come from the
+    engine; no GPU is needed and no weights are read. Roofline, launches, speed,
+    acceptance and fidelity come from the records. The page has no external
+    resources, and names the record of each figure.
 
     \b
     Examples:

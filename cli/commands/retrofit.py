@@ -22,7 +22,7 @@ retrofit = typer.Typer(
 
 @retrofit.callback()
 def _retrofit(context: typer.Context) -> None:
-    """Give a trained checkpoint what it was trained without."""
+    """Add components to a trained checkpoint."""
     show_help_alone(context)
 
 
@@ -32,47 +32,55 @@ def mla(
     model: Model,
     rank: Annotated[
         int,
-        typer.Option("--rank", metavar="R", min=1, help="Values of a latent; the layers' mean."),
+        typer.Option("--rank", metavar="R", min=1, help="Mean width of a latent over the layers."),
     ],
     calibration: Annotated[
         list[Path] | None,
-        typer.Option("--calibration", metavar="PATH", help="Text to weigh inputs by; repeatable."),
+        typer.Option("--calibration", metavar="PATH", help="Calibration text; repeatable."),
     ] = None,
     evaluation: Annotated[
         list[Path] | None,
         typer.Option(
             "--evaluation",
             metavar="PATH",
-            help="Text for the perplexities; a fifth of the calibration text otherwise.",
+            help="Text for the perplexities; default: a fifth of the calibration text.",
         ),
     ] = None,
     layers: Annotated[
         str | None,
-        typer.Option("--layers", metavar="LIST", help="Layers to change, as 0-11,15; else all."),
+        typer.Option(
+            "--layers", metavar="LIST", help="Layers to change, for example 0-11,15; default: all."
+        ),
     ] = None,
     tokens: Annotated[
-        int, typer.Option("--tokens", metavar="N", min=1, help="Most tokens to calibrate on.")
+        int,
+        typer.Option("--tokens", metavar="N", min=1, help="Maximum number of calibration tokens."),
     ] = 16384,
     sequence_length: Annotated[
-        int, typer.Option("--sequence-length", metavar="N", min=2, help="Context of the text.")
+        int,
+        typer.Option(
+            "--sequence-length", metavar="N", min=2, help="Tokens per sequence of the text."
+        ),
     ] = 512,
     dtype: Annotated[
-        Literal["float32", "bfloat16"], typer.Option("--dtype", help="How latents are stored.")
+        Literal["float32", "bfloat16"], typer.Option("--dtype", help="Storage type of the latents.")
     ] = "float32",
     output: Annotated[
         Path | None,
-        typer.Option("--output", metavar="FILE", help="Where to write; else beside the model."),
+        typer.Option(
+            "--output", metavar="FILE", help="File to write; default: in the checkpoint directory."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing output.")] = False,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Cache a latent in place of keys and values (MLA-lite), by factorising their projections.
+    """Cache latents instead of keys and values (MLA-lite), by factorizing their projections.
 
-    With calibration text the factors are the best for inputs like it and for
-    what reads keys and values, and layers that need more of the rank get
-    more. Without it they are a plain SVD of the weights, which loses far more.
-    [b]build[/b] finds the result beside the model.
+    Calibration text weights the factorization by the activations, and gives
+    sensitive layers a higher rank. Without it the factors are a plain SVD of the
+    weights, which loses far more accuracy. [b]build[/b] finds the result in the
+    checkpoint directory.
 
     \b
     Examples:

@@ -64,16 +64,16 @@ def run(
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Decode prompts with an engine, speculatively where it has a draft.
+    """Decode prompts with an engine, with speculative decoding if it has a draft.
 
-    The prompt is [b]--prompt TEXT[/b], or all of standard input as one text, or
-    each line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or
-    "prompt_ids": \\[1, 2], or "messages" for the chat template; "temperature",
-    "seed", "stop" and the like in a line are of its prompt alone.
+    The prompt is [b]--prompt TEXT[/b], the whole standard input, or one per line of
+    [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or "prompt_ids": \\[1, 2],
+    or "messages" for the chat template. A line can also set parameters of its
+    prompt, for example "temperature", "seed" and "stop".
 
-    Text goes to standard output, tokens of the draft coloured apart, and the
-    statistics to standard error. With [b]--json[/b] standard output holds one
-    JSON object a prompt, in input order, and nothing else.
+    The text goes to standard output, with accepted draft tokens in another colour, and
+    statistics go to standard error. With [b]--json[/b] standard output has one JSON
+    object per prompt, in input order.
 
     \b
     Examples:

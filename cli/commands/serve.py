@@ -1,4 +1,4 @@
-"""``specbuild serve``: an engine directory as a service with OpenAI's API."""
+"""``specbuild serve``: serve an engine over HTTP with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -51,31 +51,36 @@ class AddressOptions(OptionGroup):
     PANEL: ClassVar[str] = "Address"
 
     host: Annotated[str, Described("Address to listen on.", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[int, Described("Port; 0 is a free one.", "N", least=0, most=65535)] = 8000
+    port: Annotated[int, Described("Port; 0 selects a free port.", "N", least=0, most=65535)] = 8000
     uds: Annotated[Path | None, Described("Listen on a Unix socket instead.", "PATH")] = None
     allowed_hosts: Annotated[
         tuple[str, ...],
         Described(
-            "Hosts that a request may name, * for any; repeatable.",
+            "Accepted Host header, * for any; repeatable.",
             "HOST",
-            shown="on loopback its names, else any",
+            shown="loopback names on a loopback address, else any",
             typed=list[str],
             read=repeated,
         ),
     ] = ()
     api_key: Annotated[
         tuple[str, ...],
-        Described("Serve who sends this key; repeatable.", "KEY", typed=list[str], read=repeated),
+        Described("Required API key; repeatable.", "KEY", typed=list[str], read=repeated),
     ] = ()
-    api_key_file: Annotated[Path | None, Described("Keys, one a line.", "FILE")] = None
+    api_key_file: Annotated[Path | None, Described("File with API keys, one per line.", "FILE")] = (
+        None
+    )
     cors: Annotated[
         tuple[str, ...],
         Described(
-            "Let pages of this origin call; repeatable.", "ORIGIN", typed=list[str], read=repeated
+            "Allow cross-origin requests from this origin; repeatable.",
+            "ORIGIN",
+            typed=list[str],
+            read=repeated,
         ),
     ] = ()
 
-    no_page: Annotated[bool, Described("No page at /.")] = False
+    no_page: Annotated[bool, Described("Disable the chat page at /.")] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +92,26 @@ class ModelOptions(OptionGroup):
     served_model_name: Annotated[
         tuple[str, ...],
         Described(
-            "Name of the model; repeatable.",
+            "Name of the model in the API; repeatable.",
             "NAME",
-            shown="the engine's folder",
+            shown="the name of the engine directory",
             typed=list[str],
             read=repeated,
         ),
     ] = ()
     chat_template: Annotated[
-        Path | None, Described("Jinja template instead of the engine's.", "FILE")
+        Path | None, Described("Jinja chat template that replaces the engine's.", "FILE")
     ] = None
-    reasoning_parser: Annotated[str, Described("auto, harmony, think or none.", "PARSER")] = "auto"
+    reasoning_parser: Annotated[
+        str, Described("Format of reasoning: auto, harmony, think or none.", "PARSER")
+    ] = "auto"
     tool_call_parser: Annotated[
         str,
-        Described("auto, harmony, hermes, deepseek3, deepseek31, kimi2, glm47 or none.", "PARSER"),
+        Described(
+            "Format of tool calls: auto, harmony, hermes, qwen3_coder, deepseek3, deepseek31, "
+            "kimi2, glm47 or none.",
+            "PARSER",
+        ),
     ] = "auto"
 
     @property
@@ -117,9 +128,12 @@ class QueueOptions(OptionGroup):
     PANEL: ClassVar[str] = "Queue"
 
     max_queue: Annotated[
-        int, Described("Sequences that may wait; more get a 429.", "N", least=0)
+        int,
+        Described("Maximum number of waiting sequences; further requests get 429.", "N", least=0),
     ] = 256
-    log_requests: Annotated[bool, Described("Print a line for each request on stderr.")] = False
+    log_requests: Annotated[bool, Described("Print one line per request to standard error.")] = (
+        False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +142,9 @@ class PrefixOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Prefix cache"
 
-    no_prefix_cache: Annotated[bool, Described("Read every prompt from its beginning.")] = False
+    no_prefix_cache: Annotated[bool, Described("Disable prefix caching.")] = False
     publish_generated_pages: Annotated[
-        bool, Described("Keep the pages of answers too; they may be rounded otherwise.")
+        bool, Described("Also cache the pages of outputs; the last bits may differ from prefill.")
     ] = False
 
     def __post_init__(self) -> None:
@@ -153,12 +167,12 @@ class EventOptions(OptionGroup):
 
     kv_events: Annotated[
         str | None,
-        Described("Publish which pages come and go, on ZeroMQ as vLLM does.", "ENDPOINT"),
+        Described("Publish cache events over ZeroMQ in vLLM's format.", "ENDPOINT"),
     ] = None
     kv_events_replay: Annotated[
-        str | None, Described("Where subscribers ask for what they missed.", "ENDPOINT")
+        str | None, Described("Endpoint from which subscribers request missed events.", "ENDPOINT")
     ] = None
-    kv_events_topic: Annotated[str, Described("Topic of the events.", "TOPIC")] = ""
+    kv_events_topic: Annotated[str, Described("Topic of the cache events.", "TOPIC")] = ""
 
     def __post_init__(self) -> None:
         if self.kv_events is None and (self.kv_events_replay or self.kv_events_topic):
@@ -209,8 +223,8 @@ def serve(
     """Serve an engine over HTTP with OpenAI's API.
 
     Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
-    /tokenize, /detokenize, /health, /metrics, and a page to chat on at /. SIGTERM and ctrl-C
-    let open requests finish; a second ctrl-C aborts them.
+    /tokenize, /detokenize, /health, /metrics, and a chat page at /. On SIGTERM and
+    ctrl-C open requests finish; a second ctrl-C aborts them.
 
     \b
     Examples:

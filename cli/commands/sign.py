@@ -12,14 +12,13 @@ from specbuild.cli.options.shared import Debug, EngineDirectory
 
 def sign(
     engine: EngineDirectory,
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Ed25519 private key in PEM.")],
+    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="Ed25519 private key (PEM).")],
     _debug: Debug = False,
 ) -> None:
-    """Sign an engine, so that others can tell that it is yours and unchanged.
+    """Sign an engine, so that others can verify its origin and integrity.
 
-    Every file is checked first. The signature is of manifest.sha256, and stands
-    beside it as manifest.sig. Give the public key to those who run the engine:
-    [b]check[/b] and [b]run[/b] take it as [b]--verify-key[/b].
+    All files are checked first. manifest.sig is the signature of manifest.sha256.
+    Distribute the public key: [b]check[/b] and [b]run[/b] accept it as [b]--verify-key[/b].
 
     \b
     Examples:

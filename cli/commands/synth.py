@@ -34,14 +34,14 @@ def synth(
     asked: SynthOptions,
     *,
     draft: Annotated[
-        bool, typer.Option("--draft", help="Make a draft too.", rich_help_panel="Model")
+        bool, typer.Option("--draft", help="Also create a draft.", rich_help_panel="Model")
     ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             metavar="DIR",
-            help="Where to write the checkpoints.",
+            help="Directory for the checkpoints.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def synth(
         typer.Option(
             "--engine",
             metavar="DIR",
-            help="Engine to write instead of checkpoints.",
+            help="Engine directory to write, instead of checkpoints.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -59,7 +59,7 @@ def synth(
         typer.Option(
             "--backend",
             metavar="NAME",
-            help="What the engine runs on: cpu or cuda.",
+            help="Backend of the engine: cpu or cuda.",
             show_default="cpu",
             rich_help_panel=_OUTPUT,
         ),
@@ -69,7 +69,7 @@ def synth(
         typer.Option(
             "--gpu",
             metavar="ARCH",
-            help="GPU to compile the engine for.",
+            help="GPU architecture of the engine.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
@@ -82,7 +82,7 @@ def synth(
         typer.Option(
             "--drafter",
             metavar="NAME",
-            help="suffix: give the engine suffix decoding, alone or beside --draft.",
+            help="suffix: add suffix decoding, alone or with --draft.",
             show_default=False,
             rich_help_panel=SuffixOptions.PANEL,
         ),
@@ -95,12 +95,12 @@ def synth(
     dsa: Annotated[DsaOptions, Without(("enabled",))],
     _debug: Debug = False,
 ) -> None:
-    """Make a model of true geometry and random weights, whose behaviour is known.
+    """Create a synthetic model: the sizes of a real model, random weights, known output.
 
-    Greedy decoding follows a random permutation of the tokens. The draft agrees
-    with it after the share [b]--acceptance[/b] of its tokens, at every level, so the
-    acceptance that an engine measures is real and known beforehand. That holds
-    for prompts of tokens that the draft can say: take them from
+    Greedy decoding follows a random permutation of the tokens. At each level the
+    draft is correct with probability [b]--acceptance[/b], so the measured acceptance is
+    known in advance. This holds for prompts of tokens in the draft's
+    vocabulary: use
     [b]prompts.jsonl[/b] in the output, or from ENGINE[b].prompts.jsonl[/b] beside
     an engine. There is no tokenizer.
 

@@ -15,7 +15,7 @@ train = typer.Typer(help="Train what a checkpoint lacks.", invoke_without_comman
 
 @train.callback()
 def _train(context: typer.Context) -> None:
-    """Train what a checkpoint lacks: a draft, latents, indexers."""
+    """Train a draft, latents or indexers for a checkpoint."""
     show_help_alone(context)
 
 
@@ -24,8 +24,8 @@ def _train(context: typer.Context) -> None:
 def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
     """Train a draft for a target: EAGLE3 with test-time training, or another kind.
 
-    Text is [b].py .txt .md .jsonl[/b] files, or directories of them. Sizes left
-    out are chosen to fit the target. The output is a draft checkpoint for
+    Training text is [b].py .txt .md .jsonl[/b] files, or directories of them. Sizes that
+    are omitted follow the target. The output is a draft checkpoint for
     [b]specbuild build --draft[/b].
 
     \b
@@ -40,7 +40,9 @@ def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
 
     with ProgressBar() as progress:
         train_draft(asked, progress)
-    messages().print(f"{asked.output} holds the draft, for specbuild build --draft", soft_wrap=True)
+    messages().print(
+        f"draft written to {asked.output}; use it with specbuild build --draft", soft_wrap=True
+    )
 
 
 train.command(cls=Command)(train_heads.mla)

@@ -9,12 +9,12 @@ from specbuild.cli.options.shared import Debug
 
 @takes_options
 def mla(asked: LatentTraining, *, _debug: Debug = False) -> None:
-    """Train the latents that stand for keys and values (MLA-lite), the model frozen.
+    """Train latents that replace keys and values (MLA-lite) for a frozen model.
 
-    The model with latents learns to say what the model without them says.
-    [b]mla_kv.safetensors[/b] of the output goes beside the checkpoint, where
-    [b]build[/b] finds it. Under [b]torchrun -m specbuild.cli.main train mla ...[/b]
-    several devices train together.
+    The model with latents learns to reproduce the outputs of the model without them.
+    Copy [b]mla_kv.safetensors[/b] from the output into the checkpoint directory, where
+    [b]build[/b] finds it. For several devices use
+    [b]torchrun -m specbuild.cli.main train mla ...[/b].
 
     \b
     Examples:
@@ -31,11 +31,11 @@ def mla(asked: LatentTraining, *, _debug: Debug = False) -> None:
 
 @takes_options
 def dsa(asked: IndexerTraining, *, _debug: Debug = False) -> None:
-    """Train indexers that choose the tokens to attend to (DSA-lite), the model frozen.
+    """Train indexers that select the tokens to attend to (DSA-lite) for a frozen model.
 
-    They learn from the model's own attention. Latents beside the model stay as
-    they are; [b]--joint-steps[/b] then trains both. Under
-    [b]torchrun -m specbuild.cli.main train dsa ...[/b] several devices train together.
+    Indexers learn to reproduce the model's attention scores. Latents in the checkpoint
+    directory do not change; [b]--joint-steps[/b] then trains both. For several devices use
+    [b]torchrun -m specbuild.cli.main train dsa ...[/b].
 
     \b
     Examples:

@@ -23,8 +23,7 @@ def tune(
         typer.Option(
             "--output",
             metavar="FILE",
-            help="Tactic file to write or add to; if left out, ENGINE.tactics.json beside the "
-            "engine.",
+            help="Tactic file to write or extend; default: ENGINE.tactics.json next to the engine.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,
@@ -33,7 +32,7 @@ def tune(
         typer.Option(
             "--ops",
             metavar="NAMES",
-            help="Only these ops, as RmsMoe,Linear.",
+            help="Only these ops, for example RmsMoe,Linear.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,
@@ -43,7 +42,7 @@ def tune(
             "--max-rows",
             metavar="N",
             min=1,
-            help="Only launches of up to N rows.",
+            help="Only launches with at most N rows.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,
@@ -52,7 +51,7 @@ def tune(
         typer.Option(
             "--used-by",
             metavar="FILE.json",
-            help="Only launches of the programs that this report of bench --suite counts.",
+            help="Only launches of programs counted in this report of bench --suite.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,
@@ -62,7 +61,7 @@ def tune(
             "--context",
             metavar="N",
             min=1,
-            help="Tokens that a sequence holds.",
+            help="Tokens per sequence.",
             rich_help_panel="Kernel variants",
         ),
     ] = 1024,
@@ -72,7 +71,7 @@ def tune(
             "--seconds",
             metavar="S",
             min=0.0,
-            help="Start no shape after this time.",
+            help="Start no further shape after S seconds.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,
@@ -80,7 +79,7 @@ def tune(
         bool,
         typer.Option(
             "--force",
-            help="Measure again what the tactic file holds.",
+            help="Repeat measurements that the tactic file already has.",
             rich_help_panel="Kernel variants",
         ),
     ] = False,
@@ -88,28 +87,28 @@ def tune(
         bool,
         typer.Option(
             "--skip-tactics",
-            help="Leave the kernels as they are.",
+            help="Do not tune kernels.",
             rich_help_panel="Kernel variants",
         ),
     ] = False,
     skip_costs: Annotated[
         bool,
         typer.Option(
-            "--skip-costs", help="Do not measure the step costs.", rich_help_panel="Step costs"
+            "--skip-costs", help="Do not measure step times.", rich_help_panel="Step costs"
         ),
     ] = False,
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Time every kernel variant at the engine's shapes, and rewrite its plan with the fastest.
+    """Measure kernel variants at the engine's shapes, and select the fastest.
 
     Needs the GPU that the engine was built for. The results go to a tactic file,
-    which [b]build --tactics[/b] reads on a machine without a GPU. A variant is taken
-    where it is more than 2 % faster than the default and gives the same bits.
+    which [b]build --tactics[/b] can read on a machine without a GPU. A variant is
+    selected if it is more than 2 % faster than the default with identical bits.
 
-    Then whole steps are timed for every batch, draft and several contexts, about
-    a minute long, and stored in the engine: on this kind of GPU the default draft
-    is chosen by them.
+    Then complete steps are measured for each batch size, draft and several contexts,
+    which takes about a minute. Their times are stored in the engine, and select
+    the draft length on this kind of GPU.
 
     \b
     Examples:

@@ -28,8 +28,8 @@ def verify(
 ) -> None:
     """Compare a CPU engine with its checkpoint, stage by stage, and check losslessness.
 
-    The reference for the target is Hugging Face transformers, for the draft plain torch.
-    Exit code 1 when a threshold fails.
+    The reference is Hugging Face transformers for the target, and PyTorch for the draft.
+    The exit code is 1 if a threshold is missed.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def verify_tables(report: VerifyReport) -> Group:
 
     thresholds = list(dict.fromkeys(row.threshold for row in report.rows))
     notes = [Text(f"{i}: {threshold}") for i, threshold in enumerate(thresholds, start=1)]
-    verdict = "every threshold holds" if report.passed else "a threshold failed"
+    verdict = "all thresholds hold" if report.passed else "a threshold was missed"
     return Group(
         _stages_table(report.rows, thresholds),
         *notes,

@@ -26,14 +26,16 @@ class TextOptions(OptionGroup):
             read=repeated,
         ),
     ]
-    tokens: Annotated[int, Described("Tokens to read.", "N", least=2)] = 4096
+    tokens: Annotated[int, Described("Number of tokens to evaluate.", "N", least=2)] = 4096
     length: Annotated[
         int | None,
-        Described("Longest piece that is read whole.", "N", least=2, shown="2048, or the engines'"),
+        Described(
+            "Maximum length of a piece of text.", "N", least=2, shown="2048, or the engines' limit"
+        ),
     ] = None
     context: Annotated[
         int,
-        Described("Tokens at the start of each piece that are not judged.", "N", least=0),
+        Described("Tokens at the start of each piece that are not evaluated.", "N", least=0),
     ] = 0
 
 
@@ -45,9 +47,11 @@ class SpeedOptions(OptionGroup):
 
     prompts: Annotated[
         Path | None,
-        Described("Prompts to decode for speed.", "FILE.jsonl", shown="the text's beginnings"),
+        Described(
+            "Prompts for the speed measurement.", "FILE.jsonl", shown="the start of each piece"
+        ),
     ] = None
     max_new_tokens: Annotated[
-        int, Described("Tokens of each output; 0 measures no speed.", "N", least=0)
+        int, Described("Tokens per output; 0 skips the speed measurement.", "N", least=0)
     ] = 128
-    rounds: Annotated[int, Described("Pairs measured for each prompt.", "N", least=1)] = 3
+    rounds: Annotated[int, Described("Measured pairs per prompt.", "N", least=1)] = 3

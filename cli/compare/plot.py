@@ -1,4 +1,4 @@
-"""A comparison as a picture: divergence by position."""
+"""The chart of ``specbuild compare``: KL divergence by position."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def plot(found: Comparison, file: Path) -> None:
     axes = figure.subplots()
     middle = [(entry.first + entry.last) / 2 for entry in found.by_position]
     axes.plot(middle, [e.divergence for e in found.by_position], marker="o", color="#0e7c86")
-    axes.set_xlabel("position in the text (tokens)")
-    axes.set_ylabel("divergence (nats a token)")
+    axes.set_xlabel("position (tokens)")
+    axes.set_ylabel("KL divergence (nats/token)")
     axes.set_ylim(bottom=0)
     fidelity = found.fidelity
     axes.set_title(
         f"perplexity ×{fidelity.perplexity_ratio:.4f}, "
-        f"{100 * fidelity.agreement:.2f} % same likeliest token",
+        f"{100 * fidelity.agreement:.2f} % same most likely token",
         fontsize=10,
     )
     save_svg(figure, file)

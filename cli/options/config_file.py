@@ -40,7 +40,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE.yaml",
-        help="Options from a file; those of the command line win.",
+        help="Read options from a file; command-line options override it.",
         parser=EngineConfig.from_yaml,
         callback=_apply,
         is_eager=True,

@@ -71,7 +71,9 @@ class PromptOptions(OptionGroup):
     PANEL: ClassVar[str] = "Prompts"
 
     prompt: Annotated[str | None, Described("The prompt.", "TEXT")] = None
-    prompts: Annotated[Path | None, Described("One prompt a line, as JSON.", "FILE.jsonl")] = None
+    prompts: Annotated[
+        Path | None, Described("File with one JSON object per prompt.", "FILE.jsonl")
+    ] = None
     raw: Annotated[bool, parameter(GenerateParams, "raw")] = False
 
 
@@ -89,9 +91,9 @@ class OutputOptions(OptionGroup):
         tuple[str, ...], parameter(GenerateParams, "stop", typed=list[str], read=repeated)
     ] = ()
     guide: Annotated[str | None, parameter(GenerateParams, "guide")] = None
-    raw_terminal: Annotated[
-        bool, Described("Write control characters of the text to a terminal as they are.")
-    ] = False
+    raw_terminal: Annotated[bool, Described("Do not escape control characters on a terminal.")] = (
+        False
+    )
     ignore_eos: Annotated[bool, parameter(GenerateParams, "ignore_eos")] = False
 
 

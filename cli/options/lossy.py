@@ -29,9 +29,10 @@ class SpecPvRequest(OptionGroup):
     retrieval_blocks: Annotated[
         int | Literal["auto"] | None,
         Described(
-            "Blocks that a partial view retrieves, up to the engine's; 0 verifies over all.",
+            "Blocks that a partial view retrieves, up to the engine's limit; 0 uses "
+            "full steps only.",
             "N|auto",
-            shown="the engine's",
+            shown="the engine's limit",
             typed=str,
             read=_blocks,
         ),
@@ -48,9 +49,9 @@ class DsaRequest(OptionGroup):
     top_k: Annotated[
         int | None,
         Described(
-            "Tokens that a row chooses, up to the engine's; 0 attends to everything.",
+            "Tokens that a row attends to, up to the engine's limit; 0 attends to all.",
             "N",
             least=0,
-            shown="the engine's",
+            shown="the engine's limit",
         ),
     ] = None

@@ -25,7 +25,7 @@ class PageOptions(OptionGroup):
     page_bytes: Annotated[
         tuple[str, ...],
         Described(
-            "Start only if a page of this cache group takes so many bytes; repeatable.",
+            "Required bytes per page of a cache group; repeatable.",
             "GROUP=N",
             typed=list[str],
             read=repeated,

@@ -39,7 +39,7 @@ Draft = Annotated[
     typer.Option(
         "--draft",
         metavar="DIR",
-        help="Checkpoint directory of the draft; mtp: the model's own MTP layer.",
+        help="Checkpoint directory of the draft, or mtp for the model's own MTP layer.",
     ),
 ]
 DrafterName = Annotated[
@@ -47,8 +47,8 @@ DrafterName = Annotated[
     typer.Option(
         "--drafter",
         metavar="NAME",
-        help="What drafts: one of the engine's drafters (inspect lists them), auto for what pays, "
-        "or none.",
+        help="Drafter to use: one of the engine's (inspect lists them), auto for the "
+        "fastest, or none.",
         show_default="auto",
         rich_help_panel="Draft",
     ),
@@ -58,7 +58,7 @@ DraftTree = Annotated[
     typer.Option(
         "--draft-tree",
         metavar="FILE.json",
-        help="Draft this tree in every step: the parent of each node, -1 for the root.",
+        help="JSON list with the parent of each node of a fixed draft tree; -1 is the root.",
         rich_help_panel="Draft",
     ),
 ]
@@ -66,7 +66,7 @@ NoSpec = Annotated[
     bool,
     typer.Option(
         "--no-spec",
-        help="As --drafter none: decode without a draft; lossy modes stay as they are.",
+        help="Decode without a draft, as --drafter none; lossy modes stay on.",
         rich_help_panel="Draft",
     ),
 ]
@@ -74,7 +74,7 @@ Exact = Annotated[
     bool,
     typer.Option(
         "--exact",
-        help="Plain decoding's tokens: no draft and no lossy mode.",
+        help="Decode without a draft and without lossy modes.",
         rich_help_panel="Draft",
     ),
 ]
@@ -84,7 +84,7 @@ RowsPerTurn = Annotated[
         "--prefill-rows-per-turn",
         metavar="N",
         min=1,
-        help="Prompt tokens read at a time while others decode.",
+        help="Maximum number of prompt tokens between two decoding steps.",
         rich_help_panel=GENERAL,
     ),
 ]
@@ -93,7 +93,7 @@ RunsOn = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="What it was built for, or one GPU of several, as cuda:1.",
+        help="Device to run on, for example cuda:1.",
         show_default="the first",
         rich_help_panel=GENERAL,
     ),
@@ -104,7 +104,7 @@ Threads = Annotated[
         "--threads",
         metavar="N",
         min=1,
-        help="Threads that compute on the CPU.",
+        help="Number of CPU threads.",
         rich_help_panel=GENERAL,
     ),
 ]
@@ -113,7 +113,7 @@ VerifyKey = Annotated[
     typer.Option(
         "--verify-key",
         metavar="FILE",
-        help="Ed25519 public key that must have signed the engine, in PEM.",
+        help="Ed25519 public key (PEM) that must have signed the engine.",
         rich_help_panel="Origin",
     ),
 ]
@@ -122,7 +122,7 @@ Pin = Annotated[
     typer.Option(
         "--pin",
         metavar="DIGEST",
-        help="SHA-256 that the engine's manifest must have, as check prints it.",
+        help="Required SHA-256 of the engine's manifest, as printed by check.",
         rich_help_panel="Origin",
     ),
 ]
@@ -131,13 +131,15 @@ Trace = Annotated[
     typer.Option(
         "--trace",
         metavar="FILE",
-        help="Write who gets and gives back which cache page, as JSON lines.",
+        help="Write the allocation of cache pages as JSON lines.",
         rich_help_panel=GENERAL,
     ),
 ]
 Json = Annotated[
     bool,
-    typer.Option("--json", help="JSON on standard output, nothing else.", rich_help_panel=GENERAL),
+    typer.Option(
+        "--json", help="Print JSON on standard output, and nothing else.", rich_help_panel=GENERAL
+    ),
 ]
 Debug = Annotated[
     bool,
@@ -154,7 +156,7 @@ GenerationConfigName = Annotated[
     typer.Option(
         "--generation-config",
         metavar="NAME",
-        help="Sampling where a request states none: what the model recommends (auto), or not.",
+        help="Default sampling parameters: those that the model recommends (auto), or none.",
         rich_help_panel="Sampling",
     ),
 ]
@@ -163,8 +165,8 @@ KvPages = Annotated[
     typer.Option(
         "--kv-policy",
         metavar="NAME",
-        help="Reserve all cache pages that a prompt may need (guaranteed-no-evict), or give them "
-        "on demand (max-utilization).",
+        help="Reserve all cache pages at the start of a request "
+        "(guaranteed-no-evict), or allocate them on demand (max-utilization).",
         rich_help_panel=GENERAL,
     ),
 ]

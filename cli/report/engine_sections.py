@@ -55,7 +55,7 @@ def memory_section(facts: EngineFacts) -> Section:
     parts |= {f"KV cache, {group}": size for group, size in memory.kv_bytes.items()}
     parts["outputs"] = memory.outputs_bytes
     drawn = bars([Bar(name, float(size), size_text(size)) for name, size in parts.items()])
-    caption = f"{size_text(memory.total_bytes)} in all, predicted."
+    caption = f"{size_text(memory.total_bytes)} in total, predicted."
     tables = (
         memory_table(memory),
         cache_tables(manifest, memory, facts.capacity),
@@ -77,14 +77,14 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
         yield figure(converted(plan_tables(facts.plan)), "", source="plan.json")
         reasons = list(_reasons(kernel.name for kernel in facts.plan.kernels))
         if reasons:
-            title = "why these kernels attend"
-            yield figure(table(title, ("kernel", "runs for", "because"), reasons), "",
-                         source="the tables of the ops")  # fmt: skip
+            title = "selection of attention kernels"
+            yield figure(table(title, ("kernel", "condition", "reason"), reasons), "",
+                         source="dispatch tables of the ops")  # fmt: skip
     if build.tactics is not None:
         tactics = build.tactics
         said = (
-            f"{tactics.tuned_launches} of {tactics.launches} launches with variants have the one "
-            f"that was quickest on {tactics.device} ({tactics.file})."
+            f"{tactics.tuned_launches} of {tactics.launches} launches with variants use the one "
+            f"that was fastest on {tactics.device} ({tactics.file})."
         )
         yield figure(paragraph(said), "", source=REPORT_FILE)
     if manifest.tensorrt is not None:
@@ -98,8 +98,8 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
         yield figure(converted(roles_table(manifest)), "", source=MANIFEST_FILE)
     if build.passes:
         rows = [(p.role, p.name, str(p.applied), str(p.nodes)) for p in build.passes if p.applied]
-        headings = ("graph", "pass", "times", "nodes left")
-        yield figure(table("passes over the graphs", headings, rows), "", source=REPORT_FILE)
+        headings = ("graph", "pass", "applied", "remaining nodes")
+        yield figure(table("graph passes", headings, rows), "", source=REPORT_FILE)
 
 
 def _reasons(kernels: Iterable[str]) -> Iterator[tuple[str, str, str]]:
@@ -112,7 +112,7 @@ def _reasons(kernels: Iterable[str]) -> Iterator[tuple[str, str, str]]:
                     said = {"rows": rule.rows, "context": rule.context, "width": rule.width,
                             "pages": rule.pages}  # fmt: skip
                     runs_for = "; ".join(f"{name}: {text}" for name, text in said.items() if text)
-                    yield file, runs_for or "everything else", rule.why
+                    yield file, runs_for or "all other cases", rule.why
 
 
 def costs_figures(costs: StepCostFacts | None, default: DraftShape | None) -> list[str]:
@@ -150,8 +150,8 @@ def _cost_curves(costs: StepCostFacts, draft: str) -> str:
         last = len(batches) - 1
         batches = [batches[round(i * last / (_CURVES - 1))] for i in range(_CURVES)]
     drawn = [Line(f"batch {batch}", points[batch]) for batch in batches]
-    across = axis_of("tokens in a sequence", [a for line in drawn for a, _ in line.points])
-    up = axis_of("ms a step", [b for line in drawn for _, b in line.points])
+    across = axis_of("tokens per sequence", [a for line in drawn for a, _ in line.points])
+    up = axis_of("ms/step", [b for line in drawn for _, b in line.points])
     return lines(drawn, across, up)
 
 
@@ -174,7 +174,7 @@ def provenance_section(facts: EngineFacts, records: list[Record]) -> Section:
     body = figure(table("", (), rows), "", source=MANIFEST_FILE)
     if records:
         given = dict.fromkeys((r.file, r.command, r.sha256) for r in records)
-        body += table("records", ("file", "printed by specbuild", "SHA-256"), given)
+        body += table("records", ("file", "written by specbuild", "SHA-256"), given)
     files = [(name, f"{f.bytes}", f.xxh3_128) for name, f in manifest.files.items()]
     body += figure(table("files", ("file", "bytes", "XXH3-128"), files), "", source=MANIFEST_FILE)
     return Section("provenance", "Provenance", body)

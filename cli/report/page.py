@@ -69,8 +69,8 @@ def _facts(facts: EngineFacts) -> str:
         "layers": f"{facts.manifest.target.layers}",
         "weights": size_text(memory.weights_bytes),
         "caches": size_text(sum(memory.kv_bytes.values())),
-        "longest sequence": f"{limits.max_seq_len} tokens",
-        "largest batch": f"{limits.max_batch_size}",
+        "max sequence length": f"{limits.max_seq_len} tokens",
+        "max batch size": f"{limits.max_batch_size}",
     }
     items = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"

@@ -20,8 +20,8 @@ from specbuild.cli.bench.suite.table import suite_table
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.commands.verify import verify_tables
 from specbuild.cli.compare.report import Comparison
-from specbuild.cli.plan.report import PlanReport
-from specbuild.cli.plan.show import plan_tables, plan_text
+from specbuild.cli.estimate.report import EstimateReport
+from specbuild.cli.estimate.show import estimate_tables, estimate_text
 from specbuild.cli.report.axis import axis_of
 from specbuild.cli.report.charts import Bar, Line, bars, lines, row
 from specbuild.cli.report.markup import Section, converted, figure, paragraph
@@ -54,7 +54,7 @@ def timeline_section(records: Sequence[Record]) -> Section:
         for (step, batch), launches in steps.items():
             caption = (
                 f"Layer {launches[0].layer} of a step of {batch} with {step} ({sweep.engine} on "
-                f"{sweep.gpu}): what each launch adds."
+                f"{sweep.gpu}): time added by each launch."
             )
             drawn = [
                 Bar(f"{one.op} ({one.kernel})", one.added_s, f"{1e6 * one.added_s:.2f} µs")
@@ -77,7 +77,7 @@ def _layers(record: Record, sweep: SweepReport, step: StepAnatomy) -> str:
             if (added_s := one.added_s) is not None
         ]
         engine = f"{sweep.engine} on {sweep.gpu}"
-        caption = f"{step_title(step)}; {group.title} ({engine}): what each adds on average."
+        caption = f"{step_title(step)}; {group.title} ({engine}): mean time added by each launch."
         drawn += figure(row(launches), caption, source=record.file)
     return drawn
 
@@ -90,7 +90,7 @@ def speed_section(records: Sequence[Record]) -> Section:
             converted(sweep_tables(sweep)), f"{sweep.engine} on {sweep.gpu}.", source=record.file
         )
     for record, report in of_kind(records, BenchReport):
-        caption = f"{report.max_new_tokens} tokens greedily; draft: {report.draft}."
+        caption = f"{report.max_new_tokens} greedy tokens; draft: {report.draft}."
         body += figure(converted(bench_table(report)), caption, source=record.file)
     for record, suite in of_kind(records, SuiteReport):
         body += figure(converted(suite_table(suite)), f"On {suite.device}.", source=record.file)
@@ -99,8 +99,10 @@ def speed_section(records: Sequence[Record]) -> Section:
     for record, modes in of_kind(records, ModesReport):
         caption = f"Modes of {modes.model} on {modes.device}."
         body += figure(converted(modes_tables(modes)), caption, source=record.file)
-    for record, plan in of_kind(records, PlanReport):
-        body += figure(converted(plan_tables(plan)), f"{plan_text(plan)}.", source=record.file)
+    for record, estimate in of_kind(records, EstimateReport):
+        body += figure(
+            converted(estimate_tables(estimate)), f"{estimate_text(estimate)}.", source=record.file
+        )
     runs = of_kind(records, RunRecord)
     for file in dict.fromkeys(record.file for record, _ in runs):
         shown = run_table([run for record, run in runs if record.file == file])
@@ -113,18 +115,18 @@ def cost_curves(records: Sequence[Record]) -> list[str]:
     found = []
     for record, costs in of_kind(records, CostTable):
         target = Line(
-            "the target alone",
+            "without draft",
             [(float(n), 1e3 * s) for n, s in zip(costs.target_rows, costs.target_s, strict=True)],
         )
         chains = [
             (float(depth + 1), 1e3 * (costs.step_s(depth + 1) + costs.chain_s(depth)))
             for depth in range(1, len(costs.draft_s) + 1)
         ]
-        drawn = [target, Line("with the chain that gives these rows", chains)]
+        drawn = [target, Line("with a chain of this many rows", chains)]
         points = [point for line in drawn for point in line.points]
-        across = axis_of("rows of a step", [a for a, _ in points])
-        up = axis_of("ms a step", [b for _, b in points])
-        sure = "" if costs.sure else " Other work disturbed these times."
+        across = axis_of("rows per step", [a for a, _ in points])
+        up = axis_of("ms/step", [b for _, b in points])
+        sure = "" if costs.sure else " Other processes disturbed these measurements."
         found.append(figure(lines(drawn, across, up), f"One sequence.{sure}", source=record.file))
     return found
 
@@ -133,10 +135,10 @@ def costs_section(own: Sequence[str], records: Sequence[Record]) -> Section:
     """``own`` is what the engine itself has."""
     body = "".join([*own, *cost_curves(records)])
     lacking = (
-        "None were measured or given: specbuild tune measures those of a CUDA engine; for a CPU, "
-        "give the cost-*.json that a run leaves in the cache folder."
+        "No step times. For a CUDA engine, specbuild tune measures them; for a CPU "
+        "engine, pass the cost-*.json file that a run writes to the cache directory."
     )
-    return Section("costs", "Step costs", body or paragraph(lacking, kind="none"))
+    return Section("costs", "Step times", body or paragraph(lacking, kind="none"))
 
 
 def acceptance_section(records: Sequence[Record]) -> Section:
@@ -163,14 +165,14 @@ def fidelity_section(records: Sequence[Record]) -> Section:
         points = [((b.first + b.last) / 2, b.divergence) for b in found.by_position]
         drawn = lines(
             [Line("KL divergence", points)],
-            axis_of("position in the text (tokens)", [a for a, _ in points]),
-            axis_of("nats a token", [b for _, b in points]),
+            axis_of("position (tokens)", [a for a, _ in points]),
+            axis_of("nats/token", [b for _, b in points]),
         )
-        sides = f"{found.other.path} against {found.reference.path}."
+        sides = f"{found.other.path} compared with {found.reference.path}."
         body += figure(converted(comparison_tables(found)), sides, source=record.file)
         body += figure(drawn, "", source=record.file)
     for record, report in verifications(records):
-        caption = "Against Hugging Face transformers and plain torch."
+        caption = "Reference: Hugging Face transformers and PyTorch."
         body += figure(converted(verify_tables(report)), caption, source=record.file)
     return _filled("fidelity", "Fidelity", body, "compare ENGINE OTHER --text FILE")
 
@@ -194,8 +196,10 @@ def _roofline(record: Record, sweep: SweepReport) -> str:
             for p in phases[:_MOST_BARS]
         ]
         left = len(phases) - len(drawn)
-        more = f" {left} more are in the table of speeds." if left else ""
-        caption = f"Measured times; the dashes are what a streaming read of the bytes takes.{more}"
+        more = f" {left} more are in the table of phases." if left else ""
+        caption = (
+            f"Measured times; dashes mark the time of a streaming read of the same bytes.{more}"
+        )
         body += figure(bars(drawn), caption, source=record.file)
     return body
 
@@ -215,7 +219,7 @@ def _points(sweep: SweepReport, phases: Sequence[Phase]) -> str:
         drawn.append(Line(f"streaming read, {sweep.ceiling_bytes_per_s / 1e12:.2f} TB/s", roof))
     return lines(
         drawn,
-        axis_of("operations a byte read", across, logarithmic=True),
+        axis_of("operations per byte read", across, logarithmic=True),
         axis_of("TFLOP/s", up, logarithmic=True),
     )
 
@@ -229,13 +233,13 @@ def _per_position(histogram: Sequence[int]) -> list[tuple[float, float]]:
 def _acceptance(drawn: Sequence[Line], record: Record) -> str:
     if not drawn:
         return ""
-    across = axis_of("position in the draft", [a for line in drawn for a, _ in line.points])
+    across = axis_of("draft position", [a for line in drawn for a, _ in line.points])
     up = axis_of("share of steps", [1.0])
-    caption = "Of all steps, those that accepted the draft at this position."
+    caption = "Share of steps that accepted the draft token at this position."
     return figure(lines(drawn, across, up), caption, source=record.file)
 
 
 def _filled(anchor: str, title: str, body: str, command: str) -> Section:
     """The section, or which command's record would fill it."""
-    lacking = f"No record of this was given: specbuild {command} --json > FILE makes one."
+    lacking = f"No record. Create one with: specbuild {command} --json > FILE"
     return Section(anchor, title, body or paragraph(lacking, kind="none"))

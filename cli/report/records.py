@@ -15,7 +15,7 @@ from specbuild.cli.bench.report import SweepReport
 from specbuild.cli.bench.server.report import LoadReport
 from specbuild.cli.bench.suite.report import SuiteReport
 from specbuild.cli.compare.report import Comparison
-from specbuild.cli.plan.report import PlanReport
+from specbuild.cli.estimate.report import EstimateReport
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import SpecbuildError
@@ -34,9 +34,9 @@ KINDS: dict[type[Any], str] = {
     LoadReport: "bench --server",
     ModesReport: "bench --modes",
     Comparison: "compare",
-    PlanReport: "plan",
+    EstimateReport: "estimate",
     RunRecord: "run",
-    CostTable: "a kept table of step costs",
+    CostTable: "a table of step times",
 }
 VERIFY, _VERIFY_KEYS = "verify", {"rows", "losslessness", "passed"}
 _MOST_BYTES = 64 << 20

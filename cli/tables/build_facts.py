@@ -86,7 +86,7 @@ def source_types_table(types: Mapping[str, Mapping[str, int]]) -> Table:
     """A row for each kind of tensor of the GGUF file, with its types and how many have each."""
     from specbuild.cli.terminal.console import fact_table
 
-    table = fact_table("types in the GGUF file")
+    table = fact_table("tensor types of the GGUF file")
     for kind, counts in types.items():
         table.add_row(kind, ", ".join(f"{name} × {count}" for name, count in counts.items()))
     return table
@@ -96,7 +96,7 @@ def refused_table(reasons: tuple[str, ...]) -> Table:
     """A row for each reason."""
     from specbuild.cli.terminal.console import fact_table
 
-    table = fact_table("left out")
+    table = fact_table("omitted kernels")
     for reason in reasons:
         table.add_row("kernel", reason)
     return table

@@ -1,4 +1,4 @@
-"""What the KV caches of an engine hold and take, drawn for people."""
+"""Tables of an engine's KV caches."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest
 
 
 def cache_tables(manifest: Manifest, memory: PredictedMemory, capacity: CacheCapacity) -> Group:
-    """Geometry, pages and bytes of each group, and how many sequences run together."""
-    together = Table(title="sequences together", title_justify="left")
-    for column in ("of up to so many tokens", "guaranteed-no-evict", "max-utilization"):
-        together.add_column(column, justify="right")
+    """Return geometry, pages and bytes of each group, and the maximum concurrent sequences."""
+    concurrent = Table(title="max concurrent sequences", title_justify="left")
+    for column in ("tokens per sequence", "guaranteed-no-evict", "max-utilization"):
+        concurrent.add_column(column, justify="right")
     for entry in capacity.sequences:
         numbers = (entry.tokens, entry.guaranteed_no_evict, entry.max_utilization)
-        together.add_row(*map(str, numbers))
-    return Group(_pages_table(manifest, memory), together)
+        concurrent.add_row(*map(str, numbers))
+    return Group(_pages_table(manifest, memory), concurrent)
 
 
 def footprint(manifest: Manifest, memory: PredictedMemory) -> Group:
-    """What an engine is about to take: caches by group, and the whole beside its weights."""
+    """Return the memory that an engine allocates: caches by group, weights, and the total."""
     caches = sum(memory.kv_bytes.values())
     drafts = ", ".join(model.geometry.architecture for model in manifest.models)
     draft = f"draft: {drafts}" if drafts else "no draft"
     return Group(
         _pages_table(manifest, memory),
-        f"{draft}; weights {size_text(memory.weights_bytes)}, caches {size_text(caches)}, together "
+        f"{draft}; weights {size_text(memory.weights_bytes)}, caches {size_text(caches)}, total "
         f"{size_text(memory.weights_bytes + caches)}",
     )
 
@@ -37,7 +37,7 @@ def footprint(manifest: Manifest, memory: PredictedMemory) -> Group:
 def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
     table = Table(title="KV caches", title_justify="left")
     table.add_column("group")
-    numbers = ("layers", "heads × width", "pages", "tokens a page", "bytes a page", "tokens", "all")
+    numbers = ("layers", "heads × width", "pages", "tokens/page", "bytes/page", "tokens", "total")
     for column in numbers:
         table.add_column(column, justify="right")
     table.add_column("dtype")
@@ -54,13 +54,13 @@ def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
             str(held * group.page_size),
             size_text(taken),
             group.dtype + " (lossy)" * (group.name in manifest.lossy_groups),
-            f"a window of {group.window}" if group.window else "every token",
+            f"a window of {group.window}" if group.window else "all tokens",
         )
     return table
 
 
 def _widths(group: CacheGroup) -> str:
-    """Values of a head: keys and values apart where they differ, latents from least to most."""
+    """Return the width of a head: of keys and values if they differ, or the range of latents."""
     if group.latent_widths:
         least, most = min(group.latent_widths), max(group.latent_widths)
         return str(least) if least == most else f"{least} to {most}"

@@ -1,4 +1,4 @@
-"""Two engines side by side, for people."""
+"""Tables of ``specbuild compare``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NONE = "–"
 
 
 def comparison_tables(found: Comparison) -> Group:
-    """What each engine takes and gives, and how far the other is from the reference."""
+    """Return size, speed and fidelity of both engines."""
     return Group(_sides_table(found), _fidelity_table(found.fidelity, found.judged_from))
 
 
@@ -36,36 +36,36 @@ def _sides_table(found: Comparison) -> Table:
         return second / first if first and second is not None else None
 
     row("engine", lambda s: s.path)
-    row("runs on", lambda s: s.backend)
+    row("backend", lambda s: s.backend)
     row("lossy", lambda s: ", ".join(s.lossy) or _NONE)
     row("draft", lambda s: s.draft)
     row("weights", lambda s: size_text(s.weights_bytes), divided(lambda s: s.weights_bytes))
     row(
-        "cache bytes a token",
+        "cache bytes per token",
         lambda s: f"{s.cache_bytes_per_token:.0f}",
         divided(lambda s: s.cache_bytes_per_token),
     )
     if found.speed_ratio is not None:
         row("tokens/s", lambda s: _decimals(s.tokens_per_s, 1), found.speed_ratio)
-        row("tokens a step", lambda s: _decimals(s.tokens_a_step, 2), divided(_acceptance))
-        row("first token", lambda s: milliseconds(s.ttft_s or 0.0), divided(lambda s: s.ttft_s))
+        row("tokens/step", lambda s: _decimals(s.tokens_a_step, 2), divided(_acceptance))
+        row("TTFT", lambda s: milliseconds(s.ttft_s or 0.0), divided(lambda s: s.ttft_s))
     return table
 
 
 def _fidelity_table(found: Fidelity, judged_from: int) -> Table:
-    table = fact_table("the other against the reference")
-    behind = f", behind the first {judged_from} of each piece" if judged_from else ""
-    table.add_row("tokens judged", f"{found.tokens}{behind}")
+    table = fact_table("comparison with the reference")
+    skipped = f", after the first {judged_from} of each piece" if judged_from else ""
+    table.add_row("evaluated tokens", f"{found.tokens}{skipped}")
     table.add_row("perplexity", f"{found.perplexity:.4f} → {found.perplexity_other:.4f}")
     table.add_row(
         "perplexity ratio", f"{found.perplexity_ratio:.5f} ± {found.perplexity_ratio_error:.5f}"
     )
     table.add_row(
-        "divergence, nats a token",
-        f"mean {found.divergence:.2e}, 99 % below {found.divergence_p99:.2e}, "
-        f"most {found.divergence_max:.2e}",
+        "KL divergence, nats/token",
+        f"mean {found.divergence:.2e}, p99 {found.divergence_p99:.2e}, "
+        f"max {found.divergence_max:.2e}",
     )
-    table.add_row("same likeliest token", f"{100 * found.agreement:.2f} %")
+    table.add_row("same most likely token", f"{100 * found.agreement:.2f} %")
     return table
 
 

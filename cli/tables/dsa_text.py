@@ -1,4 +1,4 @@
-"""DSA in words: what an engine does to its output, and what a run did."""
+"""Texts about DSA: the settings of an engine and the statistics of a run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
 
 
 def dsa_summary(manifest: Manifest) -> str:
-    """What an engine with DSA does to its output, and its sizes."""
+    """Return the effect of DSA on the output, and its sizes."""
     dsa, indexer = manifest.dsa, manifest.target.indexer
     assert dsa is not None and indexer is not None
-    checked = f"1 step in {dsa.check_interval}" if dsa.check_interval else "no step"
+    checked = f"1 step in {dsa.check_interval} is" if dsa.check_interval else "no step is"
     keys = ", fp8 keys" if dsa.key_dtype == "fp8" else ""
     heads = f"{indexer.heads} indexer heads of {indexer.width}{keys}"
     return (
         f"lossy: {len(indexer.layers)} layers ({heads}) "
         f"attend from position {dsa.threshold} on to the first {dsa.first_tokens}, the last "
-        f"{dsa.recent_tokens} and {dsa.top_k} chosen tokens; {checked} is checked, to "
-        f"everything where less than {100 * dsa.min_agreement:g} % agrees"
+        f"{dsa.recent_tokens} and {dsa.top_k} selected tokens; {checked} checked; below "
+        f"{100 * dsa.min_agreement:g} % agreement steps attend to all tokens"
     )
 
 
 def dsa_text(given: Sequence[DsaStats | None]) -> str:
-    """How many steps were sparse, how often checks agreed, and what was set right."""
+    """Return the numbers of sparse, checked and fallback steps, and the agreement."""
     stats = [entry for entry in given if entry is not None]
     if not stats:
         return "–"
@@ -46,7 +46,7 @@ def dsa_text(given: Sequence[DsaStats | None]) -> str:
     if tokens:
         text += f", {100 * agreed / tokens:.1f} % of {tokens} tokens agree"
     if fallback:
-        text += f", {fallback} steps fell back to everything"
+        text += f", {fallback} steps fell back to all tokens"
     if broken:
-        text += f", {broken} lists in {launches} launches broke an invariant"
+        text += f", {broken} invalid lists in {launches} launches"
     return text

@@ -1,4 +1,4 @@
-"""An engine's manifest, drawn for people."""
+"""Tables of an engine's manifest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPS_SHOWN = 8
 
 
 def build_summary(engine: Path, manifest: Manifest) -> Table:
-    """What a build made: where, how large, and with which limits; its warnings were said before."""
+    """Return path, size and limits of a built engine; warnings were printed before."""
     table = fact_table("built")
     table.add_row("engine", str(engine))
     table.add_row("size", size_text(sum(file.bytes for file in manifest.files.values())))
@@ -50,7 +50,7 @@ def build_summary(engine: Path, manifest: Manifest) -> Table:
 
 
 def add_tactics(table: Table, cuda: CudaReport | None) -> None:
-    """How much of a CUDA engine runs kernels that were measured against others."""
+    """Add the share of launches that run tuned kernel variants."""
     if cuda is None or cuda.tactics is None:
         return
     tactics = cuda.tactics
@@ -59,7 +59,7 @@ def add_tactics(table: Table, cuda: CudaReport | None) -> None:
 
 
 def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
-    """Everything that ``inspect`` shows."""
+    """Return all tables of ``inspect``."""
     return Group(
         engine_table(manifest),
         target_table(manifest.target),
@@ -72,7 +72,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
 
 
 def engine_table(manifest: Manifest) -> Table:
-    """Format, limits, options and warnings."""
+    """Return format, limits, options and warnings."""
     table = fact_table("engine")
     table.add_row("format", f"{manifest.format_version} (specbuild {manifest.specbuild_version})")
     table.add_row("backend", manifest.backend)
@@ -92,12 +92,12 @@ def engine_table(manifest: Manifest) -> Table:
 
 
 def _add_limits(table: Table, limits: Limits) -> None:
-    table.add_row("longest sequence", f"{limits.max_seq_len} tokens")
-    table.add_row("largest batch", f"{limits.max_batch_size} sequences")
-    table.add_row("largest launch", f"{limits.max_rows} rows")
+    table.add_row("max sequence length", f"{limits.max_seq_len} tokens")
+    table.add_row("max batch size", f"{limits.max_batch_size} sequences")
+    table.add_row("max rows per launch", f"{limits.max_rows} rows")
     if limits.draft_tokens > 0:
         largest = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
-        table.add_row("largest draft", shape_text(largest))
+        table.add_row("max draft tree", shape_text(largest))
 
 
 def _add_draft_default(table: Table, default: DraftShape | None) -> None:
@@ -105,19 +105,19 @@ def _add_draft_default(table: Table, default: DraftShape | None) -> None:
 
 
 def specpv_summary(specpv: SpecPv) -> str:
-    """What an engine with SpecPV does to its output, and its sizes."""
+    """Return the effect of SpecPV on the output, and its sizes."""
     kept = specpv.n_sink_blocks + specpv.n_retrieval_blocks + specpv.n_window_blocks
     return (
-        f"lossy: contexts above {specpv.partial_threshold} tokens are verified over {kept} blocks "
-        f"of {specpv.block_size} ({specpv.n_sink_blocks} sink, {specpv.n_retrieval_blocks} "
-        f"retrieved, {specpv.n_window_blocks} window) and a buffer of "
-        f"{specpv.n_spec_tokens_buf}, over everything again after "
-        f"{specpv.full_refresh_interval} steps at most"
+        f"lossy: above {specpv.partial_threshold} tokens of context, partial steps read {kept} "
+        f"blocks of {specpv.block_size} tokens ({specpv.n_sink_blocks} sink, "
+        f"{specpv.n_retrieval_blocks} retrieved, {specpv.n_window_blocks} window) and a buffer of "
+        f"{specpv.n_spec_tokens_buf} tokens; a full step follows at most "
+        f"{specpv.full_refresh_interval} partial steps"
     )
 
 
 def target_table(target: TargetGeometry) -> Table:
-    """Layers, heads, experts and positions of the target."""
+    """Return layers, heads, experts and positions of the target."""
     table = fact_table(f"target: {target.model_type}")
     sliding = target.layer_types.count("sliding_attention")
     windows = f"{sliding} with a window of {target.sliding_window}" if sliding else "no windows"
@@ -138,12 +138,12 @@ def target_table(target: TargetGeometry) -> Table:
     if target.rope.scaling is not None:
         scaling = target.rope.scaling
         table.add_row("RoPE scaling", f"{scaling.kind}, factor {scaling.factor:g}")
-    table.add_row("end of sequence", ", ".join(map(str, target.eos_token_ids)) or "none")
+    table.add_row("end-of-sequence tokens", ", ".join(map(str, target.eos_token_ids)) or "none")
     return table
 
 
 def _add_attention(table: Table, target: TargetGeometry) -> None:
-    """Heads, and what latents stand in the place of."""
+    """Add the heads, and the sizes of latents."""
     mla = target.mla
     held = [size for size in target.latent_dims if size]
     if mla is None:
@@ -159,19 +159,19 @@ def _add_attention(table: Table, target: TargetGeometry) -> None:
     if held:
         table.add_row(
             "latent KV",
-            f"{len(held)} layers cache {_range(held)} values a token in place of {expanded}",
+            f"{len(held)} layers cache {_range(held)} values per token instead of {expanded}",
         )
 
 
 def _experts_text(feed_forward: MoeFeedForward | BothFeedForward) -> str:
     if isinstance(feed_forward, BothFeedForward):
-        moe, shared = feed_forward.moe, f", beside a shared one of {feed_forward.dense.inner}"
+        moe, shared = feed_forward.moe, f", and shared experts of {feed_forward.dense.inner}"
     else:
         moe, shared = feed_forward, ""
     grouped = f", of {moe.groups_chosen} in {moe.groups} groups" if moe.groups > 1 else ""
     return (
-        f"{moe.experts} of {moe.inner}, {moe.experts_per_token} a token, stored as {moe.storage} "
-        f"in the checkpoint{grouped}{shared}"
+        f"{moe.experts} of {moe.inner}, {moe.experts_per_token} per token, {moe.storage} in the "
+        f"checkpoint{grouped}{shared}"
     )
 
 
@@ -181,21 +181,21 @@ def _range(values: list[int]) -> str:
 
 
 def draft_table(draft: DraftGeometry) -> Table:
-    """The same of the draft."""
+    """Return layers, heads and vocabulary of a draft."""
     table = fact_table(f"draft: {draft.architecture}")
     if isinstance(draft, PEagleGeometry):
         table.add_row("kind", f"P-EAGLE, one pass; mask token {draft.mask_token}")
     if isinstance(draft, DFlashGeometry):
-        kind = "JetSpec, causal" if draft.causal else "DFlash, not causal"
+        kind = "JetSpec, causal" if draft.causal else "DFlash, non-causal"
         table.add_row("kind", f"{kind}; blocks of {draft.block_size}, mask {draft.mask_token}")
     if isinstance(draft, Eagle3Geometry | DFlashGeometry):
         table.add_row("layers, hidden, inner", f"{draft.layers}, {draft.hidden}, {draft.inner}")
     else:
-        table.add_row("kind", "an MTP layer of the model")
+        table.add_row("kind", "MTP layer of the model")
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
     table.add_row("weights", draft.dtype or "unknown")
     table.add_row("attention", _draft_attention(draft))
-    table.add_row("reads layers", ", ".join(map(str, draft.aux_layers)))
+    table.add_row("target layers read", ", ".join(map(str, draft.aux_layers)))
     table.add_row("RoPE", f"theta {draft.rope.theta:g}, scaling {draft.rope.kind}")
     return table
 
@@ -207,17 +207,17 @@ def _draft_attention(draft: DraftGeometry) -> str:
 
 
 def suffix_table(suffix: SuffixDrafter) -> Table:
-    """What suffix decoding proposes, and what it keeps for that."""
+    """Return the parameters of suffix decoding."""
     table = fact_table("drafter: suffix")
     table.add_row("matches", f"fewer than {suffix.cache_max_depth} tokens")
-    least = f"accepted with a chance of {suffix.min_token_prob:g} or more"
+    least = f"with an acceptance probability of at least {suffix.min_token_prob:g}"
     table.add_row("proposes", f"up to {suffix.max_tokens} tokens, {least}")
-    table.add_row("keeps", f"{suffix.cached_tokens} tokens of earlier requests")
+    table.add_row("stores", f"{suffix.cached_tokens} tokens of earlier requests")
     return table
 
 
 def parts_table(manifest: Manifest) -> Table:
-    """Files and their sizes."""
+    """Return the files and their sizes."""
     table = Table(title="files", title_justify="left")
     table.add_column("file")
     table.add_column("size", justify="right")
@@ -231,12 +231,12 @@ def parts_table(manifest: Manifest) -> Table:
         table.add_row(name, size_text(stored.bytes))
     for folder, sizes in folders.items():
         table.add_row(f"{folder}/ ({len(sizes)} files)", size_text(sum(sizes)))
-    table.add_row("all", size_text(sum(file.bytes for file in manifest.files.values())))
+    table.add_row("total", size_text(sum(file.bytes for file in manifest.files.values())))
     return table
 
 
 def roles_table(manifest: Manifest) -> Table:
-    """The graphs, and the ops of each."""
+    """Return the graphs and the ops of each."""
     table = Table(title="graphs", title_justify="left")
     table.add_column("role")
     table.add_column("tensors", justify="right")
@@ -253,7 +253,7 @@ def roles_table(manifest: Manifest) -> Table:
 
 
 def ops_text(ops: Mapping[str, int]) -> str:
-    """The most frequent ops with their counts; ``--json`` has them all."""
+    """Return the most frequent ops with their counts; ``--json`` has all of them."""
     most_first = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{op} {count}" for op, count in most_first[:OPS_SHOWN]]
     more = len(most_first) - OPS_SHOWN
@@ -261,12 +261,12 @@ def ops_text(ops: Mapping[str, int]) -> str:
 
 
 def memory_table(memory: PredictedMemory) -> Table:
-    """What the engine will take."""
+    """Return the predicted memory by use."""
     table = fact_table("predicted memory")
-    table.add_row("for", f"{memory.max_batch_size} sequences of {memory.max_seq_len} tokens")
+    table.add_row("limits", f"{memory.max_batch_size} sequences of {memory.max_seq_len} tokens")
     table.add_row("weights", size_text(memory.weights_bytes))
     for group, size_bytes in memory.kv_bytes.items():
         table.add_row(f"KV cache, {group}", size_text(size_bytes))
     table.add_row("outputs", size_text(memory.outputs_bytes))
-    table.add_row("all", size_text(memory.total_bytes))
+    table.add_row("total", size_text(memory.total_bytes))
     return table

@@ -62,14 +62,14 @@ def plan_tables(facts: PlanFacts) -> Group:
     """The programs, then the kernels."""
     programs = Table(title="programs", title_justify="left")
     programs.add_column("program", overflow="fold")
-    for column in ("sequences", "rows", "launches", "kernels", "scratch"):
+    for column in ("sequences", "rows", "launches", "kernels", "scratch memory"):
         programs.add_column(column, justify="right")
     for program in facts.programs:
         counts = [program.batch, program.rows, program.launches, program.kernels]
         programs.add_row(program.name, *map(str, counts), size_text(program.arena_bytes))
     kernels = Table(title="kernels", title_justify="left")
     kernels.add_column("kernel", overflow="fold")
-    for column in ("variants", "registers", "spilled bytes", "static shared"):
+    for column in ("variants", "registers", "spilled bytes", "static shared memory"):
         kernels.add_column(column, justify="right")
     for kernel in facts.kernels:
         counts = [kernel.variants, kernel.registers, kernel.spill_bytes]

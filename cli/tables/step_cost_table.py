@@ -1,4 +1,4 @@
-"""An engine's step costs beside the bytes that each step must read, as ``inspect`` shows them."""
+"""The step times of an engine and the bytes that each step must read."""
 
 from __future__ import annotations
 
@@ -73,12 +73,16 @@ def facts_of(costs: StepCosts, traffic: EngineTraffic, digest: str) -> StepCostF
 
 
 def step_cost_table(facts: StepCostFacts) -> Table:
-    """Milliseconds, the floor in GB, and the floor over the time."""
-    stale = "" if facts.current else "; the engine's programs changed since: run specbuild tune"
+    """Return times in ms, the minimum bytes in GB, and these bytes per second."""
+    stale = (
+        ""
+        if facts.current
+        else "; outdated, because the engine's programs changed: run specbuild tune"
+    )
     table = Table(title=f"steps on {facts.gpu}{stale}", title_justify="left")
     table.add_column("sequences", justify="right")
     table.add_column("draft")
-    for column in ("context", "step ms", "target ms", "draft ms", "floor GB", "floor TB/s"):
+    for column in ("context", "step ms", "target ms", "draft ms", "min GB", "TB/s"):
         table.add_column(column, justify="right")
     for row in facts.rows:
         times = (f"{1e3 * t:.3f}" for t in (row.step_s, row.target_s, row.draft_s))

@@ -1,4 +1,4 @@
-"""TensorRT engines, drawn for people: what built them, their layers, bindings and profiles."""
+"""Tables of TensorRT engines: library, layers, bindings and profiles."""
 
 from __future__ import annotations
 
@@ -31,12 +31,16 @@ def tensorrt_tables(manifest: Manifest, build: TensorRtBuild) -> Group:
 def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
     table = fact_table("TensorRT")
     table.add_row("built by", f"{build.library} {build.version}")
-    table.add_row("for", ", ".join(build.compute_capabilities))
-    table.add_row("later versions run it", "yes" if build.version_compatible else "no")
+    table.add_row("architectures", ", ".join(build.compute_capabilities))
+    table.add_row("runs on later versions", "yes" if build.version_compatible else "no")
     if facts_of(manifest.backend).built_on_gpu:
-        told = "every GPU of these" if build.hardware_compatible else "the GPU model that built it"
-        table.add_row("runs on", told)
-    table.add_row("weights", "beside the engines" if manifest.tensors else "inside the engines")
+        gpus = (
+            "all GPUs of these architectures"
+            if build.hardware_compatible
+            else "only the GPU model that built it"
+        )
+        table.add_row("runs on", gpus)
+    table.add_row("weights", "separate file" if manifest.tensors else "inside the engines")
     for name, version in sorted(build.plugins.items()):
         table.add_row("plugin", f"{name} {version}")
     return table

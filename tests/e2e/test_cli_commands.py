@@ -112,7 +112,7 @@ def test_inspect_tells_what_the_build_left_out(
 def test_check_says_yes(command: Command, tiny_engine: Path) -> None:
     result = command("check", tiny_engine)
     assert (result.code, result.err) == (0, "")
-    assert "runs here" in result.out
+    assert "can run on this machine" in result.out
 
 
 def test_check_names_each_reason(
@@ -137,15 +137,15 @@ def test_check_is_fast(tiny_engine: Path) -> None:
 def test_doctor_answers(command: Command) -> None:
     result = command("doctor")
     assert result.code == 0
-    for part in ("Python", "onnxruntime", "torch", "builds engines for the CPU", "runs engines"):
+    for part in ("Python", "onnxruntime", "torch", "can build CPU engines", "can run CPU"):
         assert part in result.out
 
 
 def test_doctor_says_what_is_missing(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specbuild.cli.terminal.machine.package_version", lambda _package: None)
     out = command("doctor").out
-    assert "runs engines for the CPU: no, onnxruntime missing: pip install '.[cpu]'" in out
-    assert "builds engines for the CPU: no, torch, " in out
+    assert "can run CPU engines: no: onnxruntime missing; run pip install '.[cpu]'" in out
+    assert "can build CPU engines: no: torch, " in out
 
 
 def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Pa
     arguments = ("--max-new-tokens", 4, "--rounds", 1, "--draft-top-k", 1, "--draft-depth", 2)
     result = command("bench", tiny_engine, *arguments)
     assert result.code == 0, result.err
-    for part in ("random tokens", "ratio", "tokens a step", "top-k 1, depth 2, 2 tokens"):
+    for part in ("random tokens", "ratio", "tokens/step", "top-k 1, depth 2, 2 tokens"):
         assert part in result.out
 
 
@@ -215,7 +215,7 @@ def test_verify_exits_with_1_when_a_threshold_fails(
     monkeypatch.setattr("specbuild.builder.verify.verify_engine", report)
     result = command("verify", "engine", "--model", "target")
     assert result.code == 1
-    assert "a threshold failed" in result.out
+    assert "a threshold was missed" in result.out
     assert command("verify", "engine", "--model", "target", "--json").code == 1
 
 

@@ -60,7 +60,7 @@ def test_an_engine_alone_has_its_sizes_and_says_what_is_lacking(
     applied = [cell for row in rows if row[2] != "0" for cell in row]
     assert passes.cells == applied
     for lacking in ("roofline", "timeline", "speed", "acceptance", "fidelity"):
-        assert "No record of this was given" in page.sections[lacking]
+        assert "No record. Create one with" in page.sections[lacking]
 
 
 def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_an_anatomy_is_a_layer_of_each_kind(report: Report, tmp_path: Path) -> N
     }  # fmt: skip
     file = tmp_path / "anatomy.json"
     file.write_text(json.dumps({**sweep, "anatomies": [step]}))
-    rows = [shown for shown in report(file).by("anatomy.json") if "adds on average" in shown.text]
+    rows = [shown for shown in report(file).by("anatomy.json") if "mean time added" in shown.text]
     assert [[x for x, _ in row.marks] for row in rows] == [[pytest.approx(2.5e-6)], [2e-6]]
     assert "2 layers, 0, 2" in rows[0].text and "2.50 µs" in rows[0].text
 
@@ -159,14 +159,14 @@ def test_a_kept_table_of_costs_is_two_curves(report: Report, tmp_path: Path) -> 
     assert drawn.marks[3:] == list(zip((2.0, 3.0, 4.0), expected, strict=True))
 
 
-def test_a_plan_is_its_predictions(
+def test_an_estimate_shows_its_predictions(
     report: Report, command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     steps = (ShapeCosts(1, 0, 0, 0, (0,), (0.005,), (0.0,)),)
     costs = tmp_path / "costs.json"
     costs.write_text(json.dumps(to_json(ServingCosts("NVIDIA H200", 64, (32,), (0.01,), steps))))
     words = ("--rate", 30, "--prompt-tokens", 20, "--output-tokens", 9, "--target-ttft-ms", 40)
-    planned = command("plan", tiny_engine, "--costs", costs, *words, "--json")
+    planned = command("estimate", tiny_engine, "--costs", costs, *words, "--json")
     assert planned.code == 0, planned.err
     file = tmp_path / "plan.json"
     file.write_text(planned.out)
@@ -175,7 +175,7 @@ def test_a_plan_is_its_predictions(
     cells = [
         f"{1e3 * found['ttft_s'][name]:.1f}" for name in ("mean", "p50", "p90", "p99", "worst")
     ]
-    place = shown.cells.index("first token")
+    place = shown.cells.index("TTFT")
     assert shown.cells[place + 1 : place + 6] == cells
     assert str(found["replicas"]["count"]) in shown.cells and "on NVIDIA H200" in shown.text
 
@@ -188,7 +188,7 @@ def test_a_verification_is_its_stages_and_checks(report: Report, tmp_path: Path)
     page = report(file)
     cells = [cell for figure in page.by("verify.json") for cell in figure.cells]
     assert {"layer 3", "17", "0.9999991", "2.5e-06", "chain of 3", "64"} <= set(cells)
-    assert "every threshold holds" in page.sections["fidelity"]
+    assert "all thresholds hold" in page.sections["fidelity"]
 
 
 def test_names_that_are_hostile_are_shown_and_never_obeyed(report: Report, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ TOKENS = 96
 def screened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The example engine with a head of 8 bits before its own."""
     output = tmp_path_factory.mktemp("screened") / "cuda"
-    with on_gpu(build_example(output, screen_head=True)) as loaded:
+    with on_gpu(build_example(output, prefilter_head=True)) as loaded:
         yield loaded
 
 

@@ -59,7 +59,7 @@ def fused_model(
         tied=target_geometry.tied_head,
     )
     passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
-    screens = taken.asked.kernels.screen_head
+    screens = taken.asked.kernels.prefilter_head
     return CudaModel(models, target_geometry, draft_parts(sources), screens), passes
 
 

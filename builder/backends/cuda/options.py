@@ -30,10 +30,10 @@ def taken_options(asked: BuildOptions) -> TakenKernelOptions:
     refuse_tensorrt_options(asked)
     gpu = supported_gpu(asked.gpu)
     dtype = asked.kernels.weights_dtype
-    if asked.kernels.screen_head and dtype not in (None, "bf16"):
+    if asked.kernels.prefilter_head and dtype not in (None, "bf16"):
         raise SpecbuildError(
-            f"--screen-head screens a head of bf16, --weights-dtype {dtype} has one of no more "
-            "bytes than the screen; leave one of them out"
+            f"--prefilter-head needs a bf16 head; with --weights-dtype {dtype} the head is not "
+            "larger than its int8 copy. Omit one of the options"
         )
     return TakenKernelOptions(asked, gpu, gpu, tactics_of(asked, gpu), asked.kernels.tuned_only)
 

@@ -42,8 +42,8 @@ def require_tensorrt_options(options: BuildOptions) -> None:
         raise SpecbuildError(
             f"--kv-dtype {options.limits.kv_dtype} needs --backend cuda or cpu; leave it out"
         )
-    if kernels.screen_head:
-        raise SpecbuildError("--screen-head needs --backend cuda; leave it out")
+    if kernels.prefilter_head:
+        raise SpecbuildError("--prefilter-head needs --backend cuda; leave it out")
     if not offers.plugins and kernels.given():
         raise SpecbuildError(
             f"{title} takes no kernels of ours: --tactics and --tuned-only need another backend"

@@ -54,7 +54,7 @@ class HeadOptions(TrainingOptions):
     micro_batch_size: Annotated[
         int | None,
         Described(
-            "Sequences a device runs at a time.",
+            "Sequences per forward pass of a device.",
             "N",
             name="micro_batch",
             least=1,
@@ -66,7 +66,7 @@ class HeadOptions(TrainingOptions):
     losses: Annotated[
         Losses,
         Described(
-            "Term to minimise and its weight; repeatable. See the documentation for the terms.",
+            "Loss term and its weight; repeatable. docs/train-heads.md lists the terms.",
             "TERM[=W]",
             name="loss",
             panel=OPTIMISATION,
@@ -78,7 +78,7 @@ class HeadOptions(TrainingOptions):
     hidden_layers: Annotated[
         tuple[int, ...] | None,
         Described(
-            "Layers that hidden-mse compares.",
+            "Layers for the term hidden-mse.",
             "LIST",
             panel=OPTIMISATION,
             shown="all",
@@ -88,22 +88,22 @@ class HeadOptions(TrainingOptions):
     ] = None
     long_context: Annotated[
         int,
-        Described("Where long-logits-l2 begins.", "N", least=0, panel=OPTIMISATION),
+        Described("First position of the term long-logits-l2.", "N", least=0, panel=OPTIMISATION),
     ] = 8192
     held_out_rows: Annotated[
-        int, Described("Most sequences to judge by.", "N", least=1, panel=TEXT)
+        int, Described("Maximum number of evaluation sequences.", "N", least=1, panel=TEXT)
     ] = 32
     checkpointing: Annotated[
         bool,
-        Described("Compute activations again in the backward pass: less memory.", panel=RUN),
+        Described("Recompute activations in the backward pass to save memory.", panel=RUN),
     ] = False
     stored_dtype: Annotated[
         Literal["float32", "bfloat16"],
-        Described("How tensors are stored: float32 or bfloat16.", "TYPE", panel=RUN),
+        Described("Storage type of the tensors: float32 or bfloat16.", "TYPE", panel=RUN),
     ] = "bfloat16"
     finish: Annotated[
         bool,
-        Described("With --resume: write what was reached, without further steps.", panel=RUN),
+        Described("With --resume: export the last save without further steps.", panel=RUN),
     ] = False
 
     def __post_init__(self) -> None:
@@ -157,15 +157,17 @@ class LatentTraining(HeadOptions):
 
     rank: Annotated[
         int | None,
-        Described("Begin with what retrofit mla makes at this rank.", "R", least=1),
+        Described("Start from the factorization of retrofit mla with this rank.", "R", least=1),
     ] = None
-    initial: Annotated[Path | None, Described("Begin with the latents in this file.", "FILE")] = (
+    initial: Annotated[Path | None, Described("Start from the latents in this file.", "FILE")] = (
         None
     )
     layers: Annotated[
-        str | None, Described("Layers to change, as 0-11,15.", "LIST", shown="all")
+        str | None, Described("Layers to change, for example 0-11,15.", "LIST", shown="all")
     ] = None
-    lora_rank: Annotated[int, Described("LoRA on layers' outputs; 0: none.", "R", least=0)] = 0
+    lora_rank: Annotated[
+        int, Described("Rank of LoRA on the output projections; 0 disables it.", "R", least=0)
+    ] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -193,39 +195,43 @@ class IndexerTraining(HeadOptions):
 
     PANEL: ClassVar[str] = "Indexers"
 
-    heads: Annotated[int, Described("Query heads of an indexer.", "N", least=1)] = 4
-    width: Annotated[int, Described("Width of its heads and keys.", "N", least=1)] = 256
+    heads: Annotated[int, Described("Number of query heads of an indexer.", "N", least=1)] = 4
+    width: Annotated[int, Described("Width of an indexer's heads and keys.", "N", least=1)] = 256
     layers: Annotated[
-        str | None, Described("Layers to change, as 0-11,15.", "LIST", shown="all")
+        str | None, Described("Layers to change, for example 0-11,15.", "LIST", shown="all")
     ] = None
     top_k: Annotated[
         tuple[int, ...],
         Described(
-            "Tokens chosen: the first to train by, all to judge by.",
+            "Numbers of selected tokens: the first for training, all for evaluation.",
             "K,...",
             shown=listed,
             typed=str,
             read=numbers,
         ),
     ] = (2048,)
-    first_tokens: Annotated[int, Described("First tokens, always kept.", "N", least=0)] = 4
-    recent_tokens: Annotated[int, Described("Last tokens, always kept.", "N", least=1)] = 64
+    first_tokens: Annotated[
+        int, Described("First tokens that are always included.", "N", least=0)
+    ] = 4
+    recent_tokens: Annotated[
+        int, Described("Last tokens that are always included.", "N", least=1)
+    ] = 64
     mla: Annotated[
         bool,
         Described(
-            "Leave out latents that lie beside the model.",
+            "Ignore latents in the checkpoint directory.",
             name="no_mla",
             typed=bool,
             read=opposite,
         ),
     ] = True
     joint_steps: Annotated[
-        int, Described("Further steps that train latents too.", "N", least=0)
+        int, Described("Additional steps that also train latents.", "N", least=0)
     ] = 0
     joint_losses: Annotated[
         Losses,
         Described(
-            "As --loss, for those steps.",
+            "As --loss, for the joint steps.",
             "TERM[=W]",
             name="joint_loss",
             shown=_names,
@@ -233,7 +239,9 @@ class IndexerTraining(HeadOptions):
             read=_losses,
         ),
     ] = ((LOGITS_KL, 1.0), (ATTENTION_KL, 1.0))
-    joint_learning_rate: Annotated[float, Described("Peak rate in those steps.", "X")] = 2e-4
+    joint_learning_rate: Annotated[
+        float, Described("Peak learning rate of the joint steps.", "X")
+    ] = 2e-4
     sequence_length: int = 4096
     learning_rate: float = 1e-3
     losses: Losses = ((ATTENTION_KL, 1.0),)

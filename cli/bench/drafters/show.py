@@ -1,4 +1,4 @@
-"""Drafters side by side: a table, and a picture."""
+"""Table and chart of ``bench --drafters``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _COLOURS = ("#9aa5b1", "#0e7c86", "#c2571a", "#6b4fa0", "#4d9a2a", "#b3892b")
 
 
 def drafters_table(report: DraftersReport) -> Table:
-    """One row a batch, context and drafter."""
-    title = f"{report.new_tokens} tokens greedily of {report.text}, {report.rounds} rounds, medians"
+    """Return a table with one row per batch, context and drafter."""
+    title = f"{report.new_tokens} greedy tokens of {report.text}, medians of {report.rounds} rounds"
     table = Table(title=title, title_justify="left")
     for name in ("batch", "context"):
         table.add_column(name, justify="right")
     table.add_column("drafter", style="bold")
-    for name in ("tokens a step", "draft", "verify", "tokens/s", "ratio"):
+    for name in ("tokens/step", "draft", "verify", "tokens/s", "ratio"):
         table.add_column(name, justify="right")
     table.add_column("same output")
     place = None
@@ -54,7 +54,7 @@ def plot_drafters(report: DraftersReport, file: Path) -> None:
             rows = [r for r in report.rows if (r.batch, r.drafter) == (batch, name)]
             style = {"marker": "o", "label": name, "color": _COLOURS[number % len(_COLOURS)]}
             axes.plot([r.context for r in rows], [r.tokens_per_s for r in rows], **style)
-        axes.set_title("one sequence" if batch == 1 else f"{batch} sequences")
+        axes.set_title("1 sequence" if batch == 1 else f"{batch} sequences")
         axes.set_xlabel("context (tokens)")
         axes.set_ylim(bottom=0)
     panels[0].set_ylabel("tokens/s")

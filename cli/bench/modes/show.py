@@ -1,4 +1,4 @@
-"""Modes side by side: a table for each context, and a picture."""
+"""Tables and chart of ``bench --modes``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def modes_tables(report: ModesReport) -> Group:
 
 
 def _context(report: ModesReport, context: int) -> Table:
-    table = Table(title=f"behind {context} tokens", title_justify="left")
+    table = Table(title=f"after {context} tokens", title_justify="left")
     table.add_column("", style="bold")
     for mode in report.modes:
         table.add_column(mode.title, justify="right")
@@ -32,11 +32,11 @@ def _context(report: ModesReport, context: int) -> Table:
         table.add_row(name, *map(text, rows))
 
     line("tokens/s", lambda row: f"{row.tokens_per_s:.1f}")
-    line(f"over {report.modes[0].title}", lambda row: f"{row.over_first:.2f}")
-    line("tokens a step", lambda row: f"{row.tokens_a_step:.2f}")
-    line("first token", lambda row: milliseconds(row.ttft_s))
+    line(f"speedup over {report.modes[0].title}", lambda row: f"{row.over_first:.2f}")
+    line("tokens/step", lambda row: f"{row.tokens_a_step:.2f}")
+    line("TTFT", lambda row: milliseconds(row.ttft_s))
     line("perplexity", lambda row: f"{row.perplexity:.4f}")
-    line("same likeliest token", lambda row: f"{100 * row.agreement:.2f} %")
+    line("same most likely token", lambda row: f"{100 * row.agreement:.2f} %")
     return table
 
 
@@ -45,7 +45,9 @@ def _engines(report: ModesReport) -> Table:
     table.add_column("", style="bold")
     for mode in report.modes:
         table.add_column(mode.title, justify="right")
-    table.add_row("cache bytes a token", *(f"{m.cache_bytes_per_token:.0f}" for m in report.modes))
+    table.add_row(
+        "cache bytes per token", *(f"{m.cache_bytes_per_token:.0f}" for m in report.modes)
+    )
     table.add_row("weights", *(size_text(m.weights_bytes) for m in report.modes))
     return table
 

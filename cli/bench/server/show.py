@@ -1,4 +1,4 @@
-"""The report of a load: a table, and a picture of its times."""
+"""Table and chart of ``bench --server``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from specbuild.builder.svg import save_svg
 from specbuild.cli.bench.server.report import LoadReport, Spread
 
 _ROWS = {
-    "first token": "ttft_s",
-    "a token, behind the first": "tpot_s",
-    "between deliveries": "gap_s",
-    "longest gap of a request": "worst_gap_s",
-    "whole request": "e2e_s",
+    "TTFT": "ttft_s",
+    "TPOT": "tpot_s",
+    "time between chunks": "gap_s",
+    "longest gap per request": "worst_gap_s",
+    "total time": "e2e_s",
 }
 # Where each percentile's bar lies beside its row, and its colour.
 _BARS = ((-0.25, "p50", "#0e7c86"), (0, "p90", "#9aa5b1"), (0.25, "p99", "#d1495b"))
@@ -24,7 +24,7 @@ def load_table(report: LoadReport) -> Table:
     """Times in milliseconds by percentile."""
     table = Table()
     table.add_column("ms", style="bold")
-    for name in ("mean", "p50", "p90", "p99", "worst"):
+    for name in ("mean", "p50", "p90", "p99", "max"):
         table.add_column(name, justify="right")
     for title, field in _ROWS.items():
         spread: Spread | None = getattr(report, field)
@@ -35,7 +35,7 @@ def load_table(report: LoadReport) -> Table:
 
 def load_text(report: LoadReport) -> str:
     """Totals in one sentence, and what went wrong."""
-    how = f"{report.clients} at once" if report.rate is None else f"{report.rate:g} a second"
+    how = f"{report.clients} clients" if report.rate is None else f"{report.rate:g} requests/s sent"
     text = (
         f"{report.requests} requests, {how}: {report.output_tokens_per_s:.1f} tokens/s, "
         f"{report.requests_per_s:.2f} requests/s in {report.duration_s:.1f} s"

@@ -11,7 +11,7 @@ def suite_table(report: SuiteReport) -> Table:
     """One row a scenario."""
     table = Table(title=f"{report.suite} on {report.engine}", title_justify="left")
     table.add_column("scenario", style="bold", overflow="fold")
-    for column in ("attempts", "tokens/s", "over no draft", "tokens a step"):
+    for column in ("attempts", "tokens/s", "speedup over no draft", "tokens/step"):
         table.add_column(column, justify="right")
     table.add_column("", overflow="fold")
     for scenario in report.scenarios:

@@ -216,7 +216,7 @@ def test_a_report_shows_programs_kernels_and_why(engine: Path, plan: Plan, tmp_p
     output = tmp_path / "report.html"
     assert main(["report", str(engine), "--output", str(output)]) == 0
     page = ReportPage(output.read_text(encoding="utf-8"))
-    shown, why = page.by("plan.json")[0], page.by("the tables of the ops")[0]
+    shown, why = page.by("plan.json")[0], page.by("dispatch tables of the ops")[0]
     for entry in plan.programs:
         place = shown.cells.index(entry.name)
         assert shown.cells[place + 1 : place + 3] == [str(entry.batch), str(entry.rows)]
@@ -240,13 +240,13 @@ def test_step_costs_are_curves_of_batches() -> None:
     assert page.figures[1].cells.count("none") == len(rows)
 
 
-def test_a_plan_needs_no_gpu(
+def test_an_estimate_needs_no_gpu(
     engine: Path, plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tuned, prefill = tmp_path / "tuned", tmp_path / "prefill.json"
     shutil.copytree(engine, tuned)
     prefill.write_text(PREFILL.read_text())
-    words = ["plan", str(tuned), "--costs", str(prefill), "--gpu", "h200", "--json",
+    words = ["estimate", str(tuned), "--costs", str(prefill), "--gpu", "h200", "--json",
              "--prompt-tokens", "8", "--output-tokens", "5", "--requests", "1"]  # fmt: skip
     assert main(words) == 2 and "holds no step costs" in capsys.readouterr().err
     manifest = read_manifest(tuned)

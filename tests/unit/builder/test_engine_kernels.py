@@ -38,7 +38,7 @@ ENGINES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "weights-fp8": (None, {"weights_dtype": "fp8"}),
     "weights-mxfp4": (None, {"weights_dtype": "mxfp4"}),
     "cache-fp8": ("eagle3", {"kv_dtype": "fp8"}),
-    "screened-head": ("eagle3", {"screen_head": True}),
+    "screened-head": ("eagle3", {"prefilter_head": True}),
     "eagle3-fp8": ("eagle3", {"draft_dtype": "fp8"}),
     "eagle3-mxfp4": ("eagle3", {"draft_dtype": "mxfp4"}),
     "eagle3-tree": ("eagle3", {"draft_top_k": 4, "draft_depth": 5, "draft_tokens": 15}),

@@ -54,11 +54,11 @@ def test_codes_and_errors_are_stored_of_the_packed_head(engine: LoweredEngine) -
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"weights_dtype": "fp8"}, "--screen-head screens a head of bf16, --weights-dtype fp8")],
+    [({"weights_dtype": "fp8"}, "--prefilter-head needs a bf16 head; with --weights-dtype fp8")],
 )
 def test_a_head_of_fewer_bytes_is_not_screened(changes: dict[str, str], message: str) -> None:
     asked = BuildOptions.from_flat(
-        model=Path("m"), output=Path("o"), backend="cuda", screen_head=True, **changes
+        model=Path("m"), output=Path("o"), backend="cuda", prefilter_head=True, **changes
     )
     with pytest.raises(SpecbuildError, match=message):
         CUDA.options(asked)

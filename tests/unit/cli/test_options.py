@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 
 from specbuild.builder.option_group import OptionGroup
 from specbuild.builder.options import BuildOptions
+from specbuild.builder.speculative_config import EngineConfig
 from specbuild.builder.training.config import TrainOptions
 from specbuild.builder.training.heads.options import IndexerTraining
-from specbuild.cli.main import command_line
+from specbuild.cli.main import command_line, main
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.lossy import SpecPvRequest
 from specbuild.runtime.errors import SpecbuildError
@@ -100,6 +101,21 @@ def test_options_are_read_into_their_groups() -> None:
     recorded = asked.recorded()
     assert recorded["specpv_n_sink_blocks"] == 3 and recorded["draft_top_k"] == 2
     assert not recorded.keys() & {"model", "output", "draft", "force", "tuned_only", "backend"}
+
+
+def test_a_deprecated_name_sets_the_current_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = BuildOptions.from_flat(model=Path("m"), output=Path("o"), screen_head=True)
+    assert options.kernels.prefilter_head
+    file = tmp_path / "engine.yaml"
+    file.write_text("build:\n  model: m\n  output: o\n  screen-head: true\n")
+    assert EngineConfig.from_yaml(file).build_options().kernels.prefilter_head
+    words = ["build", "--model", str(tmp_path), "--output", str(tmp_path / "o"), "--screen-head"]
+    assert main(words) == 2
+    written = capsys.readouterr().err
+    assert "warning: --screen-head is deprecated; use --prefilter-head" in written
+    assert "--prefilter-head needs --backend cuda" in written
 
 
 def test_an_unknown_flat_name_is_refused() -> None:

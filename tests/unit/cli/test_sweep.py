@@ -261,7 +261,7 @@ def test_the_report_is_shown_and_drawn(measured: Progress, tmp_path: Path) -> No
         console.width = 200
         console.print(sweep_tables(report))
     text = (tmp_path / "table.txt").read_text()
-    for shown in ("decode: no draft", "chain of 2", "2.25 s, 2.00 s", "left out: something"):
+    for shown in ("decode: no draft", "chain of 2", "2.25 s, 2.00 s", "skipped: something"):
         assert shown in text
     for name in ("one.svg", "two.svg"):
         plot_sweep(report, tmp_path / name)

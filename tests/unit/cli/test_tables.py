@@ -109,7 +109,7 @@ def test_bench_shows_the_acceptance_that_a_stored_type_costs(tmp_path: Path) -> 
     (tmp_path / "bf16.json").write_text(json_line(whole))
     compared = against(coded, read_report(tmp_path / "bf16.json"))
     text = drawn(bench_table(compared))
-    for part in ("a draft in bf16", "2.50", "0.50 (20.0 %)"):
+    for part in ("with a bf16 draft", "2.50", "0.50 (20.0 %)"):
         assert part in text
     (entry,) = coded.sets
     for other, message in (
@@ -274,10 +274,10 @@ def test_a_user_without_a_home_keeps_no_cache(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_view_has_sink_retrieved_and_window_blocks() -> None:
     text = specpv_summary(SpecPv(16, 2, 256, 8, 64, 4096, 32))
-    assert "over 266 blocks of 16 (2 sink, 256 retrieved, 8 window)" in text
+    assert "266 blocks of 16 tokens (2 sink, 256 retrieved, 8 window)" in text
 
 
 def test_three_requests_have_every_statistic() -> None:
     records = [RunRecord(f"[{i}]", (1,), (2,), None, "eos", STATS) for i in range(4)]
-    assert "drafts accepted:steps" in drawn(run_table(records[:3]))
-    assert "drafts accepted:steps" not in drawn(run_table(records))
+    assert "accepted draft tokens: steps" in drawn(run_table(records[:3]))
+    assert "accepted draft tokens: steps" not in drawn(run_table(records))

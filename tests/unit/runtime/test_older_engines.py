@@ -72,7 +72,7 @@ def test_check_and_inspect_read_an_engine_of_0_1_0(
         assert COMMAND.format(engine) in " ".join(written.err.split())
         return
     assert codes == [0, 0], written.err
-    assert f"{engine} runs here" in written.out
+    assert f"{engine} can run on this machine" in written.out
     assert json.loads(written.out.splitlines()[-1])["specbuild_version"] == "0.1.0"
 
 

@@ -1,4 +1,4 @@
-"""Where a plan's costs come from: a file, an engine and a sweep, or a measurement."""
+"""Step and prefill times of an estimate: from a file, from an engine and a sweep, or measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from specbuild.builder.durable import replace_bytes
 from specbuild.builder.progress import Progress
 from specbuild.cli.bench.report import SweepReport
-from specbuild.cli.plan.options import CostOptions
+from specbuild.cli.estimate.options import CostOptions
 from specbuild.cli.terminal.console import json_line
 from specbuild.runtime.draft.device_costs import read_step_costs
 from specbuild.runtime.engine_dir.backends import facts_of
@@ -37,7 +37,7 @@ def costs_for(
     elif facts_of(manifest.backend).has_plan:
         raise SpecbuildError(
             f"{directory} runs on a GPU: give --costs the JSON of 'specbuild bench {directory} "
-            "--sweep prefill --json', or that of an earlier plan"
+            "--sweep prefill --json', or that of --save-costs"
         )
     else:
         found = _measured(directory, asked, contexts, progress)

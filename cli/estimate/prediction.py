@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from specbuild.cli.plan.options import TargetOptions
-from specbuild.cli.plan.report import PlanReport, Replicas, spreads
+from specbuild.cli.estimate.options import TargetOptions
+from specbuild.cli.estimate.report import EstimateReport, Replicas, spreads
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.measure.serving.costs import ServingCosts
@@ -23,7 +23,7 @@ def predict(
     *,
     targets: TargetOptions,
     acceptance: float,
-) -> PlanReport:
+) -> EstimateReport:
     """The report. Raises SpecbuildError where targets hold for no number of replicas."""
     chances = (acceptance,) if acceptance else ()
 
@@ -38,7 +38,7 @@ def predict(
         if traffic.rate is None:
             raise SpecbuildError("targets are for a --rate: give one in place of --clients")
         replicas = _replicas(served, traffic, targets)
-    return PlanReport(
+    return EstimateReport(
         engine=name,
         machine=costs.machine,
         rate=traffic.rate,

@@ -1,4 +1,4 @@
-"""What ``plan`` predicts."""
+"""The report of ``estimate``."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Replicas:
 
 
 @dataclass(frozen=True)
-class PlanReport:
-    """What ``plan --json`` prints: one engine under the whole traffic, and replicas.
+class EstimateReport:
+    """The output of ``estimate --json``: one engine under all traffic, and replicas.
 
     ``busy_share`` of the time launches run; where requests come faster than they are served it is
     1, and times grow with the number of requests.

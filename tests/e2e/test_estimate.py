@@ -1,4 +1,4 @@
-"""``specbuild plan``: predictions of a CPU engine, from costs measured here and kept ones."""
+"""``specbuild estimate``: predictions of a CPU engine, from costs measured here and kept ones."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def kept(file: Path, *, step_ms: float = 5.0) -> Path:
     return file
 
 
-def test_costs_are_measured_once_and_give_the_same_plan_again(
+def test_costs_are_measured_once_and_give_the_same_estimate_again(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "costs.json"
-    first = command("plan", tiny_engine, "--rate", 5, *SIZES, "--save-costs", file, "--json")
+    first = command("estimate", tiny_engine, "--rate", 5, *SIZES, "--save-costs", file, "--json")
     assert first.code == 0, first.err
-    again = command("plan", tiny_engine, "--rate", 5, *SIZES, "--costs", file, "--json")
+    again = command("estimate", tiny_engine, "--rate", 5, *SIZES, "--costs", file, "--json")
     assert again.records == first.records
     (found,) = first.records
     assert (found["requests"], found["machine"], found["replicas"]) == (200, "cpu", None)
@@ -45,7 +45,7 @@ def test_replicas_are_the_fewest_that_hold_the_targets(
     costs = kept(tmp_path / "costs.json")
 
     def plan(*more: object) -> dict[str, Any]:
-        result = command("plan", tiny_engine, "--costs", costs, *SIZES, *more, "--json")
+        result = command("estimate", tiny_engine, "--costs", costs, *SIZES, *more, "--json")
         assert result.code == 0, result.err
         found: dict[str, Any] = result.records[0]
         return found
@@ -61,23 +61,33 @@ def test_replicas_are_the_fewest_that_hold_the_targets(
     assert abs(alone["tpot_s"]["mean"] - 0.005) < 1e-9
 
 
-def test_plans_are_shown(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
+def test_the_old_name_of_the_command_warns(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    costs = kept(tmp_path / "costs.json")
+    words = (tiny_engine, "--costs", costs, "--rate", 5, *SIZES, "--json")
+    old, current = command("plan", *words), command("estimate", *words)
+    assert old.code == 0 and old.records == current.records
+    assert "warning: plan is deprecated; use estimate" in old.err
+
+
+def test_estimates_are_shown(command: Command, tiny_engine: Path, tmp_path: Path) -> None:
     costs = kept(tmp_path / "costs.json")
     result = command(
-        "plan", tiny_engine, "--costs", costs, "--gpu", "h200", "--rate", 300,
+        "estimate", tiny_engine, "--costs", costs, "--gpu", "h200", "--rate", 300,
         "--target-tpot-ms", 8, *SIZES,
     )  # fmt: skip
     assert result.code == 0, result.err
     for part in (
         "on NVIDIA H200, 300 requests/s",
-        "requests come faster",
+        "exceeds the capacity",
         "replicas",
-        "first token",
+        "TTFT",
     ):
         assert part in result.out
 
 
-def test_what_cannot_be_planned_is_one_sentence(
+def test_what_cannot_be_estimated_is_one_sentence(
     command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     costs = kept(tmp_path / "costs.json")
@@ -94,6 +104,8 @@ def test_what_cannot_be_planned_is_one_sentence(
         (("--costs", costs, "--target-ttft-ms", 5, *SIZES), "targets are for a --rate"),
         (("--costs", costs, "--rate", 1, "--target-ttft-ms", 5, *SIZES), "no number of replicas"),
     ):
-        result = command("plan", tiny_engine, "--prompt-tokens", 20, "--output-tokens", 4, *words)
+        result = command(
+            "estimate", tiny_engine, "--prompt-tokens", 20, "--output-tokens", 4, *words
+        )
         assert result.code == 2 and said in result.err, result.err
         assert "internal" not in result.err and "\n" not in result.err.strip()

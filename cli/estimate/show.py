@@ -1,40 +1,40 @@
-"""A plan for people."""
+"""The tables of ``estimate``."""
 
 from __future__ import annotations
 
 from rich.console import Group
 from rich.table import Table
 
-from specbuild.cli.plan.report import PlanReport
+from specbuild.cli.estimate.report import EstimateReport
 from specbuild.cli.terminal.console import fact_table
 
 _ROWS = {
-    "first token": "ttft_s",
-    "a token, behind the first": "tpot_s",
-    "whole request": "e2e_s",
+    "TTFT": "ttft_s",
+    "TPOT": "tpot_s",
+    "total time": "e2e_s",
 }
 # From here on requests wait longer the more of them there are.
 _SATURATED = 0.98
 
 
-def plan_text(report: PlanReport) -> str:
+def estimate_text(report: EstimateReport) -> str:
     """The traffic and what one engine makes of it, in a sentence."""
     how = f"{report.rate:g} requests/s" if report.rate else f"{report.clients} clients"
     text = (
         f"{report.engine} on {report.machine}, {how} of {report.prompt_tokens} + "
         f"{report.output_tokens} tokens: {report.output_tokens_per_s:.1f} tokens/s, "
-        f"{report.requests_per_s:.2f} requests/s, busy {100 * report.busy_share:.0f} % of the time"
+        f"{report.requests_per_s:.2f} requests/s, {100 * report.busy_share:.0f} % utilization"
     )
     if report.rate is not None and report.busy_share > _SATURATED:
-        text += "; requests come faster than one engine serves them"
+        text += "; the request rate exceeds the capacity of one engine"
     return text
 
 
-def plan_tables(report: PlanReport) -> Group:
+def estimate_tables(report: EstimateReport) -> Group:
     """Times in milliseconds by percentile, and replicas where there are targets."""
     table = Table(title="predicted", title_justify="left")
     table.add_column("ms", style="bold")
-    for name in ("mean", "p50", "p90", "p99", "worst"):
+    for name in ("mean", "p50", "p90", "p99", "max"):
         table.add_column(name, justify="right")
     for title, field in _ROWS.items():
         spread = getattr(report, field)
@@ -43,10 +43,10 @@ def plan_tables(report: PlanReport) -> Group:
     if report.replicas is None:
         return Group(table)
     replicas = report.replicas
-    facts = fact_table("for the targets")
+    facts = fact_table("replicas for the targets")
     facts.add_row("replicas", str(replicas.count))
-    facts.add_row("requests/s of each", f"{replicas.requests_per_s:.3g}")
-    facts.add_row("first token, p90", f"{1e3 * replicas.ttft_p90_s:.1f} ms")
+    facts.add_row("requests/s per replica", f"{replicas.requests_per_s:.3g}")
+    facts.add_row("TTFT, p90", f"{1e3 * replicas.ttft_p90_s:.1f} ms")
     if replicas.tpot_p90_s is not None:
-        facts.add_row("a token, p90", f"{1e3 * replicas.tpot_p90_s:.1f} ms")
+        facts.add_row("TPOT, p90", f"{1e3 * replicas.tpot_p90_s:.1f} ms")
     return Group(table, facts)

@@ -1,4 +1,4 @@
-"""What ``specbuild plan`` predicts beside what ``bench --server`` measures, in turn.
+"""What ``specbuild estimate`` predicts beside what ``bench --server`` measures, in turn.
 
 The costs of a CPU engine are measured right before and behind each load of a server, and averaged,
 as a machine that others use changes. Those of a CUDA engine are what ``tune`` and ``--costs`` say.
@@ -23,9 +23,9 @@ from server_process import server_process
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.bench.server.load import LoadPlan, measure
 from specbuild.cli.bench.server.report import LoadReport
-from specbuild.cli.plan.costs import costs_for, with_draft
-from specbuild.cli.plan.options import CostOptions
-from specbuild.cli.plan.report import spreads
+from specbuild.cli.estimate.costs import costs_for, with_draft
+from specbuild.cli.estimate.options import CostOptions
+from specbuild.cli.estimate.report import spreads
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest

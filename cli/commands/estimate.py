@@ -1,14 +1,14 @@
-"""``specbuild plan``: what a server of an engine will do, and how many are needed."""
+"""``specbuild estimate``: predict the latencies of a server and the number of replicas."""
 
 from __future__ import annotations
 
+from specbuild.cli.estimate.options import CostOptions, TargetOptions, TrafficOptions
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.shared import Debug, EngineDirectory, Json
-from specbuild.cli.plan.options import CostOptions, TargetOptions, TrafficOptions
 
 
 @takes_options
-def plan(
+def estimate(
     engine: EngineDirectory,
     *,
     traffic: TrafficOptions,
@@ -17,23 +17,23 @@ def plan(
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Predict times to the first token and a token, and replicas for a target.
+    """Predict TTFT, TPOT and the number of replicas for a target, without a server.
 
-    The engine's own scheduler is run over measured times of launches, without
-    running them: chunks of prompts, turns, batches and waiting for pages are as
-    they will be. A CPU engine is measured first, some seconds long. For a CUDA engine
-    no GPU is needed: its steps are those that [b]tune[/b] stored, its prompts those of
+    The engine's scheduler runs with measured step times instead of real steps, so
+    chunked prefill, batching and waiting for pages behave as in a server. Step
+    times of a CPU engine are measured first, for some seconds. A CUDA engine needs
+    no GPU: its step times come from [b]tune[/b], and its prefill times from
     [b]bench --sweep prefill --json[/b].
 
     \b
     Examples:
-    specbuild plan engine --rate 2 --prompt-tokens 256 --output-tokens 64
-    specbuild plan engine --rate 50 --target-ttft-ms 500 --target-tpot-ms 60
-    specbuild plan gpu-engine --costs prefill.json --gpu h200 --rate 20
+    specbuild estimate engine --rate 2 --prompt-tokens 256 --output-tokens 64
+    specbuild estimate engine --rate 50 --target-ttft-ms 500 --target-tpot-ms 60
+    specbuild estimate gpu-engine --costs prefill.json --gpu h200 --rate 20
     """
-    from specbuild.cli.plan.costs import costs_for, with_draft
-    from specbuild.cli.plan.prediction import predict
-    from specbuild.cli.plan.show import plan_tables, plan_text
+    from specbuild.cli.estimate.costs import costs_for, with_draft
+    from specbuild.cli.estimate.prediction import predict
+    from specbuild.cli.estimate.show import estimate_tables, estimate_text
     from specbuild.cli.terminal import console
     from specbuild.cli.terminal.progress_bar import ProgressBar
     from specbuild.runtime.engine_dir.files import read_manifest
@@ -65,5 +65,5 @@ def plan(
     if as_json:
         print(console.json_line(report))
         return
-    console.output().print(plan_text(report), soft_wrap=True)
-    console.output().print(plan_tables(report))
+    console.output().print(estimate_text(report), soft_wrap=True)
+    console.output().print(estimate_tables(report))
