@@ -6,6 +6,7 @@ Rows and experts are moved as llama.cpp's converter moves them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from checkpoint_files import Tensors
 from gguf_files import Stored, stored
+from llama_checkpoints import OF_KIND
 from safetensors.torch import load_file, save_file
 
 COMMON = {
@@ -58,6 +60,7 @@ COMMON = {
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # Models whose rows that RoPE turns stand side by side in GGUF.
 PAIRS = ("llama", "mixtral", "ministral3")
+LLAMA3_ROPE = OF_KIND["llama"]["rope_parameters"] | {"original_max_position_embeddings": 8192}
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
 
@@ -100,6 +103,21 @@ def mixed(name: str, shape: tuple[int, ...]) -> str:
     plain = ("F16", "BF16", "F32")
     fits = wide if shape[-1] % 256 == 0 else narrow if shape[-1] % 32 == 0 else plain
     return fits[sum(name.encode()) % len(fits)]
+
+
+def llama3_factors(width: int) -> torch.Tensor:
+    """What Llama 3's scaling divides each frequency by, as llama.cpp's converter computes it."""
+    found = []
+    for pair in range(width // 2):
+        wavelength = 2 * math.pi * 10000.0 ** (2 * pair / width)
+        if wavelength < 8192 / 4:
+            found.append(1.0)
+        elif wavelength > 8192:
+            found.append(8.0)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            found.append(1 / ((1 - smooth) / 8 + smooth))
+    return torch.tensor(found)
 
 
 def rewritten(model: Path, hf: Mapping[str, torch.Tensor]) -> None:

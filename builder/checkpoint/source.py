@@ -198,7 +198,7 @@ def refuse_gguf(path: Path) -> None:
     """SpecbuildError where ``path`` is called like a GGUF file."""
     if path.suffix == ".gguf":
         raise SpecbuildError(
-            f"{path}: is a GGUF file, which only build --model reads; give the directory of the "
+            f"{path}: is a GGUF file, which is not supported here; give the directory of the "
             "safetensors, which hf download ORGANISATION/NAME --local-dir DIR fetches"
         )
 

@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
 from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
 from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
 from specbuild.builder.checkpoint.predictors import split_predictors, unused_predictors
-from specbuild.builder.checkpoint.source import read_config
+from specbuild.builder.checkpoint.source import read_config, refuse_gguf
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, tie_head
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import (
@@ -26,6 +26,7 @@ from specbuild.builder.families.registry import (
     gguf_forms,
     retrofitted,
     supported_targets,
+    target_family,
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.geometry_check import check_target
@@ -191,6 +192,20 @@ def _foreign_hints(
     """Which other families the tensors look like."""
     others = [family for family in TARGETS.values() if family is not but]
     return [hint for family in others for hint in family.checkpoint.foreign_hints(config, names)]
+
+
+def read_retrofit_target(path: Path, *, command: str, mla: bool) -> TargetCheckpoint:
+    """Read a target that ``command`` computes latents or indexers for; ``mla`` reads its latents.
+
+    Raises SpecbuildError for a GGUF file, and for a family without latents and indexers.
+    """
+    refuse_gguf(path)
+    target = read_target(path, strict=False, mla=mla, dsa=False)
+    kind = target.geometry.model_type
+    if not target_family(kind).retrofits:
+        own = ", which caches latents already" if target.geometry.latent_dims else ""
+        raise SpecbuildError(f"{path}: is a {kind}{own}; {command} is for {retrofitted()}")
+    return target
 
 
 def _refuse_retrofits(path: Path, geometry: TargetGeometry, *, mla: bool, dsa: bool | None) -> None:

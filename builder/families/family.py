@@ -144,13 +144,15 @@ class Reference:
     ``load_options`` are further arguments of ``from_pretrained``, by the checkpoint's directory and
     ``config.json``. ``routers``
     gives the modules that choose experts, by layer, and ``margin`` how near the choice came to
-    another one, by a router's output.
+    another one, by a router's output. ``stored_name`` maps a tensor's name in GGUF checkpoints,
+    which is that of the engine, to the name that transformers loads.
     """
 
     classes: Mapping[str, str] = field(default_factory=dict)
     load_options: Callable[[Path, Mapping[str, Any]], dict[str, Any]] = lambda *_: {}
     routers: Callable[[Any], dict[int, nn.Module]] = lambda _: {}
     margin: Callable[[Any, torch.Tensor], float] = lambda *_: math.inf
+    stored_name: Callable[[str], str] = str
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,8 @@ class TargetFamily:
     ``model_types`` are those of its configs, with the class of transformers that each is.
     ``retrofit`` makes a layer of its geometry, its weights by the names that follow
     ``model.layers.N.``, and its window; None: latents and indexers are not built for the family.
-    ``teacher`` readies the model in transformers to teach drafts; None: none is trained on it.
+    ``teacher`` prepares the model in transformers for training drafts; None: drafts of this family
+    cannot be trained.
     ``gguf`` are the architectures of GGUF files that are its models.
     """
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from specbuild.builder.checkpoint.gguf.container import is_gguf
+from specbuild.builder.checkpoint.opened import open_target
+from specbuild.builder.checkpoint.target_parts import TextFile, text_files
+from specbuild.builder.families.registry import gguf_forms
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.text.tokenizer import OpenedTokenizer
 
@@ -128,8 +132,12 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _open_tokenizer(model: Path, where: str) -> OpenedTokenizer:
-    file = model / "tokenizer.json"
-    if not file.is_file():
+    """Open the tokenizer of a checkpoint directory, or the one that a GGUF file contains."""
+    files: tuple[TextFile, ...] = text_files((model,))
+    if is_gguf(model):
+        files = open_target(model, gguf_forms()).text_files(())
+    file = next((file for file in files if file.name == "tokenizer.json"), None)
+    if file is None:
         raise SpecbuildError(
             f"{where}: {model} has no tokenizer.json to read text with; give token ids instead"
         )

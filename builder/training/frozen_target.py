@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from specbuild.builder.checkpoint.source import read_json, refuse_gguf
+from specbuild.builder.checkpoint.gguf.container import is_gguf
+from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
 from specbuild.builder.families.family import TargetFamily
-from specbuild.builder.families.registry import TARGETS
+from specbuild.builder.families.registry import TARGETS, gguf_forms
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
@@ -57,30 +58,37 @@ class FrozenTarget:
 def load_target(
     path: Path, *, device: str = "cpu", dtype: str = "float32", teacher: bool = True
 ) -> PreTrainedModel:
-    """The checkpoint in transformers, dequantised, frozen, in evaluation mode.
+    """Load a checkpoint directory or a GGUF file into transformers, dequantised and frozen.
 
-    As a ``teacher`` it is made quick, and must be of a family that drafts are trained for.
+    A ``teacher`` uses the family's fastest implementation; its family must support training.
 
     Raises:
-        SpecbuildError: ``path`` is a checkpoint of no such family, or ``device`` is not there.
+        SpecbuildError: ``path`` is no checkpoint of such a family, or ``device`` does not exist.
     """
     import transformers
 
-    config = read_config(path)
+    opened = open_target(path, gguf_forms())
+    config = opened.config.fields
     family, class_name = _family(path, config.get("model_type"), teacher=teacher)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
-    options = {"pretrained_model_name_or_path": path} | family.reference.load_options(path, config)
+    options = _source(path, opened, family) | family.reference.load_options(path, config)
     try:
         with _quiet_transformers():
-            model: Any = getattr(transformers, class_name).from_pretrained(
-                dtype=getattr(torch, dtype), attn_implementation="eager", **options
+            model, info = getattr(transformers, class_name).from_pretrained(
+                dtype=getattr(torch, dtype),
+                attn_implementation="eager",
+                output_loading_info=True,
+                **options,
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecbuildError(
             f"{path}: transformers cannot load this target: {first_line}"
         ) from error
+    if info["missing_keys"]:  # transformers initialises them randomly
+        missing = ", ".join(sorted(info["missing_keys"])[:3])
+        raise SpecbuildError(f"{path}: transformers finds no weights for {missing}")
     # The reader leaves dequantised experts in bf16 whatever type was asked for.
     model = model.to(device=device, dtype=getattr(torch, dtype)).eval().requires_grad_(False)
     if teacher and family.teacher is not None:
@@ -102,17 +110,17 @@ def _family(path: Path, model_type: object, *, teacher: bool) -> tuple[TargetFam
     return known[model_type]
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """``config.json`` of a checkpoint directory.
+def _source(path: Path, opened: OpenedTarget, family: TargetFamily) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for the checkpoint: its directory, or config and weights."""
+    if not is_gguf(path):
+        return {"pretrained_model_name_or_path": path}
+    import transformers
 
-    Raises:
-        SpecbuildError: there is none, or it is no JSON object.
-    """
-    refuse_gguf(path)
-    file = path / "config.json"
-    if not file.exists():
-        raise SpecbuildError(f"{path}: no config.json, so no checkpoint directory")
-    return read_json(file)
+    fields = opened.config.fields
+    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    renamed = family.reference.stored_name
+    weights = {renamed(name): tensor.load() for name, tensor in opened.tensors().items()}
+    return {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
 
 
 def end_of_text_ids(model: PreTrainedModel) -> tuple[int, ...]:

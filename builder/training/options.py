@@ -22,7 +22,10 @@ class TrainingOptions(OptionGroup):
 
     PANEL: ClassVar[str] = "Model"
 
-    model: Annotated[Path, Described("Checkpoint directory of the target.", "DIR", panel="Model")]
+    model: Annotated[
+        Path,
+        Described("Checkpoint directory of the target, or its GGUF file.", "PATH", panel="Model"),
+    ]
     output: Annotated[Path, Described("Directory to write.", "DIR", panel="Model")]
     texts: Annotated[
         tuple[Path, ...],

@@ -55,6 +55,8 @@ def draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
             f"train draft: draft_vocab is {options.draft_vocab}, expected at most the target's "
             f"{config.vocab_size}"
         )
+    # Some configurations, such as Qwen2's, have no head_dim.
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     shape = DraftShape(
         hidden=config.hidden_size,
         target_hidden=config.hidden_size,
@@ -63,7 +65,7 @@ def draft_shape(options: TrainOptions, model: PreTrainedModel) -> DraftShape:
         inner=options.inner or INNER_PER_HIDDEN * config.hidden_size,
         q_heads=options.q_heads or config.num_attention_heads,
         kv_heads=options.kv_heads or config.num_key_value_heads,
-        head_dim=options.head_dim or config.head_dim,
+        head_dim=options.head_dim or head_dim,
         rope_theta=options.rope_theta,
         rms_eps=config.rms_norm_eps,
         layers=options.layers,

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from specbuild.builder.checkpoint.source import read_config
 from specbuild.builder.families.checkpoints import OWN_DRAFT, is_own_draft, read_draft, read_target
 from specbuild.builder.families.dflash.reference import load_reference_dflash
 from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
@@ -14,7 +15,6 @@ from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
 from specbuild.builder.families.registry import target_family
 from specbuild.builder.progress import Progress, SilentProgress
-from specbuild.builder.training.frozen_target import read_config
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.builder.verify.losslessness import NEW_TOKENS, check_losslessness

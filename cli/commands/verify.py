@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbuild.cli.options.shared import Debug, Draft, EngineDirectory, Json, Model
+from specbuild.cli.options.shared import Debug, Draft, EngineDirectory, Json
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -21,7 +22,14 @@ EXIT_THRESHOLD_FAILED = 1
 
 def verify(
     engine: EngineDirectory,
-    model: Model,
+    model: Annotated[
+        Path,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="Checkpoint directory or GGUF file that the engine was built from.",
+        ),
+    ],
     draft: Draft = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -34,6 +42,7 @@ def verify(
     \b
     Examples:
     specbuild verify engine --model target
+    specbuild verify engine --model model.gguf
     specbuild verify engine --model target --draft draft --json
     """
     from specbuild.builder.verify import verify_engine

@@ -100,11 +100,9 @@ def test_tokens_and_files_are_those_from_safetensors(
 
 def test_what_else_a_gguf_file_may_be_given_to(tmp_path: Path, command: Command) -> None:
     file = write_gguf(tmp_path / "model.gguf", "gpt-oss", {}, {})
-    data = tmp_path / "text.txt"
-    data.write_text("text")
-    train = ("train", "draft", "--model", file, "--output", tmp_path / "draft", "--text", data)
-    for words in (("retrofit", "mla", "--model", file, "--rank", 8), train):
-        assert command(*words).refused("is a GGUF file, which only build --model reads")
+    assert command("retrofit", "mla", "--model", file, "--rank", 8).refused(
+        "is a GGUF file, which is not supported here"
+    )
     build = ("build", "--output", tmp_path / "engine", "--model")
     assert command(*build, file).refused("model.gguf: gpt-oss: the field")
     absent = tmp_path / "absent.gguf"

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specbuild.builder.checkpoint.source import read_header, read_json
+from specbuild.builder.checkpoint.source import read_config, read_header, read_json
 from specbuild.builder.training.documents import DocumentReader
-from specbuild.builder.training.frozen_target import read_config
 from specbuild.cli.bench.against import read_report
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.plugin_record import FIELD_NAMES, read_fields

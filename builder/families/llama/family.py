@@ -6,7 +6,11 @@ from specbuild.builder.families.family import CheckpointFormat, Reference, Targe
 from specbuild.builder.families.llama import checkpoint, gguf, hints, reference
 from specbuild.builder.families.llama.synth import LLAMA_SYNTH
 from specbuild.builder.families.parts.grouped_model import GroupedModel
-from specbuild.builder.families.parts.grouped_reference import routers, routing_margin
+from specbuild.builder.families.parts.grouped_reference import (
+    prepare_teacher,
+    routers,
+    routing_margin,
+)
 from specbuild.builder.families.parts.grouped_tensors import grouped_for_engine, grouped_tensors
 
 LLAMA = TargetFamily(
@@ -33,5 +37,6 @@ LLAMA = TargetFamily(
         margin=routing_margin,
     ),
     synth=LLAMA_SYNTH,
+    teacher=prepare_teacher,
     gguf=gguf.FORMS,
 )

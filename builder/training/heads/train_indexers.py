@@ -14,7 +14,7 @@ from specbuild.builder.checkpoint.indexers import INDEXER_FILE
 from specbuild.builder.checkpoint.latents import LATENT_FILE
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.checkpoints import read_retrofit_target, read_target
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.heads.indexers import (
     IndexerHeads,
@@ -44,7 +44,7 @@ def train_indexers(options: IndexerTraining, progress: Progress) -> HeadReport:
         SpecbuildError: options, text or model do not do, the output exists, or the loss diverges.
     """
     started_s = time.monotonic()
-    target = read_target(options.model, strict=False, mla=options.mla, dsa=False)
+    target = read_retrofit_target(options.model, command="train dsa", mla=options.mla)
     require_hidden_layers(options, target)
     layers = _layers(options, target)
     latent = target.geometry.latent_dims != ()

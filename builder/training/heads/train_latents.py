@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.latents import (
 )
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.checkpoints import read_retrofit_target
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.heads.latents import LatentHeads
 from specbuild.builder.training.heads.options import LatentTraining
@@ -40,7 +40,7 @@ def train_latents(options: LatentTraining, progress: Progress) -> HeadReport:
             diverges.
     """
     started_s = time.monotonic()
-    target = read_target(options.model, strict=False, mla=False, dsa=False)
+    target = read_retrofit_target(options.model, command="train mla", mla=False)
     require_hidden_layers(options, target)
     with Session.begun(options, progress) as session:
         tensors = _initial(options, target, session)

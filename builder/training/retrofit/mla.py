@@ -15,12 +15,11 @@ from specbuild.builder.checkpoint.latents import (
     full_rank,
     latent_name,
 )
-from specbuild.builder.checkpoint.source import DTYPE_BITS, read_header, refuse_gguf
+from specbuild.builder.checkpoint.source import DTYPE_BITS, read_header
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, TargetCheckpoint
 from specbuild.builder.checkpoint.tensor_file import write_tensors
-from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.families.checkpoints import read_retrofit_target
 from specbuild.builder.families.family import Projection
-from specbuild.builder.families.registry import retrofitted, target_family
 from specbuild.builder.progress import Progress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.factorise import (
@@ -61,14 +60,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     """
     file = options.output or options.model / LATENT_FILE
     _require_replaceable(file, force=options.force)
-    refuse_gguf(options.model)
-    target = read_target(options.model, strict=False, mla=False, dsa=False)
-    kind = target.geometry.model_type
-    if not target_family(kind).retrofits:
-        own = ", which caches latents already" if target.geometry.latent_dims else ""
-        raise SpecbuildError(
-            f"{options.model}: is a {kind}{own}; retrofit mla is for {retrofitted()}"
-        )
+    target = read_retrofit_target(options.model, command="retrofit mla", mla=False)
     if not target.geometry.attention.qkv_bias:
         raise SpecbuildError(
             f"{options.model}: attention_bias is false; latents are made beside biases only"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,41 +10,24 @@ import pytest
 import torch
 from gguf_files import stored, write_gguf
 from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
-from gguf_models import llama_twin
-from llama_checkpoints import OF_KIND, write_llama
+from gguf_models import LLAMA3_ROPE, llama3_factors, llama_twin
+from llama_checkpoints import write_llama
 
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
-
-ROPE = OF_KIND["llama"]["rope_parameters"] | {"original_max_position_embeddings": 8192}
-
-
-def factors(width: int) -> torch.Tensor:
-    """What Llama 3's scaling divides each frequency by, as llama.cpp's converter computes it."""
-    found = []
-    for pair in range(width // 2):
-        wavelength = 2 * math.pi * 10000.0 ** (2 * pair / width)
-        if wavelength < 8192 / 4:
-            found.append(1.0)
-        elif wavelength > 8192:
-            found.append(8.0)
-        else:
-            smooth = (8192 / wavelength - 1) / 3
-            found.append(1 / ((1 - smooth) / 8 + smooth))
-    return torch.tensor(found)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", LLAMA_KINDS)
 def test_models(tmp_path: Path, kind: str, tied: bool) -> None:
     model = tmp_path / "model"
-    changes = {"rope_parameters": ROPE} if kind == "llama" else {}
+    changes = {"rope_parameters": LLAMA3_ROPE} if kind == "llama" else {}
     write_llama(model, kind, tie_word_embeddings=tied, **changes)
     config = json.loads((model / "config.json").read_text())
     architecture, keys = LLAMA_KINDS[kind]
     tensors = llama_twin(model, config)
     if kind == "llama":
-        tensors["rope_freqs.weight"] = stored(factors(16), "F32")[0]
+        tensors["rope_freqs.weight"] = stored(llama3_factors(16), "F32")[0]
     file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
     found, expected = read_target(file, strict=True), read_target(model, strict=True)
     assert found.geometry.tied_head == tied

@@ -233,7 +233,7 @@ def test_what_is_somewhere_else_or_in_another_format_says_how_to_get_it(
             read_config(Path(path))
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
-    with pytest.raises(SpecbuildError, match="only build --model reads; give the directory of the"):
+    with pytest.raises(SpecbuildError, match="is not supported here; give the directory of"):
         read_config(file)
     with pytest.raises(SpecbuildError, match=r"give build one file, --model \S+/model.gguf"):
         read_config(tmp_path)
