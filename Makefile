@@ -34,6 +34,7 @@ $(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@echo "installing the packages of tests and linters into $(VENV)"
 	$(INSTALL) --quiet -e '.[dev]'
+	@$(MAKE) -s types
 	@touch $(DEMO_INSTALLED) $@
 
 # The libraries of TensorRT-RTX (230 MB) and the types of TensorRT. Without them their tests are skipped.
@@ -137,7 +138,7 @@ BENCH_GPU ?=
 bench-gpu: setup
 	$(BIN)/python benchmarks/bench_gpu.py $(BENCH_GPU)
 
-# Links that lay the sources out as an installed specbuild, for mypy to find the names.
+# Links that lay the sources out as an installed specbuild, for mypy and editors.
 types:
 	rm -rf out/types && mkdir -p out/types/specbuild
 	cd out/types/specbuild && ln -s ../../../builder ../../../plugins_cuda ../../../runtime \
