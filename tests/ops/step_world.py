@@ -63,7 +63,7 @@ class World:
 
 
 def visible(slot: int, tree_start: int, words: np.ndarray) -> list[int]:
-    """The view slots that a row sees (docs/developers/contracts.md#which-keys-a-row-sees)."""
+    """The view slots that a row sees (docs/developers/contracts.md#visible-keys)."""
     chain = range(min(slot + 1, tree_start))
     tree = [j for j in range(32 * len(words)) if int(words[j // 32]) >> (j % 32) & 1]
     return [*chain, *(tree_start + j for j in tree)]
