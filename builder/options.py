@@ -337,9 +337,9 @@ class BuildOptions(OptionGroup):
     gpu: Annotated[
         str | None,
         Described(
-            "GPU architecture: sm_90a with --backend cuda; with tensorrt-rtx a "
+            "GPU to compile for: h100, h200 or sm_90a with --backend cuda; with tensorrt-rtx a "
             "comma-separated list of sm_80, sm_86, sm_89, sm_120 and sm_121.",
-            "ARCH",
+            "GPU",
             recorded=False,
         ),
     ] = None

@@ -88,7 +88,10 @@ def _show_version(value: bool) -> None:
 def _specbuild(
     context: typer.Context,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show version.")
+        bool,
+        typer.Option(
+            "--version", "-V", callback=_show_version, is_eager=True, help="Show version."
+        ),
     ] = False,
 ) -> None:
     show_help_alone(context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.builder.backends.backend import TakenOptions
-from specbuild.builder.backends.cuda.compile.nvrtc import supported_gpu
+from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.tactics.tactic_book import (
     TacticBook,
     given_tactics,

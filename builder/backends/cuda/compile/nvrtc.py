@@ -11,12 +11,11 @@ from functools import cached_property
 from typing import Any
 
 from specbuild.builder.backends.cuda.compile.source import KernelSource, source_of
+from specbuild.builder.backends.cuda.gpus import MULTIPROCESSORS, require_supported
 from specbuild.plugins_cuda.launches import Kernel, Target, Unsupported
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 from specbuild.runtime.errors import SpecbuildError
 
-SUPPORTED_GPUS = ("sm_90a",)
-MULTIPROCESSORS = {"sm_90a": 132}
 KERNEL_FOLDER = "kernels"
 # Older ones refuse generic lambdas in device code, or spill registers of some kernels.
 LEAST_NVRTC = (13, 2)
@@ -70,25 +69,6 @@ def required(found: Compiled | Unsupported) -> Compiled:
 def target_of(gpu: str) -> Target:
     """The GPU that programs are lowered for."""
     return Target(arch=gpu, multiprocessors=MULTIPROCESSORS[gpu])
-
-
-def supported_gpu(asked: str | None) -> str:
-    """The architecture to build for: that of ``--gpu``, or the usual one.
-
-    SpecbuildError for one that the kernels have not run on.
-    """
-    gpu = SUPPORTED_GPUS[0] if asked is None else asked
-    require_supported(gpu)
-    return gpu
-
-
-def require_supported(gpu: str) -> None:
-    """SpecbuildError for an architecture that the kernels have not run on."""
-    if gpu not in SUPPORTED_GPUS:
-        raise SpecbuildError(
-            f"--gpu {gpu!r} is not supported: the kernels have run on {', '.join(SUPPORTED_GPUS)} "
-            f"(H100, H200) only; build with --gpu {SUPPORTED_GPUS[0]}"
-        )
 
 
 class Compiler:

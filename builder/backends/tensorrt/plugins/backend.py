@@ -13,7 +13,8 @@ from specbuild.builder.backends.backend import (
     run_role_passes,
 )
 from specbuild.builder.backends.cuda.check import require_cuda_support
-from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, supported_gpu, target_of
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
+from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, tactics_of
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
