@@ -100,8 +100,8 @@ class TreeOptions(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftOptions(TreeOptions):
-    """The largest draft tree of an engine, and how its draft attends and is stored."""
+class DraftStorageOptions(OptionGroup):
+    """How the draft of an engine attends and is stored; in a group with the prefix ``draft``."""
 
     window: Annotated[
         int | None,
@@ -129,6 +129,11 @@ class DraftOptions(TreeOptions):
             shown="bf16",
         ),
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftOptions(DraftStorageOptions, TreeOptions):
+    """The largest draft tree of an engine, and how its draft attends and is stored."""
 
 
 @dataclass(frozen=True, kw_only=True)

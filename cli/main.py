@@ -47,6 +47,7 @@ _COMMANDS = {
 _RENAMED_COMMANDS = {"plan": "estimate"}
 _RENAMED_OPTIONS = {"--screen-head": "--prefilter-head"}  # as in builder/option_group.py
 _GROUPS = {
+    "cache": "specbuild.cli.commands.cache",
     "train": "specbuild.cli.commands.train",
     "retrofit": "specbuild.cli.commands.retrofit",
 }

@@ -103,6 +103,13 @@ class WeightSources:
                 found.setdefault(tensor.dtype, []).append(name)
         return {dtype: tuple(group_names(names)) for dtype, names in sorted(found.items())}
 
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors in the types that the graphs have them in; a tied head has none."""
+        tied = self._target.geometry.tied_head
+        tensors = (t for name, t in self._tensors.items() if not (tied and name == HEAD))
+        return sum(self._recipe(tensor).nbytes for tensor in tensors)
+
     def d2t(self, group: str = DRAFT_GROUP) -> Recipe:
         """Offsets from draft ids to target ids, int32 [Vd]; zeros where the vocabularies agree."""
         draft = self.drafts[group]

@@ -7,19 +7,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbuild.builder.options import LimitOptions
 from specbuild.cli.anatomy.options import AnatomyOptions
+from specbuild.cli.model.options import ModelName
 from specbuild.cli.options.derived import takes_options
-from specbuild.cli.options.shared import Debug, EngineDirectory, Json
+from specbuild.cli.options.shared import Debug, Json
+from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.runtime.engine_dir.manifest import Manifest
+    from specbuild.cli.model.reference import CheckpointReference, HubReference
 
 
 @takes_options
 def inspect(
-    engine: EngineDirectory,
+    model: ModelName,
     *,
     anatomy: AnatomyOptions,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu",
+            metavar="NAME",
+            help="Of a checkpoint: what fits this GPU, h100 or h200.",
+            show_default=False,
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            "--revision", metavar="REVISION", help="Of a model on Hugging Face; default main."
+        ),
+    ] = None,
     max_batch_size: Annotated[
         int | None,
         typer.Option(
@@ -35,8 +53,13 @@ def inspect(
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Show an engine's geometry, limits, sizes, ops and predicted memory.
+    """Show an engine, or what can be built from a checkpoint.
 
+    For a checkpoint directory, a GGUF file or a Hugging Face model: its
+    architecture, tensor types and size, the backends that can build it, and with
+    [b]--gpu h100[/b] the number of sequences that fit. No weights are read.
+
+    For an engine: geometry, limits, sizes, ops and predicted memory.
     Memory is predicted for the engine's limits, or for the limits given here, as if
     the engine had been built with them. CUDA engines also show programs and
     kernels, TensorRT engines layers, bindings and profiles, and engines
@@ -48,10 +71,35 @@ def inspect(
 
     \b
     Examples:
-    specbuild inspect engine
+    specbuild inspect target --gpu h100
     specbuild inspect engine --max-batch-size 8 --max-seq-len 8192
     specbuild inspect gpu-engine --anatomy --context 8192
     """
+    from specbuild.cli.model.reference import EngineReference, model_reference
+
+    reference = model_reference(model)
+    if not isinstance(reference, EngineReference):
+        _show_checkpoint(
+            reference,
+            gpu,
+            revision,
+            LimitOptions(max_seq_len=max_seq_len, max_batch_size=max_batch_size),
+            as_json=as_json,
+        )
+        return
+    if gpu is not None or revision is not None:
+        raise SpecbuildError(f"{model} is an engine: --gpu and --revision are for checkpoints")
+    if anatomy.anatomy:
+        _show_anatomies(reference.path, anatomy, as_json=as_json)
+        return
+    _show_engine(
+        reference.path, max_batch_size=max_batch_size, max_seq_len=max_seq_len, as_json=as_json
+    )
+
+
+def _show_engine(
+    engine: Path, *, max_batch_size: int | None, max_seq_len: int | None, as_json: bool
+) -> None:
     from specbuild.builder.engine.cache_capacity import cache_capacity
     from specbuild.cli.tables.build_facts import build_facts, refused_table, source_types_table
     from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
@@ -59,9 +107,6 @@ def inspect(
     from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
 
     manifest, digest = read_manifest(engine), manifest_digest_of(engine)[:64]
-    if anatomy.anatomy:
-        _show_anatomies(engine, manifest, anatomy, as_json=as_json)
-        return
     facts_of_plan = plan = costs = None
     if facts_of(manifest.backend).has_plan:
         from specbuild.cli.tables.plan_tables import plan_facts, plan_tables
@@ -114,14 +159,40 @@ def inspect(
         output().print(step_cost_table(costs))
 
 
-def _show_anatomies(
-    engine: Path, manifest: Manifest, options: AnatomyOptions, *, as_json: bool
+def _show_checkpoint(
+    reference: CheckpointReference | HubReference,
+    gpu: str | None,
+    revision: str | None,
+    limits: LimitOptions,
+    *,
+    as_json: bool,
 ) -> None:
+    from specbuild.builder.backends.cuda.gpus import gpu_model
+    from specbuild.builder.options import BuildOptions
+    from specbuild.cli.model.engine import local_checkpoint
+    from specbuild.cli.model.inspection import checkpoint_report
+    from specbuild.cli.tables.checkpoint_table import checkpoint_tables
+    from specbuild.cli.terminal.console import json_line, output
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+
+    card = None if gpu is None else gpu_model(gpu)
+    with ProgressBar() as progress:
+        path = local_checkpoint(reference, revision, progress)
+    options = BuildOptions(model=path, output=Path("unnamed"), limits=limits)
+    report = checkpoint_report(reference.title, options, card)
+    if as_json:
+        print(json_line(report))
+    else:
+        output().print(checkpoint_tables(report))
+
+
+def _show_anatomies(engine: Path, options: AnatomyOptions, *, as_json: bool) -> None:
     from specbuild.cli.anatomy.planned import planned_anatomies
     from specbuild.cli.anatomy.tables import anatomy_tables
     from specbuild.cli.terminal.console import json_line, output
+    from specbuild.runtime.engine_dir.files import read_manifest
 
-    steps = planned_anatomies(engine, manifest, options)
+    steps = planned_anatomies(engine, read_manifest(engine), options)
     if as_json:
         print(json_line({"anatomies": steps}))
         return

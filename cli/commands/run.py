@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from specbuild.builder.options import TreeOptions
+from specbuild.cli.model.options import ModelBuildOptions, ModelName
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
@@ -15,13 +16,13 @@ from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
     DraftTree,
-    EngineDirectory,
     Exact,
     GenerationConfigName,
     Json,
     KvPages,
     NoSpec,
     Pin,
+    PromptText,
     RowsPerTurn,
     RunsOn,
     Threads,
@@ -32,20 +33,22 @@ from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.cli.terminal.token_stream import TokenStream
+    from specbuild.cli.terminal.prompt_line import PlacedPrompt
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.records import RunRecord
-    from specbuild.runtime.request import FinishEvent, TokenEvent
+    from specbuild.runtime.request import FinishEvent, Request, TokenEvent
 
 
 @takes_options
 def run(
-    engine: EngineDirectory,
+    model: ModelName,
+    prompt_text: PromptText = None,
     *,
     text: PromptOptions,
     wanted: OutputOptions,
     sampling: SamplingOptions,
     generation_config: GenerationConfigName = "auto",
+    build: ModelBuildOptions,
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
@@ -64,12 +67,16 @@ def run(
     as_json: Json = False,
     _debug: Debug = False,
 ) -> None:
-    """Decode prompts with an engine, with speculative decoding if it has a draft.
+    """Decode prompts with a model, with speculative decoding if it has a draft.
 
-    The prompt is [b]--prompt TEXT[/b], the whole standard input, or one per line of
-    [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or "prompt_ids": \\[1, 2],
-    or "messages" for the chat template. A line can also set parameters of its
-    prompt, for example "temperature", "seed" and "stop".
+    A checkpoint, a GGUF file or a Hugging Face model is built into an engine once;
+    [b]specbuild cache list[/b] shows these engines. To copy an engine to another machine,
+    use [b]specbuild build[/b].
+
+    The prompt is PROMPT or [b]--prompt TEXT[/b], the whole standard input, or one per
+    line of [b]--prompts FILE.jsonl[/b]: {"id": "a", "prompt": "text"}, or
+    "prompt_ids": \\[1, 2], or "messages" for the chat template. A line can also set
+    parameters of its prompt, for example "temperature", "seed" and "stop".
 
     The text goes to standard output, with accepted draft tokens in another colour, and
     statistics go to standard error. With [b]--json[/b] standard output has one JSON
@@ -77,23 +84,23 @@ def run(
 
     \b
     Examples:
-    specbuild run engine --prompt "def area(radius):"
-    specbuild run engine --prompts prompts.jsonl --json --max-new-tokens 64
-    specbuild run engine --prompt Hello --temperature 0.8 --top-p 0.95 --seed 7
+    specbuild run engine "def area(radius):"
+    specbuild run HuggingFaceTB/SmolLM2-135M-Instruct "What is a prime number?"
+    specbuild run engine --prompts prompts.jsonl --json --seed 7
     """
+    from specbuild.cli.model.engine import engine_for, model_reference
     from specbuild.cli.terminal.engine_loading import load_engine, traced
-    from specbuild.cli.terminal.prompt_file import checked_requests, read_prompts
+    from specbuild.cli.terminal.prompt_file import checked_requests
     from specbuild.cli.terminal.prompt_line import guide_of
-    from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
     from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
     from specbuild.runtime.sampling import SamplingParams
     from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
+    reference = model_reference(model)
     _check_exact(exact, tree.given(), draft_tree, specpv.retrieval_blocks, dsa.top_k)
     _check_shown(wanted, as_json=as_json)
-    placed = read_prompts(text.prompt, text.prompts)
-    guide = None if wanted.guide is None else guide_of(wanted.guide)
+    placed = _prompts(prompt_text, text)
     _check_seeds(sampling.first_seed, len(placed))
     stated = {name: value for name, value in vars(sampling).items() if value is not None}
 
@@ -111,7 +118,7 @@ def run(
                     min_tokens=wanted.min_tokens,
                     top_logprobs=wanted.top_logprobs,
                     logprobs=wanted.logprobs,
-                    guide=guide,
+                    guide=guide_of(wanted.guide),
                     raw=text.raw,
                     specpv_retrieval_blocks=specpv.retrieval_blocks,
                     dsa_top_k=dsa.top_k,
@@ -122,12 +129,13 @@ def run(
         ]
 
     params_of(GenerationDefaults())  # a wrong value is refused before the engine is loaded
+    engine = engine_for(reference, build, config, drafter=drafter)
     settings = RuntimeSettings(
         threads=threads, verify_key=verify_key, pin=pin, device=device,
         generation_config=generation_config,
         prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
     )  # fmt: skip
-    loaded = load_engine(engine, settings)
+    loaded = load_engine(engine.path, settings)
     speculation_in(config).check(loaded.manifest)
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
@@ -138,9 +146,17 @@ def run(
         if as_json:
             _print_records(events, with_logprobs=wanted.logprobs)
             return
-        stream = TokenStream([request.id for request in requests], raw_terminal=wanted.raw_terminal)
-        _stream(events, stream, has_text=loaded.text is not None)
+        _stream(loaded, requests, events, raw_terminal=wanted.raw_terminal)
     _print_notes(loaded, default_draft=setting.speculation == "default")
+
+
+def _prompts(prompt: str | None, options: PromptOptions) -> list[PlacedPrompt]:
+    """The prompt after MODEL, else those of the options. SpecbuildError if both are given."""
+    from specbuild.cli.terminal.prompt_file import read_prompts
+
+    if prompt is not None and options.prompt is not None:
+        raise SpecbuildError("the prompt was given twice: after MODEL and with --prompt")
+    return read_prompts(options.prompt if prompt is None else prompt, options.prompts)
 
 
 def _check_exact(exact: bool, *others: object) -> None:
@@ -209,14 +225,20 @@ def _print_records(events: Iterator[TokenEvent | FinishEvent], *, with_logprobs:
 
 
 def _stream(
-    events: Iterator[TokenEvent | FinishEvent], stream: TokenStream, *, has_text: bool
+    engine: Engine,
+    requests: Sequence[Request],
+    events: Iterator[TokenEvent | FinishEvent],
+    *,
+    raw_terminal: bool,
 ) -> None:
+    from specbuild.cli.terminal.token_stream import TokenStream
     from specbuild.runtime.request import TokenEvent
 
+    stream = TokenStream([request.id for request in requests], raw_terminal=raw_terminal)
     records: dict[int, RunRecord] = {}
     for event in events:
         if isinstance(event, TokenEvent):
-            text = event.text if has_text else f"{event.token_id} "
+            text = f"{event.token_id} " if engine.text is None else event.text
             stream.write(event.request, text, from_draft=event.from_draft)
         else:
             records[event.request] = event.record

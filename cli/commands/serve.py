@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
+from specbuild.cli.model.options import ModelBuildOptions, ModelName
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
@@ -19,7 +21,6 @@ from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
     DraftTree,
-    EngineDirectory,
     Exact,
     GenerationConfigName,
     KvPages,
@@ -196,13 +197,14 @@ class EventOptions(OptionGroup):
 
 @takes_options
 def serve(
-    engine: EngineDirectory,
+    model: ModelName,
     *,
     address: AddressOptions,
-    model: ModelOptions,
+    naming: ModelOptions,
     queue: QueueOptions,
     prefix: PrefixOptions,
     events: EventOptions,
+    build: ModelBuildOptions,
     generation_config: GenerationConfigName = "auto",
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
@@ -220,23 +222,26 @@ def serve(
     config: Config = None,
     _debug: Debug = False,
 ) -> None:
-    """Serve an engine over HTTP with OpenAI's API.
+    """Serve a model over HTTP with OpenAI's API.
 
+    A checkpoint, a GGUF file or a Hugging Face model is built into an engine once.
     Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
     /tokenize, /detokenize, /health, /metrics, and a chat page at /. On SIGTERM and
     ctrl-C open requests finish; a second ctrl-C aborts them.
 
     \b
     Examples:
-    specbuild serve engine
+    specbuild serve HuggingFaceTB/SmolLM2-135M-Instruct
     specbuild serve engine --host 0.0.0.0 --api-key-file keys.txt
     specbuild serve engine --uds /run/specbuild.sock --max-queue 64
     """
+    require_extra()
+    from specbuild.cli.model.engine import engine_for, model_reference
+
+    named = engine_for(model_reference(model), build, config, drafter=drafter)
     with starting() as started:
         from specbuild.cli.terminal.console import messages
         from specbuild.cli.terminal.engine_loading import load_engine, traced
-
-        require_extra()
         from specbuild.runtime.engine_dir.origin import Origin
         from specbuild.runtime.serve.app import App, AppOptions
         from specbuild.runtime.serve.server import Address
@@ -249,7 +254,7 @@ def serve(
         _warn_without_keys(place, keys)
         if exact and (tree.given() or draft_tree):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
-        manifest = _checked(engine, Origin(verify_key, pin), model, device)
+        manifest = _checked(named.path, Origin(verify_key, pin), naming, device)
         speculation_in(config).check(manifest)
         setting = draft_setting_of(
             manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
@@ -257,20 +262,20 @@ def serve(
         _show_footprint(manifest, pages)
         settings = RuntimeSettings(
             threads=threads, verify_key=verify_key, pin=pin, device=device,
-            generation_config=generation_config, chat_template=model.template,
+            generation_config=generation_config, chat_template=naming.template,
             prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
             prefix_caching=prefix.prefix_caching,
             publish_generated_pages=prefix.publish_generated_pages,
         )  # fmt: skip
-        loaded = load_engine(engine, settings)
-        names = model.served_model_name or (engine.resolve().name,)
+        loaded = load_engine(named.path, settings)
+        names = naming.served_model_name or (named.name,)
         app = App(
             loaded,
             AppOptions(
                 service=ServiceOptions(
                     names=names, max_queue=queue.max_queue, setting=setting, exact=exact
                 ),
-                form=_form(loaded, model),
+                form=_form(loaded, naming),
                 keys=keys,
                 origins=address.cors,
                 hosts=address.allowed_hosts or place.default_hosts,
@@ -286,11 +291,8 @@ def serve(
             messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
             started()
 
-        def notify(sentence: str) -> None:
-            messages().print(sentence, soft_wrap=True)
-
         with traced(loaded, trace), events.published(loaded):
-            run_server(app, place, ready=ready, notify=notify)
+            run_server(app, place, ready=ready, notify=partial(messages().print, soft_wrap=True))
 
 
 def _warn_without_keys(place: Address, keys: object) -> None:

@@ -31,6 +31,9 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
 
 
 EngineDirectory = Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine directory.")]
+PromptText = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="The prompt.", show_default=False)
+]
 Model = Annotated[
     Path, typer.Option("--model", metavar="DIR", help="Checkpoint directory of the target.")
 ]

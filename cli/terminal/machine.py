@@ -6,6 +6,10 @@ import ctypes
 from dataclasses import dataclass
 from importlib import metadata
 
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+_CAPABILITY_ATTRIBUTES = (75, 76)
+_SUPPORTED_CAPABILITY = (9, 0)
+
 
 @dataclass(frozen=True)
 class Driver:
@@ -34,3 +38,23 @@ def nvidia_driver() -> Driver | None:
         return None
     library.cuDeviceGetCount(ctypes.byref(gpus))
     return Driver(f"{version.value // 1000}.{version.value % 1000 // 10}", gpus.value)
+
+
+def has_supported_gpu() -> bool:
+    """Whether the NVIDIA driver shows a GPU that CUDA engines run on: an H100 or H200."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count, value = ctypes.c_int(), ctypes.c_int()
+    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return False
+
+    def capability(device: int) -> tuple[int, ...]:
+        found = []
+        for attribute in _CAPABILITY_ATTRIBUTES:
+            library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            found.append(value.value)
+        return tuple(found)
+
+    return any(capability(device) == _SUPPORTED_CAPABILITY for device in range(count.value))

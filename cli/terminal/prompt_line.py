@@ -71,8 +71,10 @@ _SAMPLING = frozenset(entry.name for entry in fields(SamplingParams))
 _PROMPT = frozenset(entry.name for entry in fields(Prompt))
 
 
-def guide_of(text: str) -> Guide:
-    """The guide of ``--guide``. RequestError where it is none."""
+def guide_of(text: str | None) -> Guide | None:
+    """The guide of ``--guide``, None without it. RequestError where it is none."""
+    if text is None:
+        return None
     try:
         return Guide.of(json.loads(text), name="--guide")
     except (ValueError, RecursionError) as error:

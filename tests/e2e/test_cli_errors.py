@@ -306,9 +306,9 @@ def test_passes_are_not_dumped_onto_a_file(
     build_refused(target_path, *dumped, said=("--dump-passes", "is a file"))
 
 
-def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path) -> None:
+def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path, tiny_engine: Path) -> None:
     (tmp_path / "two.jsonl").write_text('{"id": "a", "prompt": "a"}\n{"id": "b", "prompt": "b"}\n')
     arguments = ("--prompts", tmp_path / "two.jsonl", "--seed", 2**64 - 1)
-    assert command("run", tmp_path / "engine", *arguments).refused(
+    assert command("run", tiny_engine, *arguments).refused(
         f"--seed {2**64 - 1}", "give -9223372036854775808 to"
     )

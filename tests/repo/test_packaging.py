@@ -219,6 +219,7 @@ def test_running_needs_neither_torch_nor_onnx() -> None:
         "safetensors",
         "xxhash",
         "tokenizers",
+        "huggingface-hub",
         "jinja2",
         "typer",
         "rich",

@@ -1,0 +1,142 @@
+"""MODEL up to an engine directory: downloaded and built where that has not happened yet."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
+from specbuild.cli.model.options import ModelBuildOptions, build_options
+from specbuild.cli.model.reference import (
+    CheckpointReference,
+    EngineReference,
+    HubReference,
+    ModelReference,
+    model_reference,
+)
+from specbuild.cli.terminal.console import size_text
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.builder.build import BuildReport
+    from specbuild.builder.progress import Progress
+
+_SUFFIX_DRAFTER = "suffix"
+_OWN_DRAFT = "mtp"
+
+
+@dataclass(frozen=True)
+class NamedEngine:
+    """An engine directory, and the name that a user knows it by."""
+
+    path: Path
+    name: str
+
+
+def engine_for(
+    reference: ModelReference,
+    options: ModelBuildOptions,
+    config: EngineConfig | None = None,
+    *,
+    drafter: str | None = None,
+) -> NamedEngine:
+    """Return the engine that ``reference`` is, or the cached engine of it, built if missing.
+
+    ``drafter`` is what ``--drafter`` requests: suffix decoding is built into the engine for it.
+    Raises SpecbuildError where it cannot be built here.
+    """
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+
+    stated = options.stated()
+    if isinstance(reference, EngineReference):
+        for name in stated:
+            flag = f"--{name.replace('_', '-')}"
+            raise SpecbuildError(
+                f"{reference.path} is an engine, and {flag} is an option of a build: leave it out, "
+                "or give the checkpoint as MODEL"
+            )
+        return NamedEngine(reference.path, reference.title)
+    stated.pop("revision", None)
+    if drafter == _SUFFIX_DRAFTER:
+        stated["drafter"] = drafter
+    with ProgressBar() as progress:
+        path = local_checkpoint(reference, options.revision, progress)
+        if options.draft is not None:
+            stated["draft"] = _draft_path(options.draft, progress)
+        asked = build_options(stated, config, model=path, output=Path("unnamed"))
+        speculation = SpeculativeConfig() if config is None else config.speculative_config
+        engine = _cached_engine(reference.title, asked, speculation, progress)
+    return NamedEngine(engine, reference.title)
+
+
+def local_checkpoint(
+    reference: CheckpointReference | HubReference, revision: str | None, progress: Progress
+) -> Path:
+    """Return the checkpoint directory or GGUF file, which is downloaded where it is missing.
+
+    Raises SpecbuildError where it cannot be, or a revision of a local checkpoint is requested.
+    """
+    if isinstance(reference, HubReference):
+        from specbuild.cli.model.hub import download
+
+        return download(reference, revision, progress)
+    if revision is not None:
+        raise SpecbuildError(
+            f"{reference.path} is on this machine: --revision is for models of Hugging Face"
+        )
+    return reference.path
+
+
+def build_checked(
+    options: BuildOptions, speculation: SpeculativeConfig, progress: Progress
+) -> BuildReport:
+    """Build an engine; SpecbuildError where the model is not as its configuration file says."""
+    from specbuild.builder.build import build
+    from specbuild.builder.inputs import read_checkpoints
+
+    if not speculation.drafts:
+        options = replace(options, draft=None)
+    checkpoints = None
+    if speculation.wants_latents is not None:
+        checkpoints = read_checkpoints(options, progress)
+        speculation.check_latents(checkpoints[0].geometry)
+    return build(options, progress, checkpoints=checkpoints)
+
+
+def _draft_path(draft: str, progress: Progress) -> str:
+    if draft == _OWN_DRAFT and not Path(draft).exists():
+        return draft
+    reference = model_reference(draft)
+    if isinstance(reference, EngineReference):
+        raise SpecbuildError(f"--draft {draft} is an engine: give the draft's checkpoint")
+    return str(local_checkpoint(reference, None, progress))
+
+
+def _cached_engine(
+    title: str, options: BuildOptions, speculation: SpeculativeConfig, progress: Progress
+) -> Path:
+    """The engine of the cache, built where there is none."""
+    from specbuild.cli.model.engine_cache import EngineCache
+
+    cache = EngineCache.of_user()
+    name = cache.name_of(title, options)
+    path = cache.path(name)
+    if not cache.holds(name):
+
+        def waiting() -> None:
+            progress.note(f"another process is building {title} with these options: waiting for it")
+
+        with cache.locked(name, waiting):
+            if not cache.holds(name):
+                start = time.monotonic()
+                progress.note(f"building {title} for {options.backend}, once")
+                report = build_checked(replace(options, output=path), speculation, progress)
+                build_s = time.monotonic() - start
+                cache.record(name, model=title, options=options, build_s=build_s)
+                size = size_text(report.weight_bytes + sum(report.graph_bytes.values()))
+                progress.note(f"built in {build_s:.0f} s: {path} ({size})")
+    cache.touch(name)
+    return path

@@ -1,0 +1,194 @@
+"""Engines that commands built from checkpoints, kept in the user's cache folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import xxhash
+
+from specbuild.builder.durable import replace_bytes
+from specbuild.builder.options import BuildOptions
+from specbuild.cli.model.digests import FileDigests, sources_digest
+from specbuild.cli.terminal.environment import cache_directory
+from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
+from specbuild.runtime.errors import SpecbuildError
+
+# What names a place, or does not change an engine.
+_NOT_IN_KEY = ("model", "draft", "output", "keep_onnx", "dump_passes", "force", "tactics")
+_KEY_CHARACTERS = 12
+_MAX_NAME_CHARACTERS = 48
+
+
+@dataclass(frozen=True)
+class CachedEngine:
+    """An engine of the cache. Times are seconds since 1970; ``build_s`` is how long it took."""
+
+    name: str
+    model: str
+    backend: str
+    draft: str | None
+    size_bytes: int
+    built: float
+    build_s: float
+    used: float
+
+    @property
+    def id(self) -> str:
+        """The digest at the end of the name."""
+        return self.name.rpartition("-")[2]
+
+    def is_named(self, text: str) -> bool:
+        """Whether ``text`` is the engine's id or the beginning of it, its name or its model."""
+        return text in (self.name, self.model) or (bool(text) and self.id.startswith(text))
+
+
+@dataclass(frozen=True)
+class _Record:
+    """What is stored beside an engine; its modification time is when the engine was last used."""
+
+    model: str
+    backend: str
+    draft: str | None
+    built: float
+    build_s: float
+
+
+class EngineCache:
+    """A folder of engines. ``name.json`` and, during a build, ``name.lock`` are beside each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def of_user(cls) -> EngineCache:
+        """The cache below ``SPECBUILD_CACHE_DIR``; SpecbuildError for a user without a home."""
+        folder = cache_directory()
+        if folder is None:
+            raise SpecbuildError(
+                "there is no home directory for the cache of engines: set SPECBUILD_CACHE_DIR, or "
+                "build with 'specbuild build'"
+            )
+        return cls(folder / "engines")
+
+    def path(self, name: str) -> Path:
+        """The directory of an engine."""
+        return self.folder / name
+
+    def name_of(self, title: str, options: BuildOptions) -> str:
+        """Return the engine's name: the model's, and a digest of everything that it depends on.
+
+        These are the contents of the checkpoint and the drafts, the options, the backend and the
+        sources of specbuild.
+        """
+        digests = FileDigests(self.folder.parent / "digests.json")
+        drafts = [
+            digests.of_checkpoint(path) if path.exists() else str(path) for path in options.drafts
+        ]
+        tactics = options.kernels.tactics
+        known = {
+            "options": {k: str(v) for k, v in options.flat().items() if k not in _NOT_IN_KEY},
+            "model": digests.of_checkpoint(options.model),
+            "drafts": drafts,
+            "tactics": None if tactics is None else digests.of_file(tactics),
+            "sources": sources_digest(),
+        }
+        key = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
+        words = re.sub(r"[^A-Za-z0-9._]+", "-", title).strip("-.")[:_MAX_NAME_CHARACTERS]
+        return f"{words or 'model'}-{options.backend}-{key[:_KEY_CHARACTERS]}"
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a finished engine of this name."""
+        return (self.path(name) / MANIFEST_FILE).exists()
+
+    def touch(self, name: str) -> None:
+        """Note that the engine is used now."""
+        try:
+            os.utime(self._record_file(name))
+        except OSError:  # a cache that others own can still be read
+            return
+
+    def record(self, name: str, *, model: str, options: BuildOptions, build_s: float) -> None:
+        """Store what ``list`` shows of a finished engine."""
+        drafts = ", ".join(map(str, options.drafts)) or None
+        record = _Record(model, options.backend, drafts, time.time(), build_s)
+        replace_bytes(self._record_file(name), json.dumps(asdict(record)).encode())
+
+    @contextmanager
+    def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
+        """Hold the lock of one engine; ``waiting`` is called where another process holds it.
+
+        The lock ends with the process, however that ends.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = self.folder / f"{name}.lock"
+        told = False
+        while True:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if not told:
+                        waiting()
+                        told = True
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # The process that held the lock removed the file: another may hold a new one.
+                if not _is_same_file(descriptor, file):
+                    continue
+                try:
+                    yield
+                finally:
+                    file.unlink(missing_ok=True)
+                return
+            finally:
+                os.close(descriptor)
+
+    def engines(self) -> list[CachedEngine]:
+        """Return every finished engine, the one that was used last first."""
+        found = [self._entry(file.parent) for file in self.folder.glob(f"*/{MANIFEST_FILE}")]
+        return sorted(found, key=lambda entry: -entry.used)
+
+    def remove(self, name: str) -> None:
+        """Delete one engine. Raises SpecbuildError where it is just being built."""
+
+        def refuse() -> None:
+            raise SpecbuildError(f"{name} is being built by another process: stop that first")
+
+        with self.locked(name, refuse):
+            self._record_file(name).unlink(missing_ok=True)
+            shutil.rmtree(self.path(name))
+
+    def _record_file(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+    def _entry(self, path: Path) -> CachedEngine:
+        file = self._record_file(path.name)
+        size = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+        built = (path / MANIFEST_FILE).stat().st_mtime
+        record, used = _Record("unknown", "unknown", None, built, 0.0), built
+        try:
+            data = json.loads(file.read_bytes())
+            record, used = _Record(**{f.name: data[f.name] for f in fields(_Record)}), _mtime(file)
+        except (OSError, ValueError, LookupError, TypeError):
+            pass  # the process ended between the engine and its record
+        return CachedEngine(path.name, size_bytes=size, used=used, **asdict(record))
+
+
+def _mtime(file: Path) -> float:
+    return file.stat().st_mtime
+
+
+def _is_same_file(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,165 @@
+"""What ``inspect`` shows of a checkpoint: its types, and what can be built of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from specbuild.builder.backends.cuda.gpus import GpuModel
+from specbuild.builder.backends.registry import BACKENDS
+from specbuild.builder.checkpoint.target_parts import HEAD, TargetCheckpoint
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.inputs import BuildInputs, read_checkpoints, settled_inputs
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.cli.model.digests import checkpoint_files
+from specbuild.runtime.device import group_bytes
+from specbuild.runtime.engine_dir.cache_groups import pages_held
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.errors import SpecbuildError
+
+# Context lengths for which a GPU's capacity is shown.
+_CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
+# The CUDA context, kernels, scratch memory and what the driver keeps: not measured, an allowance.
+_RESERVED_BYTES = 3 << 30
+MAX_BATCH = 256
+_SCALES = ("_scales", "_scale", "_scale_inv")
+# A byte of MXFP4 blocks holds two values.
+_BLOCK_BYTE_VALUES = 2
+
+
+@dataclass(frozen=True)
+class BackendAnswer:
+    """Whether a backend can build the checkpoint: ``reason`` is why it cannot.
+
+    ``weights_bytes`` are the weights in the types of its engines, ``cache_bytes`` the caches at the
+    default limits.
+    """
+
+    backend: str
+    reason: str | None
+    weights_bytes: int | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """How many sequences of so many tokens fit a GPU at once beside the weights; 0 for none."""
+
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """What ``inspect --json`` prints of a checkpoint.
+
+    ``types`` counts tensors by their type, ``parameters`` their elements as they are computed with.
+    ``capacity`` is of the GPU of ``--gpu``.
+    """
+
+    model: str
+    files: int
+    file_bytes: int
+    types: dict[str, int]
+    parameters: int
+    target: TargetGeometry
+    has_tokenizer: bool
+    warnings: tuple[str, ...]
+    backends: tuple[BackendAnswer, ...]
+    gpu: str | None = None
+    gpu_bytes: int | None = None
+    capacity: tuple[Capacity, ...] = ()
+
+
+def checkpoint_report(
+    title: str, options: BuildOptions, gpu: GpuModel | None = None
+) -> CheckpointReport:
+    """Read the headers of a checkpoint, and ask every backend whether it can build it.
+
+    ``options`` name the checkpoint, its drafts and limits; their backend is ignored. Raises
+    SpecbuildError where the checkpoint cannot be read.
+    """
+    target, drafts = read_checkpoints(options, SilentProgress())
+    settled = {name: _settled(name, options, (target, drafts)) for name in BACKENDS}
+    files = checkpoint_files(options.model)
+    cuda = settled["cuda"]
+    capacity: Sequence[Capacity] = ()
+    if gpu is not None and isinstance(cuda, BuildInputs):
+        capacity = gpu_capacity(cuda.sources.stored_bytes, cuda.plan, target.geometry, gpu)
+    return CheckpointReport(
+        model=title,
+        files=len(files),
+        file_bytes=sum(file.stat().st_size for file in files),
+        types=_types(target),
+        parameters=_parameters(target),
+        target=target.geometry,
+        has_tokenizer=bool(target.text_files),
+        warnings=target.warnings,
+        backends=tuple(_answer(name, found) for name, found in settled.items()),
+        gpu=None if gpu is None else gpu.title,
+        gpu_bytes=None if gpu is None else gpu.memory_bytes,
+        capacity=tuple(capacity),
+    )
+
+
+def gpu_capacity(
+    weights_bytes: int, plan: EnginePlan, target: TargetGeometry, gpu: GpuModel
+) -> list[Capacity]:
+    """Return how many sequences fit ``gpu`` at once, for context lengths up to the model's.
+
+    The caches of a sequence take whole pages of each group; an allowance is kept for the driver
+    and for scratch memory.
+    """
+    free = gpu.memory_bytes - _RESERVED_BYTES - weights_bytes
+    lengths = {n for n in _CONTEXTS if n < target.max_positions} | {target.max_positions}
+    found = []
+    for tokens in sorted(lengths):
+        limits = replace(plan.limits, max_seq_len=tokens, max_batch_size=1)
+        one = sum(
+            pages_held(group, limits, tokens=tokens)
+            * group_bytes(replace(group, pages=1), plan.specpv)
+            for group in plan.groups
+        )
+        found.append(Capacity(tokens, max(0, min(MAX_BATCH, free // one))))
+    return found
+
+
+def _settled(
+    name: str, options: BuildOptions, checkpoints: tuple[TargetCheckpoint, tuple[object, ...]]
+) -> BuildInputs | SpecbuildError:
+    """What a backend would build, or why it refuses."""
+    backend = BACKENDS[name]  # type: ignore[index]
+    chosen = replace(options, backend=name, gpu=None)  # type: ignore[arg-type]
+    try:
+        return settled_inputs(chosen, backend, checkpoints)  # type: ignore[arg-type]
+    except SpecbuildError as error:
+        return error
+
+
+def _answer(name: str, found: BuildInputs | SpecbuildError) -> BackendAnswer:
+    if isinstance(found, SpecbuildError):
+        return BackendAnswer(name, str(found))
+    caches = sum(group_bytes(group, found.plan.specpv) for group in found.plan.groups)
+    return BackendAnswer(name, None, found.sources.stored_bytes, caches)
+
+
+def _types(target: TargetCheckpoint) -> dict[str, int]:
+    """Tensors by their type in the file, the most frequent first."""
+    counts: Counter[str] = Counter()
+    for by_type in target.source_types.values():
+        counts.update(by_type)
+    if not counts:
+        counts.update(tensor.dtype for tensor in target.tensors.values())
+    return dict(counts.most_common())
+
+
+def _parameters(target: TargetCheckpoint) -> int:
+    """Elements of all tensors, without scales of quantized blocks and without a tied head."""
+    return sum(
+        prod(tensor.shape) * (_BLOCK_BYTE_VALUES if name.endswith("_blocks") else 1)
+        for name, tensor in target.tensors.items()
+        if not name.endswith(_SCALES) and not (target.geometry.tied_head and name == HEAD)
+    )
