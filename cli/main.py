@@ -29,6 +29,7 @@ from specbuild.cli.terminal.visible_text import visible
 _COMMANDS = {
     "build": "specbuild.cli.commands.build",
     "run": "specbuild.cli.commands.run",
+    "chat": "specbuild.cli.commands.chat",
     "serve": "specbuild.cli.commands.serve",
     "dynamo": "specbuild.cli.commands.dynamo",
     "inspect": "specbuild.cli.commands.inspect",

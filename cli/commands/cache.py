@@ -23,7 +23,7 @@ def _cache(context: typer.Context) -> None:
 
 @cache.command("list", cls=Command)
 def list_engines(as_json: Json = False, _debug: Debug = False) -> None:
-    """List the engines that run and serve built, the last used first.
+    """List the engines that run, serve and chat built, the last used first.
 
     They are below SPECBUILD_CACHE_DIR, by default ~/.cache/specbuild. Nothing is
     removed from there but by [b]specbuild cache rm[/b]. Downloads of models are in the

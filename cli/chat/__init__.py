@@ -1,0 +1,1 @@
+"""``specbuild chat``: a conversation in a terminal."""

@@ -1,0 +1,119 @@
+"""A chat with one engine: its messages, and the answers of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.session import Stream
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.errors import RequestError
+from specbuild.runtime.records import RunRecord
+from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, Request, TokenEvent
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model answered. ``drafted`` of the output tokens were accepted draft tokens."""
+
+    record: RunRecord
+    drafted: int
+
+    @property
+    def text(self) -> str:
+        """The answer without special tokens."""
+        return self.record.text or ""
+
+
+@dataclass
+class Conversation:
+    """The messages so far, and how they are answered.
+
+    ``answers`` are those of this conversation, also the ones before a reset.
+    """
+
+    engine: Engine
+    params: GenerateParams
+    setting: DraftSetting
+    system: str | None = None
+    turns: list[Message] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def messages(self) -> list[Message]:
+        """The system message, where there is one, and all turns."""
+        first = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*first, *self.turns]
+
+    def reset(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+
+    def ask(self, question: str, show: Callable[[TokenEvent], None]) -> Answer:
+        """Answer a question, and add both to the turns; ``show`` gets every token as it comes.
+
+        A KeyboardInterrupt ends the answer where it is; what there is of it stays. Raises
+        RequestError where the conversation does not fit the engine, which is then as before.
+        """
+        self.turns.append({"role": "user", "content": question})
+        try:
+            answer = self._answer(self._requests(), self.setting, show)
+        except BaseException:
+            self.turns.pop()
+            raise
+        self.turns.append({"role": "assistant", "content": answer.text})
+        self.answers.append(answer)
+        return answer
+
+    def compare(self, show: Callable[[TokenEvent], None]) -> tuple[Answer, Answer]:
+        """Answer the last question again, without and with the draft. The turns stay as they are.
+
+        ``show`` gets the tokens of the second answer. Raises RequestError where there is no
+        question yet, or no draft.
+        """
+        if not self.turns:
+            raise RequestError("there is no question yet to compare the answers of")
+        if not self.has_draft:
+            raise RequestError("the engine has no draft: there is nothing to compare")
+        kept = self.turns.pop()
+        try:
+            requests = self._requests()
+        finally:
+            self.turns.append(kept)
+        plain = self._answer(requests, DraftSetting(None), lambda _: None)
+        return plain, self._answer(requests, self.setting, show)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether answers are drafted."""
+        return bool(self.engine.manifest.drafters) and self.setting.speculation is not None
+
+    def _requests(self) -> list[Request]:
+        return self.engine.check_prompts(Prompt("chat", messages=self.messages()), self.params)  # type: ignore[arg-type]
+
+    def _answer(
+        self, requests: list[Request], setting: DraftSetting, show: Callable[[TokenEvent], None]
+    ) -> Answer:
+        stream = self.engine.session.add(requests, setting)
+        drafted = 0
+        for event in _interruptible(stream):
+            if isinstance(event, FinishEvent):
+                return Answer(event.record, drafted)
+            drafted += event.from_draft
+            show(event)
+        raise AssertionError("a stream ends with a finish event")
+
+
+def _interruptible(stream: Stream) -> Iterator[TokenEvent | FinishEvent]:
+    """The events of a stream; a KeyboardInterrupt aborts it, and its last events follow."""
+    while True:
+        try:
+            event = next(stream, None)
+        except KeyboardInterrupt:
+            stream.close()
+            continue
+        if event is None:
+            return
+        yield event
