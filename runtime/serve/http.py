@@ -141,6 +141,11 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
         raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} seconds") from error
 
 
+def json_bytes(value: Any) -> bytes:
+    """Return a value as JSON. A number that is not finite, which a client may send, is null."""
+    return to_json(value, inf_nan_mode="null")
+
+
 async def send_json(
     send: Send,
     answer: Mapping[str, Any],
@@ -148,7 +153,7 @@ async def send_json(
     headers: Mapping[str, str] | None = None,
 ) -> None:
     """A whole answer."""
-    body = to_json(answer)
+    body = json_bytes(answer)
     given = {"content-type": "application/json", "content-length": str(len(body))}
     await send(_start(status, given | dict(headers or {})))
     await send({"type": "http.response.body", "body": body})
@@ -187,7 +192,7 @@ _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": 
 def _event(chunk: Mapping[str, Any]) -> Message:
     kind = chunk.get("type")
     name = f"event: {kind}\n".encode() if kind is not None else b""
-    body = b"%bdata: %b\n\n" % (name, to_json(chunk))
+    body = b"%bdata: %b\n\n" % (name, json_bytes(chunk))
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 

@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pydantic_core import to_json
-
 from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import chat_prompt, chat_requests, offered_tools
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.http import Chunks
+from specbuild.runtime.serve.http import Chunks, json_bytes
 from specbuild.runtime.serve.messages import template_messages
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
@@ -88,7 +86,7 @@ class Responses:
         """Return a response as JSON; one in progress has the output so far."""
         job = self._job(name)
         if job is not None:
-            return to_json({**job.work.answer, "output": job.work.items.items})
+            return json_bytes({**job.work.answer, "output": job.work.items.items})
         return self._store.get(name).answer
 
     async def delete(self, name: str) -> Mapping[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from specbuild.runtime.serve.errors import ApiError
+from specbuild.runtime.serve.http import json_bytes
 
 MAX_RESPONSES = 1000
 MAX_AGE_S = 3600.0
@@ -66,7 +67,7 @@ class ResponseStore:
 
     def check(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
         """Raise ApiError if a request alone has more bytes than a stored response may have."""
-        size = len(to_json(answer)) + len(to_json(messages))
+        size = len(json_bytes(answer)) + len(json_bytes(messages))
         if size > self._max_response_bytes:
             raise ApiError(
                 400,
@@ -79,7 +80,7 @@ class ResponseStore:
     def put(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
         """Store a finished response. Return False, and store nothing, if it is too large."""
         self._evict_expired()
-        response = StoredResponse(to_json(answer), to_json(messages), time.monotonic())
+        response = StoredResponse(json_bytes(answer), json_bytes(messages), time.monotonic())
         if response.size > self._max_response_bytes:
             return False
         self._responses[answer["id"]] = response

@@ -222,3 +222,15 @@ def test_a_streamed_chat_has_the_ids_of_all_its_tokens(client: httpx.Client) -> 
         whole = ask(client, "think", return_token_ids=True, **fields)
         assert ids == whole["choices"][0]["token_ids"]
         assert len(ids) == whole["usage"]["completion_tokens"]
+
+
+def test_numbers_that_json_does_not_have_are_null_in_answers(client: httpx.Client) -> None:
+    """Python's clients can send them in tools, which a response repeats."""
+    tools = '[{"type": "function", "name": "f", "parameters": {"x": [NaN, Infinity, 1e400, 1]}}]'
+    body = f'{{"model": "{NAME}", "input": "b", "tools": {tools}}}'
+    headers = {"Content-Type": "application/json"}
+    answer = client.post(RESPONSES, content=body, headers=headers)
+    assert answer.status_code == 200
+    for text in (answer.text, client.get(f"{RESPONSES}/{answer.json()['id']}").text):
+        repeated = json.loads(text, parse_constant=pytest.fail)["tools"]
+        assert repeated[0]["parameters"]["x"] == [None, None, None, 1]
