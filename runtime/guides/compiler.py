@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specbuild.runtime.guides.checker import GuideChecker
+from specbuild.runtime.guides.checker import CheckedGuide, GuideChecker
 from specbuild.runtime.guides.grammar import Grammar, reason_of
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.limits import check_grammars
@@ -107,14 +107,19 @@ class GrammarCompiler:
             grammar = on_stack(
                 lambda: compile_text(library, self._tokens, text, guide), COMPILE_STACK_BYTES
             )
+            if checked is not None:
+                grammar.move = self._remote(guide, checked).begin
         else:
-            assert self._checker is not None
-            grammar = RemoteGrammar(self._checker, guide, checked.first, self._followers)
+            grammar = self._remote(guide, checked)
         with self._lock:
             self._cached[guide] = grammar
             while len(self._cached) > MAX_CACHED:
                 self._cached.popitem(last=False)
         return grammar
+
+    def _remote(self, guide: Guide, checked: CheckedGuide) -> RemoteGrammar:
+        assert self._checker is not None
+        return RemoteGrammar(self._checker, guide, checked.first, self._followers)
 
     def close(self) -> None:
         """End the checking process; checks in progress fail."""

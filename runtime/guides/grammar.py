@@ -10,6 +10,9 @@ Compiling and masks are bounded in work and memory, whatever a client sends. (M.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +20,12 @@ import numpy as np
 
 # Below what any other change to logits makes of a row: the grammar has the last word.
 REFUSED = np.float32(-3e30)
+# Other sequences wait while this process computes a mask. One takes at most so long; a guide that
+# took more, so long in sum, moves to a process of its own.
+MAX_LOCAL_MASK_S = 0.03
+MAX_LOCAL_EXCESS_S = 0.3
+# One that cannot move fails after so long.
+MAX_STAYING_EXCESS_S = 3.0
 
 
 class TokenMask:
@@ -53,23 +62,41 @@ class GuideState:
     """A grammar's state of one output, whose tokens are given with every call.
 
     It goes from one output to another by what they have in common. One that met its limits has
-    a :attr:`failure`, and masks nothing more.
+    a :attr:`failure`, and masks nothing more. Where its masks take long, the state that ``move``
+    returns takes over at the next :meth:`prepare`, unless it :attr:`stays_here`.
     """
 
-    # Whether another process computes the masks (remote.py).
-    is_remote = False
+    # Its tokens are checked behind steps in flight, which cannot wait for another process.
+    stays_here = False
+    _moved: GuideState | None = None
+    _excess_s = 0.0
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, move: Callable[[], GuideState] | None = None) -> None:
         self._matcher = matcher
+        self._move = move
         self._read = np.zeros(256, np.int32)
         self._count = 0
         self.failure: str | None = None
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether another process computes the masks from the next one on (remote.py)."""
+        return self._moved is not None or self._is_slow
+
+    @property
+    def _is_slow(self) -> bool:
+        is_movable = self._move is not None and not self.stays_here
+        return is_movable and self._excess_s > MAX_LOCAL_EXCESS_S
+
     def mask(self, output: np.ndarray) -> TokenMask | None:
         """What may follow ``output``, int32 [n]; None where nothing does, or it failed."""
-        if self.complete(output) or self.failure is not None:
-            return None
-        bits = self._matcher.compute_bitmask()
+        if self._moved is not None:
+            mask, self.failure = self._moved.mask(output), self._moved.failure
+            return mask
+        with self._timed():
+            if self.complete(output) or self.failure is not None:
+                return None
+            bits = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self._fail()
             return None
@@ -84,6 +111,12 @@ class GuideState:
         It takes microseconds. A mask may take a millisecond for 200 000 tokens, where no text
         before had such a place: in a text of bounded length none has.
         """
+        if self._moved is not None:
+            return self._moved.allows(output, token)
+        with self._timed():
+            return self._allows(output, token)
+
+    def _allows(self, output: np.ndarray, token: int) -> bool | None:
         if self.complete(output) or self.failure is not None:
             return None
         forced = self._matcher.compute_ff_tokens()
@@ -95,24 +128,49 @@ class GuideState:
 
     def complete(self, output: np.ndarray) -> bool:
         """Whether ``output`` is what the grammar derives, and no text may follow."""
+        if self._moved is not None:
+            return self._moved.complete(output)
         self._follow(output)
         return self.failure is None and bool(self._matcher.is_stopped())
 
     def forced(self, output: np.ndarray) -> list[int]:
         """The only tokens that may follow ``output``, as far as there is no choice."""
+        if self._moved is not None:
+            return self._moved.forced(output)
         if self.complete(output) or self.failure is not None:
             return []
         return list(self._matcher.compute_ff_tokens())
 
     def prepare(self, output: np.ndarray) -> None:
-        """Begin with what follows ``output`` in advance: nothing, as it takes microseconds."""
+        """Begin with what follows ``output`` in advance, where another process computes it."""
+        if self._moved is None and self._is_slow and self._move is not None:
+            self._moved = self._move()
+        if self._moved is not None:
+            self._moved.prepare(output)
 
-    def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:  # noqa: ARG002
-        """Return whether what follows ``output`` is known."""
-        return True
+    def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:
+        """Return whether what follows ``output`` is known, after at most ``timeout_s``."""
+        if self._moved is None:
+            return True
+        is_ready = self._moved.ready(output, timeout_s)
+        self.failure = self._moved.failure
+        return is_ready
 
     def close(self) -> None:
-        """Give back what the state holds besides memory: nothing, as masks are computed here."""
+        """Give back what the state holds besides memory: a process, where it has one."""
+        if self._moved is not None:
+            self._moved.close()
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add up by how much masks take too long here."""
+        started_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self._excess_s += max(0.0, time.thread_time() - started_s - MAX_LOCAL_MASK_S)
+            if self.stays_here and self._excess_s > MAX_STAYING_EXCESS_S:
+                self.failure = "its masks take too much time"
 
     def _follow(self, output: np.ndarray) -> None:
         if self.failure is not None:
@@ -136,14 +194,15 @@ class GuideState:
 
 
 class Grammar:
-    """A compiled guide."""
+    """A compiled guide. ``move`` returns the state of an output in another process."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
+        self.move: Callable[[], GuideState] | None = None
 
     def begin(self) -> GuideState:
         """The state of an output without tokens."""
-        return GuideState(self._matcher.deep_copy())
+        return GuideState(self._matcher.deep_copy(), self.move)
 
 
 def reason_of(matcher: Any) -> str:

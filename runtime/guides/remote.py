@@ -47,7 +47,10 @@ class RemoteGuideState(GuideState):
     A mask that was not requested is waited for.
     """
 
-    is_remote = True
+    @property
+    def is_remote(self) -> bool:
+        """True."""
+        return True
 
     def __init__(
         self,

@@ -77,6 +77,8 @@ class GuideChecks:
 
     def admit(self, sequence: SequenceState) -> None:
         """A sequence takes part in the steps of the others."""
+        assert sequence.guide is not None
+        sequence.guide.stays_here = True
         self._checked[sequence.index] = _Checked()
 
     def release(self, sequence: SequenceState) -> None:

@@ -26,6 +26,7 @@ from toy_language import Language, decode_masked, guided_engine, knowing_letters
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.guides import grammar
 from specbuild.runtime.guides.compiler import GrammarCompiler
 from specbuild.runtime.guides.grammar import Grammar, GuideState
 from specbuild.runtime.guides.guide import Guide
@@ -52,9 +53,9 @@ def compiler() -> Iterator[GrammarCompiler]:
 
 
 def test_a_small_guide_is_followed_here(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile(Guide.regex("[ab]{3}"))
-    assert isinstance(grammar, Grammar) and not grammar.begin().is_remote
-    assert compiler.compile(Guide.regex("[ab]{3}")) is grammar
+    made = compiler.compile(Guide.regex("[ab]{3}"))
+    assert isinstance(made, Grammar) and not made.begin().is_remote
+    assert compiler.compile(Guide.regex("[ab]{3}")) is made
     for guide, reason in [
         (Guide.regex("(a", name="guided_regex"), "guided_regex cannot be compiled"),
         (Guide.grammar("start: missing", name="f"), "f cannot be compiled.*missing"),
@@ -116,9 +117,11 @@ def test_a_process_that_dies_refuses_its_guide_alone() -> None:
         errors.append(caught.value)
 
     for died, reason in [(signal.SIGSEGV, "nested too deeply"), (signal.SIGABRT, "MiB of memory")]:
+        limit_s = time.monotonic() + 20
+        while workers(holder.pid) and time.monotonic() < limit_s:
+            time.sleep(0.01)  # that of the last guide ends
         thread = threading.Thread(target=compile_slow)
         thread.start()
-        limit_s = time.monotonic() + 20
         while not (found := workers(holder.pid)) and time.monotonic() < limit_s:
             time.sleep(0.01)
         os.kill(found[0], died)
@@ -142,9 +145,9 @@ def test_masks_of_another_process_are_those_of_this_one(
     compiler: GrammarCompiler, guide: Guide
 ) -> None:
     here = GrammarCompiler(vocabulary()).compile(guide).begin()
-    grammar = compiler.compile(guide)
-    assert isinstance(grammar, RemoteGrammar)
-    there, random = grammar.begin(), np.random.default_rng(1)
+    made = compiler.compile(guide)
+    assert isinstance(made, RemoteGrammar)
+    there, random = made.begin(), np.random.default_rng(1)
     output = np.zeros(0, np.int32)
     for _ in range(12):
         there.prepare(output)
@@ -164,11 +167,11 @@ def test_masks_of_another_process_are_those_of_this_one(
 
 
 def test_so_many_processes_follow_guides_and_others_wait(compiler: GrammarCompiler) -> None:
-    grammar = compiler.compile(FORMS[0])
-    first = grammar.begin().mask(np.zeros(0, np.int32))
+    made = compiler.compile(FORMS[0])
+    first = made.begin().mask(np.zeros(0, np.int32))
     assert first is not None and first.only is not None
     output = np.array([first.only], np.int32)
-    states = [grammar.begin() for _ in range(MAX_FOLLOWERS + 1)]
+    states = [made.begin() for _ in range(MAX_FOLLOWERS + 1)]
     for state in states:
         state.prepare(output)
     assert all(state.ready(output, timeout_s=30) for state in states[:-1])
@@ -213,8 +216,8 @@ class LateMatcher:
         pass
 
 
-def late_engine(engine: Engine, delays: list[int]) -> Engine:
-    """The engine, all of whose guides are followed remotely."""
+def late_engine(engine: Engine, delays: list[int], *, moves: bool = False) -> Engine:
+    """The engine, all of whose guides are followed remotely: from the start, or once they move."""
     compiler = engine._grammars
     assert compiler is not None
     compile_here = compiler.compile
@@ -230,14 +233,52 @@ def late_engine(engine: Engine, delays: list[int]) -> Engine:
             follow = lambda: LateMatcher(self._grammar.begin(), list(delays))  # noqa: E731
             return RemoteGuideState(follow, followers, first.bits)  # type: ignore[arg-type]
 
-    compiler.compile = lambda guide: LateGrammar(compile_here(guide))  # type: ignore
+    def moving(guide: Guide) -> Grammar:
+        made = compile_here(guide)
+        assert isinstance(made, Grammar)
+        made.move = LateGrammar(made).begin
+        return made
+
+    late = lambda guide: LateGrammar(compile_here(guide))  # noqa: E731
+    compiler.compile = moving if moves else late  # type: ignore
     return engine
+
+
+def test_a_guide_whose_masks_take_long_moves_to_another_process(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A grammar may be light as far as it was tried, and ambiguous behind that."""
+    guide = Guide.regex("[ab]{3,9}")
+    here = GrammarCompiler(vocabulary()).compile(guide).begin()
+    made = compiler.compile(guide)
+    moving, staying = made.begin(), made.begin()
+    staying.stays_here = True
+    monkeypatch.setattr(grammar, "MAX_LOCAL_MASK_S", -1.0)
+    output, token = np.zeros(0, np.int32), 0
+    for state in (moving, staying, here):
+        mask = state.mask(output)
+        assert mask is not None
+        bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")
+        token = int(np.flatnonzero(bits)[0])
+    assert (moving.is_remote, staying.is_remote, here.is_remote) == (True, False, False)
+    output = np.array([token], np.int32)
+    for state in (moving, staying, here):
+        state.prepare(output)
+        assert state.ready(output, timeout_s=30)
+    masks = [state.mask(output) for state in (moving, staying, here)]
+    assert None not in masks and len({mask.bits for mask in masks if mask is not None}) == 1
+    assert moving.allows(output, token) and not moving.complete(output) and moving.failure is None
+    moving.close()
+    # One that cannot move fails in the end.
+    for state in (moving, staying) * 4:
+        state.mask(output)
+    assert staying.failure == "its masks take too much time" and moving.failure is None
 
 
 @examples(8)
 @given(
     languages(), samplings, st.sampled_from(SHAPES),
-    st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3), st.booleans(), st.booleans(),
 )  # fmt: skip
 def test_outputs_with_late_masks_are_those_of_masked_decoding(
     language: Language,
@@ -245,12 +286,17 @@ def test_outputs_with_late_masks_are_those_of_masked_decoding(
     shape: DraftShape | None,
     delays: list[int],
     on_device: bool,
+    moves: bool,
 ) -> None:
     guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
     plain = GenerateParams(max_new_tokens=14, sampling=SamplingParams(sampling.temperature, seed=3))
     each, known = [guided, plain, guided], [language, None, language]
     engine = knowing_letters(toy_cuda().engine) if on_device else guided_engine()
-    ran = run(late_engine(engine, delays), PROMPTS, each, speculation=shape)
+    with pytest.MonkeyPatch.context() as patch:
+        # Each mask takes a tenth of a second too long: some move behind others.
+        patch.setattr(grammar, "MAX_LOCAL_MASK_S", -0.1)
+        late = late_engine(engine, delays, moves=moves)
+        ran = run(late, PROMPTS, each, speculation=shape)
     assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS, each, known, strict=True)]
     for record, tokens in zip(ran.records, ran.events, strict=True):
         assert [event.token_id for event in tokens] == list(record.output_ids)
