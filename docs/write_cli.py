@@ -15,7 +15,7 @@ from rich.text import Text
 from specbuild.cli.main import command_line
 
 PAGE = Path(__file__).with_name("cli.md")
-MARK = "<!-- All below is generated from the command line: `make docs` writes it anew. -->\n"
+MARK = "<!-- The rest is generated from the command line: `make docs` writes it. -->\n"
 # Every command takes it; the head of the page says so.
 EVERYWHERE = ("--debug", "--help")
 
@@ -28,7 +28,7 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 
 def page(text: str) -> str:
-    """The page ``text`` with everything behind its mark written anew."""
+    """Return the page ``text`` with everything after its mark replaced."""
     head, mark, _ = text.partition(MARK)
     if not mark:
         raise ValueError(f"{PAGE.name} has no line {MARK.strip()!r}")

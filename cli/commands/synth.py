@@ -100,9 +100,8 @@ def synth(
     Greedy decoding follows a random permutation of the tokens. At each level the
     draft is correct with probability [b]--acceptance[/b], so the measured acceptance is
     known in advance. This holds for prompts of tokens in the draft's
-    vocabulary: use
-    [b]prompts.jsonl[/b] in the output, or from ENGINE[b].prompts.jsonl[/b] beside
-    an engine. There is no tokenizer.
+    vocabulary: use [b]prompts.jsonl[/b] in the output, or ENGINE[b].prompts.jsonl[/b] next
+    to an engine. There is no tokenizer.
 
     \b
     Examples:

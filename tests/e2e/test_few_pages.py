@@ -114,7 +114,7 @@ def test_run_takes_the_policy(engine_directory: Path, command: Command) -> None:
     assert [r["output_ids"] for r in each[0]] == [r["output_ids"] for r in each[1]]
     assert [r["stats"]["preemptions"] for r in each[0]] == [0] * 4
     assert sum(r["stats"]["preemptions"] for r in each[1]) > 0
-    assert "lost" in command(*longer, "--kv-policy", "max-utilization").err
+    assert "preempt" in command(*longer, "--kv-policy", "max-utilization").err
     assert command(*asked, "--kv-policy", "fifo").code == 2
 
 

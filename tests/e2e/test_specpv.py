@@ -157,7 +157,7 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     assert refused.code == 2 and "retrieves 0 to 12" in refused.err
     refused = command(*asked, "--specpv-retrieval-blocks", "many")
     assert refused.code == 2 and "expected a number of blocks or 'auto'" in refused.err
-    assert "lossy: contexts above 24 tokens" in command("inspect", specpv_engine).out.replace(
+    assert "lossy: above 24 tokens of context" in command("inspect", specpv_engine).out.replace(
         "\n", " "
     )
     asked = ("bench", specpv_engine, "--prompts", file, "--rounds", "1", "--max-new-tokens", "40")
