@@ -45,6 +45,11 @@ MODELS = {
     "mistral": ("Mistral, Mistral Small 3", "mistral-small-24b"),
     "ministral3": ("Ministral 3, Devstral 2", "ministral-3-8b"),
     "mixtral": ("Mixtral", "mixtral-8x7b"),
+    "smollm3": ("SmolLM3", "smollm3-3b"),
+    "phi3": ("Phi-4", "phi-4"),
+    "olmo2": ("OLMo 2", "olmo-2-7b"),
+    "olmo3": ("OLMo 3", "olmo-3-7b"),
+    "granite": ("Granite 3", "granite-3.3-8b"),
     "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
     "deepseek_v3": ("DeepSeek-V3, R1", "glm-4.7-flash"),
     "kimi_k2": ("Kimi-K2", "glm-4.7-flash"),
@@ -53,7 +58,12 @@ MODELS = {
     "youtu_llm": ("Youtu-LLM", "youtu-2b"),
 }
 # GGUF architectures whose name differs from the model type, or that several families share.
-GGUF = {"mistral": ("llama",), "ministral3": ("mistral3",), "mixtral": ("llama",)}
+GGUF = {
+    "mistral": ("llama",),
+    "ministral3": ("mistral3",),
+    "mixtral": ("llama",),
+    "olmo3": ("olmo2",),
+}
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
 MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
@@ -71,6 +81,11 @@ RUN = {
     ("cpu", "mistral"): _GROUPED_TESTS,
     ("cpu", "ministral3"): _GROUPED_TESTS,
     ("cpu", "mixtral"): _GROUPED_TESTS,
+    ("cpu", "smollm3"): _GROUPED_TESTS,
+    ("cpu", "phi3"): _GROUPED_TESTS,
+    ("cpu", "olmo2"): _GROUPED_TESTS,
+    ("cpu", "olmo3"): _GROUPED_TESTS,
+    ("cpu", "granite"): _GROUPED_TESTS,
     ("cpu", "deepseek_v2"): _MLA_TESTS,
     ("cpu", "deepseek_v3"): "tests/e2e/test_deepseek.py",
     ("cpu", "kimi_k2"): _MLA_TESTS,

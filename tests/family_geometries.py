@@ -18,6 +18,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     MlaGeometry,
+    Multipliers,
     Norm,
     QueryGrowth,
     Rope,
@@ -52,6 +53,7 @@ def _grouped_query(
     """
     hidden, layers, q_heads, kv_heads = sizes
     fields: dict[str, Any] = {
+        "norm": Norm(eps, "before_weight"),
         "attention": AttentionParts(qkv_bias=biased, qk_norm="head" if head_norms else "none"),
         "layer_types": ("full_attention",) * layers,
         "sliding_window": 0,
@@ -66,7 +68,6 @@ def _grouped_query(
         q_heads=q_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        norm=Norm(eps, "before_weight"),
         rope=rope,
         max_positions=positions,
         tied_head=tied,
@@ -182,6 +183,31 @@ MIXTRAL_8X7B = _grouped_query(
     ),
     vocab=32000, positions=32768, eps=1e-5, eos=(2,), rope=Rope(1e6),
 )  # fmt: skip
+SMOLLM3_3B = _grouped_query(
+    "smollm3", (2048, 36, 16, 4), _dense(11008), vocab=128256, positions=65536, eps=1e-6,
+    eos=(128012,), rope=Rope(5e6), tied=True, unrotated_layers=tuple(range(3, 36, 4)),
+)  # fmt: skip
+PHI_4 = _grouped_query(
+    "phi3", (5120, 40, 40, 10), _dense(17920), vocab=100352, positions=16384, eps=1e-5,
+    eos=(100257,), rope=Rope(250000.0),
+)  # fmt: skip
+_OLMO_NORM = {"norm": Norm(1e-6, "after_weight"), "norm_places": "outputs"}
+OLMO_3_7B = _grouped_query(
+    "olmo3", (4096, 32, 32, 32), _dense(11008), vocab=100278, positions=65536, eps=1e-6,
+    eos=(100257,), attention=AttentionParts(qk_norm="all_heads"),
+    rope=Rope(5e5, YarnScaling(
+        factor=8.0, original_max_positions=8192, truncate=True,
+        attention_factor=0.1 * math.log(8) + 1,
+    )),
+    layer_types=("sliding_attention", "sliding_attention", "sliding_attention",
+                 "full_attention") * 8,
+    sliding_window=4096, window_rope=Rope(5e5), **_OLMO_NORM,
+)  # fmt: skip
+GRANITE_33_8B = _grouped_query(
+    "granite", (4096, 40, 32, 8), _dense(12800), vocab=49155, positions=131072, eps=1e-5,
+    eos=(0,), rope=Rope(1e7), tied=True, attention=AttentionParts(scale=0.0078125),
+    multipliers=Multipliers(embedding=12.0, residual=0.22, logits_divisor=16.0),
+)  # fmt: skip
 DEEPSEEK_V2_LITE = _latent(
     "deepseek_v2", (2048, 27, 16), _mla(128, 128, None, mscale=0.707),
     [_dense(10944), *[BothFeedForward(
@@ -234,6 +260,10 @@ FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "Mistral-Small-24B": (MISTRAL_SMALL_24B, 23.57),
     "Ministral-3-8B": (MINISTRAL_3_8B, 8.49),
     "Mixtral-8x7B": (MIXTRAL_8X7B, 46.7),
+    "SmolLM3-3B": (SMOLLM3_3B, 3.08),
+    "Phi-4": (PHI_4, 14.66),
+    "OLMo-3-7B": (OLMO_3_7B, 7.30),
+    "Granite-3.3-8B": (GRANITE_33_8B, 8.17),
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
     "DeepSeek-V3": (DEEPSEEK_V3, 671.0),
     "GLM-4.7-Flash": (GLM_47_FLASH, 29.94),

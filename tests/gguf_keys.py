@@ -93,6 +93,24 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen2": ("qwen2", {}),
+    "smollm3": ("smollm3", {
+        ".block_count": 4, ".rope.dimension_count": 16, ".rope.freq_base": 2e6,
+    }),
+    "phi3": ("phi3", {
+        ".rope.dimension_count": 16, ".attention.sliding_window": 0,
+        ".rope.scaling.original_context_length": 4096,
+    }),
+    "olmo2": ("olmo2", {".rope.dimension_count": 16}),
+    "olmo3": ("olmo2", {
+        ".block_count": 4, ".attention.sliding_window": 12,
+        ".attention.sliding_window_pattern": [True, True, True, False],
+        ".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0,
+        ".rope.scaling.original_context_length": 32,
+    }),
+    "granite": ("granite", {
+        ".rope.dimension_count": 16, ".attention.scale": 0.2, ".embedding_scale": 3.0,
+        ".logit_scale": 0.7, ".residual_scale": 0.4,
+    }),
     "mixtral": (
         "llama",
         {

@@ -30,6 +30,8 @@ COMMON = {
     "self_attn.k_proj.weight": "attn_k.weight",
     "self_attn.v_proj.weight": "attn_v.weight",
     "self_attn.o_proj.weight": "attn_output.weight",
+    "self_attn.qkv_proj.weight": "attn_qkv.weight",
+    "mlp.gate_up_proj.weight": "ffn_up.weight",
     "self_attn.q_proj.bias": "attn_q.bias",
     "self_attn.k_proj.bias": "attn_k.bias",
     "self_attn.v_proj.bias": "attn_v.bias",
@@ -59,7 +61,14 @@ COMMON = {
 # The parts of an expert that are called otherwise.
 EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 # Models whose rows that RoPE turns stand side by side in GGUF.
-PAIRS = ("llama", "mixtral", "ministral3")
+PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
+# What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
+OWN_NAMES = {
+    "olmo": {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+    },
+}
 LLAMA3_ROPE = OF_KIND["llama"]["rope_parameters"] | {"original_max_position_embeddings": 8192}
 MXFP4 = gguf.GGMLQuantizationType.MXFP4
 
@@ -69,6 +78,7 @@ class Twin:
     """A model's tensors in both forms; ``kinds`` says the type of a tensor in Hugging Face's."""
 
     kinds: Callable[[str, tuple[int, ...]], str]
+    names: Mapping[str, str] = field(default_factory=lambda: COMMON)
     hf: Tensors = field(default_factory=dict)
     gguf: dict[str, Stored] = field(default_factory=dict)
 
@@ -83,10 +93,10 @@ class Twin:
 
     def called(self, name: str) -> str:
         """Its name in GGUF."""
-        if name in COMMON:
-            return COMMON[name]
+        if name in self.names:
+            return self.names[name]
         _, _, layer, inner = name.split(".", 3)
-        return f"blk.{layer}.{COMMON[inner]}"
+        return f"blk.{layer}.{self.names[inner]}"
 
     def stacked(self, name: str, experts: list[tuple[str, torch.Tensor]]) -> None:
         """Experts that are one tensor in GGUF."""
@@ -164,7 +174,8 @@ def gpt_oss_twin(model: Path) -> dict[str, Stored]:
 def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     """The same of a model with grouped-query attention; of :data:`PAIRS` the rows that RoPE turns
     move together."""
-    twin = Twin(mixed)
+    own = [names for kind, names in OWN_NAMES.items() if config["model_type"].startswith(kind)]
+    twin = Twin(mixed, {**COMMON, **(own[0] if own else {})})
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         parts = name.split(".")
@@ -213,7 +224,7 @@ def _stack(twin: Twin, experts: Mapping[str, list[tuple[str, torch.Tensor]]]) ->
     for key, found in experts.items():
         # One tensor has one type.
         kind = mixed(key, tuple(found[0][1].shape))
-        one = Twin(lambda _name, _shape, kind=kind: kind, twin.hf, twin.gguf)
+        one = Twin(lambda _name, _shape, kind=kind: kind, twin.names, twin.hf, twin.gguf)
         one.stacked(key, sorted(found, key=lambda entry: int(entry[0].split(".")[5])))
 
 

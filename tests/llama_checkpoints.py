@@ -62,6 +62,28 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 3,
         "sliding_window": None,
     },
+    "smollm3": {"num_hidden_layers": 4, "pad_token_id": None},
+    "phi3": {"pad_token_id": None},
+    "olmo2": {},
+    "olmo3": {
+        "sliding_window": 12,
+        "num_hidden_layers": 4,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    },
+    "granite": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 0.7,
+        "residual_multiplier": 0.4,
+    },
 }
 
 

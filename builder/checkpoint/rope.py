@@ -16,6 +16,8 @@ from specbuild.runtime.engine_dir.rope_scaling import (
 from specbuild.runtime.errors import SpecbuildError
 
 NESTED = ("rope_parameters", "rope_scaling")
+# The sections of ``rope_parameters`` where layers turn by their type.
+LAYER_SECTIONS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
 KINDS = ("default", "linear", "llama3", "yarn")
 BY_LENGTH = ("dynamic", "longrope", "su")
@@ -48,6 +50,27 @@ def read_rope(
             f"{config.where}: rope_parameters and rope_scaling differ; keep the right one"
         )
     return readings.pop()
+
+
+def read_layer_ropes(
+    config: Config, *, default_theta: float, window_theta: float = 0.0
+) -> tuple[Rope, Rope]:
+    """Those of layers without a window and of those with one.
+
+    ``rope_parameters`` may have a section for each. Otherwise layers with a window have
+    ``window_theta``, 0: the theta of the others, and no scaling.
+    """
+    by_layer = config.section(NESTED[0])
+    if by_layer.get(LAYER_SECTIONS[0]) is None:
+        full = read_rope(config, default_theta=default_theta)
+        return full, Rope(window_theta or full.theta)
+    check_fields(by_layer, FieldTable(frozenset(LAYER_SECTIONS), {}), strict=True, way_out="")
+    thetas = (default_theta, window_theta or default_theta)
+    full, window = (
+        _read(config, by_layer.section(name), theta, frozenset())
+        for name, theta in zip(LAYER_SECTIONS, thetas, strict=True)
+    )
+    return full, window
 
 
 def rotated_width(config: Config, head_dim: int, default: float = 1.0) -> int | None:

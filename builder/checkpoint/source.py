@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,32 @@ def remade(
         file=None,
         offset=None,
     )
+
+
+def row_slices(tensor: SourceTensor, counts: Mapping[str, int]) -> dict[str, SourceTensor]:
+    """The tensor's rows one part after the other: names to numbers of rows."""
+    row_bytes = DTYPE_BITS[tensor.dtype] // 8 * math.prod(tensor.shape[1:])
+    load_as, slices, first = tensor.load_as, {}, 0
+    for name, count in counts.items():
+        cut = partial(torch.narrow, dim=0, start=first, length=count)
+        slices[name] = replace(
+            tensor,
+            name=name,
+            shape=(count, *tensor.shape[1:]),
+            load=partial(_cut, tensor.load, cut),
+            offset=None if tensor.offset is None else tensor.offset + first * row_bytes,
+            load_as=None if load_as is None else partial(_cut, load_as, cut),
+        )
+        first += count
+    return slices
+
+
+def _cut(
+    load: Callable[..., torch.Tensor],
+    cut: Callable[[torch.Tensor], torch.Tensor],
+    *dtype: torch.dtype,
+) -> torch.Tensor:
+    return cut(load(*dtype))
 
 
 def open_directory(path: Path) -> dict[str, SourceTensor]:

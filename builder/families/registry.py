@@ -8,10 +8,14 @@ from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
+from specbuild.builder.families.granite.family import GRANITE
 from specbuild.builder.families.llama.family import LLAMA
 from specbuild.builder.families.mistral.family import MISTRAL
 from specbuild.builder.families.mtp.family import MTP
+from specbuild.builder.families.olmo.family import OLMO
 from specbuild.builder.families.p_eagle.family import P_EAGLE
+from specbuild.builder.families.phi3.family import PHI3
+from specbuild.builder.families.smollm3.family import SMOLLM3
 from specbuild.runtime.errors import SpecbuildError
 
 TARGETS: dict[str, TargetFamily] = {
@@ -19,6 +23,10 @@ TARGETS: dict[str, TargetFamily] = {
     "deepseek": DEEPSEEK,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "smollm3": SMOLLM3,
+    "phi3": PHI3,
+    "olmo": OLMO,
+    "granite": GRANITE,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 
@@ -20,6 +20,7 @@ class DraftHeads:
 def draft_heads(target: TargetGeometry) -> DraftHeads:
     """The target's. A draft of a target with MLA has plain ones of 128."""
     if target.mla is None:
-        return DraftHeads(target.q_heads, target.kv_heads, target.head_dim, target.rope)
+        whole = replace(target.rope, width=None)
+        return DraftHeads(target.q_heads, target.kv_heads, target.head_dim, whole)
     q_heads = max(1, target.hidden // 128)
     return DraftHeads(q_heads, max(1, q_heads // 4), 128, Rope(10000.0))

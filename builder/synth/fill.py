@@ -30,12 +30,12 @@ class Fill:
         """Normal values around 0."""
         return self._rows("BF16", shape, lambda rows, w: self.noise.weight(name, rows, w, std))
 
-    def norm(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
-        """Normal values around 1."""
+    def norm(self, name: str, shape: tuple[int, ...], mean: float = 1.0) -> SynthTensor:
+        """Normal values around ``mean``."""
         return self._rows(
             "BF16",
             shape,
-            lambda rows, w: (1 + self.noise.normal(name, rows, w, NORM_STD)).bfloat16(),
+            lambda rows, w: (mean * (1 + self.noise.normal(name, rows, w, NORM_STD))).bfloat16(),
         )
 
     def router(self, name: str, shape: tuple[int, ...]) -> SynthTensor:

@@ -59,6 +59,18 @@ class ModelKeys:
         self._asked.add(name)
         return self.fields.boolean(name, default)
 
+    def switches(self, name: str) -> list[bool]:
+        """A list of true and false, one alone where all are equal; empty where it is absent.
+
+        Raises SpecbuildError where it holds anything else.
+        """
+        self._asked.add(name)
+        value = self.fields.get(name)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if any(entry not in (0, 1) for entry in listed):
+            raise self.fields.wrong(name, "true or false for each layer")
+        return [bool(entry) for entry in listed]
+
     def text(self, name: str) -> str | None:
         """A text, or None."""
         self._asked.add(name)

@@ -6,28 +6,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from specbuild.builder.families.gpt_oss.geometry import experts_of, swiglu_limit
 from specbuild.builder.families.gpt_oss.latent_attention import LatentAttention
 from specbuild.builder.families.parts.attention import GroupedAttention
+from specbuild.builder.families.parts.llama import RmsNorm
 from specbuild.builder.families.parts.target import Backbone, Block, GraphSizes, TargetModel
 from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
-
-
-class RmsNorm(nn.Module):
-    """GPT-OSS's norm: fp32 inside, multiplied by the weight in fp32 before the cast back."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``x`` [T, H] → [T, H]."""
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Experts(nn.Module):

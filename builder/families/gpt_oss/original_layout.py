@@ -10,11 +10,9 @@ import dataclasses
 import re
 from typing import Any
 
-import torch
-
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
-from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor
+from specbuild.builder.checkpoint.source import SourceTensor, row_slices
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 from specbuild.runtime.errors import SpecbuildError
@@ -100,27 +98,5 @@ def _split_qkv(
             f"{tensor.file}: {tensor.name} has shape {list(tensor.shape)}, expected {rows} rows "
             f"({q_rows} of q, {kv_rows} each of k and v)"
         )
-    parts = {}
-    first = 0
-    for part, count in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
-        name = f"{attention}{part}_proj.{kind}"
-        parts[name] = _row_slice(tensor, name, first, count)
-        first += count
-    return parts
-
-
-def _row_slice(tensor: SourceTensor, name: str, first: int, count: int) -> SourceTensor:
-    row_bytes = DTYPE_BITS[tensor.dtype] // 8
-    for axis in tensor.shape[1:]:
-        row_bytes *= axis
-
-    def load() -> torch.Tensor:
-        return tensor.load().narrow(0, first, count)
-
-    return dataclasses.replace(
-        tensor,
-        name=name,
-        shape=(count, *tensor.shape[1:]),
-        load=load,
-        offset=None if tensor.offset is None else tensor.offset + first * row_bytes,
-    )
+    counts = {"q": q_rows, "k": kv_rows, "v": kv_rows}
+    return row_slices(tensor, {f"{attention}{p}_proj.{kind}": n for p, n in counts.items()})

@@ -16,7 +16,7 @@ from specbuild.builder.families.parts.graph_io import (
     LayerPools,
 )
 from specbuild.builder.families.parts.indexer import IndexedAttention
-from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.llama import norm_module
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.plugins_cuda.torch_ops import torch_op
@@ -83,8 +83,8 @@ class GroupedAttention(IndexedAttention):
         self.qk_norm = parts.qk_norm
         if parts.qk_norm != "none":
             whole = parts.qk_norm == "all_heads"
-            self.q_norm = LlamaNorm(g.head_dim * (g.q_heads if whole else 1), g.norm.eps)
-            self.k_norm = LlamaNorm(g.head_dim * (g.kv_heads if whole else 1), g.norm.eps)
+            self.q_norm = norm_module(g.norm, g.head_dim * (g.q_heads if whole else 1))
+            self.k_norm = norm_module(g.norm, g.head_dim * (g.kv_heads if whole else 1))
         self.scale, self.growth = parts.scale, parts.query_growth
         self.rotates = number not in g.unrotated_layers
         self.rotated = g.rope_of(number).width or 0

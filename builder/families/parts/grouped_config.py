@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.rope import read_positions, read_rope, rotated_width
+from specbuild.builder.checkpoint.rope import (
+    read_layer_ropes,
+    read_positions,
+    read_rope,
+    rotated_width,
+)
 from specbuild.builder.checkpoint.target_parts import read_eos
 from specbuild.runtime.engine_dir.feed_forward import (
     DenseFeedForward,
@@ -18,7 +23,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     Swiglu,
     distinct_feed_forwards,
 )
-from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 GROUPED_FIELDS = TARGET_FIELDS | {"head_dim", "intermediate_size"}
@@ -34,7 +39,8 @@ class Defaults:
     """What a configuration that says nothing means; transformers' own defaults, by model type.
 
     ``head_dim`` 0 is hidden size / heads, ``kv_heads`` 0 as many as query heads, None: required.
-    ``rope_fields`` are keys of the section of RoPE that the family reads itself.
+    ``rope_fields`` are keys of the section of RoPE that the family reads itself. ``window_theta``
+    is that of layers with a window, 0: the others', None: all layers turn alike.
     """
 
     theta: float = DEFAULT_THETA
@@ -44,6 +50,8 @@ class Defaults:
     tied: bool = False
     partial_rotary: float = 1.0
     rope_fields: frozenset[str] = frozenset()
+    window_theta: float | None = None
+    rounding: Literal["before_weight", "after_weight"] = "before_weight"
 
 
 def grouped_geometry(
@@ -64,9 +72,7 @@ def grouped_geometry(
     layers, heads = len(feed_forwards), config.integer("num_attention_heads")
     hidden = config.integer("hidden_size")
     head_dim = config.optional_integer("head_dim") or defaults.head_dim or hidden // heads
-    rope = read_rope(config, default_theta=defaults.theta, also=defaults.rope_fields)
-    if PARTIAL in defaults.rope_fields:
-        rope = replace(rope, width=rotated_width(config, head_dim, defaults.partial_rotary))
+    rope, window_rope = _ropes(config, defaults, head_dim)
     kv_heads = heads if defaults.kv_heads == 0 else defaults.kv_heads
     layer_types, window = windows or ((FULL,) * layers, 0)
     distinct, layer_feed_forwards = distinct_feed_forwards(feed_forwards)
@@ -79,7 +85,7 @@ def grouped_geometry(
         kv_heads=config.integer("num_key_value_heads", kv_heads),
         head_dim=head_dim,
         attention=attention,
-        norm=Norm(config.number("rms_norm_eps", defaults.eps), "before_weight"),
+        norm=Norm(config.number("rms_norm_eps", defaults.eps), defaults.rounding),
         rope=rope,
         layer_types=layer_types,
         sliding_window=window if WINDOWED in layer_types else 0,
@@ -88,9 +94,22 @@ def grouped_geometry(
         max_positions=read_positions(config, rope),
         tied_head=config.boolean("tie_word_embeddings", defaults.tied),
         eos_token_ids=read_eos((path,), config),
+        window_rope=window_rope if WINDOWED in layer_types and window_rope != rope else None,
     )
     _check(config, geometry)
     return geometry
+
+
+def _ropes(config: Config, defaults: Defaults, head_dim: int) -> tuple[Rope, Rope | None]:
+    """That of all layers, or of those without a window and of those with one."""
+    if defaults.window_theta is not None:
+        return read_layer_ropes(
+            config, default_theta=defaults.theta, window_theta=defaults.window_theta
+        )
+    rope = read_rope(config, default_theta=defaults.theta, also=defaults.rope_fields)
+    if PARTIAL in defaults.rope_fields:
+        rope = replace(rope, width=rotated_width(config, head_dim, defaults.partial_rotary))
+    return rope, None
 
 
 def every_layer(config: Config, feed_forward: FeedForward) -> list[FeedForward]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from specbuild.builder.families.parts.attention import GroupedAttention
 from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
-from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
+from specbuild.builder.families.parts.llama import SwigluMlp, norm_module
 from specbuild.builder.families.parts.target import (
     BLOCK_NORMS,
     Backbone,
@@ -65,7 +65,7 @@ class GroupedModel(TargetModel):
         norms = sum(name is not None for name in BLOCK_NORMS[g.norm_places])
         layers = [
             Block(
-                [LlamaNorm(g.hidden, g.norm.eps) for _ in range(norms)],
+                [norm_module(g.norm, g.hidden) for _ in range(norms)],
                 GroupedAttention(g, number, sizes),
                 mlp(g.hidden, g.feed_forward(number)),
                 places=g.norm_places,
@@ -73,6 +73,6 @@ class GroupedModel(TargetModel):
             )
             for number in range(g.layers)
         ]
-        backbone = Backbone(g, layers, LlamaNorm(g.hidden, g.norm.eps))
+        backbone = Backbone(g, layers, norm_module(g.norm, g.hidden))
         table = torch.empty(sizes.positions, (g.rope.width or g.head_dim) // 2)
         super().__init__(g, sizes.aux_layers, backbone, table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specbuild.builder.families.family import DraftSizes, NamedGeometry
 from specbuild.builder.synth.configs import rope_config
@@ -54,6 +54,7 @@ class GroupedSizes:
     layer_types: tuple[str, ...] = ("full_attention",)
     window: int = 0
     first_layers: tuple[FeedForward, ...] = ()
+    rounding: Literal["before_weight", "after_weight"] = "before_weight"
 
     def geometry(self, model_type: str, **changes: Any) -> TargetGeometry:
         """The target of these sizes; ``changes`` are further fields of it."""
@@ -71,7 +72,7 @@ class GroupedSizes:
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
             attention=self.attention,
-            norm=Norm(self.eps, "before_weight"),
+            norm=Norm(self.eps, self.rounding),
             rope=self.rope,
             layer_types=types,
             sliding_window=self.window,

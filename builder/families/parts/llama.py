@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from specbuild.runtime.engine_dir.geometry import Norm
+
 
 class LlamaNorm(nn.Module):
     """RMSNorm that casts to the input's type before the weight."""
@@ -18,6 +20,25 @@ class LlamaNorm(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [..., H] → [..., H]."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class RmsNorm(nn.Module):
+    """RMSNorm in fp32, multiplied by the weight in fp32 before the cast back."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [T, H] → [T, H]."""
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+def norm_module(norm: Norm, width: int) -> nn.Module:
+    """The norm of this geometry over ``width`` values."""
+    kind = LlamaNorm if norm.rounding == "before_weight" else RmsNorm
+    return kind(width, norm.eps)
 
 
 class SwigluMlp(nn.Module):

@@ -14,8 +14,14 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 _GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
 
 
-def layer_tensor(fill: Fill, _g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
+# Norms of what a sublayer gives, by where a geometry has norms.
+_OUTPUT_NORMS = tuple(f"post_{part}_layernorm.weight" for part in ("attention", "feedforward"))
+
+
+def layer_tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
     """Makes the tensor of this name: a norm, a router, a bias, or a projection."""
+    if g.norm_places != "inputs" and name.endswith(_OUTPUT_NORMS):
+        return fill.norm(name, shape, CONTRIBUTION)
     if name.endswith("norm.weight"):
         return fill.norm(name, shape)
     if name.endswith(".mlp.gate.weight"):

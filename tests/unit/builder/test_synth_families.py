@@ -40,13 +40,17 @@ PUBLISHED = {
     "mistral-small-24b": "Mistral-Small-24B",
     "ministral-3-8b": "Ministral-3-8B",
     "mixtral-8x7b": "Mixtral-8x7B",
+    "smollm3-3b": "SmolLM3-3B",
+    "phi-4": "Phi-4",
+    "olmo-3-7b": "OLMo-3-7B",
+    "granite-3.3-8b": "Granite-3.3-8B",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "youtu-2b": "Youtu-LLM-2B",
 }
 TINY = (
     "tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo", "tiny-mistral",
-    "tiny-ministral3", "tiny-mixtral",
+    "tiny-ministral3", "tiny-mixtral", "tiny-smollm3", "tiny-phi3", "tiny-olmo3", "tiny-granite",
 )  # fmt: skip
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
@@ -91,7 +95,7 @@ def test_configurations_are_read_back(name: str, layers: int | None) -> None:
 def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> None:
     """Of the first two layers, and of the draft that goes with them."""
     model = SynthModel(SynthOptions(geometry=name, layers=2, acceptance=0.7))
-    assert model.draft is not None
+    assert model.draft is not None and 12000 <= model.draft.vocab <= 32000
     options = BuildOptions(model=Path(name), output=Path("unused"))
     plan = plan_engine(options, model.target, model.draft)
     tensors = model.checkpoints()[0].tensors
@@ -100,7 +104,10 @@ def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> No
     assert asked.keys() == tensors.keys()
     assert all(asked[n] == tensor.shape for n, tensor in tensors.items())
     drafted = draft_graph(model.draft, model.target, plan, torch.bfloat16).graph.initializers
-    assert drafted["draft.lm_head.weight"].shape == (32000, model.target.hidden)
+    assert drafted["draft.lm_head.weight"].shape == (
+        model.draft.vocab,
+        model.target.hidden,
+    )
 
 
 def tiny(name: str = "tiny-mla", **options: object) -> SynthModel:

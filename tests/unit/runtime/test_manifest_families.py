@@ -26,7 +26,12 @@ from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 # What models of grouped-query attention have beside a Llama's parts.
-FEATURES = {"Ministral-3-8B": ("query_growth",)}
+FEATURES = {
+    "Ministral-3-8B": ("query_growth",),
+    "SmolLM3-3B": ("unrotated_layers",),
+    "OLMo-3-7B": ("norm_places", "window_rope"),
+    "Granite-3.3-8B": ("attention_scale", "multipliers"),
+}
 
 
 @pytest.mark.parametrize("name", FAMILIES)

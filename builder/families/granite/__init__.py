@@ -1,0 +1,1 @@
+"""Granite: a Llama with constant factors on embeddings, residuals, scores and logits."""

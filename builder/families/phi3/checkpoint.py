@@ -1,0 +1,103 @@
+"""Reads checkpoints of Phi-3 and Phi-4, and the keys of their GGUF files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
+from specbuild.builder.checkpoint.gguf.parts import GgufModel
+from specbuild.builder.checkpoint.source import SourceTensor, row_slices
+from specbuild.builder.families.parts.grouped_config import (
+    FULL,
+    GROUPED_FIELDS,
+    GROUPED_ONLY,
+    PARTIAL,
+    WINDOWED,
+    Defaults,
+    dense_swiglu,
+    every_layer,
+    grouped_geometry,
+)
+from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fields
+from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
+from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
+
+_FIELDS = FieldTable(
+    read=GROUPED_FIELDS | {PARTIAL, "sliding_window"},
+    only=GROUPED_ONLY | {"attention_bias": (False,)},
+)
+_DEFAULTS = Defaults(eps=1e-5, kv_heads=0, rope_fields=frozenset({PARTIAL}))
+_JOINED = re.compile(r"(model\.layers\.\d+\.)(self_attn\.qkv|mlp\.gate_up)_proj\.weight")
+
+
+def read_config(
+    path: Path, config: Config, *, strict: bool
+) -> tuple[TargetGeometry, tuple[str, ...]]:
+    """The geometry, and warnings.
+
+    Raises SpecbuildError for what is not implemented and for numbers that do not go together.
+    """
+    warnings = check_fields(config, _FIELDS, strict=strict)
+    feed_forwards = every_layer(config, dense_swiglu(config))
+    window = config.optional_integer("sliding_window")
+    types = (FULL if window is None else WINDOWED,) * len(feed_forwards)
+    geometry = grouped_geometry(
+        path,
+        config,
+        AttentionParts(),
+        feed_forwards,
+        defaults=_DEFAULTS,
+        windows=(types, window or 0),
+    )
+    return geometry, warnings
+
+
+def canonical_tensors(
+    tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
+) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
+    """The tensors, joined projections as several; those of another height stay, for the audit."""
+    feed_forward = g.feed_forward(0)
+    assert isinstance(feed_forward, DenseFeedForward)
+    parts = {
+        "self_attn.qkv": {
+            "self_attn.q": g.q_heads * g.head_dim,
+            "self_attn.k": g.kv_heads * g.head_dim,
+            "self_attn.v": g.kv_heads * g.head_dim,
+        },
+        "mlp.gate_up": {"mlp.gate": feed_forward.inner, "mlp.up": feed_forward.inner},
+    }
+    made: dict[str, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        joined = _JOINED.fullmatch(name)
+        counts = parts[joined[2]] if joined else {}
+        if joined and tensor.shape[:1] == (sum(counts.values()),):
+            names = {f"{joined[1]}{part}_proj.weight": n for part, n in counts.items()}
+            made |= row_slices(tensor, names)
+        else:
+            made[name] = tensor
+    return made, ()
+
+
+def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
+    """The window, 0 for none; factors by length are longrope's, which the reader refuses."""
+    fields = dense_fields(keys, model, known)
+    window = keys.integer("attention.sliding_window", 0, least=0)
+    fields["sliding_window"] = window or None
+    if "rope_factors_long.weight" in model.tensors:
+        keys.has("rope.scaling.attn_factor")
+        fields["rope_scaling"] = {"rope_type": "longrope"}
+    return fields
+
+
+FORMS = {
+    "phi3": GroupedGguf(
+        "phi3",
+        names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        own=_fields,
+        partial=True,
+    ).form
+}

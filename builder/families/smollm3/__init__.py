@@ -1,0 +1,1 @@
+"""SmolLM3: a Llama whose every fourth layer has no RoPE."""
