@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from specbuild.builder.training.frozen_target import load_target
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -33,11 +34,9 @@ def sampled_outputs(
 def check_greedy(folder: Path, shape: DraftShape) -> None:
     """AssertionError where a token of ``folder / "engine"`` with this draft is not the best one by
     transformers' class of ``folder / "model"``, or no drafted token was accepted."""
-    from transformers import AutoModelForCausalLM
-
     prompts = [tuple(range(3, 3 + count)) for count in (1, 5, 21)]
     found, accepted = drafted_outputs(folder / "engine", prompts, shape, new_tokens=64)
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32).eval()
+    model = load_target(folder / "model", teacher=False)
     for ids, output in zip(prompts, found, strict=True):
         with torch.no_grad():
             best = model(torch.tensor([ids + output]), use_cache=False).logits[0].argmax(-1)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command_line import Command
 from deepseek_checkpoints import VOCAB, add_predictor, quantise, write_deepseek
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 
@@ -44,17 +43,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_manifest_says_what_drafts(folder: Path, command: Command) -> None:
+def test_the_engine_stores_the_layer_without_embedding_and_head(folder: Path) -> None:
     manifest = json.loads((folder / "engine" / "manifest.json").read_text())
     (drafter,) = manifest["drafters"]
-    assert drafter["kind"] == "mtp" and "mtp" in manifest["features"]
     assert drafter["geometry"]["aux_layers"] == [LAYERS - 1]
     assert manifest["warnings"] == []
     names = manifest["tensors"]
     assert {"draft.eh_proj.weight", "draft.self_attn.kv_b_proj.key"} <= set(names)
     assert not any("shared_head.head" in name or "draft.embed" in name for name in names)
-    shown = command("inspect", folder / "engine")
-    assert shown.code == 0 and "an MTP layer of the model" in shown.out
 
 
 def check(folder: Path) -> None:
@@ -74,9 +70,7 @@ def check(folder: Path) -> None:
     assert report.passed
 
 
-@pytest.mark.slow
-def test_every_stage_and_every_token(folder: Path) -> None:
-    check(folder)
+def test_verify_takes_no_draft_for_a_layer_of_the_model(folder: Path) -> None:
     with pytest.raises(SpecbuildError, match="its draft is an MTP layer of the model"):
         verify_engine(folder / "engine", folder / "model", folder / "model", SilentProgress())
 
@@ -182,8 +176,3 @@ def test_mimos_logits_are_those_of_its_formula(mimo: tuple[Path, PlainMimoMtp]) 
     for end in (2, 5, len(ids)):
         wanted = plain.follow(hidden[: end - 1], ids[1:end].tolist(), [])[0]
         np.testing.assert_allclose(got[end - 2], wanted.numpy(), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_mimos_tokens_are_those_of_transformers(mimo: tuple[Path, PlainMimoMtp]) -> None:
-    check(mimo[0])
