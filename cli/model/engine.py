@@ -15,8 +15,8 @@ from specbuild.cli.model.reference import (
     EngineReference,
     HubReference,
     ModelReference,
-    model_reference,
 )
+from specbuild.cli.model.reference import model_reference as model_reference  # noqa: PLC0414
 from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.errors import SpecbuildError
 
