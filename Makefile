@@ -154,6 +154,7 @@ lint: setup types
 # figures from benchmarks/results.
 docs: setup
 	$(BIN)/python docs/write_cli.py
+	$(BIN)/python docs/write_python.py
 	$(BIN)/python docs/write_openapi.py
 	$(BIN)/python docs/write_request_fields.py
 	$(BIN)/python docs/write_models.py

@@ -22,6 +22,7 @@ from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, u
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.draft.registry import AUTO
+from specbuild.runtime.engine_base import EngineBase
 from specbuild.runtime.engine_dir.files import (
     check_sizes,
     manifest_bytes,
@@ -39,7 +40,6 @@ from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.remote import RemoteGrammar
 from specbuild.runtime.request import (
-    DEFAULT_PARAMS,
     Event,
     GenerateParams,
     Prompt,
@@ -48,7 +48,6 @@ from specbuild.runtime.request import (
     params_list,
     prompt_list,
 )
-from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 from specbuild.runtime.text.codec import (
     CHAT_TEMPLATE_FILE,
@@ -60,7 +59,7 @@ from specbuild.runtime.text.stream import StopRule, TextStream
 from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
 
-class Engine:
+class Engine(EngineBase):
     """Decodes with one engine. ``load`` opens a directory; the constructor takes the parts.
 
     ``step_costs`` choose the default draft of an engine whose steps stay on the device;
@@ -116,13 +115,6 @@ class Engine:
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
         self._isolates_guides = False
-
-    @property
-    def default_params(self) -> GenerateParams:
-        """Parameters with the sampling that the checkpoint recommends."""
-        defaults = self.generation_defaults
-        most = defaults.max_new_tokens or DEFAULT_PARAMS.max_new_tokens
-        return GenerateParams(max_new_tokens=most, sampling=SamplingParams(**defaults.sampling))
 
     def _prefix_cache(self) -> PrefixCache | None:
         """The prefix cache that the settings request; None for no cache.
@@ -185,7 +177,9 @@ class Engine:
         else:
             key_parts = (manifest_bytes(directory), opened.processor, *opened.settings)
             measured = {"cost_file": cache_path(settings.cache_dir, *key_parts)}
-        return cls(manifest, opened.executor, settings, text=text, **measured)
+        engine = cls(manifest, opened.executor, settings, text=text, **measured)
+        engine.path = directory
+        return engine
 
     def generate(
         self,
@@ -213,6 +207,8 @@ class Engine:
         params: GenerateParams | Sequence[GenerateParams] | None = None,
     ) -> list[Request]:
         """The prompts as requests. RequestError names the first that cannot be served."""
+        if self._is_closed:
+            raise RequestError("the engine is closed: load it again")
         listed = prompt_list(prompts)
         each = params_list(self.default_params if params is None else params, len(listed))
         return [self._request(prompt, p) for prompt, p in zip(listed, each, strict=True)]

@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.parameters import Parameter, Range, check_ranges, whole_number
-from specbuild.runtime.sampling import SamplingParams
+from specbuild.runtime.parameters import (
+    Parameter,
+    Range,
+    changed_fields,
+    check_ranges,
+    takes_fields_of,
+    whole_number,
+)
+from specbuild.runtime.sampling import Biases, SamplingParams
 
 MAX_TOP_LOGPROBS = 20
 
 
+@takes_fields_of(SamplingParams, "sampling")
 @dataclass(frozen=True)
 class GenerateParams:
     """What to generate, and how.
+
+    The fields of SamplingParams are keywords too; they take precedence over those of ``sampling``:
+
+    >>> GenerateParams(max_new_tokens=64, temperature=0.7, top_p=0.9, seed=1).sampling.top_p
+    0.9
 
     ``stop`` strings end the output, and so does any of ``stop_token_ids``. Neither an end of
     sequence nor a stop token is chosen before output token ``min_tokens`` + 1; a stop string ends
@@ -43,7 +56,42 @@ class GenerateParams:
 
     ``exact`` decodes without a draft and without lossy modes, so that any engine gives the tokens
     of plain decoding. RequestError if a lossy mode is requested as well.
+
+    An unknown keyword raises RequestError with the nearest name.
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            max_new_tokens: int = ...,
+            sampling: SamplingParams = ...,
+            *,
+            temperature: float = ...,
+            top_p: float = ...,
+            top_k: int = ...,
+            seed: int = ...,
+            min_p: float = ...,
+            presence_penalty: float = ...,
+            frequency_penalty: float = ...,
+            repetition_penalty: float = ...,
+            logit_bias: Biases = ...,
+            stop: tuple[str, ...] = ...,
+            stop_token_ids: tuple[int, ...] = ...,
+            ignore_eos: bool = ...,
+            include_stop_str_in_output: bool = ...,
+            skip_special_tokens: bool = ...,
+            min_tokens: int = ...,
+            top_logprobs: int = ...,
+            logprobs: bool = ...,
+            raw: bool = ...,
+            detokenize: bool = ...,
+            specpv_retrieval_blocks: int | Literal["auto"] | None = ...,
+            dsa_top_k: int | None = ...,
+            exact: bool = ...,
+            cache_salt: str | None = ...,
+            guide: Guide | None = ...,
+        ) -> None: ...
 
     max_new_tokens: Annotated[
         int,
@@ -96,6 +144,11 @@ class GenerateParams:
             json_type=dict[str, Any],
         ),
     ] = None
+
+    def __repr__(self) -> str:
+        stated = {**changed_fields(self.sampling), **changed_fields(self)}
+        stated.pop("sampling", None)
+        return f"GenerateParams({', '.join(f'{name}={value!r}' for name, value in stated.items())})"
 
     @property
     def needs_full_logits(self) -> bool:

@@ -7,14 +7,97 @@ a checkpoint derive their names, types, ranges and help texts from these annotat
 
 from __future__ import annotations
 
+import difflib
+import functools
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from numbers import Real
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from specbuild.runtime.errors import RequestError
+
+Kind = TypeVar("Kind", bound=type)
+# Names that other libraries have for what is called otherwise here.
+_SYNONYMS = {
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "input_ids": "prompt_ids",
+    "prompt_token_ids": "prompt_ids",
+    "token_ids": "prompt_ids",
+    "content": "prompt",
+    "input": "prompt",
+    "text": "prompt",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "num_threads": "threads",
+}
+
+
+def nearest_name(name: str, names: Collection[str]) -> str | None:
+    """Return which of ``names`` is meant by ``name``: the same thing, or the most similar one."""
+    meant = _SYNONYMS.get(name)
+    if meant in names:
+        return meant
+    near = difflib.get_close_matches(name, names, n=1)
+    return near[0] if near else None
+
+
+def require_names(given: Collection[str], names: Collection[str], where: str) -> None:
+    """Raise RequestError for the first of ``given`` that is not in ``names``, with the nearest."""
+    for name in given:
+        if name not in names:
+            near = nearest_name(name, names)
+            hint = f"did you mean {near}?" if near else f"it has {', '.join(sorted(names))}"
+            raise RequestError(f"{where} has no {name!r}; {hint}", field=name)
+
+
+def changed_fields(params: object) -> dict[str, Any]:
+    """Return the fields of a dataclass that are not at their defaults, by name."""
+    entries = fields(params)  # type: ignore[arg-type]
+    values = {entry.name: (getattr(params, entry.name), entry.default) for entry in entries}
+    return {name: value for name, (value, default) in values.items() if value != default}
+
+
+def refuses_unknown(kind: Kind) -> Kind:
+    """Decorate a dataclass: an unknown keyword raises RequestError with the nearest name."""
+    names = tuple(entry.name for entry in fields(kind) if entry.init)
+    return _with_init(kind, lambda given: require_names(given, names, kind.__name__))
+
+
+def _with_init(kind: Kind, prepare: Callable[[dict[str, Any]], None]) -> Kind:
+    """Let ``prepare`` check and change the keywords of a class's constructor."""
+    make = kind.__init__  # type: ignore[misc]
+
+    @functools.wraps(make)
+    def init(self: Any, *positional: Any, **given: Any) -> None:
+        prepare(given)
+        make(self, *positional, **given)
+
+    kind.__init__ = init  # type: ignore[misc]
+    return kind
+
+
+def takes_fields_of(part: type, name: str) -> Callable[[Kind], Kind]:
+    """Decorate a dataclass whose field ``name`` is a ``part``: its constructor takes the part's
+    fields as keywords too. An unknown keyword raises RequestError with the nearest name."""
+
+    def decorate(kind: Kind) -> Kind:
+        own = tuple(entry.name for entry in fields(kind))
+        flat = tuple(entry.name for entry in fields(part))
+
+        def prepare(given: dict[str, Any]) -> None:
+            require_names(given, (*own, *flat), kind.__name__)
+            stated = {key: given.pop(key) for key in flat if key in given}
+            if stated:
+                given[name] = replace(given.get(name) or part(), **stated)
+
+        return _with_init(kind, prepare)
+
+    return decorate
 
 
 def whole_number(name: str, value: object, *, field: str | None = None) -> int:

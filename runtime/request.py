@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import GenerateParams as GenerateParams  # noqa: PLC0414
 from specbuild.runtime.guides.grammar import Grammar, GuideState
 from specbuild.runtime.guides.remote import RemoteGrammar
-from specbuild.runtime.parameters import whole_number
+from specbuild.runtime.parameters import refuses_unknown, whole_number
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.statistics import RunCounters
 from specbuild.runtime.text.stream import TextStream
@@ -24,21 +24,26 @@ from specbuild.runtime.text.stream import TextStream
 TopLogprobs = tuple[tuple[int, float], ...]
 
 
+@refuses_unknown
 @dataclass(frozen=True)
 class Prompt:
     """A prompt of token ids, of text, or of a chat's messages, as a line of ``--prompts`` names it.
 
-    A message is a mapping with a ``role``, as the chat template of the engine reads it.
+    A message is a mapping with a ``role``, as the chat template of the engine reads it. A prompt
+    without an ``id`` gets its place among the prompts, counted from 0.
     Raises RequestError unless exactly one of the three is given, and it is not empty.
+
+    >>> Prompt(messages=[{"role": "user", "content": "Hello"}]).messages
+    ({'role': 'user', 'content': 'Hello'},)
     """
 
-    id: str
+    id: str = ""
     prompt_ids: tuple[int, ...] | None = None
     prompt: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        where = f"prompt {self.id!r}"
+        where = f"prompt {self.id!r}" if self.id else "the prompt"
         if not isinstance(self.id, str):
             raise RequestError(f"a prompt's id is {self.id!r}, must be a string")
         kinds = ("prompt", "prompt_ids", "messages")
@@ -81,7 +86,7 @@ Prompts: TypeAlias = str | Prompt | Iterable[str | Prompt]
 
 
 def prompt_list(given: Prompts) -> list[Prompt]:
-    """One prompt or any iterable of them as a list; a string's id is its place, from "0" on.
+    """One prompt or any iterable of them as a list; without an id it is the place, from "0" on.
 
     Raises RequestError where one is neither a string nor a Prompt.
     """
@@ -97,12 +102,12 @@ def prompt_list(given: Prompts) -> list[Prompt]:
 
 def _prompt(item: object, place: int) -> Prompt:
     if isinstance(item, Prompt):
-        return item
+        return item if item.id else replace(item, id=str(place))
     if isinstance(item, str):
         return Prompt(str(place), prompt=item)
     raise RequestError(
         f"prompt {place} is of type {type(item).__name__}, must be a string or a Prompt; "
-        "token ids go into Prompt(id, prompt_ids=ids)"
+        "token ids go into Prompt(prompt_ids=ids)"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.parameters import whole_number
+from specbuild.runtime.parameters import refuses_unknown, whole_number
 
 # vLLM's option: "auto" uses the sampling parameters that the checkpoint recommends, "none" does
 # not.
@@ -17,6 +17,7 @@ GenerationConfig: TypeAlias = Literal["auto", "none"]
 PrefixCaching: TypeAlias = Literal["off", "auto", "on"]
 
 
+@refuses_unknown
 @dataclass(frozen=True)
 class PrefillSchedule:
     """How prefill launches alternate with decoding steps. The tokens do not depend on it.
@@ -42,6 +43,7 @@ class PrefillSchedule:
 DEFAULT_PREFILL = PrefillSchedule()
 
 
+@refuses_unknown
 @dataclass(frozen=True)
 class RuntimeSettings:
     """How an engine is loaded and run. Fixed while the engine is loaded.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"sh", "python", "json", "ini", "text", "yaml"}
+LANGUAGES = {"sh", "python", "pycon", "json", "ini", "text", "yaml"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

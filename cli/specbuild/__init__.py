@@ -7,6 +7,7 @@ so that ``import specbuild`` alone is free.
 TYPE_CHECKING = False  # as typing's, whose import would take longer than all of this
 if TYPE_CHECKING:
     from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
+    from specbuild.runtime import errors as errors
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams, Prompt
     from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
@@ -22,6 +23,7 @@ __all__ = [
     "RuntimeSettings",
     "SpeculativeConfig",
     "__version__",
+    "errors",
 ]
 
 _HOMES = {
@@ -43,9 +45,11 @@ if not TYPE_CHECKING:  # a checker would take any name for one of this package
             from importlib.metadata import version
 
             return globals().setdefault(name, version("specbuild"))
-        if name in _HOMES:
-            from importlib import import_module
+        from importlib import import_module
 
+        if name == "errors":
+            return globals().setdefault(name, import_module("specbuild.runtime.errors"))
+        if name in _HOMES:
             return globals().setdefault(name, getattr(import_module(_HOMES[name]), name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

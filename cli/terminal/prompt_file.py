@@ -68,7 +68,7 @@ def read_prompt_file(file: Path) -> list[PlacedPrompt]:
     with file.open("rb") as opened:
         lines = iter(lambda: _bounded(opened.readline, f"{file}: a line"), b"")
         placed = [
-            _prompt_of_line(line.removesuffix(b"\n"), f"{file} line {i}")
+            _prompt_of_line(line.removesuffix(b"\n"), f"{file} line {i}", str(i))
             for i, line in enumerate(lines, start=1)
         ]
     if not placed:
@@ -76,7 +76,7 @@ def read_prompt_file(file: Path) -> list[PlacedPrompt]:
     return placed
 
 
-def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
+def _prompt_of_line(line: bytes, place: str, default_id: str) -> PlacedPrompt:
     try:
         data = parsed(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -88,7 +88,7 @@ def _prompt_of_line(line: bytes, place: str) -> PlacedPrompt:
         ) from error
     except (ValueError, RecursionError) as error:
         raise SpecbuildError(f"{place}: {error}") from error
-    return prompt_of(data, place)
+    return prompt_of(data, place, default_id)
 
 
 def _standard_input() -> str:

@@ -11,7 +11,7 @@ from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.parameters import declared_parameters
+from specbuild.runtime.parameters import declared_parameters, require_names
 from specbuild.runtime.request import Prompt
 from specbuild.runtime.sampling import SamplingParams
 
@@ -29,10 +29,8 @@ class PlacedPrompt:
 
         Raises RequestError for one that cannot be.
         """
-        drawn = {name: value for name, value in self.own.items() if name in _SAMPLING}
-        rest = {name: value for name, value in self.own.items() if name not in _SAMPLING}
         try:
-            return replace(others, sampling=replace(others.sampling, **drawn), **rest)
+            return replace(others, **self.own)
         except RequestError as error:
             raise RequestError(f"{self.place}: {error}") from error
 
@@ -47,7 +45,7 @@ LINE_PARAMETERS = {
 _Line: Any = make_dataclass(
     "_Line",
     [
-        ("id", str),
+        ("id", str | None, None),
         ("prompt", str | None, None),
         ("prompt_ids", tuple[int, ...] | None, None),
         ("messages", tuple[dict[str, Any], ...] | None, None),
@@ -67,7 +65,6 @@ def _biases(given: Mapping[str, float], place: str) -> dict[int, float]:
         ) from None
 
 
-_SAMPLING = frozenset(entry.name for entry in fields(SamplingParams))
 _PROMPT = frozenset(entry.name for entry in fields(Prompt))
 
 
@@ -81,10 +78,16 @@ def guide_of(text: str | None) -> Guide | None:
         raise RequestError(f"--guide is not JSON: {error}") from None
 
 
-def prompt_of(data: Any, place: str) -> PlacedPrompt:
-    """The prompt of a line's decoded JSON; SpecbuildError says what is wrong with it."""
+def prompt_of(data: Any, place: str, default_id: str) -> PlacedPrompt:
+    """The prompt of a line's decoded JSON, with ``default_id`` where the line has no id.
+
+    SpecbuildError says what is wrong with it.
+    """
+    if isinstance(data, dict):
+        require_names(data, [entry.name for entry in fields(_Line)], place)
     line = from_json(_Line, data, place)
     given = {entry.name: getattr(line, entry.name) for entry in fields(line)}
+    given["id"] = default_id if line.id is None else line.id
     blocks = line.specpv_retrieval_blocks
     if not (blocks is None or blocks == "auto" or type(blocks) is int):
         raise RequestError(

@@ -37,6 +37,10 @@ class Executor(Protocol):
         """What this executor can do."""
         ...
 
+    def close(self) -> None:
+        """Release the graphs and pools; the executor cannot be used after this."""
+        ...
+
     def prepare(self, roles: Sequence[str]) -> None:
         """Loads what these roles need, so that their first run is as fast as any."""
         ...

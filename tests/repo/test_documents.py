@@ -34,7 +34,8 @@ DOCUMENTS = sorted(
     ]
 )
 # What a user reads; the options of the command line are long.
-USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "cli.md"})
+GENERATED = {ROOT / "docs" / name for name in ("cli.md", "python-reference.md")}
+USER_PAGES = sorted(set((ROOT / "docs").glob("*.md")) - GENERATED)
 DEVELOPER_PAGES = sorted((ROOT / "docs" / "developers").glob("*.md"))
 SHORT_SENTENCES = [
     ROOT / "README.md",
@@ -154,6 +155,12 @@ def script(path: str) -> ModuleType:
 def test_the_command_line_document_is_current() -> None:
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     assert script("docs/write_cli.py").page(written) == written, "run: make docs"
+
+
+def test_the_python_reference_is_current() -> None:
+    reference = script("docs/write_python.py")
+    written = reference.PAGE.read_text(encoding="utf-8")
+    assert reference.page() == written, "run: make docs"
 
 
 def test_the_api_is_that_of_the_server() -> None:

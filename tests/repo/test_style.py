@@ -42,6 +42,7 @@ LONG_FUNCTIONS = {
     "runtime/decode/device/decoder.py:__init__": "the parts that an engine passes to its decoder",
     "runtime/decode/host/stepper.py:__init__": "the parts that a decoder passes to its stepper",
     "runtime/decode/scheduler.py:__init__": "each parameter limits what runs together",
+    "runtime/generate_params.py:__init__": "a keyword for each parameter",
     "runtime/engine.py:__init__": "the parts of an engine, each of which tests replace alone",
 }
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}

@@ -99,7 +99,7 @@ def test_routes_check_the_ranges(body: type) -> None:
 
 @pytest.mark.parametrize("name", [n for n, entry in ALL.items() if entry.declaration.in_line])
 def test_lines_have_the_parameters(name: str) -> None:
-    line = prompt_of({"id": "a", "prompt": "b", name: VALUES[name]}, "line 1")
+    line = prompt_of({"prompt": "b", name: VALUES[name]}, "line 1", "a")
     params = line.params(GenerateParams())
     value = getattr(params.sampling if name in SAMPLING else params, name)
     if name == "guide":
@@ -111,8 +111,8 @@ def test_lines_have_the_parameters(name: str) -> None:
 def test_lines_refuse_the_other_parameters() -> None:
     for name, entry in ALL.items():
         if not entry.declaration.in_line:
-            with pytest.raises(SpecbuildError, match=f"unknown keys {name}"):
-                prompt_of({"id": "a", "prompt": "b", name: True}, "line 1")
+            with pytest.raises(SpecbuildError, match=f"line 1 has no '{name}'"):
+                prompt_of({"prompt": "b", name: True}, "line 1", "a")
 
 
 def test_python_and_lines_check_the_ranges() -> None:
@@ -120,7 +120,7 @@ def test_python_and_lines_check_the_ranges() -> None:
         kind = SamplingParams if entry.name in SAMPLING else GenerateParams
         with pytest.raises(RequestError, match=f"{entry.name} is "):
             kind(**{entry.name: outside(entry)})
-        line = prompt_of({"id": "a", "prompt": "b", entry.name: outside(entry)}, "line 1")
+        line = prompt_of({"prompt": "b", entry.name: outside(entry)}, "line 1", "a")
         with pytest.raises(RequestError, match=f"line 1: {entry.name} is "):
             line.params(GenerateParams())
 

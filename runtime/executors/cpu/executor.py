@@ -56,6 +56,11 @@ class CpuExecutor:
         """Roles whose sessions exist."""
         return tuple(self._sessions)
 
+    def close(self) -> None:
+        """Release the sessions, the weights that they prepacked, and the pools."""
+        self._sessions.clear()
+        self.pools.clear()
+
     def prepare(self, roles: Sequence[str]) -> None:
         """Makes the sessions of these roles."""
         for role in roles:

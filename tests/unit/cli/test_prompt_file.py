@@ -36,6 +36,12 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
     assert second.place.endswith("prompts.jsonl line 2")
 
 
+def test_a_line_without_an_id_has_its_number(tmp_path: Path) -> None:
+    lines = b'{"prompt": "x"}\n{"id": "b", "prompt": "y"}\n{"prompt": "z", "id": null}\n'
+    prompts = read_prompt_file(write(tmp_path, lines))
+    assert [item.prompt.id for item in prompts] == ["1", "b", "3"]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -44,7 +50,6 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
         (b"[1]", "expected an object"),
         (b'{"id": "a"}', "neither prompt nor prompt_ids"),
         (b'{"id": "a", "prompt": "x", "prompt_ids": [1]}', "both"),
-        (b'{"prompt": "x"}', "'id' is missing"),
         (b'{"id": 1, "prompt": "x"}', "expected str"),
         (b'{"id": "a", "prompt_ids": [1.5]}', "expected int"),
         (b'{"id": "a", "prompt_ids": [true]}', "expected int"),
@@ -52,7 +57,9 @@ def test_reads_ids_and_text(tmp_path: Path) -> None:
         (b'{"id": "a", "prompt_ids": "12"}', "expected a list"),
         (b'{"id": "a", "prompt_ids": []}', "empty"),
         (b'{"id": "a", "prompt": ""}', "empty"),
-        (b'{"id": "a", "prompt": "x", "sed": 3}', "unknown keys sed"),
+        (b'{"id": "a", "prompt": "x", "sed": 3}', "has no 'sed'; did you mean seed?"),
+        (b'{"id": "a", "text": "x"}', "has no 'text'; did you mean prompt?"),
+        (b'{"id": "a", "prompt": "x", "max_tokens": 3}', "did you mean max_new_tokens?"),
         (b'{"id": "a", "prompt": "x", "prompt": "y"}', "twice"),
         (b'{"id": "a", "prompt": "x", "messages": [{"role": "user"}]}', "both prompt and messages"),
         (b'{"id": "a", "messages": []}', "give at least one message"),
