@@ -53,7 +53,9 @@ def serve_probed(engine: Path) -> None:
     from specbuild.runtime.serve.server import Address, Server
     from specbuild.runtime.serve.service import ServiceOptions
 
-    app = App(Engine.load(engine), AppOptions(service=ServiceOptions(names=(NAME,)), form=None))
+    app = App(
+        Engine.load(engine), AppOptions(service=ServiceOptions(names=(NAME,)), output_format=None)
+    )
     lags_s: list[float] = []
 
     class Probed(Server):

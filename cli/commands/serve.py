@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.engine_dir.manifest import Manifest
     from specbuild.runtime.engine_dir.origin import Origin
-    from specbuild.runtime.serve.parsers.registry import ParserForm
+    from specbuild.runtime.serve.parsers.output_formats import OutputFormat
     from specbuild.runtime.serve.server import Address
     from specbuild.runtime.settings import PrefixCaching
 
@@ -189,10 +189,10 @@ class EventOptions(OptionGroup):
             raise SpecbuildError(
                 f"--kv-events needs {missing[0]}: pip install '.[events]' in the checkout"
             )
-        from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
+        from specbuild.runtime.serve.kv_events import EventEndpoints, KvEventPublisher
 
-        place = EventPlace(self.kv_events, self.kv_events_replay, self.kv_events_topic)
-        return KvEvents(engine.prefixes, place)
+        place = EventEndpoints(self.kv_events, self.kv_events_replay, self.kv_events_topic)
+        return KvEventPublisher(engine.prefixes, place)
 
 
 @takes_options
@@ -275,7 +275,7 @@ def serve(
                 service=ServiceOptions(
                     names=names, max_queue=queue.max_queue, setting=setting, exact=exact
                 ),
-                form=_form(loaded, naming),
+                output_format=_form(loaded, naming),
                 keys=keys,
                 origins=address.cors,
                 hosts=address.allowed_hosts or place.default_hosts,
@@ -298,7 +298,7 @@ def serve(
 def _warn_without_keys(place: Address, keys: object) -> None:
     from specbuild.cli.terminal.console import messages
 
-    if place.beyond_loopback and not keys:
+    if place.is_public and not keys:
         messages().print(
             f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
         )
@@ -337,14 +337,14 @@ def require_extra() -> None:
         )
 
 
-def _form(engine: Engine, model: ModelOptions) -> ParserForm | None:
+def _form(engine: Engine, model: ModelOptions) -> OutputFormat | None:
     """How outputs are read; None for an engine without a tokenizer."""
-    from specbuild.runtime.serve.parsers.registry import parser_form
+    from specbuild.runtime.serve.parsers.output_formats import output_format
 
     if engine.text is None:
         return None
     engine.text.check_template()
-    return parser_form(
+    return output_format(
         engine.text,
         engine.manifest.target.eos_token_ids,
         reasoning=model.reasoning_parser,

@@ -23,11 +23,11 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import Prompt
-from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
+from specbuild.runtime.serve.kv_events import EventEndpoints, KvEventPublisher
 from specbuild.runtime.serve.service import Service, ServiceOptions
 from specbuild.runtime.settings import RuntimeSettings
 
-_EVENTS = EventPlace("tcp://127.0.0.1:*")
+_EVENTS = EventEndpoints("tcp://127.0.0.1:*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         self._options = options
         self._engine: Engine | None = None
         self._service: Service | None = None
-        self._events: KvEvents | None = None
+        self._events: KvEventPublisher | None = None
         self._snapshots: Any = None
 
     @classmethod
@@ -76,7 +76,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         )
         engine = await asyncio.to_thread(Engine.load, options.engine, settings)
         if engine.prefixes is not None:
-            self._events = KvEvents(engine.prefixes, _EVENTS)
+            self._events = KvEventPublisher(engine.prefixes, _EVENTS)
         service = ServiceOptions(names=(options.name,), max_queue=options.max_queue)
         self._engine, self._service = engine, Service(engine, service)
         limits = engine.manifest.limits

@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.serve.errors import ApiError
-from specbuild.runtime.serve.guards import Failures, Hosts, Keys
+from specbuild.runtime.serve.guards import ErrorHandler, HostCheck, KeyCheck
 from specbuild.runtime.serve.http import Endpoint
-from specbuild.runtime.serve.parsers.registry import ParserForm
+from specbuild.runtime.serve.parsers.output_formats import OutputFormat
 from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, RequestRecords
-from specbuild.runtime.serve.responses.route import Responses
+from specbuild.runtime.serve.responses.handler import Responses
 from specbuild.runtime.serve.routes import OPERATIONS, Operation, needs_key
 from specbuild.runtime.serve.service import Service, ServiceOptions
 from specbuild.runtime.serve.serving import Serving
@@ -39,7 +39,7 @@ class AppOptions:
     """
 
     service: ServiceOptions
-    form: ParserForm | None
+    output_format: OutputFormat | None
     keys: Sequence[str] = ()
     origins: Sequence[str] = ()
     hosts: Sequence[str] = ()
@@ -59,7 +59,7 @@ class App:
         self._serving: Serving | None = None
         self._responses: Responses | None = None
         text = engine.text
-        has_chat = options.form is not None and text is not None and text.has_template
+        has_chat = options.output_format is not None and text is not None and text.has_template
         self.page = WebPage(has_chat=has_chat, needs_key=bool(options.keys))
         routes = _routes(self, (o for o in OPERATIONS if options.page or not o.is_page))
         self.asgi = Starlette(
@@ -74,10 +74,10 @@ class App:
         options = self._options
         layers = [
             Middleware(RequestRecords, routes=routes, count=self._count, log=options.log_requests),
-            Middleware(Failures),
+            Middleware(ErrorHandler),
         ]
         if options.hosts:
-            layers.append(Middleware(Hosts, allowed=options.hosts))
+            layers.append(Middleware(HostCheck, allowed=options.hosts))
         if options.origins:
             cors = Middleware(
                 CORSMiddleware,
@@ -87,7 +87,7 @@ class App:
                 expose_headers=[REQUEST_ID_HEADER],
             )
             layers.append(cors)
-        return [*layers, Middleware(Keys, keys=options.keys, needs_key=needs_key)]
+        return [*layers, Middleware(KeyCheck, keys=options.keys, needs_key=needs_key)]
 
     def _count(self, method: str, handler: str, status: int) -> None:
         if self._serving is not None:
@@ -113,7 +113,7 @@ class App:
     def drain(self) -> None:
         """Refuse new requests from now on."""
         if self._serving is not None:
-            self.service.draining = True
+            self.service.is_draining = True
 
     def is_stopped(self, timeout_s: float) -> bool:
         """Wait for the engine's thread. Return False if it still runs after the timeout."""
@@ -127,7 +127,7 @@ class App:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         service = Service(self._engine, self._options.service)
-        self._serving = Serving(service, self._options.form)
+        self._serving = Serving(service, self._options.output_format)
         self._responses = Responses(self._serving)
         yield
         self.drain()

@@ -47,25 +47,30 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The object that OpenAI's clients read."""
-        kind = _TYPES.get(self.status, "invalid_request_error")
-        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        error_type = _TYPES.get(self.status, "invalid_request_error")
+        error = {
+            "message": self.message,
+            "type": error_type,
+            "param": self.param,
+            "code": self.code,
+        }
         return {"error": error}
 
 
-def engine_refuses(error: RequestError, param: str | None = None) -> ApiError:
+def engine_error(error: RequestError, param: str | None = None) -> ApiError:
     """What the engine does not serve; the field is the error's own, or ``param``."""
     message = str(error)
     code = "context_length_exceeded" if "max_seq_len" in message else None
     return ApiError(400, message, param=error.field or param, code=code)
 
 
-def refused(param: str, message: str) -> ApiError:
+def invalid_value(param: str, message: str) -> ApiError:
     """A field that has a wrong value."""
     return ApiError(400, message, param=param, code="invalid_value")
 
 
-def not_offered(param: str, instead: str) -> ApiError:
+def unsupported(param: str, advice: str) -> ApiError:
     """A field of OpenAI's that this server does not have; ``instead`` says what to do."""
     return ApiError(
-        400, f"{param} is not offered: {instead}", param=param, code="unsupported_parameter"
+        400, f"{param} is not offered: {advice}", param=param, code="unsupported_parameter"
     )

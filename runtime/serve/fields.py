@@ -20,17 +20,17 @@ from specbuild.runtime.sampling import (
     choice_seed,
     served_sampling,
 )
-from specbuild.runtime.serve.errors import ApiError, refused
-from specbuild.runtime.serve.request_fields import Listed
+from specbuild.runtime.serve.errors import ApiError, invalid_value
+from specbuild.runtime.serve.request_fields import JsonList
 from specbuild.runtime.serve.structured import StructuredFields
 
 # A priority, less is earlier, and a deadline in time.monotonic's seconds.
 Urgency: TypeAlias = tuple[int, float | None]
-MOST_TIMEOUT_S = 7 * 86400.0
+MAX_TIMEOUT_S = 7 * 86400.0
 # The number of new tokens of a request that names none: as many as fit.
-AS_MANY_AS_FIT = 2**31 - 1
+ALL_REMAINING_TOKENS = 2**31 - 1
 # Choices of one call.
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 # Each is looked for with each token: stop strings, the characters of all, and stop tokens.
 MAX_STOPS = 128
 MAX_STOP_LENGTH = 4096
@@ -55,8 +55,8 @@ def with_request_parameters(model: type[Model]) -> type[Model]:
     fields: dict[str, Any] = {}
     for name, parameter in API_PARAMETERS.items():
         if name not in model.model_fields:
-            kind = parameter.json_type
-            fields[name] = (kind, parameter.default) if kind is bool else (kind | None, None)
+            type_ = parameter.json_type
+            fields[name] = (type_, parameter.default) if type_ is bool else (type_ | None, None)
     return create_model(
         model.__name__,
         __base__=model,
@@ -84,14 +84,14 @@ class GenerationFields(StructuredFields):
     model: str
     # The other sampling fields are those of SamplingParams and GenerateParams.
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
-    stop: str | Listed[str] | None = None
-    stop_token_ids: Listed[int] | None = None
+    stop: str | JsonList[str] | None = None
+    stop_token_ids: JsonList[int] | None = None
     n: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = False
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    timeout: Annotated[float, Field(gt=0, le=MOST_TIMEOUT_S)] | None = None
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
     return_draft_tokens: bool | None = False
 
     @property
@@ -100,33 +100,35 @@ class GenerationFields(StructuredFields):
         return (self.priority, None if self.timeout is None else time.monotonic() + self.timeout)
 
     @property
-    def choices(self) -> int:
+    def num_choices(self) -> int:
         """How many outputs a prompt has. ApiError where it is out of range."""
-        choices = 1 if self.n is None else self.n
-        if not 1 <= choices <= MOST_CHOICES:
-            raise refused("n", f"n is {choices}, must be 1 to {MOST_CHOICES}")
-        return choices
+        num_choices = 1 if self.n is None else self.n
+        if not 1 <= num_choices <= MAX_CHOICES:
+            raise invalid_value("n", f"n is {num_choices}, must be 1 to {MAX_CHOICES}")
+        return num_choices
 
     @property
-    def streamed_usage(self) -> StreamOptions:
+    def usage_options(self) -> StreamOptions:
         """Return which chunks of a stream have usage. ApiError where nothing is streamed."""
         options = self.stream_options
         if options is None:
             return StreamOptions()
         if not self.stream:
-            raise refused("stream_options", "stream_options is for streams: set stream too")
+            raise invalid_value("stream_options", "stream_options is for streams: set stream too")
         if options.continuous_usage_stats and not options.include_usage:
-            raise refused(
+            raise invalid_value(
                 "stream_options.continuous_usage_stats",
                 "stream_options.continuous_usage_stats needs include_usage",
             )
         return options
 
     @property
-    def by_source(self) -> bool:
+    def splits_by_source(self) -> bool:
         """Whether chunks hold tokens of the draft or of the target. ApiError without a stream."""
         if self.return_draft_tokens and not self.stream:
-            raise refused("return_draft_tokens", "return_draft_tokens is for streams: set stream")
+            raise invalid_value(
+                "return_draft_tokens", "return_draft_tokens is for streams: set stream"
+            )
         return bool(self.return_draft_tokens)
 
     def params(
@@ -134,8 +136,8 @@ class GenerationFields(StructuredFields):
         *,
         defaults: GenerationDefaults,
         max_tokens: int | None,
-        text: bool,
-        likeliest: int | None = None,
+        with_text: bool,
+        num_top_logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> list[GenerateParams]:
         """What each choice asks of the engine; ``max_tokens`` None: the default, or as many as fit.
@@ -150,28 +152,31 @@ class GenerationFields(StructuredFields):
         stop, stop_tokens = self.stop_strings, self.stop_tokens
         if max_tokens is None:
             max_tokens = defaults.max_new_tokens
-        least = AS_MANY_AS_FIT if max_tokens is None else max_tokens
-        if least < 1:
-            raise refused("max_tokens", f"max_tokens is {least}, must be 1 or more")
+        max_new_tokens = ALL_REMAINING_TOKENS if max_tokens is None else max_tokens
+        if max_new_tokens < 1:
+            raise invalid_value("max_tokens", f"max_tokens is {max_new_tokens}, must be 1 or more")
         values = {name: getattr(self, name) for name in API_PARAMETERS}
-        own = {
+        other_params = {
             name: parameter.resolve(values[name])
             for name, parameter in declared_parameters(GenerateParams).items()
             if values.get(name) is not None
         }
-        own |= {
-            "max_new_tokens": least,
-            "stop": stop if text else (),
+        other_params |= {
+            "max_new_tokens": max_new_tokens,
+            "stop": stop if with_text else (),
             "stop_token_ids": stop_tokens,
-            "detokenize": text,
-            "top_logprobs": likeliest or 0,
-            "logprobs": likeliest is not None,
+            "detokenize": with_text,
+            "top_logprobs": num_top_logprobs or 0,
+            "logprobs": num_top_logprobs is not None,
             "guide": guide,
         }
         try:
             sampling = served_sampling(values, defaults.sampling)
-            seeds = [choice_seed(sampling.seed, i) for i in range(self.choices)]
-            return [GenerateParams(sampling=replace(sampling, seed=seed), **own) for seed in seeds]
+            seeds = [choice_seed(sampling.seed, i) for i in range(self.num_choices)]
+            return [
+                GenerateParams(sampling=replace(sampling, seed=seed), **other_params)
+                for seed in seeds
+            ]
         except RequestError as error:
             param = error.field or str(error).split(" ", 1)[0]
             raise ApiError(400, str(error), param=param) from error
@@ -181,10 +186,10 @@ class GenerationFields(StructuredFields):
         """``stop`` as strings. ApiError where one is empty, or they are too many or too long."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if not all(stop):
-            raise refused("stop", "a stop string is empty; leave it out")
+            raise invalid_value("stop", "a stop string is empty; leave it out")
         length = sum(map(len, stop))
         if len(stop) > MAX_STOPS or length > MAX_STOP_LENGTH:
-            raise refused(
+            raise invalid_value(
                 "stop",
                 f"stop has {len(stop)} strings with {length} characters, at most {MAX_STOPS} "
                 f"strings with {MAX_STOP_LENGTH} characters in total are looked for",
@@ -196,7 +201,7 @@ class GenerationFields(StructuredFields):
         """``stop_token_ids``. ApiError where they are too many."""
         ids = tuple(self.stop_token_ids or ())
         if len(ids) > MAX_STOP_TOKENS:
-            raise refused(
+            raise invalid_value(
                 "stop_token_ids", f"stop_token_ids has {len(ids)} ids, at most {MAX_STOP_TOKENS}"
             )
         return ids
@@ -223,17 +228,17 @@ class TextFields(GenerationFields):
         if keep == -1:
             keep = max_seq_len - max(1, max_tokens or 1)
         if keep < 1:
-            raise refused("truncate_prompt_tokens", "truncate_prompt_tokens keeps no token")
+            raise invalid_value("truncate_prompt_tokens", "truncate_prompt_tokens keeps no token")
         return ids[:keep] if self.truncation_side == "right" else ids[-keep:]
 
 
 def first_error(errors: list[Any]) -> ApiError:
     """Pydantic's errors as one sentence about the first."""
-    found = errors[0]
-    place = ".".join(str(part) for part in found["loc"])
-    if found["type"] == "json_invalid":
-        return ApiError(400, f"the body is not JSON: {found['ctx']['error']}")
-    if found["type"] == "missing":
-        return ApiError(400, f"{place} is missing", param=place, code="missing_required_parameter")
-    message = f"{place}: {found['msg'][:1].lower()}{found['msg'][1:]}"
-    return ApiError(400, message, param=place, code="invalid_type")
+    error = errors[0]
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {error['ctx']['error']}")
+    if error["type"] == "missing":
+        return ApiError(400, f"{path} is missing", param=path, code="missing_required_parameter")
+    message = f"{path}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    return ApiError(400, message, param=path, code="invalid_type")

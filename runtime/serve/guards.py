@@ -15,7 +15,7 @@ from specbuild.runtime.serve.http import send_error
 log = logging.getLogger("specbuild.serve")
 
 
-class Keys:
+class KeyCheck:
     """Accepts requests with one of the keys as ``Authorization: Bearer KEY``.
 
     Paths for which ``needs_key`` is False are served without one, and all without ``keys``.
@@ -31,19 +31,19 @@ class Keys:
         if scope["type"] != "http" or not self._digests or not self._needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        kind, _, key = given.partition(b" ")
+        header = dict(scope["headers"]).get(b"authorization", b"")
+        scheme, _, key = header.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
         # Every key is compared, in constant time: an answer's time tells nothing of them.
-        known = [hmac.compare_digest(digest, held) for held in self._digests]
-        if kind.lower() == b"bearer" and any(known):
+        matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]
+        if scheme.lower() == b"bearer" and any(matches):
             await self._app(scope, receive, send)
         else:
-            refusal = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-            await send_error(send, refusal)
+            error = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            await send_error(send, error)
 
 
-def _client_left(error: Exception) -> bool:
+def _is_disconnect(error: Exception) -> bool:
     """Whether this is uvloop's word for a closed connection.
 
     uvicorn writes to one where a client sent a second request behind the first, and left.
@@ -51,7 +51,7 @@ def _client_left(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
 
 
-class Hosts:
+class HostCheck:
     """Refuses requests whose ``Host`` names another host than ``allowed``; ``*`` allows any.
 
     A page of another site that rebinds its own name to this address could read the answers.
@@ -65,12 +65,14 @@ class Hosts:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or refuse one request."""
         if scope["type"] == "http" and "*" not in self._allowed:
-            given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-            hosts = [_host_of(value) for value in given] or [""]
-            wrong = next((host for host in hosts if host not in self._allowed), None)
-            if wrong is not None:
+            headers = [
+                value.decode("latin-1") for name, value in scope["headers"] if name == b"host"
+            ]
+            hosts = [_host_of(value) for value in headers] or [""]
+            unknown = next((host for host in hosts if host not in self._allowed), None)
+            if unknown is not None:
                 message = (
-                    f"the Host header names {wrong!r}, this server answers to "
+                    f"the Host header names {unknown!r}, this server answers to "
                     f"{', '.join(sorted(self._allowed))}; add others with --allowed-hosts"
                 )
                 await send_error(send, ApiError(403, message, code="host_not_allowed"))
@@ -92,7 +94,7 @@ def _normal_host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-class Failures:
+class ErrorHandler:
     """Answers what a route raised: an ApiError's object, or 500 for an internal fault."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -105,20 +107,22 @@ class Failures:
             return
         started = False
 
-        async def noted(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal started
             started = started or message["type"] == "http.response.start"
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_and_note)
         except ApiError as error:
             if not started:
-                await send_error(noted, error)
+                await send_error(send_and_note, error)
         except Exception as error:
-            if _client_left(error):
+            if _is_disconnect(error):
                 return
             # A path may hold line ends.
             log.exception("%s %.200r failed", scope["method"], scope["path"])
             if not started:
-                await send_error(noted, ApiError(500, "internal error; the server's log has it"))
+                await send_error(
+                    send_and_note, ApiError(500, "internal error; the server's log has it")
+                )

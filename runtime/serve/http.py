@@ -49,11 +49,11 @@ class Endpoint(Generic[Body]):
             await send_error(send, error)
             return
         answer = asyncio.create_task(self._answer(body, send))
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnect = asyncio.create_task(_disconnected(receive))
         try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnect.cancel()
             if not answer.done():
                 answer.cancel()
             with suppress(asyncio.CancelledError):
@@ -88,12 +88,12 @@ def check_media_type(scope: Scope) -> None:
 
     A browser sends other types across origins without asking the server first.
     """
-    declared = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0]
-    if declared.strip().lower() != b"application/json":
-        kind = declared.strip().decode("latin-1")
+    content_type = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0]
+    if content_type.strip().lower() != b"application/json":
+        media_type = content_type.strip().decode("latin-1")
         message = (
-            f"the content type is {kind or 'missing'}, must be application/json; send the header "
-            "Content-Type: application/json"
+            f"the content type is {media_type or 'missing'}, must be application/json; send the "
+            "header Content-Type: application/json"
         )
         raise ApiError(415, message, code="unsupported_media_type")
 
@@ -120,10 +120,10 @@ def _exceeds_structure(text: bytes) -> bool:
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
     """The body of a request. ApiError where it is too long or comes too slowly."""
-    announced = dict(scope["headers"]).get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > MAX_BODY_BYTES:
+    content_length = dict(scope["headers"]).get(b"content-length", b"0")
+    if content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
         raise _too_long()
-    parts, held = [], 0
+    parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             while True:
@@ -131,8 +131,8 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the client left before its request was complete")
                 part = message.get("body", b"")
-                held += len(part)
-                if held > MAX_BODY_BYTES:
+                size += len(part)
+                if size > MAX_BODY_BYTES:
                     raise _too_long()
                 parts.append(part)
                 if not message.get("more_body", False):
@@ -154,8 +154,8 @@ async def send_json(
 ) -> None:
     """A whole answer."""
     body = json_bytes(answer)
-    given = {"content-type": "application/json", "content-length": str(len(body))}
-    await send(_start(status, given | dict(headers or {})))
+    all_headers = {"content-type": "application/json", "content-length": str(len(body))}
+    await send(_start(status, all_headers | dict(headers or {})))
     await send({"type": "http.response.body", "body": body})
 
 
@@ -171,28 +171,28 @@ async def _send_events(send: Send, chunks: Chunks) -> None:
 
     Chunks that have a ``type`` are events of that name; others end with ``[DONE]``.
     """
-    started = named = False
+    started = has_types = False
     try:
         async for chunk in chunks:
             if not started:
                 await send(_start(200, _STREAM))
-                started, named = True, "type" in chunk
+                started, has_types = True, "type" in chunk
             await send(_event(chunk))
     except ApiError as error:
         if not started:
             raise
         body = error.body
-        await send(_event({"type": "error", **body["error"]} if named else body))
-    await send({"type": "http.response.body", "body": b"" if named else b"data: [DONE]\n\n"})
+        await send(_event({"type": "error", **body["error"]} if has_types else body))
+    await send({"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"})
 
 
 _STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 def _event(chunk: Mapping[str, Any]) -> Message:
-    kind = chunk.get("type")
-    name = f"event: {kind}\n".encode() if kind is not None else b""
-    body = b"%bdata: %b\n\n" % (name, json_bytes(chunk))
+    event_type = chunk.get("type")
+    event_line = f"event: {event_type}\n".encode() if event_type is not None else b""
+    body = b"%bdata: %b\n\n" % (event_line, json_bytes(chunk))
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 

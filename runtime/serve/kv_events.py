@@ -24,9 +24,9 @@ from specbuild.runtime.cache.prefix_tree import PrefixEntry
 from specbuild.runtime.errors import RequestError
 
 # What waits for the publishing thread at most; behind it everything is told anew.
-MOST_WAITING = 1 << 16
+MAX_QUEUED_CHANGES = 1 << 16
 # Messages that a subscriber which missed some can ask for.
-MOST_REPLAYED = 10_000
+MAX_REPLAYED_MESSAGES = 10_000
 # The number that ends a replay.
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 20
@@ -71,7 +71,7 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 
 @dataclass(frozen=True)
-class EventPlace:
+class EventEndpoints:
     """Where events are published, and where they can be asked for again; ZeroMQ's endpoints."""
 
     endpoint: str
@@ -89,7 +89,7 @@ class _Change:
     stored: bool = False
 
 
-class KvEvents:
+class KvEventPublisher:
     """Tells a cache's changes from a thread of its own: who decodes appends to a queue.
 
     A queue that grows too long is emptied, and what is there then is told anew behind
@@ -97,20 +97,22 @@ class KvEvents:
     """
 
     def __init__(
-        self, cache: PrefixCache, place: EventPlace, *, most_waiting: int = MOST_WAITING
+        self, cache: PrefixCache, endpoints: EventEndpoints, *, max_queued: int = MAX_QUEUED_CHANGES
     ) -> None:
         self._cache = cache
-        self._most_waiting = most_waiting
+        self._max_queued = max_queued
         # More where as many are told anew.
-        self._limit = most_waiting
-        self._waiting: deque[_Change] = deque([_Change(None)])
+        self._limit = max_queued
+        self._changes: deque[_Change] = deque([_Change(None)])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._topic = place.topic.encode()
-        self._publisher = self._bound(zmq.PUB, place.endpoint)
-        self._replay = None if place.replay is None else self._bound(zmq.ROUTER, place.replay)
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=MOST_REPLAYED)
-        self._number = 0
-        self._hashes: WeakKeyDictionary[PrefixEntry, list[int]] = WeakKeyDictionary()
+        self._topic = endpoints.topic.encode()
+        self._publisher = self._bind(zmq.PUB, endpoints.endpoint)
+        self._replay = (
+            None if endpoints.replay is None else self._bind(zmq.ROUTER, endpoints.replay)
+        )
+        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_REPLAYED_MESSAGES)
+        self._next_number = 0
+        self._hashes_by_entry: WeakKeyDictionary[PrefixEntry, list[int]] = WeakKeyDictionary()
         self._encode: Callable[[EventBatch], bytes] = msgspec.msgpack.Encoder().encode
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._publish, name="specbuild-events", daemon=True)
@@ -123,9 +125,9 @@ class KvEvents:
         return _last_endpoint(self._publisher)
 
     @property
-    def waiting(self) -> int:
+    def num_queued(self) -> int:
         """Changes that no message has yet."""
-        return len(self._waiting)
+        return len(self._changes)
 
     @property
     def replay_endpoint(self) -> str | None:
@@ -146,32 +148,32 @@ class KvEvents:
         self._closing.set()
         self._thread.join()
 
-    def __enter__(self) -> KvEvents:
+    def __enter__(self) -> KvEventPublisher:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
-        bound = self._context.socket(kind)
-        bound.linger = 0
+    def _bind(self, socket_type: int, endpoint: str) -> zmq.Socket[bytes]:
+        bound_socket = self._context.socket(socket_type)
+        bound_socket.linger = 0
         try:
-            bound.bind(endpoint)
+            bound_socket.bind(endpoint)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RequestError(
                 f"cannot publish events at {endpoint}: {error}; give one like tcp://127.0.0.1:5557"
             ) from error
-        return bound
+        return bound_socket
 
     def _add(self, change: _Change) -> None:
-        if len(self._waiting) < self._limit:
-            self._waiting.append(change)
+        if len(self._changes) < self._limit:
+            self._changes.append(change)
             return
-        self._waiting.clear()
-        there = [_Change(*span, stored=True) for span in self._cache.blocks()]
-        self._waiting.extend([_Change(None), *there])
-        self._limit = max(self._most_waiting, 2 * len(there))
+        self._changes.clear()
+        stored = [_Change(*span, stored=True) for span in self._cache.blocks()]
+        self._changes.extend([_Change(None), *stored])
+        self._limit = max(self._max_queued, 2 * len(stored))
 
     def _publish(self) -> None:
         """The thread: what waits is one message."""
@@ -180,91 +182,91 @@ class KvEvents:
                 if self._replay is None:
                     self._closing.wait(_POLL_MS / 1e3)
                 elif self._replay.poll(_POLL_MS):
-                    self._send_again(self._replay)
-                self._send_waiting()
-            self._send_waiting()
+                    self._replay_messages(self._replay)
+                self._send_queued()
+            self._send_queued()
         finally:
             self._context.destroy(linger=1000)
 
-    def _send_waiting(self) -> None:
-        events = list(self._events())
+    def _send_queued(self) -> None:
+        events = list(self._take_events())
         if not events:
             return
         payload = self._encode(EventBatch(time.time(), events))
-        number = self._number.to_bytes(8, "big")
-        self._number += 1
+        number = self._next_number.to_bytes(8, "big")
+        self._next_number += 1
         self._sent.append((number, payload))
         self._publisher.send_multipart((self._topic, number, payload))
 
-    def _send_again(self, replay: zmq.Socket[bytes]) -> None:
+    def _replay_messages(self, replay: zmq.Socket[bytes]) -> None:
         """Who asks ``[empty, number]`` gets the messages from there on that are still known."""
-        asker, *asked = replay.recv_multipart()
-        if len(asked) != 2 or len(asked[1]) != 8:
+        client, *frames = replay.recv_multipart()
+        if len(frames) != 2 or len(frames[1]) != 8:
             return
         for number, payload in tuple(self._sent):
-            if number >= asked[1]:
-                replay.send_multipart((asker, b"", number, payload))
-        replay.send_multipart((asker, b"", END_OF_REPLAY, b""))
+            if number >= frames[1]:
+                replay.send_multipart((client, b"", number, payload))
+        replay.send_multipart((client, b"", END_OF_REPLAY, b""))
 
-    def _events(self) -> Iterator[Event]:
+    def _take_events(self) -> Iterator[Event]:
         """What waits now; pages that went one after another are one event."""
-        gone: list[int] = []
-        while self._waiting:
+        removed: list[int] = []
+        while self._changes:
             try:
-                change = self._waiting.popleft()
+                change = self._changes.popleft()
             except IndexError:  # all of it was told anew meanwhile
                 break
             if change.entry is not None and not change.stored:
-                gone += self._hashes_of(change.entry, change.first, change.end)
+                removed += self._page_hashes(change.entry, change.first, change.end)
                 continue
-            if gone:
-                yield BlockRemoved(gone)
-                gone = []
-            yield AllBlocksCleared() if change.entry is None else self._stored(change)
-        if gone:
-            yield BlockRemoved(gone)
+            if removed:
+                yield BlockRemoved(removed)
+                removed = []
+            yield AllBlocksCleared() if change.entry is None else self._stored_event(change)
+        if removed:
+            yield BlockRemoved(removed)
 
-    def _stored(self, change: _Change) -> BlockStored:
+    def _stored_event(self, change: _Change) -> BlockStored:
         entry, size = change.entry, self._cache.page_size
         assert entry is not None
         salt = entry.origin.salt
-        hashes = self._hashes_of(entry, change.first, change.end)
+        hashes = self._page_hashes(entry, change.first, change.end)
         return BlockStored(
             hashes,
-            self._hash_before(entry, change.first),
+            self._parent_hash(entry, change.first),
             entry.origin.ids[change.first * size : change.end * size].tolist(),
             size,
             extra_keys=None if salt is None else [(salt,)] * len(hashes),
         )
 
-    def _hash_before(self, entry: PrefixEntry, index: int) -> int | None:
+    def _parent_hash(self, entry: PrefixEntry, index: int) -> int | None:
         """The hash of the page before one; None for the first."""
         if index > entry.first:
-            return self._hashes_of(entry, index - 1, index)[0]
+            return self._page_hashes(entry, index - 1, index)[0]
         if entry.parent is None or not index:
             return None
-        return self._hashes_of(entry.parent, index - 1, index)[0]
+        return self._page_hashes(entry.parent, index - 1, index)[0]
 
-    def _hashes_of(self, entry: PrefixEntry, first: int, end: int) -> list[int]:
+    def _page_hashes(self, entry: PrefixEntry, first: int, end: int) -> list[int]:
         """Each page's: of the hash before it, its tokens, and the one behind it with a draft."""
-        known = self._hashes.setdefault(entry, [])
-        if entry.first + len(known) < end:
-            size, behind = self._cache.page_size, self._cache.tokens_behind
-            before = known[-1] if known else self._hash_before(entry, entry.first)
-            if before is None:
-                before = _hash_of_salt(entry.origin.salt)
+        hashes = self._hashes_by_entry.setdefault(entry, [])
+        if entry.first + len(hashes) < end:
+            size, num_following = self._cache.page_size, self._cache.tokens_behind
+            parent = hashes[-1] if hashes else self._parent_hash(entry, entry.first)
+            if parent is None:
+                parent = _hash_of_salt(entry.origin.salt)
             ids = entry.origin.ids.astype("<i4", copy=False)
-            for index in range(entry.first + len(known), end):
-                tokens = ids[index * size : (index + 1) * size + behind]
-                before = xxhash.xxh3_64_intdigest(tokens.tobytes(), before)
-                known.append(before)
-        return known[first - entry.first : end - entry.first]
+            for index in range(entry.first + len(hashes), end):
+                tokens = ids[index * size : (index + 1) * size + num_following]
+                parent = xxhash.xxh3_64_intdigest(tokens.tobytes(), parent)
+                hashes.append(parent)
+        return hashes[first - entry.first : end - entry.first]
 
 
 def _hash_of_salt(salt: str | None) -> int:
-    given = b"" if salt is None else b"+" + salt.encode("utf-8", "surrogatepass")
-    return xxhash.xxh3_64_intdigest(given)
+    salt_bytes = b"" if salt is None else b"+" + salt.encode("utf-8", "surrogatepass")
+    return xxhash.xxh3_64_intdigest(salt_bytes)
 
 
-def _last_endpoint(bound: zmq.Socket[bytes]) -> str:
-    return bound.getsockopt_string(zmq.LAST_ENDPOINT)
+def _last_endpoint(bound_socket: zmq.Socket[bytes]) -> str:
+    return bound_socket.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from specbuild.runtime.serve.errors import not_offered, refused
+from specbuild.runtime.serve.errors import invalid_value, unsupported
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
@@ -32,52 +32,54 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, A
     name that templates look for. ApiError names the first part that has no text.
     """
     if not messages:
-        raise refused("messages", "messages is empty; give at least one")
+        raise invalid_value("messages", "messages is empty; give at least one")
     return [_message(message, f"messages.{i}") for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
-        raise refused(f"{where}.role", f"{where}.role is {role!r}, must be one of {_listed()}")
-    made: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+        raise invalid_value(
+            f"{path}.role", f"{path}.role is {role!r}, must be one of {_role_names()}"
+        )
+    converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), path)}
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
-            made[name] = message[name]
+            converted[name] = message[name]
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if isinstance(reasoning, str):
-        made |= {"thinking": reasoning, "reasoning_content": reasoning}
+        converted |= {"thinking": reasoning, "reasoning_content": reasoning}
     calls = message.get("tool_calls")
     if calls:
         if not isinstance(calls, list):
-            raise refused(f"{where}.tool_calls", f"{where}.tool_calls is no list of calls")
-        made["tool_calls"] = [
-            _call(call, f"{where}.tool_calls.{i}") for i, call in enumerate(calls)
+            raise invalid_value(f"{path}.tool_calls", f"{path}.tool_calls is no list of calls")
+        converted["tool_calls"] = [
+            _call(call, f"{path}.tool_calls.{i}") for i, call in enumerate(calls)
         ]
-    if made["content"] is None and "tool_calls" not in made and role != "assistant":
-        raise refused(f"{where}.content", f"{where}.content is missing")
-    return made
+    if converted["content"] is None and "tool_calls" not in converted and role != "assistant":
+        raise invalid_value(f"{path}.content", f"{path}.content is missing")
+    return converted
 
 
-def _text(content: Any, where: str) -> str | None:
+def _text(content: Any, path: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise refused(f"{where}.content", f"{where}.content is no text and no list of parts")
+        raise invalid_value(f"{path}.content", f"{path}.content is no text and no list of parts")
     texts = []
     for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
+        part_type = part.get("type") if isinstance(part, dict) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
-            raise not_offered(f"{where}.content.{i}", f"parts are text, this one is {kind!r}")
+        if part_type not in _TEXT_PARTS or not isinstance(text, str):
+            raise unsupported(f"{path}.content.{i}", f"parts are text, this one is {part_type!r}")
         texts.append(text)
     return "\n".join(texts)
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
+def _call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refused(where, f"{where} has no function with a name")
+        raise invalid_value(path, f"{path} has no function with a name")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
         # A model's own words may be no JSON: the template shows them as they are.
@@ -103,21 +105,21 @@ def with_call_ids(
     It makes them of a function's name and of the number of calls before. Answers of tools get the
     new id of their call.
     """
-    renamed: dict[str, str] = {}
-    numbered, count = [], 0
+    new_ids: dict[str, str] = {}
+    converted, count = [], 0
     for message in messages:
-        made = dict(message)
-        if "tool_calls" in made:
+        message_copy = dict(message)
+        if "tool_calls" in message_copy:
             calls = []
-            for call in made["tool_calls"]:
-                renamed[call["id"]] = call_id(call["function"]["name"], count)
-                calls.append({**call, "id": renamed[call["id"]]})
+            for call in message_copy["tool_calls"]:
+                new_ids[call["id"]] = call_id(call["function"]["name"], count)
+                calls.append({**call, "id": new_ids[call["id"]]})
                 count += 1
-            made["tool_calls"] = calls
-        if made.get("tool_call_id") in renamed:
-            made["tool_call_id"] = renamed[made["tool_call_id"]]
-        numbered.append(made)
-    return numbered
+            message_copy["tool_calls"] = calls
+        if message_copy.get("tool_call_id") in new_ids:
+            message_copy["tool_call_id"] = new_ids[message_copy["tool_call_id"]]
+        converted.append(message_copy)
+    return converted
 
 
 def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
@@ -127,18 +129,18 @@ def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
     return [_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)]
 
 
-def _tool(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise not_offered(where, f"tools are functions, this one is {tool.get('type')!r}")
+        raise unsupported(path, f"tools are functions, this one is {tool.get('type')!r}")
     # The Responses API has a function's fields beside its type.
     function = tool.get("function", {k: v for k, v in tool.items() if k not in ("type", "strict")})
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise refused(where, f"{where} has no name")
-    described = {"description": "", "parameters": None} | {
+        raise invalid_value(path, f"{path} has no name")
+    fields = {"description": "", "parameters": None} | {
         name: value for name, value in function.items() if value is not None
     }
-    return {"type": "function", "function": described}
+    return {"type": "function", "function": fields}
 
 
-def _listed() -> str:
+def _role_names() -> str:
     return ", ".join(_ROLES)

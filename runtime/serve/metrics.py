@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from specbuild.runtime.serve.service import Generation
 
 _LABELS = ("model_name", "engine")
-_FIRST_TOKEN = (
+_TTFT_BUCKETS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40,
     80, 160, 640, 2560,
 )  # fmt: skip
-_TOKEN = (
+_ITL_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
 )  # fmt: skip
-_REQUEST = (
+_REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 # What this server's steps take: from 0.2 ms on, six for each power of ten.
-_FINE = tuple(
+_FINE_BUCKETS = tuple(
     round(base * power, 7) for power in (1e-4, 1e-3, 1e-2, 1e-1) for base in (2, 3, 4, 5, 7, 10)
 )
-_LENGTHS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
+_LENGTH_BUCKETS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
 # Of an engine's launch, as vLLM counts its iterations.
-_LAUNCH = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_LAUNCH_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 # Labels must not be the clients' own.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
 # Metrics of the prefix cache, what they count of its statistics, and what they are.
-_OF_PREFIXES = (
+_PREFIX_METRICS = (
     ("vllm:prefix_cache_queries", "query_tokens", "Prompt tokens that were looked up."),
     ("vllm:prefix_cache_hits", "hit_tokens", "Those that the prefix cache had."),
     ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
     ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
 )
 # Metrics of suffix decoding, what they count of its statistics, and what they are.
-_OF_SUFFIXES = (
+_SUFFIX_METRICS = (
     ("specbuild:suffix_proposed_tokens", "proposed_tokens", "Tokens that were proposed."),
     ("specbuild:suffix_accepted_tokens", "accepted_tokens", "Those that were accepted."),
     (
@@ -63,7 +63,7 @@ _OF_SUFFIXES = (
     ("specbuild:suffix_cache_evicted_tokens", "evicted_tokens", "Tokens of texts let go."),
 )
 # Parts of a request's time, in vLLM's words.
-_PARTS = {
+_PHASES = {
     "queue": "From arrival until it was admitted.",
     "prefill": "From then to the first token.",
     "decode": "From the first token to the last.",
@@ -86,9 +86,9 @@ class Metrics:
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
         self._preemptions = self._counter("vllm:num_preemptions", "Requests without their pages.")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
-        self._open_caches()
+        self._create_cache_metrics()
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
-        self._open_drafts()
+        self._create_draft_metrics()
         self._success = Counter(
             "vllm:request_success",
             "Requests that ended.",
@@ -102,39 +102,41 @@ class Metrics:
             registry=self.registry,
         )
         self._ttft = self._histogram(
-            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _FIRST_TOKEN
+            "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS
         )
-        self._gap = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two deliveries to a client.", _TOKEN
+        self._itl = self._histogram(
+            "vllm:inter_token_latency_seconds", "Between two deliveries to a client.", _ITL_BUCKETS
         )
         self._tpot = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Of a request, on average.", _TOKEN
+            "vllm:request_time_per_output_token_seconds", "Of a request, on average.", _ITL_BUCKETS
         )
         self._e2e = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST
+            "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_BUCKETS
         )
-        self._parts = {
-            part: self._histogram(f"vllm:request_{part}_time_seconds", about, _REQUEST)
-            for part, about in _PARTS.items()
+        self._phases = {
+            phase: self._histogram(f"vllm:request_{phase}_time_seconds", text, _REQUEST_BUCKETS)
+            for phase, text in _PHASES.items()
         }
         self._prompt_length = self._histogram(
-            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTHS
+            "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTH_BUCKETS
         )
         self._output_length = self._histogram(
-            "vllm:request_generation_tokens", "Tokens that a request generated.", _LENGTHS
+            "vllm:request_generation_tokens", "Tokens that a request generated.", _LENGTH_BUCKETS
         )
         self._launch_tokens = self._histogram(
-            "vllm:iteration_tokens_total", "Tokens of a launch: of prompts, and new.", _LAUNCH
+            "vllm:iteration_tokens_total",
+            "Tokens of a launch: of prompts, and new.",
+            _LAUNCH_BUCKETS,
         )
-        self._fine_gap = self._histogram(
-            "specbuild:inter_token_latency_seconds", "As vllm's, in finer buckets.", _FINE
+        self._fine_itl = self._histogram(
+            "specbuild:inter_token_latency_seconds", "As vllm's, in finer buckets.", _FINE_BUCKETS
         )
         self._fine_tpot = self._histogram(
-            "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE
+            "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE_BUCKETS
         )
-        self._show_caches(manifest)
+        self._set_cache_info(manifest)
 
-    def _open_drafts(self) -> None:
+    def _create_draft_metrics(self) -> None:
         """Counters of what drafts proposed, and of what became of it."""
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._proposed = self._counter(
@@ -150,21 +152,21 @@ class Metrics:
             registry=self.registry,
         )
 
-    def _open_caches(self) -> None:
+    def _create_cache_metrics(self) -> None:
         """Counters of what the prefix cache and suffix decoding keep."""
         self._prefixes = PrefixStatistics()
-        self._of_prefixes = {
-            metric: self._counter(metric, about) for metric, _, about in _OF_PREFIXES
+        self._prefix_counters = {
+            metric: self._counter(metric, description) for metric, _, description in _PREFIX_METRICS
         }
         self._suffixes = SuffixStatistics()
-        self._of_suffixes = {
-            metric: self._counter(metric, about) for metric, _, about in _OF_SUFFIXES
+        self._suffix_counters = {
+            metric: self._counter(metric, description) for metric, _, description in _SUFFIX_METRICS
         }
         self._suffix_tokens = self._gauge(
             "specbuild:suffix_cache_tokens", "Tokens of earlier requests' texts that are kept."
         )
 
-    def _show_caches(self, manifest: Manifest) -> None:
+    def _set_cache_info(self, manifest: Manifest) -> None:
         info = Gauge(
             "vllm:cache_config_info",
             "How the caches are cut.",
@@ -197,8 +199,8 @@ class Metrics:
                 self._ttft.observe(now_s - generation.arrived_s)
                 self._prompt_tokens.inc(len(generation.requests[request].prompt_ids))
             else:
-                self._gap.observe(now_s - self._last_s[key])
-                self._fine_gap.observe(now_s - self._last_s[key])
+                self._itl.observe(now_s - self._last_s[key])
+                self._fine_itl.observe(now_s - self._last_s[key])
             self._last_s[key] = now_s
         for event in batch:
             if isinstance(event, FinishEvent):
@@ -235,20 +237,20 @@ class Metrics:
         decode_s = (stats.tpot_s or 0.0) * (stats.output_tokens - 1)
         inference_s = stats.ttft_s + decode_s
         parts = {"prefill": stats.ttft_s, "decode": decode_s, "inference": inference_s}
-        for part, passed_s in (parts | {"queue": max(0.0, whole_s - inference_s)}).items():
-            self._parts[part].observe(passed_s)
+        for phase, passed_s in (parts | {"queue": max(0.0, whole_s - inference_s)}).items():
+            self._phases[phase].observe(passed_s)
 
     def count_prefixes(self, now: PrefixStatistics) -> None:
         """What the prefix cache has counted since the engine was opened."""
         before, self._prefixes = self._prefixes, replace(now)
-        for metric, counted, _ in _OF_PREFIXES:
-            self._of_prefixes[metric].inc(getattr(now, counted) - getattr(before, counted))
+        for metric, counted, _ in _PREFIX_METRICS:
+            self._prefix_counters[metric].inc(getattr(now, counted) - getattr(before, counted))
 
     def count_suffixes(self, now: SuffixStatistics) -> None:
         """What suffix decoding has counted since the engine was opened."""
         before, self._suffixes = self._suffixes, replace(now)
-        for metric, counted, _ in _OF_SUFFIXES:
-            self._of_suffixes[metric].inc(getattr(now, counted) - getattr(before, counted))
+        for metric, counted, _ in _SUFFIX_METRICS:
+            self._suffix_counters[metric].inc(getattr(now, counted) - getattr(before, counted))
         self._suffix_tokens.set(now.kept_tokens)
 
     def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
@@ -258,12 +260,12 @@ class Metrics:
         self._usage.set(used_pages)
         return generate_latest(self.registry)
 
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(name, about, _LABELS, registry=self.registry).labels(*self._values)
+    def _gauge(self, name: str, description: str) -> Gauge:
+        return Gauge(name, description, _LABELS, registry=self.registry).labels(*self._values)
 
-    def _counter(self, name: str, about: str) -> Counter:
-        return Counter(name, about, _LABELS, registry=self.registry).labels(*self._values)
+    def _counter(self, name: str, description: str) -> Counter:
+        return Counter(name, description, _LABELS, registry=self.registry).labels(*self._values)
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        made = Histogram(name, about, _LABELS, buckets=buckets, registry=self.registry)
-        return made.labels(*self._values)
+    def _histogram(self, name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
+        histogram = Histogram(name, description, _LABELS, buckets=buckets, registry=self.registry)
+        return histogram.labels(*self._values)

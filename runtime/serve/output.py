@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.parsers.parser import Delta, OutputParser
-from specbuild.runtime.serve.turns import Turn
+from specbuild.runtime.serve.token_batches import TokenBatch
 
 
 @dataclass
@@ -36,14 +36,14 @@ class Output:
         self,
         parser: OutputParser,
         *,
-        by_delta: bool = False,
-        hidden_ends: Collection[int] = (),
+        tracks_tokens: bool = False,
+        hidden_end_tokens: Collection[int] = (),
         single_call: bool = False,
     ) -> None:
-        self._hidden_ends = hidden_ends
+        self._hidden_ends = hidden_end_tokens
         self._single_call = single_call
         self._parser = parser
-        self._by_delta = by_delta
+        self._tracks_tokens = tracks_tokens
         # Tokens of content whose text is not complete.
         self._incomplete: list[TokenEvent] = []
         self._content: list[str] = []
@@ -64,53 +64,53 @@ class Output:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
-    def take(self, turn: Turn) -> list[Delta]:
+    def add(self, batch: TokenBatch) -> list[Delta]:
         """What a turn adds; where it ends the output, :attr:`finish_reason` is set."""
         deltas: list[Delta] = []
-        end = turn.tokens[-1] if turn.tokens and turn.finish_reason == "stop" else None
-        for token in turn.tokens:
+        last = batch.tokens[-1] if batch.tokens and batch.finish_reason == "stop" else None
+        for token in batch.tokens:
             self.tokens.append(token)
-            hidden = token is end and token.token_id in self._hidden_ends
-            found = [] if hidden else self._push(token)
+            is_hidden = token is last and token.token_id in self._hidden_ends
+            token_deltas = [] if is_hidden else self._push(token)
             self.cached_tokens += token.cached_tokens
-            self.reasoning_tokens += any(delta.reasoning for delta in found)
-            deltas += found
+            self.reasoning_tokens += any(delta.reasoning for delta in token_deltas)
+            deltas += token_deltas
             if self._parser.stopped:
                 break
-        if turn.finish_reason is not None or self._parser.stopped:
-            truncated = turn.finish_reason == "length"
+        if batch.finish_reason is not None or self._parser.stopped:
+            truncated = batch.finish_reason == "length"
             deltas += self._with_tokens(self._parser.finish(truncated=truncated))
         if self._single_call:
             deltas = [delta for delta in deltas if not delta.tool]
         self._collect(deltas)
-        if turn.finish_reason is not None or self._parser.stopped:
-            self.finish_reason = self._end(turn.finish_reason)
+        if batch.finish_reason is not None or self._parser.stopped:
+            self.finish_reason = self._finish_reason(batch.finish_reason)
         return deltas
 
     def _push(self, token: TokenEvent) -> list[Delta]:
-        before = self._parser.in_content
-        found = self._parser.push(token.token_id)
-        if before and self._parser.in_content:
+        was_content = self._parser.in_content
+        deltas = self._parser.push(token.token_id)
+        if was_content and self._parser.in_content:
             self._incomplete.append(token)
-        found = self._with_tokens(found)
+        deltas = self._with_tokens(deltas)
         if not self._parser.in_content:
             self._incomplete.clear()
-        return found
+        return deltas
 
     def _with_tokens(self, deltas: list[Delta]) -> list[Delta]:
         """The first one of content has the tokens that it completes."""
-        place = next((i for i, delta in enumerate(deltas) if delta.content), None)
-        if place is None or not self._by_delta:
+        index = next((i for i, delta in enumerate(deltas) if delta.content), None)
+        if index is None or not self._tracks_tokens:
             return deltas
-        whole = replace(deltas[place], tokens=tuple(self._incomplete))
+        delta_with_tokens = replace(deltas[index], tokens=tuple(self._incomplete))
         self._incomplete.clear()
-        return [*deltas[:place], whole, *deltas[place + 1 :]]
+        return [*deltas[:index], delta_with_tokens, *deltas[index + 1 :]]
 
-    def _end(self, given: str | None) -> str:
-        if self._parser.stopped or given is None:
+    def _finish_reason(self, finish_reason: str | None) -> str:
+        if self._parser.stopped or finish_reason is None:
             return "stop"
         # What was cut off is no call yet.
-        return "tool_calls" if self.calls and given == "stop" else given
+        return "tool_calls" if self.calls and finish_reason == "stop" else finish_reason
 
     def _collect(self, deltas: Sequence[Delta]) -> None:
         for delta in deltas:

@@ -17,7 +17,7 @@ from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.serve.app import App, AppOptions
-from specbuild.runtime.serve.parsers.registry import parser_form
+from specbuild.runtime.serve.parsers.output_formats import output_format
 from specbuild.runtime.serve.service import ServiceOptions
 from specbuild.runtime.settings import PrefixCaching, RuntimeSettings
 
@@ -54,21 +54,21 @@ class ReplicaOptions:
     def __post_init__(self) -> None:
         if self.routing not in _ROUTERS:
             raise RequestError(f"routing is {self.routing!r}, must be {' or '.join(_ROUTERS)}")
-        least = {"replicas": 1, "max_queue": 0, "num_gpus": 0, "num_cpus": 0, "drain_s": 0}
-        for name, at_least in least.items():
+        minimums = {"replicas": 1, "max_queue": 0, "num_gpus": 0, "num_cpus": 0, "drain_s": 0}
+        for name, minimum in minimums.items():
             value = getattr(self, name)
-            if value is not None and value < at_least:
-                raise RequestError(f"{name} is {value}, must be {at_least} or above")
+            if value is not None and value < minimum:
+                raise RequestError(f"{name} is {value}, must be {minimum} or above")
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> ReplicaOptions:
+    def read(cls, options: Mapping[str, Any]) -> ReplicaOptions:
         """From strings, as the command line gives them. RequestError names what is wrong."""
-        known = {field.name: str(field.type).split(" ", maxsplit=1)[0] for field in fields(cls)}
-        if unknown := sorted(given.keys() - known.keys()):
-            raise RequestError(f"{unknown[0]} is no option; there are {', '.join(known)}")
-        if not given.get("engine"):
+        types = {field.name: str(field.type).split(" ", maxsplit=1)[0] for field in fields(cls)}
+        if unknown := sorted(options.keys() - types.keys()):
+            raise RequestError(f"{unknown[0]} is no option; there are {', '.join(types)}")
+        if not options.get("engine"):
             raise RequestError("say which engine: engine=PATH, as every machine sees it")
-        return cls(**{name: _value(name, value, known[name]) for name, value in given.items()})
+        return cls(**{name: _value(name, value, types[name]) for name, value in options.items()})
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -96,14 +96,16 @@ class Replica:
     def __init__(self, options: ReplicaOptions) -> None:
         caching: PrefixCaching = "auto" if options.prefix_cache else "off"
         engine = Engine.load(options.engine, RuntimeSettings(prefix_caching=caching))
-        form = None
+        output_format_ = None
         if engine.text is not None:
             engine.text.check_template()
             eos = engine.manifest.target.eos_token_ids
-            form = parser_form(engine.text, eos, reasoning="auto", tool_calls="auto")
+            output_format_ = output_format(engine.text, eos, reasoning="auto", tool_calls="auto")
         names = (options.name or Path(options.engine).resolve().name,)
         service = ServiceOptions(names=names, max_queue=options.max_queue)
-        self._app = App(engine, AppOptions(service=service, form=form, keys=options.keys))
+        self._app = App(
+            engine, AppOptions(service=service, output_format=output_format_, keys=options.keys)
+        )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """What Ray sends requests to."""
@@ -115,13 +117,13 @@ class Replica:
             raise SpecbuildError(f"the engine failed: {self._app.service.failure}")
 
 
-def build(given: Mapping[str, Any]) -> Any:
+def build(arguments: Mapping[str, Any]) -> Any:
     """The Ray Serve application of an engine.
 
     Raises RequestError for an option that is none, EngineFileError where there is no engine,
     SpecbuildError without the extra ``ray``.
     """
-    options = ReplicaOptions.read(given)
+    options = ReplicaOptions.read(arguments)
     manifest = read_manifest(Path(options.engine))
     try:
         from ray import serve
@@ -141,15 +143,15 @@ def build(given: Mapping[str, Any]) -> Any:
     return deployment.bind(options)
 
 
-def _value(name: str, given: Any, kind: str) -> Any:
+def _value(name: str, value: Any, type_: str) -> Any:
     """A value of the wanted type, from a string where it is one."""
-    if not isinstance(given, str):
-        return given
-    if kind == "bool":
-        if given.lower() not in ("true", "false"):
-            raise RequestError(f"{name} is {given!r}, must be true or false")
-        return given.lower() == "true"
+    if not isinstance(value, str):
+        return value
+    if type_ == "bool":
+        if value.lower() not in ("true", "false"):
+            raise RequestError(f"{name} is {value!r}, must be true or false")
+        return value.lower() == "true"
     try:
-        return {"int": int, "float": float, "str": str}[kind](given)
+        return {"int": int, "float": float, "str": str}[type_](value)
     except ValueError as error:
-        raise RequestError(f"{name} is {given!r}, must be a number") from error
+        raise RequestError(f"{name} is {value!r}, must be a number") from error

@@ -17,18 +17,18 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specbuild.runtime.serve.errors import not_offered
+from specbuild.runtime.serve.errors import unsupported
 
 Item = TypeVar("Item")
 # Of a list only the first wrong item is an error: an error of each would take a kilobyte.
-Listed = Annotated[list[Item], Field(fail_fast=True)]
-Route = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
-GENERATION: tuple[Route, ...] = ("completions", "chat", "responses")
-TEXT: tuple[Route, ...] = ("completions", "chat")
-CHATS: tuple[Route, ...] = ("chat", "tokenize")
-_COMPLETIONS: tuple[Route, ...] = ("completions",)
-_CHAT: tuple[Route, ...] = ("chat",)
-_RESPONSES: tuple[Route, ...] = ("responses",)
+JsonList = Annotated[list[Item], Field(fail_fast=True)]
+RouteName = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
+GENERATION: tuple[RouteName, ...] = ("completions", "chat", "responses")
+TEXT: tuple[RouteName, ...] = ("completions", "chat")
+CHATS: tuple[RouteName, ...] = ("chat", "tokenize")
+_COMPLETIONS: tuple[RouteName, ...] = ("completions",)
+_CHAT: tuple[RouteName, ...] = ("chat",)
+_RESPONSES: tuple[RouteName, ...] = ("responses",)
 # Unknown field names that the log has mentioned, and how many it mentions at most.
 _LOGGED: set[str] = set()
 _MAX_LOGGED = 100
@@ -36,20 +36,20 @@ log = logging.getLogger("specbuild.serve")
 
 
 @dataclass(frozen=True)
-class Ignored:
+class IgnoredField:
     """A field without effect on the output; ``name`` has a dot before a key of an object."""
 
     name: str
-    routes: tuple[Route, ...]
+    routes: tuple[RouteName, ...]
     reason: str
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedField:
     """A field that would change the output; values in ``neutral``, and null, request nothing."""
 
     name: str
-    routes: tuple[Route, ...]
+    routes: tuple[RouteName, ...]
     instead: str
     neutral: tuple[Any, ...] = ()
 
@@ -63,29 +63,33 @@ _CACHE = "the prefix cache needs no hint; cache_salt separates tenants"
 _MEDIA = "images, audio and video are refused themselves"
 _RENDER = "an option of vLLM's render routes only"
 IGNORED = (
-    Ignored("user", GENERATION, _IDENTITY),
-    Ignored("safety_identifier", GENERATION, _IDENTITY),
-    Ignored("service_tier", GENERATION, "price and latency class of OpenAI; see priority"),
-    Ignored("access_programs", _RESPONSES, "access to OpenAI's models"),
-    Ignored("prompt_cache_key", GENERATION, _CACHE),
-    Ignored("prompt_cache_options", GENERATION, _CACHE),
-    Ignored("prompt_cache_retention", GENERATION, _CACHE),
-    Ignored("metadata", TEXT, "labels of stored completions, which this server does not keep"),
-    Ignored("store", TEXT, "this server does not keep chats and completions"),
-    Ignored("prediction", _CHAT, "a speed hint; drafts do this without one"),
-    Ignored("max_tool_calls", _RESPONSES, "limits OpenAI's built-in tools, which are refused"),
-    Ignored("background_options", _RESPONSES, "completion window of OpenAI's background queue"),
-    Ignored("image", _RESPONSES, _MEDIA),
-    Ignored("media_io_kwargs", CHATS, _MEDIA),
-    Ignored("mm_processor_kwargs", ("chat", "responses", "tokenize"), _MEDIA),
-    Ignored("session_id", TEXT, "a hint for vLLM's routers"),
-    Ignored("stream_interval", TEXT, "only moves the boundaries of chunks"),
-    Ignored("return_token_offsets", TEXT, _RENDER),
-    Ignored("return_mm_kwargs", TEXT, _RENDER),
-    Ignored("spaces_between_special_tokens", TEXT, "concerns tokenizers without tokenizer.json"),
-    Ignored("guided_decoding_backend", GENERATION, "there is one backend, llguidance"),
-    Ignored("structured_outputs.disable_fallback", GENERATION, "there is no fallback backend"),
-    Ignored("stream_options.include_usage", _RESPONSES, "response.completed always has usage"),
+    IgnoredField("user", GENERATION, _IDENTITY),
+    IgnoredField("safety_identifier", GENERATION, _IDENTITY),
+    IgnoredField("service_tier", GENERATION, "price and latency class of OpenAI; see priority"),
+    IgnoredField("access_programs", _RESPONSES, "access to OpenAI's models"),
+    IgnoredField("prompt_cache_key", GENERATION, _CACHE),
+    IgnoredField("prompt_cache_options", GENERATION, _CACHE),
+    IgnoredField("prompt_cache_retention", GENERATION, _CACHE),
+    IgnoredField("metadata", TEXT, "labels of stored completions, which this server does not keep"),
+    IgnoredField("store", TEXT, "this server does not keep chats and completions"),
+    IgnoredField("prediction", _CHAT, "a speed hint; drafts do this without one"),
+    IgnoredField("max_tool_calls", _RESPONSES, "limits OpenAI's built-in tools, which are refused"),
+    IgnoredField(
+        "background_options", _RESPONSES, "completion window of OpenAI's background queue"
+    ),
+    IgnoredField("image", _RESPONSES, _MEDIA),
+    IgnoredField("media_io_kwargs", CHATS, _MEDIA),
+    IgnoredField("mm_processor_kwargs", ("chat", "responses", "tokenize"), _MEDIA),
+    IgnoredField("session_id", TEXT, "a hint for vLLM's routers"),
+    IgnoredField("stream_interval", TEXT, "only moves the boundaries of chunks"),
+    IgnoredField("return_token_offsets", TEXT, _RENDER),
+    IgnoredField("return_mm_kwargs", TEXT, _RENDER),
+    IgnoredField(
+        "spaces_between_special_tokens", TEXT, "concerns tokenizers without tokenizer.json"
+    ),
+    IgnoredField("guided_decoding_backend", GENERATION, "there is one backend, llguidance"),
+    IgnoredField("structured_outputs.disable_fallback", GENERATION, "there is no fallback backend"),
+    IgnoredField("stream_options.include_usage", _RESPONSES, "response.completed always has usage"),
 )
 
 _BIAS = "bias tokens with logit_bias"
@@ -98,68 +102,72 @@ _ROUTED = "the choice of experts is not returned"
 _SERVER_SEARCH = "this server runs no tools; pass functions in tools"
 REFUSED = (
     # Sampling.
-    Refused("use_beam_search", GENERATION, "sample several choices with n", (False,)),
-    Refused("length_penalty", GENERATION, "there is no beam search", (1.0, 1)),
-    Refused("bad_words", GENERATION, _BIAS, ([],)),
-    Refused("allowed_token_ids", GENERATION, _BIAS, ([],)),
-    Refused("watermarking", GENERATION, "outputs are not watermarked", (False,)),
-    Refused("logits_processors", GENERATION, _EXTENSION, ([],)),
-    Refused("vllm_xargs", GENERATION, _EXTENSION, ({},)),
-    Refused("repetition_detection", GENERATION, "set a penalty, or end the stream in the client"),
-    Refused("thinking_token_budget", GENERATION, "set reasoning_effort or max_tokens", (-1,)),
-    Refused("best_of", _CHAT, "request n choices and choose in the client", (1,)),
+    RefusedField("use_beam_search", GENERATION, "sample several choices with n", (False,)),
+    RefusedField("length_penalty", GENERATION, "there is no beam search", (1.0, 1)),
+    RefusedField("bad_words", GENERATION, _BIAS, ([],)),
+    RefusedField("allowed_token_ids", GENERATION, _BIAS, ([],)),
+    RefusedField("watermarking", GENERATION, "outputs are not watermarked", (False,)),
+    RefusedField("logits_processors", GENERATION, _EXTENSION, ([],)),
+    RefusedField("vllm_xargs", GENERATION, _EXTENSION, ({},)),
+    RefusedField(
+        "repetition_detection", GENERATION, "set a penalty, or end the stream in the client"
+    ),
+    RefusedField("thinking_token_budget", GENERATION, "set reasoning_effort or max_tokens", (-1,)),
+    RefusedField("best_of", _CHAT, "request n choices and choose in the client", (1,)),
     # What comes back.
-    Refused("prompt_logprobs", GENERATION, "score texts with specbuild verify", (False,)),
-    Refused("logprob_token_ids", GENERATION, "request top_logprobs", ([],)),
-    Refused("return_tokens_as_token_ids", GENERATION, "set return_token_ids", (False,)),
-    Refused("return_token_ids", _RESPONSES, "use chat completions", (False,)),
-    Refused("return_draft_tokens", _RESPONSES, "stream a chat or a completion", (False,)),
-    Refused("return_prompt_text", _CHAT, "use /tokenize and /detokenize", (False,)),
-    Refused("routed_experts_prompt_start", GENERATION, _ROUTED, (0,)),
-    Refused("request_id", _RESPONSES, "the server chooses the ids of stored responses"),
-    Refused("enable_response_messages", _RESPONSES, "read the items of output", (False,)),
-    Refused("stream_options.include_obfuscation", GENERATION, "chunks are not padded", (False,)),
-    Refused(
+    RefusedField("prompt_logprobs", GENERATION, "score texts with specbuild verify", (False,)),
+    RefusedField("logprob_token_ids", GENERATION, "request top_logprobs", ([],)),
+    RefusedField("return_tokens_as_token_ids", GENERATION, "set return_token_ids", (False,)),
+    RefusedField("return_token_ids", _RESPONSES, "use chat completions", (False,)),
+    RefusedField("return_draft_tokens", _RESPONSES, "stream a chat or a completion", (False,)),
+    RefusedField("return_prompt_text", _CHAT, "use /tokenize and /detokenize", (False,)),
+    RefusedField("routed_experts_prompt_start", GENERATION, _ROUTED, (0,)),
+    RefusedField("request_id", _RESPONSES, "the server chooses the ids of stored responses"),
+    RefusedField("enable_response_messages", _RESPONSES, "read the items of output", (False,)),
+    RefusedField(
+        "stream_options.include_obfuscation", GENERATION, "chunks are not padded", (False,)
+    ),
+    RefusedField(
         "stream_options.continuous_usage_stats",
         _RESPONSES,
         "response.completed has usage",
         (False,),
     ),
-    Refused("kv_transfer_params", GENERATION, _TRANSFER, ({},)),
-    Refused("ec_transfer_params", GENERATION, _TRANSFER, ({},)),
+    RefusedField("kv_transfer_params", GENERATION, _TRANSFER, ({},)),
+    RefusedField("ec_transfer_params", GENERATION, _TRANSFER, ({},)),
     # Prompts.
-    Refused("suffix", _COMPLETIONS, "the model only continues a prompt", ("",)),
-    Refused("prompt_embeds", _COMPLETIONS, "send the prompt as text or token ids", ([], "")),
-    Refused("chat_template", CHATS, _NO_TEMPLATE),
-    Refused("documents", _CHAT, "put documents into messages, or chat_template_kwargs", ([],)),
-    Refused("echo", _CHAT, "the client has the last message", (False,)),
-    Refused("prompt", _RESPONSES, "stored prompt templates are OpenAI's; send input"),
-    Refused("conversation", _RESPONSES, "pass previous_response_id"),
-    Refused("context_management", _RESPONSES, "shorten the input", ([],)),
-    Refused("previous_input_messages", _RESPONSES, "send the items as input", ([],)),
-    Refused("previous_response", _RESPONSES, "pass previous_response_id, or items as input"),
-    Refused("continue_final_message", _RESPONSES, "use chat completions", (False,)),
-    Refused("add_generation_prompt", _RESPONSES, "use chat completions", (True,)),
-    Refused("truncate_prompt_tokens", _RESPONSES, "shorten the input"),
+    RefusedField("suffix", _COMPLETIONS, "the model only continues a prompt", ("",)),
+    RefusedField("prompt_embeds", _COMPLETIONS, "send the prompt as text or token ids", ([], "")),
+    RefusedField("chat_template", CHATS, _NO_TEMPLATE),
+    RefusedField("documents", _CHAT, "put documents into messages, or chat_template_kwargs", ([],)),
+    RefusedField("echo", _CHAT, "the client has the last message", (False,)),
+    RefusedField("prompt", _RESPONSES, "stored prompt templates are OpenAI's; send input"),
+    RefusedField("conversation", _RESPONSES, "pass previous_response_id"),
+    RefusedField("context_management", _RESPONSES, "shorten the input", ([],)),
+    RefusedField("previous_input_messages", _RESPONSES, "send the items as input", ([],)),
+    RefusedField("previous_response", _RESPONSES, "pass previous_response_id, or items as input"),
+    RefusedField("continue_final_message", _RESPONSES, "use chat completions", (False,)),
+    RefusedField("add_generation_prompt", _RESPONSES, "use chat completions", (True,)),
+    RefusedField("truncate_prompt_tokens", _RESPONSES, "shorten the input"),
     # What models and servers of OpenAI do beside text.
-    Refused("audio", _CHAT, "the model produces text"),
-    Refused("moderation", ("chat", "responses"), "outputs are not moderated"),
-    Refused("web_search_options", _CHAT, _SERVER_SEARCH),
-    Refused("functions", _CHAT, _TOOLS, ([],)),
-    Refused("function_call", _CHAT, _TOOLS, ("none",)),
-    Refused("verbosity", _CHAT, "ask for a length in the messages", ("medium",)),
-    Refused("text.verbosity", _RESPONSES, "ask for a length in the input", ("medium",)),
+    RefusedField("audio", _CHAT, "the model produces text"),
+    RefusedField("moderation", ("chat", "responses"), "outputs are not moderated"),
+    RefusedField("web_search_options", _CHAT, _SERVER_SEARCH),
+    RefusedField("functions", _CHAT, _TOOLS, ([],)),
+    RefusedField("function_call", _CHAT, _TOOLS, ("none",)),
+    RefusedField("verbosity", _CHAT, "ask for a length in the messages", ("medium",)),
+    RefusedField("text.verbosity", _RESPONSES, "ask for a length in the input", ("medium",)),
     # A model without summaries answers "auto" without one.
-    Refused("reasoning.summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
-    Refused("reasoning.generate_summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
-    Refused("reasoning.context", _RESPONSES, "send the reasoning items to keep", ("auto",)),
-    Refused("reasoning.mode", _RESPONSES, "set reasoning.effort", ("standard",)),
+    RefusedField("reasoning.summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
+    RefusedField("reasoning.generate_summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
+    RefusedField("reasoning.context", _RESPONSES, "send the reasoning items to keep", ("auto",)),
+    RefusedField("reasoning.mode", _RESPONSES, "set reasoning.effort", ("standard",)),
     # Forms.
-    Refused("guided_whitespace_pattern", GENERATION, _FORM),
-    Refused("structured_outputs.whitespace_pattern", GENERATION, _FORM),
-    Refused("structured_outputs.disable_any_whitespace", GENERATION, _FORM, (False,)),
-    Refused("structured_outputs.disable_additional_properties", GENERATION, _FORM, (False,)),
-    Refused("structured_outputs.structural_tag", GENERATION, "use a grammar"),
+    RefusedField("guided_whitespace_pattern", GENERATION, _FORM),
+    RefusedField("structured_outputs.whitespace_pattern", GENERATION, _FORM),
+    RefusedField("structured_outputs.disable_any_whitespace", GENERATION, _FORM, (False,)),
+    RefusedField("structured_outputs.disable_additional_properties", GENERATION, _FORM, (False,)),
+    RefusedField("structured_outputs.structural_tag", GENERATION, "use a grammar"),
 )
 
 # Fields of SGLang, llama.cpp, Text Generation Inference and OpenRouter that change their output.
@@ -168,21 +176,24 @@ _OTHER_NAME = "use max_tokens and min_tokens"
 _OTHER_FORM = "use structured_outputs"
 _OTHER_SAMPLER = "use top_p, min_p or a penalty"
 _THINKING = "use reasoning_effort or chat_template_kwargs"
-ELSEWHERE = (
-    *(Refused(name, GENERATION, _OTHER_NAME, (-1,)) for name in ("n_predict", "max_new_tokens")),
-    Refused("min_new_tokens", GENERATION, _OTHER_NAME, (0,)),
-    *(Refused(name, GENERATION, _OTHER_FORM) for name in ("regex", "ebnf", "json_schema")),
-    Refused("grammar", GENERATION, _OTHER_FORM, ("",)),
-    *(Refused(name, GENERATION, _OTHER_SAMPLER, (1, 1.0)) for name in ("typical_p", "tfs_z")),
+OTHER_SERVERS = (
     *(
-        Refused(name, GENERATION, _OTHER_SAMPLER, (0, 0.0))
+        RefusedField(name, GENERATION, _OTHER_NAME, (-1,))
+        for name in ("n_predict", "max_new_tokens")
+    ),
+    RefusedField("min_new_tokens", GENERATION, _OTHER_NAME, (0,)),
+    *(RefusedField(name, GENERATION, _OTHER_FORM) for name in ("regex", "ebnf", "json_schema")),
+    RefusedField("grammar", GENERATION, _OTHER_FORM, ("",)),
+    *(RefusedField(name, GENERATION, _OTHER_SAMPLER, (1, 1.0)) for name in ("typical_p", "tfs_z")),
+    *(
+        RefusedField(name, GENERATION, _OTHER_SAMPLER, (0, 0.0))
         for name in ("top_a", "mirostat", "dry_multiplier", "xtc_probability", "dynatemp_range")
     ),
-    Refused("top_n_sigma", GENERATION, _OTHER_SAMPLER, (-1, -1.0, 0, 0.0)),
-    *(Refused(name, GENERATION, _THINKING) for name in ("enable_thinking", "thinking")),
-    Refused("reasoning", TEXT, _THINKING),
-    Refused("lora_path", GENERATION, "an engine has one model"),
-    Refused("custom_logit_processor", GENERATION, _EXTENSION),
+    RefusedField("top_n_sigma", GENERATION, _OTHER_SAMPLER, (-1, -1.0, 0, 0.0)),
+    *(RefusedField(name, GENERATION, _THINKING) for name in ("enable_thinking", "thinking")),
+    RefusedField("reasoning", TEXT, _THINKING),
+    RefusedField("lora_path", GENERATION, "an engine has one model"),
+    RefusedField("custom_logit_processor", GENERATION, _EXTENSION),
 )
 
 
@@ -190,21 +201,21 @@ class RequestFields(BaseModel):
     """The body of a request to ``route``. Other fields are refused or ignored by the table."""
 
     model_config = ConfigDict(strict=True, extra="allow")
-    route: ClassVar[Route]
+    route: ClassVar[RouteName]
 
     def refuse_unsupported(self) -> None:
         """Raise ApiError for the first field that would change the output; log unknown names."""
-        for refused in (*REFUSED, *ELSEWHERE):
-            if self.route in refused.routes and not refused.allows(_value(self, refused.name)):
-                raise not_offered(refused.name, refused.instead)
-        known: list[Ignored | Refused] = [*REFUSED, *IGNORED, *ELSEWHERE]
-        for name in set(self.model_extra or ()).difference(listed(known, self.route)):
+        for field in (*REFUSED, *OTHER_SERVERS):
+            if self.route in field.routes and not field.allows(_value(self, field.name)):
+                raise unsupported(field.name, field.instead)
+        tabled: list[IgnoredField | RefusedField] = [*REFUSED, *IGNORED, *OTHER_SERVERS]
+        for name in set(self.model_extra or ()).difference(field_names(tabled, self.route)):
             if name not in _LOGGED and len(_LOGGED) < _MAX_LOGGED:
                 _LOGGED.add(name)
                 log.warning("ignored the unknown request field %.64r", name)
 
 
-def listed(fields: Iterable[Ignored | Refused], route: Route) -> list[str]:
+def field_names(fields: Iterable[IgnoredField | RefusedField], route: RouteName) -> list[str]:
     """Return the names that the table has for a route."""
     return [field.name for field in fields if route in field.routes]
 
@@ -213,8 +224,8 @@ def field_states(body: type[RequestFields]) -> dict[str, Literal["yes", "ignored
     """Return what a route does with each field; a dot is before a key of an object."""
     states: dict[str, Literal["yes", "ignored", "refused"]] = {}
     states.update(dict.fromkeys(_fields_of(body), "yes"))
-    states.update(dict.fromkeys(listed(IGNORED, body.route), "ignored"))
-    states.update(dict.fromkeys(listed(REFUSED, body.route), "refused"))
+    states.update(dict.fromkeys(field_names(IGNORED, body.route), "ignored"))
+    states.update(dict.fromkeys(field_names(REFUSED, body.route), "refused"))
     return states
 
 

@@ -44,7 +44,7 @@ class RequestRecord:
     first_token_s: float | None = None
     started_s: float = field(default_factory=time.monotonic)
 
-    def generates(self, requests: Sequence[Request]) -> None:
+    def count_prompts(self, requests: Sequence[Request]) -> None:
         """Count the prompts of requests; the choices of one prompt share it."""
         prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
         self.prompt_tokens = (self.prompt_tokens or 0) + sum(prompts.values())
@@ -61,14 +61,14 @@ class RequestRecord:
         """Return the log line of the finished request. No part of it can hold a line end."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         client = scope.get("client")
-        shown = "-" if not client else f"{quote(str(client[0]), safe=':.')}:{client[1]}"
+        client_text = "-" if not client else f"{quote(str(client[0]), safe=':.')}:{client[1]}"
         route = handler
         if handler == UNKNOWN_HANDLER:
             route = quote(scope["path"], safe="/:~@!$&'()*+,;=")[:_MAX_LOGGED_PATH] or "-"
         ttft_s = None if self.first_token_s is None else self.first_token_s - self.started_s
         passed_s = time.monotonic() - self.started_s
         return (
-            f"{now} request_id={self.id} client={shown} method={quote(scope['method'])} "
+            f"{now} request_id={self.id} client={client_text} method={quote(scope['method'])} "
             f"route={route} status={self.status} prompt_tokens={_or_dash(self.prompt_tokens)} "
             f"output_tokens={_or_dash(self.output_tokens)} ttft_ms={_milliseconds(ttft_s)} "
             f"duration_ms={_milliseconds(passed_s)}"
@@ -126,8 +126,8 @@ class RequestRecords:
 
 
 def _request_id(scope: Scope) -> str:
-    given = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
-    return given.decode("ascii") if _VALID_ID.fullmatch(given) else new_request_id()
+    client_id = dict(scope["headers"]).get(REQUEST_ID_HEADER.encode(), b"")
+    return client_id.decode("ascii") if _VALID_ID.fullmatch(client_id) else new_request_id()
 
 
 def _or_dash(count: int | None) -> str:

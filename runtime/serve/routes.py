@@ -131,7 +131,7 @@ async def health(app: App, _request: HttpRequest) -> Answer:
     """Return an empty answer. ApiError if the engine failed or the server shuts down."""
     if app.service.failure is not None:
         raise ApiError(503, f"the engine failed: {app.service.failure}")
-    if app.service.draining:
+    if app.service.is_draining:
         raise ApiError(503, "the server is shutting down")
     return Response()
 

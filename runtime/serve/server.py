@@ -36,7 +36,7 @@ class Address:
     uds: Path | None = None
 
     @property
-    def beyond_loopback(self) -> bool:
+    def is_public(self) -> bool:
         """Whether other machines can reach it."""
         return self.uds is None and not (
             self.host in ("localhost", "::1") or self.host.startswith("127.")
@@ -45,7 +45,7 @@ class Address:
     @property
     def default_hosts(self) -> tuple[str, ...]:
         """What a ``Host`` header may name: on loopback its names, elsewhere anything (empty)."""
-        if self.uds is not None or self.beyond_loopback:
+        if self.uds is not None or self.is_public:
             return ()
         return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", self.host)))
 
@@ -55,11 +55,11 @@ class Address:
             if self.uds is not None:
                 listening = self._bind_uds(self.uds)
             else:
-                found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-                family, kind, protocol, _, place = found[0]
-                listening = socket.socket(family, kind, protocol)
+                addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+                family, socket_type, protocol, _, socket_address = addresses[0]
+                listening = socket.socket(family, socket_type, protocol)
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.bind(place)
+                listening.bind(socket_address)
             # At once: another server must see a live socket, and a port in use is found here.
             listening.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
@@ -195,14 +195,14 @@ def serve(
 ) -> None:
     """Serve until a signal. Raise RequestError if the address is not available."""
     listening = address.listen()
-    bound = None if address.uds is None else _file_id(address.uds)
+    socket_file = None if address.uds is None else _file_id(address.uds)
     try:
         Server(app, ready=ready, notify=notify).run(sockets=[listening])
     finally:
         listening.close()
         app.close()
         # The path may have become another server's.
-        if address.uds is not None and bound == _file_id(address.uds):
+        if address.uds is not None and socket_file == _file_id(address.uds):
             address.uds.unlink(missing_ok=True)
     if not app.is_stopped(CLOSE_TIMEOUT_S):
         # Python's finalization crashes while another thread runs the engine.

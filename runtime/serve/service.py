@@ -16,7 +16,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
 from specbuild.runtime.serve.bridge import Bridge
-from specbuild.runtime.serve.errors import ApiError, engine_refuses
+from specbuild.runtime.serve.errors import ApiError, engine_error
 from specbuild.runtime.serve.metrics import Metrics
 from specbuild.runtime.serve.request_record import current_record
 
@@ -27,9 +27,9 @@ TEXT_THREADS = 4
 # Guides that are compiled at once, each in a process of its own.
 GUIDE_THREADS = 2
 
-Given = TypeVar("Given")
+Result = TypeVar("Result")
 # A guide that waits longer to be compiled is not followed.
-MOST_COMPILE_S = 15.0
+MAX_COMPILE_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Generation:
         self._stream: Stream | None = None
         self._record = current_record()
         if self._record is not None:
-            self._record.generates(self.requests)
+            self._record.count_prompts(self.requests)
 
     def start(self, stream: Stream) -> None:
         """The requests are with the engine."""
@@ -80,7 +80,7 @@ class Generation:
         """Called on the event loop with what a turn gave."""
         if isinstance(batch, BaseException):
             self._finish(self._open)
-            self._service.failed(batch)
+            self._service.record_failure(batch)
         else:
             self._service.metrics.events(self, batch)
             if self._record is not None:
@@ -113,7 +113,7 @@ class Generation:
         self._open -= requests
         if not self._open:
             self._service.generations.discard(self)
-        self._service.finished(requests)
+        self._service.release(requests)
 
 
 class Service:
@@ -125,11 +125,11 @@ class Service:
         self.metrics = Metrics(engine.manifest, options.names[0])
         engine.decoder.observe_launch = self.metrics.launched
         self.started_s = int(time.time())
-        self.draining = False
+        self.is_draining = False
         self.generations: set[Generation] = set()
         self._bridge = Bridge()
-        self._texts = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
-        self._guides = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
+        self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
+        self._guide_threads = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
         engine.isolate_guides()
         self._open = 0
         self._failure: str | None = None
@@ -146,9 +146,11 @@ class Service:
         """Why the engine's last work failed; None where it did not."""
         return self._failure
 
-    async def in_thread(self, call: Callable[..., Given], *arguments: Any) -> Given:
+    async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
         """What a call on texts gives: a long one lasts many steps, and other clients go on."""
-        return await asyncio.get_running_loop().run_in_executor(self._texts, call, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(
+            self._text_threads, call, *arguments
+        )
 
     async def check(self, prompts: Sequence[Prompt], params: GenerateParams) -> list[Request]:
         """The prompts as requests of the engine. ApiError where one cannot be served."""
@@ -156,9 +158,9 @@ class Service:
         try:
             return await self.in_thread(self.engine.check_prompts, prompts, params)
         except RequestError as error:
-            raise engine_refuses(error) from error
+            raise engine_error(error) from error
 
-    async def compiled(self, guide: Guide | None) -> Guide | None:
+    async def compile_guide(self, guide: Guide | None) -> Guide | None:
         """The guide, once the engine keeps it compiled. ApiError where it is none.
 
         Compiling takes at most a few seconds of processor time. Two guides are compiled at once,
@@ -166,15 +168,15 @@ class Service:
         """
         if guide is None:
             return None
-        compiling = self._guides.submit(self.engine.compile, guide)
+        compiling = self._guide_threads.submit(self.engine.compile, guide)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(compiling), MOST_COMPILE_S)
+            await asyncio.wait_for(asyncio.wrap_future(compiling), MAX_COMPILE_S)
         except RequestError as error:
-            raise engine_refuses(error) from error
+            raise engine_error(error) from error
         except TimeoutError as error:
             raise ApiError(
                 503,
-                f"{guide.name} was not compiled within {MOST_COMPILE_S:g} seconds; try again later",
+                f"{guide.name} was not compiled within {MAX_COMPILE_S:g} seconds; try again later",
                 param=guide.name,
                 headers={"Retry-After": str(RETRY_AFTER_S)},
             ) from error
@@ -191,7 +193,7 @@ class Service:
         The status is 400 if the call can never fit, 429 if it does not fit beside the open ones,
         and 503 while the server shuts down. Routes call this before they tokenize prompts.
         """
-        if self.draining:
+        if self.is_draining:
             raise ApiError(503, "the server is shutting down; try another one")
         if sequences > self.max_sequences:
             raise ApiError(
@@ -217,14 +219,14 @@ class Service:
         try:
             stream = self.engine.session.add(requests, self.options.setting, send)
         except RequestError as error:
-            raise engine_refuses(error) from error
+            raise engine_error(error) from error
         self._open += len(requests)
         self._idle.clear()
         self.generations.add(generation)
         generation.start(stream)
         return generation
 
-    def finished(self, requests: int) -> None:
+    def release(self, requests: int) -> None:
         """So many requests are through."""
         self._open -= requests
         if requests:
@@ -232,7 +234,7 @@ class Service:
         if not self._open:
             self._idle.set()
 
-    def failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         """The engine raised: until it serves a request again the server is not healthy."""
         if not isinstance(error, RequestError):
             self._failure = f"{type(error).__name__}: {error}"
@@ -268,6 +270,6 @@ class Service:
 
     def close(self) -> None:
         """End the threads and the processes that compile guides."""
-        self._texts.shutdown(wait=False, cancel_futures=True)
-        self._guides.shutdown(wait=False, cancel_futures=True)
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
+        self._guide_threads.shutdown(wait=False, cancel_futures=True)
         self.engine.close_guides()

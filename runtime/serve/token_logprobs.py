@@ -7,25 +7,25 @@ from typing import Any
 
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 from specbuild.runtime.request import TokenEvent
-from specbuild.runtime.serve.errors import refused
+from specbuild.runtime.serve.errors import invalid_value
 from specbuild.runtime.serve.serving import Serving
 
 
-def top_logprobs(name: str, asked: int | None) -> int:
+def checked_top_logprobs(name: str, value: int | None) -> int:
     """How many of the likeliest tokens a field asks for. ApiError where it is out of range."""
-    asked = asked or 0
-    if not 0 <= asked <= MAX_TOP_LOGPROBS:
-        raise refused(name, f"{name} is {asked}, must be 0 to {MAX_TOP_LOGPROBS}")
-    return asked
+    value = value or 0
+    if not 0 <= value <= MAX_TOP_LOGPROBS:
+        raise invalid_value(name, f"{name} is {value}, must be 0 to {MAX_TOP_LOGPROBS}")
+    return value
 
 
 def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
     """A token of a chat or of a response."""
-    likeliest = [_entry(serving, *pair) for pair in token.top_logprobs]
-    return _entry(serving, token.token_id, _known(token)) | {"top_logprobs": likeliest}
+    top_logprobs = [_entry(serving, *pair) for pair in token.top_logprobs]
+    return _entry(serving, token.token_id, _logprob(token)) | {"top_logprobs": top_logprobs}
 
 
-def _known(token: TokenEvent) -> float:
+def _logprob(token: TokenEvent) -> float:
     """That of a token whose request asked for it."""
     assert token.logprob is not None
     return token.logprob
@@ -37,7 +37,7 @@ def _entry(serving: Serving, token_id: int, logprob: float) -> dict[str, Any]:
 
 
 def completion_logprobs(
-    serving: Serving, tokens: Sequence[TokenEvent], *, offset: int, likeliest: bool
+    serving: Serving, tokens: Sequence[TokenEvent], *, offset: int, with_top_logprobs: bool
 ) -> dict[str, Any]:
     """Tokens of a completion whose text before them has ``offset`` characters.
 
@@ -45,19 +45,21 @@ def completion_logprobs(
     """
     texts = [serving.text_of([token.token_id]) for token in tokens]
     offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
-    best = [_by_text(serving, text, token) for text, token in zip(texts, tokens, strict=True)]
+    top_logprobs = [
+        _by_text(serving, text, token) for text, token in zip(texts, tokens, strict=True)
+    ]
     return {
         "tokens": texts,
-        "token_logprobs": [_known(token) for token in tokens],
+        "token_logprobs": [_logprob(token) for token in tokens],
         "text_offset": offsets,
-        "top_logprobs": best if likeliest else None,
+        "top_logprobs": top_logprobs if with_top_logprobs else None,
     }
 
 
 def _by_text(serving: Serving, text: str, token: TokenEvent) -> dict[str, float]:
     """Of tokens that look alike the likelier one stands."""
-    best: dict[str, float] = {}
+    logprobs: dict[str, float] = {}
     for token_id, logprob in token.top_logprobs:
-        best.setdefault(serving.text_of([token_id]), logprob)
-    best.setdefault(text, _known(token))
-    return best
+        logprobs.setdefault(serving.text_of([token_id]), logprob)
+    logprobs.setdefault(text, _logprob(token))
+    return logprobs

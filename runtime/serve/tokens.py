@@ -7,20 +7,20 @@ from functools import partial
 from typing import Any, ClassVar
 
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.serve.errors import engine_refuses, refused
+from specbuild.runtime.serve.errors import engine_error, invalid_value
 from specbuild.runtime.serve.messages import template_messages, tool_list
-from specbuild.runtime.serve.request_fields import Listed, RequestFields, Route
-from specbuild.runtime.serve.serving import MOST_SEQUENCES_COUNTED, PromptForm, Serving
+from specbuild.runtime.serve.request_fields import JsonList, RequestFields, RouteName
+from specbuild.runtime.serve.serving import MAX_TOKENIZED_SEQUENCES, ChatPromptOptions, Serving
 
 
 class TokenizeFields(RequestFields):
     """A prompt, or the messages of a chat."""
 
-    route: ClassVar[Route] = "tokenize"
+    route: ClassVar[RouteName] = "tokenize"
     model: str | None = None
     prompt: str | None = None
-    messages: Listed[dict[str, Any]] | None = None
-    tools: Listed[dict[str, Any]] | None = None
+    messages: JsonList[dict[str, Any]] | None = None
+    tools: JsonList[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -31,9 +31,9 @@ class TokenizeFields(RequestFields):
 class DetokenizeFields(RequestFields):
     """Token ids."""
 
-    route: ClassVar[Route] = "detokenize"
+    route: ClassVar[RouteName] = "detokenize"
     model: str | None = None
-    tokens: Listed[int]
+    tokens: JsonList[int]
 
 
 class TokenRoutes:
@@ -48,7 +48,7 @@ class TokenRoutes:
         if body.model is not None:
             serving.model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise refused("prompt", "give prompt or messages, one of them")
+            raise invalid_value("prompt", "give prompt or messages, one of them")
         try:
             if body.prompt is not None:
                 ids = await serving.text_ids(body.prompt, body.add_special_tokens is not False)
@@ -57,7 +57,7 @@ class TokenRoutes:
                     template_messages(body.messages or []),
                     tool_list(body.tools),
                     body.chat_template_kwargs or {},
-                    PromptForm.of(
+                    ChatPromptOptions.of(
                         body.add_generation_prompt,
                         body.continue_final_message,
                         add_special_tokens=bool(body.add_special_tokens),
@@ -65,7 +65,7 @@ class TokenRoutes:
                 )
                 ids = chat.ids
         except RequestError as error:
-            raise engine_refuses(error) from error
+            raise engine_error(error) from error
         answer: dict[str, Any] = {
             "tokens": list(ids),
             "count": len(ids),
@@ -81,13 +81,17 @@ class TokenRoutes:
         serving = self._serving
         if body.model is not None:
             serving.model(body.model)
-        most = MOST_SEQUENCES_COUNTED * serving.max_seq_len
-        if len(body.tokens) > most:
-            raise refused("tokens", f"tokens has {len(body.tokens)} ids, at most {most}")
+        max_tokens = MAX_TOKENIZED_SEQUENCES * serving.max_seq_len
+        if len(body.tokens) > max_tokens:
+            raise invalid_value(
+                "tokens", f"tokens has {len(body.tokens)} ids, at most {max_tokens}"
+            )
         vocab = serving.service.engine.manifest.target.vocab
         for token_id in body.tokens:
             if not 0 <= token_id < vocab:
-                raise refused("tokens", f"token id {token_id} is outside the vocabulary of {vocab}")
+                raise invalid_value(
+                    "tokens", f"token id {token_id} is outside the vocabulary of {vocab}"
+                )
         return {"prompt": await serving.service.in_thread(serving.codec.decode, body.tokens)}
 
 

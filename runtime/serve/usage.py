@@ -21,18 +21,20 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
 
 def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None) -> dict[str, Any]:
     """Numbers of tokens; ``cached`` are of the prompt, ``reasoning`` None leaves it out."""
-    counted: dict[str, Any] = {
+    counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
     if reasoning is not None:
-        counted["completion_tokens_details"] = {"reasoning_tokens": reasoning}
-    return counted
+        counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+    return counts
 
 
-def answer_head(prefix: str, kind: str, model: str, request_id: str | None) -> dict[str, Any]:
+def response_head(
+    prefix: str, object_type: str, model: str, request_id: str | None
+) -> dict[str, Any]:
     """The fields that begin an answer, and each chunk of a stream."""
-    made = f"{prefix}-{request_id or uuid.uuid4().hex}"
-    return {"id": made, "object": kind, "created": int(time.time()), "model": model}
+    response_id = f"{prefix}-{request_id or uuid.uuid4().hex}"
+    return {"id": response_id, "object": object_type, "created": int(time.time()), "model": model}

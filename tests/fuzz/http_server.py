@@ -46,16 +46,16 @@ class FuzzedServer:
 
     def __init__(self, engine: Engine) -> None:
         from specbuild.runtime.serve.app import App, AppOptions
-        from specbuild.runtime.serve.parsers.registry import parser_form
+        from specbuild.runtime.serve.parsers.output_formats import output_format
         from specbuild.runtime.serve.server import Address, Server
         from specbuild.runtime.serve.service import ServiceOptions
 
         assert engine.text is not None
         eos = engine.manifest.target.eos_token_ids
-        form = parser_form(engine.text, eos, reasoning="think", tool_calls="hermes")
+        form = output_format(engine.text, eos, reasoning="think", tool_calls="hermes")
         app = App(
             engine,
-            AppOptions(service=ServiceOptions(names=(MODEL,)), form=form, keys=(KEY,)),
+            AppOptions(service=ServiceOptions(names=(MODEL,)), output_format=form, keys=(KEY,)),
         )
         started = threading.Event()
         listening = Address(port=0).listen()

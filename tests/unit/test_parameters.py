@@ -60,7 +60,7 @@ def api_value(body: type, name: str) -> Any:
     """What a route makes of ``VALUES[name]``: an attribute of its parameters or their sampling."""
     fields = {"model": "m", **BODIES[body], name: VALUES[name]}
     made = body.model_validate_json(json.dumps(fields))  # type: ignore[attr-defined]
-    (params,) = made.params(defaults=GenerationDefaults(), max_tokens=9, text=True)
+    (params,) = made.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
     return getattr(params.sampling if name in SAMPLING else params, name)
 
 
@@ -94,7 +94,7 @@ def test_routes_check_the_ranges(body: type) -> None:
             sent = {"model": "m", **BODIES[body], entry.name: outside(entry)}
             with pytest.raises((ValidationError, Exception), match=entry.name):
                 made = body.model_validate_json(json.dumps(sent))  # type: ignore[attr-defined]
-                made.params(defaults=GenerationDefaults(), max_tokens=9, text=True)
+                made.params(defaults=GenerationDefaults(), max_tokens=9, with_text=True)
 
 
 @pytest.mark.parametrize("name", [n for n, entry in ALL.items() if entry.declaration.in_line])

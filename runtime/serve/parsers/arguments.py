@@ -79,16 +79,16 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 def variants_of(schema: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the schemas of ``anyOf`` and ``oneOf``."""
     for key in ("anyOf", "oneOf"):
-        listed = schema.get(key)
-        if isinstance(listed, list):
-            yield from listed
+        variants = schema.get(key)
+        if isinstance(variants, list):
+            yield from variants
 
 
 def json_types(
     schema: Any,
     root: Mapping[str, Any],
     depth: int = 0,
-    known: dict[int, frozenset[str] | None] | None = None,
+    types_by_id: dict[int, frozenset[str] | None] | None = None,
 ) -> frozenset[str] | None:
     """Return the JSON types that a schema allows; None where it does not restrict them.
 
@@ -96,39 +96,43 @@ def json_types(
     schemas that refer to each other have exponentially many paths.
     """
     schema = resolved(schema, root)
-    known = {} if known is None else known
+    types_by_id = {} if types_by_id is None else types_by_id
     if depth > _MAX_DEPTH or not schema:
         return None
-    if id(schema) not in known:
+    if id(schema) not in types_by_id:
         # A schema that leads back to itself restricts nothing there.
-        known[id(schema)] = None
-        known[id(schema)] = _json_types(schema, root, depth, known)
-    return known[id(schema)]
+        types_by_id[id(schema)] = None
+        types_by_id[id(schema)] = _json_types(schema, root, depth, types_by_id)
+    return types_by_id[id(schema)]
 
 
 def _json_types(
     schema: Mapping[str, Any],
     root: Mapping[str, Any],
     depth: int,
-    known: dict[int, frozenset[str] | None],
+    types_by_id: dict[int, frozenset[str] | None],
 ) -> frozenset[str] | None:
     limits: list[frozenset[str] | None] = []
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        limits.append(frozenset([kind]))
-    elif isinstance(kind, list):
-        limits.append(frozenset(k for k in kind if isinstance(k, str)))
+    type_ = schema.get("type")
+    if isinstance(type_, str):
+        limits.append(frozenset([type_]))
+    elif isinstance(type_, list):
+        limits.append(frozenset(k for k in type_ if isinstance(k, str)))
     if isinstance(schema.get("enum"), list):
         limits.append(frozenset(map(type_of, schema["enum"])))
     if "const" in schema:
         limits.append(frozenset([type_of(schema["const"])]))
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            each = [json_types(variant, root, depth + 1, known) for variant in schema[key]]
-            typed = [types for types in each if types is not None]
-            limits.append(frozenset().union(*typed) if len(typed) == len(each) else None)
+            types_of_variants = [
+                json_types(variant, root, depth + 1, types_by_id) for variant in schema[key]
+            ]
+            typed = [types for types in types_of_variants if types is not None]
+            limits.append(
+                frozenset().union(*typed) if len(typed) == len(types_of_variants) else None
+            )
     if isinstance(schema.get("allOf"), list):
-        limits += [json_types(part, root, depth + 1, known) for part in schema["allOf"]]
+        limits += [json_types(part, root, depth + 1, types_by_id) for part in schema["allOf"]]
     typed = [types for types in limits if types is not None]
     return frozenset.intersection(*typed) if typed else None
 
@@ -152,28 +156,28 @@ def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
         value = _PYTHON_VALUES[literal]
         return value if type_of(value) in types else text
     if types is not None and "string" in types:
-        return value if _allowed(value, types - {"string"}) else text
+        return value if _has_type(value, types - {"string"}) else text
     return value
 
 
 def type_of(value: Any) -> str:
     """Return the name of a JSON value's type."""
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), "null")
+    return next((name for type_, name in _TYPES if isinstance(value, type_)), "null")
 
 
-def _allowed(value: Any, types: frozenset[str]) -> bool:
-    kind = type_of(value)
-    return kind in types or (kind == "integer" and "number" in types)
+def _has_type(value: Any, types: frozenset[str]) -> bool:
+    type_ = type_of(value)
+    return type_ in types or (type_ == "integer" and "number" in types)
 
 
 def _at(reference: str, root: Mapping[str, Any]) -> Any:
     """The part of a schema at a JSON pointer such as ``#/$defs/Place``."""
     start, *keys = reference.split("/")
-    place: Any = root if start == "#" else None
+    value: Any = root if start == "#" else None
     for escaped in keys:
         key = escaped.replace("~1", "/").replace("~0", "~")
-        place = place.get(key) if isinstance(place, Mapping) else None
-    return place
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _refuse_constant(name: str) -> Any:

@@ -36,11 +36,11 @@ class HarmonyParser:
         self._stop = stop
         # The ids of a header by the control token in front of them; None between messages.
         self._header: dict[str, list[int]] | None = {"start": []}
-        self._part: list[int] = self._header["start"]
+        self._header_part: list[int] = self._header["start"]
         self._body: TextStream | None = None
         self._kind = "content"
-        self._tools = 0
-        self._answered = False
+        self._num_calls = 0
+        self._has_answer = False
         self.stopped = False
 
     @property
@@ -60,70 +60,70 @@ class HarmonyParser:
         """What became complete with a token."""
         name = self._names.get(token_id)
         if name is None and self._body is None:
-            self._part.append(token_id)
+            self._header_part.append(token_id)
             return []
         if name is None:
             assert self._body is not None
-            return self._piece(self._body, self._body.push(token_id))
+            return self._delta(self._body, self._body.push(token_id))
         if name == "message":
-            return self._begin()
-        deltas = self._end()
+            return self._begin_message()
+        deltas = self._end_message()
         if name == "start":
             self._header = {}
         elif name == "channel":
             self._header = self._header or {}
         if name in ("start", "channel", "constrain") and self._header is not None:
-            self._part = self._header[name] = []
-        elif not self._part:
+            self._header_part = self._header[name] = []
+        elif not self._header_part:
             # Behind text that has no form yet, an end ends nothing.
-            self._header, self._part = None, []
+            self._header, self._header_part = None, []
         return deltas
 
     def finish(self, *, truncated: bool = False) -> list[Delta]:
         """Return what was held back, or what was skipped last."""
-        deltas = self._end()
-        if self._answered or not self._part:
+        deltas = self._end_message()
+        if self._has_answer or not self._header_part:
             return deltas
         text = TextStream(self._decode, self._stop)
-        left = "".join([*map(text.push, self._part), text.finish()])
+        skipped = "".join([*map(text.push, self._header_part), text.finish()])
         if self._header is not None and "channel" in self._header:
-            channel, _, rest = left.partition(" ")
-            left = rest if channel in _CHANNELS else left
-            if truncated and (left is not rest or _RECIPIENT.search(left)):
-                left = ""
-        return [*deltas, Delta(left)] if left else deltas
+            channel, _, content = skipped.partition(" ")
+            skipped = content if channel in _CHANNELS else skipped
+            if truncated and (skipped is not content or _RECIPIENT.search(skipped)):
+                skipped = ""
+        return [*deltas, Delta(skipped)] if skipped else deltas
 
-    def _begin(self) -> list[Delta]:
+    def _begin_message(self) -> list[Delta]:
         """A message begins, if there is a header that it belongs to."""
         if self._header is None:
             return []
         role, channel = (self._decode(self._header.get(part, [])) for part in ("start", "channel"))
-        self._header, self._part = None, []
+        self._header, self._header_part = None, []
         recipient = _RECIPIENT.search(channel) or _RECIPIENT.search(role)
         if recipient is not None:
             self._kind = "tool"
             self._body = self._new_body()
-            self._tools += 1
-            self._answered = True
-            return [Delta(tool=self._tools - 1, name=recipient[1].removeprefix(_FUNCTIONS))]
-        reasons = channel.split()[:1] == ["analysis"]
-        self._kind = "reasoning" if reasons else "content"
-        self._answered = self._answered or not reasons
+            self._num_calls += 1
+            self._has_answer = True
+            return [Delta(tool=self._num_calls - 1, name=recipient[1].removeprefix(_FUNCTIONS))]
+        is_reasoning = channel.split()[:1] == ["analysis"]
+        self._kind = "reasoning" if is_reasoning else "content"
+        self._has_answer = self._has_answer or not is_reasoning
         self._body = self._new_body()
         return []
 
     def _new_body(self) -> TextStream:
         return TextStream(self._decode, self._stop if self._kind == "content" else ())
 
-    def _end(self) -> list[Delta]:
+    def _end_message(self) -> list[Delta]:
         """The message that is open, if one is, ends."""
         body, self._body = self._body, None
-        return [] if body is None else self._piece(body, body.finish())
+        return [] if body is None else self._delta(body, body.finish())
 
-    def _piece(self, body: TextStream, text: str) -> list[Delta]:
+    def _delta(self, body: TextStream, text: str) -> list[Delta]:
         self.stopped = self.stopped or body.stopped
         if not text:
             return []
         if self._kind == "tool":
-            return [Delta(tool=self._tools - 1, arguments=text)]
+            return [Delta(tool=self._num_calls - 1, arguments=text)]
         return [Delta(reasoning=text) if self._kind == "reasoning" else Delta(text)]

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.serve.errors import not_offered, refused
+from specbuild.runtime.serve.errors import invalid_value, unsupported
 from specbuild.runtime.serve.fields import GenerationFields
 from specbuild.runtime.serve.messages import EFFORTS
-from specbuild.runtime.serve.request_fields import Listed, Route
+from specbuild.runtime.serve.request_fields import JsonList, RouteName
 from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
@@ -45,16 +45,16 @@ class Reasoning(BaseModel):
 class ResponseFields(GenerationFields):
     """The body of a response."""
 
-    route: ClassVar[Route] = "responses"
-    input: str | Listed[dict[str, Any]]
+    route: ClassVar[RouteName] = "responses"
+    input: str | JsonList[dict[str, Any]]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: Listed[dict[str, Any]] | None = None
+    tools: JsonList[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     text: dict[str, Any] | None = None
-    include: Listed[str] | None = None
+    include: JsonList[str] | None = None
     top_logprobs: int | None = None
     truncation: str | None = None
     previous_response_id: str | None = None
@@ -71,14 +71,14 @@ class ResponseFields(GenerationFields):
     @property
     def effort(self) -> str | None:
         """In the words that templates know. ApiError where it is another."""
-        asked = None if self.reasoning is None else self.reasoning.effort
-        if asked is not None and asked not in EFFORTS:
-            known = ", ".join(EFFORTS)
-            raise refused("reasoning.effort", f"effort is {asked!r}, must be one of {known}")
-        return None if asked is None else EFFORTS[asked]
+        effort = None if self.reasoning is None else self.reasoning.effort
+        if effort is not None and effort not in EFFORTS:
+            names = ", ".join(EFFORTS)
+            raise invalid_value("reasoning.effort", f"effort is {effort!r}, must be one of {names}")
+        return None if effort is None else EFFORTS[effort]
 
     @property
-    def variables(self) -> dict[str, Any]:
+    def template_variables(self) -> dict[str, Any]:
         """The template's variables: ``chat_template_kwargs`` and the effort. ApiError."""
         effort = {} if self.effort is None else {"reasoning_effort": self.effort}
         return {**(self.chat_template_kwargs or {}), **effort}
@@ -87,35 +87,37 @@ class ResponseFields(GenerationFields):
         """ApiError for what is not offered, and for what contradicts itself."""
         for value in self.include or ():
             if value not in INCLUDABLE:
-                raise refused(
+                raise invalid_value(
                     "include", f"include has {value!r}, must be of {', '.join(INCLUDABLE)}"
                 )
-        if self.choices != 1:
-            raise refused("n", "a response has one output")
+        if self.num_choices != 1:
+            raise invalid_value("n", "a response has one output")
         if self.truncation not in (None, "disabled"):
-            raise not_offered("truncation", "shorten the input")
+            raise unsupported("truncation", "shorten the input")
         if self.background and self.stream:
-            raise refused(
+            raise invalid_value(
                 "background", "a response is streamed or made in the background, not both"
             )
         if self.background and self.store is False:
-            raise refused("store", "what is made in the background has to be stored")
+            raise invalid_value("store", "what is made in the background has to be stored")
 
     @property
     def text_format(self) -> dict[str, Any]:
         """The fields of ``text.format`` that the API has."""
-        given = (self.text or {}).get("format") or {"type": "text"}
-        return {key: given[key] for key in _FORMAT_KEYS if key in given}
+        text_format = (self.text or {}).get("format") or {"type": "text"}
+        return {key: text_format[key] for key in _FORMAT_KEYS if key in text_format}
 
     def guide(self) -> Guide | None:
         """That of ``text.format``, or of the other fields. ApiError where two ask for one."""
-        form, other = (self.text or {}).get("format"), super().guide()
-        if form is not None and not isinstance(form, dict):
-            raise refused("text.format", "text.format is no object")
-        asked = response_guide(form, "text.format")
-        if asked is not None and other is not None:
-            raise refused("text.format", f"{other.name} asks for a form too; leave one out")
-        return other if asked is None else asked
+        text_format, other_guide = (self.text or {}).get("format"), super().guide()
+        if text_format is not None and not isinstance(text_format, dict):
+            raise invalid_value("text.format", "text.format is no object")
+        text_guide = response_guide(text_format, "text.format")
+        if text_guide is not None and other_guide is not None:
+            raise invalid_value(
+                "text.format", f"{other_guide.name} asks for a form too; leave one out"
+            )
+        return other_guide if text_guide is None else text_guide
 
     def messages(self) -> list[dict[str, Any]]:
         """The input as messages, without instructions. ApiError where an item is of no kind."""
@@ -128,22 +130,22 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Items of inputs and outputs as messages: reasoning and calls join the assistant's turn."""
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
-        kind, where = item.get("type", "message"), f"input.{i}"
-        if kind == "message":
+        item_type, path = item.get("type", "message"), f"input.{i}"
+        if item_type == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind == "reasoning":
+        elif item_type == "reasoning":
             _assistant(messages)["reasoning"] = _reasoning_text(item)
-        elif kind == "function_call":
+        elif item_type == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments")}
             call = {"id": item.get("call_id", ""), "type": "function", "function": function}
             _assistant(messages).setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif item_type == "function_call_output":
             output = item.get("output")
             messages.append(
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
         else:
-            raise not_offered(where, f"items of the kind {kind!r} are not known")
+            raise unsupported(path, f"items of the kind {item_type!r} are not known")
     return _joined(messages)
 
 
@@ -156,17 +158,17 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Reasoning in front of an answer is the answer's."""
-    made: list[dict[str, Any]] = []
+    joined: list[dict[str, Any]] = []
     for message in messages:
-        before = made[-1] if made else {}
-        if message["role"] == "assistant" == before.get("role") and set(before) == {
+        previous = joined[-1] if joined else {}
+        if message["role"] == "assistant" == previous.get("role") and set(previous) == {
             "role",
             "reasoning",
         }:
-            made[-1] = {**before, **message}
+            joined[-1] = {**previous, **message}
         else:
-            made.append(message)
-    return made
+            joined.append(message)
+    return joined
 
 
 def _reasoning_text(item: Mapping[str, Any]) -> str:

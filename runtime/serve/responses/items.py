@@ -23,7 +23,7 @@ class Items:
     def __init__(self, logprob: Callable[[TokenEvent], dict[str, Any]]) -> None:
         self._logprob = logprob
         self._items: list[Item] = []
-        self._open: str | None = None
+        self._open_type: str | None = None
         # Of the open item's text or arguments: what it does not hold yet. To lengthen a string by
         # each token would copy it each time.
         self._pieces: list[str] = []
@@ -35,60 +35,60 @@ class Items:
             item = self._items[-1]
             part, name = (
                 (item, "arguments")
-                if self._open == "function_call"
+                if self._open_type == "function_call"
                 else (item["content"][0], "text")
             )
             part[name] += "".join(self._pieces)
             self._pieces.clear()
         return self._items
 
-    def take(self, deltas: Sequence[Delta]) -> Iterator[ResponseEvent]:
+    def add(self, deltas: Sequence[Delta]) -> Iterator[ResponseEvent]:
         """The events of more deltas."""
         for delta in deltas:
             if delta.tool is not None and delta.name is not None:
                 yield from self._begin("function_call", _function_call(delta))
             elif delta.tool is not None:
-                yield from self._more("arguments", delta.arguments)
+                yield from self._extend("arguments", delta.arguments)
             elif delta.reasoning:
-                if self._open != "reasoning":
+                if self._open_type != "reasoning":
                     yield from self._begin("reasoning", _reasoning())
-                yield from self._more("reasoning_text", delta.reasoning)
+                yield from self._extend("reasoning_text", delta.reasoning)
             elif delta.content:
-                if self._open != "message":
+                if self._open_type != "message":
                     yield from self._begin("message", _message())
-                yield from self._more("output_text", delta.content, delta.tokens)
+                yield from self._extend("output_text", delta.content, delta.tokens)
 
     def close(self, status: str) -> Iterator[ResponseEvent]:
         """The output ends: the open item is ``completed`` or ``incomplete``."""
-        kind = self._open
-        if kind is None:
+        item_type = self._open_type
+        if item_type is None:
             return
         item = self.items[-1]
-        self._open = None
-        if kind == "function_call":
+        self._open_type = None
+        if item_type == "function_call":
             yield self._event("function_call_arguments.done", arguments=item["arguments"])
         else:
-            name = "reasoning_text" if kind == "reasoning" else "output_text"
+            name = "reasoning_text" if item_type == "reasoning" else "output_text"
             part = item["content"][0]
-            about: dict[str, Any] = {}
-            if kind == "message":
-                about["logprobs"] = part["logprobs"]
-            yield self._event(f"{name}.done", content_index=0, text=part["text"], **about)
-            yield self._event("content_part.done", content_index=0, part=_part_now(part))
+            fields: dict[str, Any] = {}
+            if item_type == "message":
+                fields["logprobs"] = part["logprobs"]
+            yield self._event(f"{name}.done", content_index=0, text=part["text"], **fields)
+            yield self._event("content_part.done", content_index=0, part=_copy_part(part))
         item["status"] = status
-        yield self._event("output_item.done", whole=True)
+        yield self._event("output_item.done", with_item=True)
 
-    def _begin(self, kind: str, item: Item) -> Iterator[ResponseEvent]:
+    def _begin(self, item_type: str, item: Item) -> Iterator[ResponseEvent]:
         yield from self.close("completed")
         self._items.append(item)
-        self._open = kind
-        yield self._event("output_item.added", whole=True)
-        if kind != "function_call":
-            part = _part("reasoning_text" if kind == "reasoning" else "output_text")
+        self._open_type = item_type
+        yield self._event("output_item.added", with_item=True)
+        if item_type != "function_call":
+            part = _part("reasoning_text" if item_type == "reasoning" else "output_text")
             item["content"].append(part)
-            yield self._event("content_part.added", content_index=0, part=_part_now(part))
+            yield self._event("content_part.added", content_index=0, part=_copy_part(part))
 
-    def _more(
+    def _extend(
         self, name: str, text: str, tokens: Sequence[TokenEvent] = ()
     ) -> Iterator[ResponseEvent]:
         if not text:
@@ -97,31 +97,33 @@ class Items:
         if name == "arguments":
             yield self._event("function_call_arguments.delta", delta=text)
             return
-        about: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if name == "output_text":
-            about["logprobs"] = [self._logprob(token) for token in tokens]
-            self._items[-1]["content"][0]["logprobs"] += about["logprobs"]
-        yield self._event(f"{name}.delta", content_index=0, delta=text, **about)
+            fields["logprobs"] = [self._logprob(token) for token in tokens]
+            self._items[-1]["content"][0]["logprobs"] += fields["logprobs"]
+        yield self._event(f"{name}.delta", content_index=0, delta=text, **fields)
 
-    def _event(self, name: str, *, whole: bool = False, **fields: Any) -> ResponseEvent:
+    def _event(self, name: str, *, with_item: bool = False, **fields: Any) -> ResponseEvent:
         item = self._items[-1]
-        about: dict[str, Any] = {"item": _copied(item)} if whole else {"item_id": item["id"]}
+        item_fields: dict[str, Any] = (
+            {"item": _copy(item)} if with_item else {"item_id": item["id"]}
+        )
         return {
             "type": f"response.{name}",
             "output_index": len(self._items) - 1,
-            **about,
+            **item_fields,
             **fields,
         }
 
 
-def _copied(item: Item) -> Item:
+def _copy(item: Item) -> Item:
     """The item as it is now: it goes on growing."""
     if "content" not in item:
         return dict(item)
-    return {**item, "content": [_part_now(part) for part in item["content"]]}
+    return {**item, "content": [_copy_part(part) for part in item["content"]]}
 
 
-def _part_now(part: dict[str, Any]) -> dict[str, Any]:
+def _copy_part(part: dict[str, Any]) -> dict[str, Any]:
     return {**part, "logprobs": [*part["logprobs"]]} if "logprobs" in part else dict(part)
 
 

@@ -17,7 +17,7 @@ from toy_model import VOCAB
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.serve.app import App, AppOptions
-from specbuild.runtime.serve.parsers.registry import parser_form
+from specbuild.runtime.serve.parsers.output_formats import output_format
 from specbuild.runtime.serve.server import Address, Server
 from specbuild.runtime.serve.service import ServiceOptions
 from specbuild.runtime.text.codec import TextCodec
@@ -68,13 +68,13 @@ def served(
     form = None
     if engine.text is not None:
         eos = engine.manifest.target.eos_token_ids
-        form = parser_form(engine.text, eos, reasoning=parser, tool_calls="auto")
+        form = output_format(engine.text, eos, reasoning=parser, tool_calls="auto")
     service = ServiceOptions(
         names=(NAME, "other-name"), max_queue=max_queue, setting=setting or DraftSetting()
     )
     options = AppOptions(
         service=service,
-        form=form,
+        output_format=form,
         keys=keys,
         origins=origins,
         hosts=hosts,

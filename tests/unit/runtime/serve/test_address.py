@@ -66,7 +66,7 @@ def test_a_server_removes_only_its_own_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaced: bool
 ) -> None:
     path, said = tmp_path / "socket", []
-    options = AppOptions(service=ServiceOptions(names=("toy",)), form=None)
+    options = AppOptions(service=ServiceOptions(names=("toy",)), output_format=None)
     made, other = [], socket.socket(socket.AF_UNIX)
 
     original = server.Server

@@ -268,7 +268,7 @@ def test_an_answer_to_a_client_that_left_is_no_failure(
         raise RuntimeError(said)
 
     scope = {"type": "http", "method": "POST", "path": COMPLETIONS}
-    asyncio.run(guards.Failures(route)(scope, receive, send))
+    asyncio.run(guards.ErrorHandler(route)(scope, receive, send))
     assert len(told) == logged
 
 

@@ -104,5 +104,5 @@ def test_a_request_goes_before_the_model_and_the_model_before_the_api(
 ) -> None:
     body = CompletionFields(model=NAME, prompt="b", seed=1, **stated)
     defaults = GenerationDefaults(**recommended)
-    (params,) = body.params(defaults=defaults, max_tokens=1, text=True)
+    (params,) = body.params(defaults=defaults, max_tokens=1, with_text=True)
     assert params.sampling == SamplingParams(seed=1, **{**API, **recommended, **stated})

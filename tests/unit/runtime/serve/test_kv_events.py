@@ -18,9 +18,9 @@ from toy_plan import SHAPES
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
-from specbuild.runtime.serve.kv_events import EventPlace, KvEvents
+from specbuild.runtime.serve.kv_events import EventEndpoints, KvEventPublisher
 
-ANYWHERE = EventPlace("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@toy")
+ANYWHERE = EventEndpoints("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", "kv@toy")
 SIZE = 4
 
 
@@ -30,7 +30,7 @@ class Subscriber:
     ``blocks`` maps a hash to its parent's, its tokens and its salt.
     """
 
-    def __init__(self, events: KvEvents) -> None:
+    def __init__(self, events: KvEventPublisher) -> None:
         self.context = zmq.Context()
         self.replay = self.context.socket(zmq.DEALER)
         self.replay.connect(events.replay_endpoint)
@@ -167,13 +167,13 @@ def test_a_subscriber_rebuilds_the_cache(
     else:
         engine = toy_cuda(settings, kv_pages=pages).engine
     assert engine.prefixes is not None
-    with KvEvents(engine.prefixes, ANYWHERE, most_waiting=waiting) as events:
+    with KvEventPublisher(engine.prefixes, ANYWHERE, max_queued=waiting) as events:
         subscriber = Subscriber(events)
         try:
             for ids, salt in asked:
                 params = GenerateParams(max_new_tokens=6, cache_salt=salt)
                 run(engine, [ids], params, speculation=SHAPES[1])
-                while events.waiting:
+                while events.num_queued:
                     pass
                 subscriber.catch_up()
                 check_rebuilt(subscriber, engine)
@@ -184,7 +184,7 @@ def test_a_subscriber_rebuilds_the_cache(
 def test_messages_have_a_topic_and_numbers_that_rise() -> None:
     engine = toy_engine(CACHING)
     assert engine.prefixes is not None
-    with KvEvents(engine.prefixes, ANYWHERE) as events, zmq.Context() as context:
+    with KvEventPublisher(engine.prefixes, ANYWHERE) as events, zmq.Context() as context:
         live = context.socket(zmq.SUB)
         live.linger = 0
         live.connect(events.endpoint)
@@ -208,5 +208,5 @@ def test_an_endpoint_that_cannot_be_had_is_refused() -> None:
     assert engine.prefixes is not None
     for endpoint in ("nonsense", "ipc:///no/such/folder/socket"):
         with pytest.raises(RequestError, match="cannot publish events"):
-            KvEvents(engine.prefixes, EventPlace(endpoint))
+            KvEventPublisher(engine.prefixes, EventEndpoints(endpoint))
     assert engine.prefixes.listener is None

@@ -17,12 +17,16 @@ from serve.served import CONTROL, LETTERS, toy_codec
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS
 from specbuild.runtime.serve.parsers.harmony import HarmonyParser
-from specbuild.runtime.serve.parsers.marked import MarkedParser, Thought, thought_of
+from specbuild.runtime.serve.parsers.marker_parser import (
+    MarkerParser,
+    ReasoningState,
+    reasoning_state,
+)
+from specbuild.runtime.serve.parsers.output_formats import output_format
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
-from specbuild.runtime.serve.parsers.registry import parser_form
-from specbuild.runtime.serve.turns import Turn
+from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
+from specbuild.runtime.serve.token_batches import TokenBatch
 
 # Ids: characters are their code points, control tokens lie behind them.
 CONTROL_IDS = {name: 0x110000 + i for i, name in enumerate(CONTROL)}
@@ -50,7 +54,7 @@ def read(parser: Any, ids: Sequence[int], cuts: Sequence[int] = (), end: str = "
     start = 0
     for stop in ends:
         last = stop == len(ids)
-        output.take(Turn(0, tokens[start:stop], end if last else None))
+        output.add(TokenBatch(0, tokens[start:stop], end if last else None))
         start = stop
         if parser.stopped:
             break
@@ -147,9 +151,11 @@ def test_no_tokens_break_the_harmony_parser(parts: list[str], cuts: list[int]) -
     assert [c.arguments for c in once.calls] == [c.arguments for c in again.calls]
 
 
-def marked(text: str, *, thought: Thought | None = Thought.UNMARKED, **given: Any) -> Output:
-    calls = CALL_FORMS["hermes"]
-    parser = MarkedParser(decode, given.pop("stop", ()), thought=thought, calls=calls)
+def marked(
+    text: str, *, thought: ReasoningState | None = ReasoningState.UNMARKED, **given: Any
+) -> Output:
+    calls = TOOL_CALL_FORMATS["hermes"]
+    parser = MarkerParser(decode, given.pop("stop", ()), reasoning=thought, calls=calls)
     return read(parser, [ord(c) for c in text], **given)
 
 
@@ -157,7 +163,7 @@ def marked(text: str, *, thought: Thought | None = Thought.UNMARKED, **given: An
 @given(texts, texts, st.lists(st.integers(0, 60), max_size=6), st.booleans())
 def test_thinking_is_apart(thought: str, said: str, cuts: list[int], opened: bool) -> None:
     """``opened``: by the prompt; else the model opens its thought itself."""
-    begins = Thought.OPEN if opened else Thought.UNMARKED
+    begins = ReasoningState.OPEN if opened else ReasoningState.UNMARKED
     begun = "x" if opened else "<think>x"
     output = marked(f"{begun}{thought}</think>{said}", thought=begins, cuts=cuts)
     assert (output.reasoning, output.content) == (f"x{thought}", said)
@@ -166,9 +172,13 @@ def test_thinking_is_apart(thought: str, said: str, cuts: list[int], opened: boo
 
 
 @settings(max_examples=60, deadline=None)
-@given(texts, st.sampled_from([Thought.CLOSED, Thought.UNMARKED]), st.lists(st.integers(0, 20)))
+@given(
+    texts,
+    st.sampled_from([ReasoningState.CLOSED, ReasoningState.UNMARKED]),
+    st.lists(st.integers(0, 20)),
+)
 def test_an_answer_without_a_thought_is_content(
-    said: str, thought: Thought, cuts: list[int]
+    said: str, thought: ReasoningState, cuts: list[int]
 ) -> None:
     output = marked(said, thought=thought, cuts=cuts)
     assert (output.reasoning, output.content) == ("", said)
@@ -180,33 +190,33 @@ def test_an_answer_without_a_thought_is_content(
 @pytest.mark.parametrize(
     ("prompt", "thought"),
     [
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", Thought.CLOSED),
-        ("<|im_start|>assistant\n<think>\n", Thought.OPEN),
-        ("<|im_start|>assistant\n", Thought.UNMARKED),
-        ("<｜Assistant｜></think>", Thought.CLOSED),
-        ("<｜Assistant｜><think>", Thought.OPEN),
-        ("<|assistant|>\n<think></think>", Thought.CLOSED),
-        ("What does <think> do?<|im_end|>\n<|im_start|>assistant\n", Thought.UNMARKED),
-        ("", Thought.UNMARKED),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ReasoningState.CLOSED),
+        ("<|im_start|>assistant\n<think>\n", ReasoningState.OPEN),
+        ("<|im_start|>assistant\n", ReasoningState.UNMARKED),
+        ("<｜Assistant｜></think>", ReasoningState.CLOSED),
+        ("<｜Assistant｜><think>", ReasoningState.OPEN),
+        ("<|assistant|>\n<think></think>", ReasoningState.CLOSED),
+        ("What does <think> do?<|im_end|>\n<|im_start|>assistant\n", ReasoningState.UNMARKED),
+        ("", ReasoningState.UNMARKED),
     ],
 )
-def test_the_prompt_says_whether_a_thought_is_open(prompt: str, thought: Thought) -> None:
-    assert thought_of(ChatPrompt(prompt)) is thought
+def test_the_prompt_says_whether_a_thought_is_open(prompt: str, thought: ReasoningState) -> None:
+    assert reasoning_state(ChatPrompt(prompt)) is thought
 
 
 @pytest.mark.parametrize(
     ("continued", "thought"),
     [
-        ("<think>\nI believe", Thought.OPEN),
-        ("<think>\nno\n</think>\n\nThe answer", Thought.CLOSED),
-        ("The answer is", Thought.CLOSED),
+        ("<think>\nI believe", ReasoningState.OPEN),
+        ("<think>\nno\n</think>\n\nThe answer", ReasoningState.CLOSED),
+        ("The answer is", ReasoningState.CLOSED),
     ],
 )
 def test_a_continued_message_says_whether_its_thought_is_open(
-    continued: str, thought: Thought
+    continued: str, thought: ReasoningState
 ) -> None:
     prompt = f"<|im_start|>assistant\n<think>\n\n</think>\n\n{continued}"
-    assert thought_of(ChatPrompt(prompt, continued=continued)) is thought
+    assert reasoning_state(ChatPrompt(prompt, continued=continued)) is thought
 
 
 def test_harmony_continues_the_message_that_the_prompt_has_begun() -> None:
@@ -254,13 +264,13 @@ def test_marks_that_hold_no_call_are_content() -> None:
 
 def test_parsers_go_by_the_template() -> None:
     codec = toy_codec("<|start|>assistant<|channel|>")
-    assert parser_form(codec, (28,), reasoning="auto", tool_calls="auto").calls_tools
-    plain = parser_form(toy_codec("x"), (28,), reasoning="auto", tool_calls="auto")
-    assert not plain.calls_tools
-    thinking = parser_form(toy_codec("<think>"), (28,), reasoning="auto", tool_calls="hermes")
-    assert thinking.calls_tools
+    assert output_format(codec, (28,), reasoning="auto", tool_calls="auto").supports_tools
+    plain = output_format(toy_codec("x"), (28,), reasoning="auto", tool_calls="auto")
+    assert not plain.supports_tools
+    thinking = output_format(toy_codec("<think>"), (28,), reasoning="auto", tool_calls="hermes")
+    assert thinking.supports_tools
     with pytest.raises(RequestError, match="do not go together"):
-        parser_form(codec, (28,), reasoning="harmony", tool_calls="hermes")
+        output_format(codec, (28,), reasoning="harmony", tool_calls="hermes")
     assert len(LETTERS) == 21
 
 

@@ -21,10 +21,10 @@ from specbuild.runtime.serve import request_fields
 from specbuild.runtime.serve.chat import ChatFields
 from specbuild.runtime.serve.completions import CompletionFields
 from specbuild.runtime.serve.request_fields import (
-    ELSEWHERE,
     IGNORED,
+    OTHER_SERVERS,
     REFUSED,
-    Refused,
+    RefusedField,
     field_states,
 )
 from specbuild.runtime.serve.responses.fields import ResponseFields
@@ -209,11 +209,11 @@ def nested(name: str, value: Any) -> dict[str, Any]:
     return {field: {key: value}} if key else {name: value}
 
 
-REFUSALS = [(f, route) for f in (*REFUSED, *ELSEWHERE) for route in f.routes]
+REFUSALS = [(f, route) for f in (*REFUSED, *OTHER_SERVERS) for route in f.routes]
 
 
 @pytest.mark.parametrize(("field", "route"), REFUSALS, ids=lambda x: getattr(x, "name", x))
-def test_a_refused_field_is_named(client: httpx.Client, field: Refused, route: str) -> None:
+def test_a_refused_field_is_named(client: httpx.Client, field: RefusedField, route: str) -> None:
     values: list[Any] = [{"some": 1}, "some", 7, *([0] if field.name == "prompt_logprobs" else [])]
     for value in values:
         given = nested(field.name, value)
@@ -228,7 +228,7 @@ def test_a_refused_field_is_named(client: httpx.Client, field: Refused, route: s
 
 @pytest.mark.parametrize(("field", "route"), REFUSALS, ids=lambda x: getattr(x, "name", x))
 def test_values_that_request_nothing_change_nothing(
-    client: httpx.Client, field: Refused, route: str
+    client: httpx.Client, field: RefusedField, route: str
 ) -> None:
     plain = without_ids(post(client, route).text)
     for value in (None, *field.neutral):

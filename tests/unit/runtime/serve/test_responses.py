@@ -94,8 +94,8 @@ def test_background_work_is_waited_for_or_cancelled() -> None:
 def items_of(text: str, cuts: Sequence[int] = ()) -> tuple[list[dict[str, Any]], list[Any]]:
     parser, items, events = HarmonyParser(CONTROL_IDS, decode, ()), Items(lambda _: {}), []
     for token_id in ids_of(text):
-        events += items.take(parser.push(token_id))
-    events += items.take(parser.finish())
+        events += items.add(parser.push(token_id))
+    events += items.add(parser.finish())
     events += items.close("completed")
     return items.items, events
 
@@ -109,11 +109,11 @@ HARMONY = (
 def test_a_text_is_there_while_it_grows_and_grows_in_linear_time() -> None:
     items, piece, started_s = Items(lambda _: {}), "a" * 100, time.thread_time()
     for delta in [Delta(content=piece)] * 40_000:
-        list(items.take([delta]))
+        list(items.add([delta]))
     # Copied with each piece it would be 80 GB.
     assert time.thread_time() - started_s < 2
     assert items.items[0]["content"][0]["text"] == piece * 40_000
-    list(items.take([Delta(content="b"), Delta(tool=0, name="f"), Delta(tool=0, arguments="{")]))
+    list(items.add([Delta(content="b"), Delta(tool=0, name="f"), Delta(tool=0, arguments="{")]))
     assert items.items[0]["content"][0]["text"] == piece * 40_000 + "b"
     assert items.items[1]["arguments"] == "{"
     assert items.items is items.items

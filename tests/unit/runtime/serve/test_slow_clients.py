@@ -35,7 +35,7 @@ def server() -> Iterator[tuple[str, App]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connection, "HEAD_TIMEOUT_S", SHORT_S)
         patch.setattr(connection, "BODY_TIMEOUT_S", SHORT_S)
-        patch.setattr(connection, "BODY_PATIENCE_S", 0.0)
+        patch.setattr(connection, "BODY_GRACE_S", 0.0)
         patch.setattr(connection, "WRITE_TIMEOUT_S", SHORT_S)
         patch.setattr(Address, "listen", listening)
         with served(worded(max_seq_len=4096)) as started:
@@ -101,7 +101,7 @@ def test_a_head_that_trickles_is_late(server: tuple[str, App]) -> None:
 
 def test_a_head_without_end_is_too_long(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
-        client.sendall(HEAD.encode() + b"X-Long: " + b"y" * (connection.MOST_HEAD_BYTES + 1))
+        client.sendall(HEAD.encode() + b"X-Long: " + b"y" * (connection.MAX_HEAD_BYTES + 1))
         assert "64 KiB" in error_of(rest_of(client), 431)
 
 

@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerFast
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS
-from specbuild.runtime.serve.parsers.marked import MarkedParser
-from specbuild.runtime.serve.turns import Turn
+from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
+from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
+from specbuild.runtime.serve.token_batches import TokenBatch
 from specbuild.runtime.text.codec import TextCodec
 
 TEMPLATE = (
@@ -240,12 +240,15 @@ def test_one_call_is_left_without_parallel_calls() -> None:
     )
 
     def names(*, single_call: bool) -> list[str]:
-        parser = MarkedParser(
-            lambda ids: "".join(map(chr, ids)), (), thought=None, calls=CALL_FORMS["hermes"]
+        parser = MarkerParser(
+            lambda ids: "".join(map(chr, ids)),
+            (),
+            reasoning=None,
+            calls=TOOL_CALL_FORMATS["hermes"],
         )
         output = Output(parser, single_call=single_call)
         tokens = [TokenEvent(0, ord(c), c, False, None) for c in text]
-        deltas = output.take(Turn(0, tokens, "stop"))
+        deltas = output.add(TokenBatch(0, tokens, "stop"))
         assert {delta.tool for delta in deltas if delta.tool is not None} == {
             *range(len(output.calls))
         }

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from serve.test_call_forms import WRITERS, output
 from serve.test_structured import tool
+from serve.test_tool_call_formats import WRITERS, output
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS
+from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
 
 
 def _doubling(levels: int) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_a_schema_with_many_paths_is_read_once(form: str) -> None:
     made = output(form, write([("f", {"x": 5, "y": 6})]), tools=[tool("f", schema)])
     assert [json.loads(call.arguments) for call in made.calls] == [{"x": 5, "y": 6}]
     guide = Guide.json(schema, lenient=True, name="tools.0.parameters")
-    assert len(CALL_FORMS[form].grammar("p", "f", guide, json.dumps, json.dumps).parts) < 20
+    assert len(TOOL_CALL_FORMATS[form].grammar("p", "f", guide, json.dumps, json.dumps).parts) < 20
 
 
 @pytest.mark.timeout(60)
@@ -45,6 +45,6 @@ def test_a_grammar_of_arguments_is_bounded() -> None:
     properties = {f"x{i}": listed for i in range(900)}
     guide = Guide.json({"properties": properties, "$defs": shared}, name="tools.0.parameters")
     with pytest.raises(RequestError, match=r"tools\.0\.parameters takes more"):
-        CALL_FORMS["glm47"].grammar("p", "f", guide, json.dumps, json.dumps)
+        TOOL_CALL_FORMATS["glm47"].grammar("p", "f", guide, json.dumps, json.dumps)
     odd = Guide.json({"properties": {"x": {"type": "integer"}}, "required": 5}, name="f")
-    assert CALL_FORMS["glm47"].grammar("p", "f", odd, json.dumps, json.dumps).parts
+    assert TOOL_CALL_FORMATS["glm47"].grammar("p", "f", odd, json.dumps, json.dumps).parts

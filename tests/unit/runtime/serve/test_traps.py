@@ -20,7 +20,7 @@ from specbuild.runtime.serve.messages import EFFORTS, template_messages
 from specbuild.runtime.serve.responses.fields import ResponseFields
 from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.turns import Turns
+from specbuild.runtime.serve.token_batches import TokenBatches
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 TOOL = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
@@ -151,11 +151,11 @@ def test_efforts_are_mapped_to_those_that_harmony_knows(effort: str) -> None:
     )
     if effort == "huge":
         with pytest.raises(ApiError, match="must be one of"):
-            _ = chat.variables
+            _ = chat.template_variables
         with pytest.raises(ApiError, match="must be one of"):
             _ = response.effort
         return
-    assert chat.variables["reasoning_effort"] == response.effort
+    assert chat.template_variables["reasoning_effort"] == response.effort
     assert response.effort in ("low", "medium", "high")
     assert effort not in ("low", "medium", "high") or response.effort == effort
 
@@ -192,7 +192,7 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
 
     async def leave(begun: list[Any]) -> bool:
         generation = _Endless()
-        turns = Turns(cast(Generation, generation))
+        turns = TokenBatches(cast(Generation, generation))
         stream = Chat(cast(Serving, None))._stream(turns, begun, {}, StreamOptions())
         if begun:
             await anext(stream)

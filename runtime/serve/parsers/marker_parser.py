@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from enum import Enum
 
 from specbuild.runtime.serve.parsers.arguments import Tools, UnclosedTextError
-from specbuild.runtime.serve.parsers.call_forms import CallForm
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, Decode, Delta
+from specbuild.runtime.serve.parsers.tool_call_formats import ToolCallFormat
 from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
 
 THINK, THINK_END = "<think>", "</think>"
 # Marks that may be part of a text in a call's arguments, before the call is taken for none.
 _MAX_UNCLOSED = 16
-_LONGEST_MARK = 32
+_MAX_MARKER_LENGTH = 32
 
 
-class Thought(Enum):
+class ReasoningState(Enum):
     """What a prompt's end does with the thought of the assistant's turn."""
 
     OPEN = "the output begins inside a thought"
@@ -28,7 +28,7 @@ class Thought(Enum):
     UNMARKED = "the output opens a thought, or has none"
 
 
-def thought_of(prompt: ChatPrompt) -> Thought:
+def reasoning_state(prompt: ChatPrompt) -> ReasoningState:
     """Return the state of the thought at the end of a rendered prompt.
 
     The template decides it: Qwen3 with ``enable_thinking`` false ends the prompt with an empty
@@ -37,14 +37,14 @@ def thought_of(prompt: ChatPrompt) -> Thought:
     """
     if prompt.continued:
         is_open = prompt.continued.rfind(THINK) > prompt.continued.rfind(THINK_END)
-        return Thought.OPEN if is_open else Thought.CLOSED
-    end = prompt.text.rstrip()
-    if end.endswith(THINK):
-        return Thought.OPEN
-    return Thought.CLOSED if end.endswith(THINK_END) else Thought.UNMARKED
+        return ReasoningState.OPEN if is_open else ReasoningState.CLOSED
+    text = prompt.text.rstrip()
+    if text.endswith(THINK):
+        return ReasoningState.OPEN
+    return ReasoningState.CLOSED if text.endswith(THINK_END) else ReasoningState.UNMARKED
 
 
-class MarkedParser:
+class MarkerParser:
     """Splits an output at its marks.
 
     ``thought`` is the state that the prompt leaves; None where the model has no thoughts. ``calls``
@@ -59,8 +59,8 @@ class MarkedParser:
         decode: Decode,
         stop: Stop,
         *,
-        thought: Thought | None,
-        calls: CallForm | None = None,
+        reasoning: ReasoningState | None,
+        calls: ToolCallFormat | None = None,
         tools: Tools = (),
         dropped: Sequence[int] = (),
     ) -> None:
@@ -69,17 +69,17 @@ class MarkedParser:
         self._dropped = frozenset(dropped)
         self._calls, self._tools = calls, tools
         self._section: tuple[str, ...] = () if calls is None else calls.section or ()
-        self._call_marks = () if calls is None else (*self._section[:1], calls.begin)
+        self._call_markers = () if calls is None else (*self._section[:1], calls.begin)
         # "start", "think" or "content", and inside of these "section" and "call".
-        self._state = "content" if thought is None else "start"
-        if thought is Thought.OPEN:
+        self._state = "content" if reasoning is None else "start"
+        if reasoning is ReasoningState.OPEN:
             self._state = "think"
-        self._outer = self._state
+        self._outer_state = self._state
         self._in_section = False
-        self._thought_begun = False
+        self._has_reasoning_begun = False
         # A call ended the thought: the mark of its end may still come.
-        self._end_of_thought_due = False
-        self._held = ""
+        self._may_end_reasoning = False
+        self._buffer = ""
         self._num_calls = 0
         self._begin_call()
 
@@ -97,85 +97,87 @@ class MarkedParser:
         """Return what became complete with a token."""
         if token_id in self._dropped:
             return []
-        self._held += self._detokenizer.push(token_id)
+        self._buffer += self._detokenizer.push(token_id)
         return self._advance(final=False, truncated=False)
 
     def finish(self, *, truncated: bool = False) -> list[Delta]:
         """See :class:`OutputParser`."""
-        self._held += self._detokenizer.flush()
+        self._buffer += self._detokenizer.flush()
         deltas = self._advance(final=True, truncated=truncated)
         rest = self._stop.finish()
         return [*deltas, Delta(rest)] if rest else deltas
 
     def _advance(self, *, final: bool, truncated: bool) -> list[Delta]:
         deltas: list[Delta] = []
-        while not self._stop.stopped and (self._held or (final and self._state == "call")):
+        while not self._stop.stopped and (self._buffer or (final and self._state == "call")):
             match self._state:
                 case "start":
-                    found = self._read_start(final=final)
+                    new_deltas = self._read_start(final=final)
                 case "call":
-                    found = self._read_call(final=final, truncated=truncated)
+                    new_deltas = self._read_call(final=final, truncated=truncated)
                 case "section":
-                    found = self._read_section(final=final, truncated=truncated)
+                    new_deltas = self._read_section(final=final, truncated=truncated)
                 case _:
-                    found = self._read_text(final=final, truncated=truncated)
-            if found is None:
+                    new_deltas = self._read_text(final=final, truncated=truncated)
+            if new_deltas is None:
                 break
-            deltas += found
+            deltas += new_deltas
         return deltas
 
     def _read_start(self, *, final: bool) -> list[Delta] | None:
         """The output may open a thought, behind white space; else it begins with content."""
-        opened = self._held.lstrip()
-        if not opened.startswith(THINK) and THINK.startswith(opened) and not final:
+        stripped = self._buffer.lstrip()
+        if not stripped.startswith(THINK) and THINK.startswith(stripped) and not final:
             return None
-        self._state = "think" if opened.startswith(THINK) else "content"
+        self._state = "think" if stripped.startswith(THINK) else "content"
         return []
 
     def _read_text(self, *, final: bool, truncated: bool) -> list[Delta] | None:
         """Reasoning or content, up to the mark that ends it."""
-        in_thought = self._state == "think"
-        if in_thought and not self._thought_begun:
-            opened = self._held.lstrip()
-            if THINK.startswith(opened) and opened != THINK and not final:
+        is_reasoning = self._state == "think"
+        if is_reasoning and not self._has_reasoning_begun:
+            stripped = self._buffer.lstrip()
+            if THINK.startswith(stripped) and stripped != THINK and not final:
                 return None
-            self._thought_begun = True
-            self._held = opened.removeprefix(THINK)
-        marks = self._call_marks
-        if in_thought or self._end_of_thought_due:
-            marks = (*marks, THINK_END)
-        text, mark = self._until(marks, final=final, truncated=truncated)
-        if not text and not mark:
+            self._has_reasoning_begun = True
+            self._buffer = stripped.removeprefix(THINK)
+        markers = self._call_markers
+        if is_reasoning or self._may_end_reasoning:
+            markers = (*markers, THINK_END)
+        text, marker = self._text_before(markers, final=final, truncated=truncated)
+        if not text and not marker:
             return None
-        shown = self._text(text)
-        if mark == THINK_END:
+        deltas = self._text_deltas(text)
+        if marker == THINK_END:
             self._state = "content"
-            self._end_of_thought_due = False
-        elif mark:
-            if not in_thought:
-                shown += self._text("", flush=True)
-            self._outer = self._state
-            self._in_section = bool(self._section) and mark == self._section[0]
+            self._may_end_reasoning = False
+        elif marker:
+            if not is_reasoning:
+                deltas += self._text_deltas("", flush=True)
+            self._outer_state = self._state
+            self._in_section = bool(self._section) and marker == self._section[0]
             self._state = "section" if self._in_section else "call"
-        return shown
+        return deltas
 
     def _read_section(self, *, final: bool, truncated: bool) -> list[Delta] | None:
         """In a section of calls, where other text is content all the same."""
         assert self._calls is not None
         begin, end = self._calls.begin, self._section[1]
-        places = {self._held.find(mark): mark for mark in (begin, end) if mark in self._held}
-        if not places and not final:
+        markers = {
+            self._buffer.find(marker): marker for marker in (begin, end) if marker in self._buffer
+        }
+        if not markers and not final:
             return None
-        first = min(places, default=len(self._held))
-        mark = places.get(first, "")
-        text = self._held[:first].strip()
-        self._held = self._held[first + len(mark) :]
-        shown = [] if truncated and not mark else self._text(text)
-        if mark == begin:
+        index = min(markers, default=len(self._buffer))
+        marker = markers.get(index, "")
+        text = self._buffer[:index].strip()
+        self._buffer = self._buffer[index + len(marker) :]
+        deltas = [] if truncated and not marker else self._text_deltas(text)
+        if marker == begin:
             self._state = "call"
-        elif mark == end:
-            self._state, self._in_section = self._outer, False
-        return shown
+        elif marker == end:
+            self._state, self._in_section = self._outer_state, False
+        return deltas
 
     def _begin_call(self) -> None:
         """Forget what is known of the last call."""
@@ -185,105 +187,109 @@ class MarkedParser:
 
     def _read_call(self, *, final: bool, truncated: bool) -> list[Delta] | None:
         """A call up to the mark that ends it; text where it is none."""
-        form, held = self._calls, self._held
-        assert form is not None
+        call_format, buffer = self._calls, self._buffer
+        assert call_format is not None
         if not self._is_call:
-            verdict = form.begins_call(held.lstrip())
-            self._is_call = verdict is True
-            if verdict is False:
-                return self._no_call(0)
-        ends = [form.end, form.begin, *self._section[1:]]
-        if self._outer == "think":
-            ends.append(THINK_END)
-        while (found := _first_mark(held, ends, self._searched)) is not None:
-            place, mark = found
-            self._searched = place + len(mark)
+            begins = call_format.begins_call(buffer.lstrip())
+            self._is_call = begins is True
+            if begins is False:
+                return self._reject_call(0)
+        end_markers = [call_format.end, call_format.begin, *self._section[1:]]
+        if self._outer_state == "think":
+            end_markers.append(THINK_END)
+        while (match := _first_marker(buffer, end_markers, self._searched)) is not None:
+            index, marker = match
+            self._searched = index + len(marker)
             try:
-                call = form.read(held[:place], self._tools)
+                call = call_format.read(buffer[:index], self._tools)
             except UnclosedTextError:
-                if mark == form.begin and self._next_begin is None:
-                    self._next_begin = place
+                if marker == call_format.begin and self._next_begin is None:
+                    self._next_begin = index
                 self._num_unclosed += 1
                 if self._num_unclosed <= _MAX_UNCLOSED:
                     continue
                 call = None
-            behind = self._searched if mark == form.end else place
+            end = self._searched if marker == call_format.end else index
             if call is not None:
-                return self._call(call, behind)
-            return self._no_call(behind if self._next_begin is None else self._next_begin)
+                return self._accept_call(call, end)
+            return self._reject_call(end if self._next_begin is None else self._next_begin)
         if not final:
-            self._searched = max(self._searched, len(held) - _LONGEST_MARK)
+            self._searched = max(self._searched, len(buffer) - _MAX_MARKER_LENGTH)
             return None
-        return self._read_end(truncated=truncated)
+        return self._read_unclosed_call(truncated=truncated)
 
-    def _read_end(self, *, truncated: bool) -> list[Delta]:
+    def _read_unclosed_call(self, *, truncated: bool) -> list[Delta]:
         """A call that no mark ended."""
-        form, held = self._calls, self._held
-        assert form is not None
+        call_format, buffer = self._calls, self._buffer
+        assert call_format is not None
         if truncated:
-            self._end_call(len(held))
+            self._end_call(len(buffer))
             return []
         if self._next_begin is not None:
-            return self._no_call(self._next_begin)
+            return self._reject_call(self._next_begin)
         try:
-            call = form.read(held, self._tools)
+            call = call_format.read(buffer, self._tools)
         except UnclosedTextError:
             call = None
-        return self._no_call(len(held)) if call is None else self._call(call, len(held))
+        return (
+            self._reject_call(len(buffer)) if call is None else self._accept_call(call, len(buffer))
+        )
 
-    def _call(self, call: tuple[str, str], length: int) -> list[Delta]:
+    def _accept_call(self, call: tuple[str, str], length: int) -> list[Delta]:
         """A call of so many characters of what is held."""
         assert self._calls is not None
         name, arguments = call
         number, self._num_calls = self._num_calls, self._num_calls + 1
         call_id = "" if self._calls.call_id is None else self._calls.call_id(name, number)
-        if self._outer == "think":
-            self._outer, self._end_of_thought_due = "content", True
+        if self._outer_state == "think":
+            self._outer_state, self._may_end_reasoning = "content", True
         self._end_call(length)
         return [
             Delta(tool=number, name=name, call_id=call_id),
             Delta(tool=number, arguments=arguments),
         ]
 
-    def _no_call(self, length: int) -> list[Delta]:
+    def _reject_call(self, length: int) -> list[Delta]:
         """So many characters are no call: they are text, with the mark before them."""
         assert self._calls is not None
-        text = self._calls.begin + self._held[:length]
+        text = self._calls.begin + self._buffer[:length]
         self._end_call(length)
-        return self._text(text)
+        return self._text_deltas(text)
 
     def _end_call(self, length: int) -> None:
-        self._held = self._held[length:]
-        self._state = "section" if self._in_section else self._outer
+        self._buffer = self._buffer[length:]
+        self._state = "section" if self._in_section else self._outer_state
         self._begin_call()
 
-    def _text(self, text: str, *, flush: bool = False) -> list[Delta]:
+    def _text_deltas(self, text: str, *, flush: bool = False) -> list[Delta]:
         """Text of the thought or of the content that is open, around a call or not."""
-        state = self._outer if self._state in ("call", "section") else self._state
+        state = self._outer_state if self._state in ("call", "section") else self._state
         if state == "think":
             return [Delta(reasoning=text)] if text else []
         shown = self._stop.push(text) + (self._stop.finish() if flush else "")
         return [Delta(shown)] if shown else []
 
-    def _until(self, marks: Sequence[str], *, final: bool, truncated: bool) -> tuple[str, str]:
+    def _text_before(
+        self, markers: Sequence[str], *, final: bool, truncated: bool
+    ) -> tuple[str, str]:
         """The held text before the first mark, and the mark; the beginning of one stays held."""
-        held = self._held
-        if "<" not in held:  # every mark begins with it
-            self._held = ""
-            return held, ""
-        found = _first_mark(held, marks, 0)
-        if found is not None:
-            place, mark = found
-            self._held = held[place + len(mark) :]
-            return held[:place], mark
-        keep = max((begun(held, mark) for mark in marks), default=0)
-        text = held[: len(held) - keep]
-        self._held = "" if final else held[len(text) :]
+        buffer = self._buffer
+        if "<" not in buffer:  # every mark begins with it
+            self._buffer = ""
+            return buffer, ""
+        match = _first_marker(buffer, markers, 0)
+        if match is not None:
+            index, marker = match
+            self._buffer = buffer[index + len(marker) :]
+            return buffer[:index], marker
+        num_kept = max((begun(buffer, marker) for marker in markers), default=0)
+        text = buffer[: len(buffer) - num_kept]
+        self._buffer = "" if final else buffer[len(text) :]
         # One sign is more likely text than the beginning of a mark.
-        return (held if final and not (truncated and keep > 1) else text), ""
+        return (buffer if final and not (truncated and num_kept > 1) else text), ""
 
 
-def _first_mark(text: str, marks: Sequence[str], start: int) -> tuple[int, str] | None:
+def _first_marker(text: str, markers: Sequence[str], start: int) -> tuple[int, str] | None:
     """The place of the first mark from ``start`` on, and the mark."""
-    places = ((text.find(mark, start), mark) for mark in marks)
-    return min((found for found in places if found[0] >= 0), default=None)
+    matches = ((text.find(marker, start), marker) for marker in markers)
+    return min((match for match in matches if match[0] >= 0), default=None)

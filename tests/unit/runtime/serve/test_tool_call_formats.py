@@ -22,9 +22,16 @@ from serve.test_parsers import decode, read, texts
 from serve.test_structured import SCHEMA, chat, client_of, tool
 
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.call_forms import CALL_FORMS, form_of
-from specbuild.runtime.serve.parsers.marked import MarkedParser, Thought
-from specbuild.runtime.serve.parsers.registry import TOOL_CALL_PARSERS, MarkedForm, parser_form
+from specbuild.runtime.serve.parsers.marker_parser import MarkerParser, ReasoningState
+from specbuild.runtime.serve.parsers.output_formats import (
+    TOOL_CALL_PARSERS,
+    MarkerFormat,
+    output_format,
+)
+from specbuild.runtime.serve.parsers.tool_call_formats import (
+    TOOL_CALL_FORMATS,
+    detect_tool_call_format,
+)
 
 Call = tuple[str, dict[str, Any]]
 
@@ -101,11 +108,11 @@ def output(
     text: str,
     *,
     tools: Sequence[Any] = (),
-    thought: Thought | None = None,
+    thought: ReasoningState | None = None,
     **given: Any,
 ) -> Output:
-    calls = CALL_FORMS[form.partition(",")[0]]
-    parser = MarkedParser(decode, (), thought=thought, calls=calls, tools=tools)
+    calls = TOOL_CALL_FORMATS[form.partition(",")[0]]
+    parser = MarkerParser(decode, (), reasoning=thought, calls=calls, tools=tools)
     return read(parser, [ord(c) for c in text], **given)
 
 
@@ -211,8 +218,8 @@ def test_arguments_that_are_no_json_object_are_no_call(form: str, arguments: str
 
 
 def test_ids_of_kimi_count_the_calls_of_the_conversation() -> None:
-    calls = CALL_FORMS["kimi2"].after(3)
-    parser = MarkedParser(decode, (), thought=None, calls=calls)
+    calls = TOOL_CALL_FORMATS["kimi2"].continue_ids(3)
+    parser = MarkerParser(decode, (), reasoning=None, calls=calls)
     made = read(parser, [ord(c) for c in kimi2([("a.b", {}), ("g", {})])])
     assert [call.id for call in made.calls] == ["functions.a.b:3", "functions.g:4"]
     (other,) = output("hermes", hermes([("f", {})])).calls
@@ -220,9 +227,9 @@ def test_ids_of_kimi_count_the_calls_of_the_conversation() -> None:
 
 
 @pytest.mark.parametrize("form", WRITERS)
-@pytest.mark.parametrize("thought", list(Thought))
-def test_a_call_ends_a_thought_that_is_open(form: str, thought: Thought) -> None:
-    begun = "" if thought is Thought.OPEN else "<think>"
+@pytest.mark.parametrize("thought", list(ReasoningState))
+def test_a_call_ends_a_thought_that_is_open(form: str, thought: ReasoningState) -> None:
+    begun = "" if thought is ReasoningState.OPEN else "<think>"
     made = output(
         form, f"{begun}I call it.{WRITERS[form]([('f', {'a': 1})])}\n</think>\n", thought=thought
     )
@@ -235,7 +242,7 @@ def test_a_call_ends_a_thought_that_is_open(form: str, thought: Thought) -> None
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47"])
 def test_a_thought_may_mention_the_mark_of_calls(form: str) -> None:
     thought = "I must use <tool_call> tags, not <tool_call></tool_call> alone."
-    made = output(form, f"{thought}</think>Done: <tool_call> is one.", thought=Thought.OPEN)
+    made = output(form, f"{thought}</think>Done: <tool_call> is one.", thought=ReasoningState.OPEN)
     assert (made.reasoning, made.content) == (thought, "Done: <tool_call> is one.")
     assert not made.calls
 
@@ -257,9 +264,9 @@ def test_an_output_that_is_cut_off_shows_no_markup(
 def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
     write = WRITERS[form]
     good, text = write([("g", {"b": "2"})]), write([("f", {"a": "1"})])
-    end = CALL_FORMS[form.partition(",")[0]].end
-    section = CALL_FORMS[form.partition(",")[0]].section
-    begin = text.index(CALL_FORMS[form.partition(",")[0]].begin)
+    end = TOOL_CALL_FORMATS[form.partition(",")[0]].end
+    section = TOOL_CALL_FORMATS[form.partition(",")[0]].section
+    begin = text.index(TOOL_CALL_FORMATS[form.partition(",")[0]].begin)
     for cut in range(begin + 30, text.index(end)):
         # With and without the mark of its end, in the same section or before another.
         for broken in (text[:cut], text[:cut] + end):
@@ -271,8 +278,13 @@ def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
 @pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47", "kimi2", "deepseek31"])
 def test_texts_in_arguments_may_hold_marks(form: str) -> None:
     name = form.partition(",")[0]
-    marks = f"a {CALL_FORMS[name].end} b {CALL_FORMS[name].begin} c </think> <think> {{}}\\"
-    made = output(name, f"<think>x{WRITERS[form]([('f', {'a': marks})])}y", thought=Thought.OPEN)
+    marks = (
+        f"a {TOOL_CALL_FORMATS[name].end} b {TOOL_CALL_FORMATS[name].begin} c </think> <think> "
+        "{}\\"
+    )
+    made = output(
+        name, f"<think>x{WRITERS[form]([('f', {'a': marks})])}y", thought=ReasoningState.OPEN
+    )
     assert [json.loads(call.arguments) for call in made.calls] == [{"a": marks}]
     assert (made.reasoning, made.content) == ("x", "y")
 
@@ -298,18 +310,19 @@ PIECES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", [*CALL_FORMS, "none"])
+@pytest.mark.parametrize("form", [*TOOL_CALL_FORMATS, "none"])
 @settings(max_examples=150, deadline=None)
 @given(
     parts=st.lists(st.sampled_from(PIECES), max_size=14), cuts=st.lists(st.integers(0, 300)),
-    thought=st.sampled_from([None, *Thought]), stop=st.sampled_from([(), ("STOP",), ("<tool",)]),
+    thought=st.sampled_from([None, *ReasoningState]),
+    stop=st.sampled_from([(), ("STOP",), ("<tool",)]),
     end=st.sampled_from(["stop", "length"]),
 )  # fmt: skip
 def test_an_output_means_the_same_in_whatever_tokens_it_comes(
     form: str,
     parts: list[str],
     cuts: list[int],
-    thought: Thought | None,
+    thought: ReasoningState | None,
     stop: tuple[str, ...],
     end: str,
 ) -> None:
@@ -318,11 +331,11 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
     tokens = [text[a:b] for a, b in pairwise(places)]
 
     def made(pieces: Sequence[str]) -> tuple[Any, ...]:
-        parser = MarkedParser(
+        parser = MarkerParser(
             lambda ids: "".join(pieces[i] for i in ids),
             stop,
-            thought=thought,
-            calls=CALL_FORMS.get(form),
+            reasoning=thought,
+            calls=TOOL_CALL_FORMATS.get(form),
         )
         found = read(parser, range(len(pieces)), end=end)
         calls = [(call.name, call.arguments) for call in found.calls]
@@ -347,7 +360,7 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
 )
 def test_what_is_no_call_is_content(form: str, text: str) -> None:
     found = output(form, text)
-    section = CALL_FORMS[form].section
+    section = TOOL_CALL_FORMATS[form].section
     assert not found.calls
     assert found.content == text.removeprefix(section[0] if section else "")
 
@@ -355,12 +368,12 @@ def test_what_is_no_call_is_content(form: str, text: str) -> None:
 def test_the_form_goes_by_the_template() -> None:
     for form, write in WRITERS.items():
         shown = write([("f", {"a": 1})])
-        assert form_of(shown) == form.partition(",")[0]
-        made = parser_form(toy_codec(shown), (28,), reasoning="auto", tool_calls="auto")
-        assert isinstance(made, MarkedForm) and made.calls_tools
-    assert form_of('<tool_call>{"name": "f"}</tool_call>') == "hermes"
-    assert form_of("x") == "none"
-    assert set(CALL_FORMS) < set(TOOL_CALL_PARSERS)
+        assert detect_tool_call_format(shown) == form.partition(",")[0]
+        made = output_format(toy_codec(shown), (28,), reasoning="auto", tool_calls="auto")
+        assert isinstance(made, MarkerFormat) and made.supports_tools
+    assert detect_tool_call_format('<tool_call>{"name": "f"}</tool_call>') == "hermes"
+    assert detect_tool_call_format("x") == "none"
+    assert set(TOOL_CALL_FORMATS) < set(TOOL_CALL_PARSERS)
 
 
 @pytest.fixture(scope="module", params=[*WRITERS])

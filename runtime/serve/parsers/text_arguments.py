@@ -30,7 +30,7 @@ _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 
 
 @dataclass(frozen=True)
-class WrittenArguments:
+class TextArguments:
     """A form of calls with written arguments.
 
     ``name`` matches the beginning, up to the first argument, with the function's name as its group;
@@ -43,33 +43,33 @@ class WrittenArguments:
     a pattern of the white space behind the head and behind each argument.
     """
 
-    name: re.Pattern[str]
-    argument: re.Pattern[str]
-    opened: re.Pattern[str]
-    nested: re.Pattern[str]
+    name_pattern: re.Pattern[str]
+    argument_pattern: re.Pattern[str]
+    unclosed_pattern: re.Pattern[str]
+    nested_pattern: re.Pattern[str]
     end: str
-    head: str
-    before: tuple[str, ...]
-    between: tuple[str, ...]
-    behind: str
-    gap: str
+    header: str
+    name_markers: tuple[str, ...]
+    value_markers: tuple[str, ...]
+    end_marker: str
+    whitespace: str
 
     def read(self, body: str, tools: Tools) -> tuple[str, str] | None:
         """Return the name and the arguments. UnclosedTextError where a value has no end."""
-        head = self.name.match(body)
-        if head is None or self.nested.search(body, head.end()):
+        header = self.name_pattern.match(body)
+        if header is None or self.nested_pattern.search(body, header.end()):
             return None
-        name, place = head[1], head.end()
+        name, position = header[1], header.end()
         root = parameters_of(name, tools)
         schemas = properties_of(root)
         arguments: dict[str, Any] = {}
-        while (found := self.argument.match(body, place)) is not None:
-            key, value = found[1].strip(), found[2]
+        while (match := self.argument_pattern.match(body, position)) is not None:
+            key, value = match[1].strip(), match[2]
             arguments[key] = typed_value(value, schemas.get(key), root)
-            place = found.end()
-        if self.opened.match(body, place):
+            position = match.end()
+        if self.unclosed_pattern.match(body, position):
             raise UnclosedTextError
-        if body[place:].strip() not in ("", self.end):
+        if body[position:].strip() not in ("", self.end):
             return None
         try:
             return name, json.dumps(arguments)
@@ -77,7 +77,7 @@ class WrittenArguments:
             return None
 
     def grammar(
-        self, prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote
+        self, prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
     ) -> tuple[str, tuple[str, ...], dict[str, Guide]]:
         """Return an expression of the call's body, with the rules and guides it refers to.
 
@@ -85,26 +85,26 @@ class WrittenArguments:
         that a grammar of a text cannot enforce.
         """
         root = json.loads(arguments.source)
-        outer = resolved(root, root)
-        schemas, required = properties_of(root), outer.get("required")
+        parameters = resolved(root, root)
+        schemas, required = properties_of(root), parameters.get("required")
         required = required if isinstance(required, list) else ()
         size = 0
-        parts: dict[str, Guide] = {}
-        gap, free = f"{prefix}_gap", f"{prefix}_text"
-        rules = [f"{gap}: /{self.gap}/", *self._text_rule(free, mark, text)]
+        all_guides: dict[str, Guide] = {}
+        whitespace, any_text = f"{prefix}_gap", f"{prefix}_text"
+        rules = [f"{whitespace}: /{self.whitespace}/", *self._text_rule(any_text, marker, text)]
 
         def argument(key: str, value: str) -> str:
-            before = " ".join(map(mark, self.before))
-            between = f" {gap} ".join(map(mark, self.between))
-            return f"{before} {key} {between} {value} {gap}"
+            name_marker = " ".join(map(marker, self.name_markers))
+            value_marker = f" {whitespace} ".join(map(marker, self.value_markers))
+            return f"{name_marker} {key} {value_marker} {value} {whitespace}"
 
-        pairs = []
+        elements = []
         for i, (key, schema) in enumerate(schemas.items()):
             values: list[str] = []
             guides: dict[str, Guide] = {}
             for j, choice in enumerate(_choices(schema, root, arguments)):
                 if choice is None:
-                    values, guides = [free], {}
+                    values, guides = [any_text], {}
                     break
                 size += len(choice.source if isinstance(choice, Guide) else choice)
                 if size > MOST_GUIDE_BYTES:
@@ -116,24 +116,24 @@ class WrittenArguments:
                     value = f"@{prefix}_{i}_{j}"
                 else:
                     value = text(choice)
-                values.append(f"{value} {mark(self.behind)}")
-            parts |= guides
+                values.append(f"{value} {marker(self.end_marker)}")
+            all_guides |= guides
             rules.append(f"{prefix}_{i}: {argument(text(key), '(' + ' | '.join(values) + ')')}")
-            pairs.append(f"{prefix}_{i}" if key in required else f"{prefix}_{i}?")
-        if not schemas and outer.get("additionalProperties") is not False:
-            rules.append(f"{prefix}_any: {argument('NAME', free)}")
-            pairs.append(f"{prefix}_any*")
-        tail = text(self.end) if self.end else ""
-        body = f"{text(self.head.format(name))} {gap} {' '.join(pairs)} {tail}"
-        return body, tuple(rules), parts
+            elements.append(f"{prefix}_{i}" if key in required else f"{prefix}_{i}?")
+        if not schemas and parameters.get("additionalProperties") is not False:
+            rules.append(f"{prefix}_any: {argument('NAME', any_text)}")
+            elements.append(f"{prefix}_any*")
+        footer = text(self.end) if self.end else ""
+        body = f"{text(self.header.format(name))} {whitespace} {' '.join(elements)} {footer}"
+        return body, tuple(rules), all_guides
 
-    def _text_rule(self, name: str, mark: Quote, text: Quote) -> Iterator[str]:
+    def _text_rule(self, name: str, marker: Quote, text: Quote) -> Iterator[str]:
         """A text with what is behind it: up to a token, or up to the first such text."""
-        behind = mark(self.behind)
-        if behind == text(self.behind):
-            yield f"{name}[suffix={behind}]: TEXT"
+        end = marker(self.end_marker)
+        if end == text(self.end_marker):
+            yield f"{name}[suffix={end}]: TEXT"
         else:
-            yield f"{name}: TEXT {behind}"
+            yield f"{name}: TEXT {end}"
 
 
 def _choices(
@@ -157,9 +157,9 @@ def _choices(
             yield from _choices(variant, root, arguments, depth + 1, seen)
         return
     types = json_types(schema, root)
-    listed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-    if isinstance(listed, list):
-        yield from (v if isinstance(v, str) else json.dumps(v) for v in listed)
+    literals = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if isinstance(literals, list):
+        yield from (v if isinstance(v, str) else json.dumps(v) for v in literals)
     elif types is None or "string" in types:
         unenforced = [key for key in _TEXT_KEYWORDS if key in schema]
         if unenforced and not arguments.lenient:
@@ -175,31 +175,33 @@ def _choices(
         yield Guide.json({**shared, **schema}, lenient=arguments.lenient, name=arguments.name)
 
 
-GLM = WrittenArguments(
-    name=re.compile(r"\s*([^\s<]+)\s*"),
-    argument=re.compile(
+GLM = TextArguments(
+    name_pattern=re.compile(r"\s*([^\s<]+)\s*"),
+    argument_pattern=re.compile(
         r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*(?=<arg_key>|\Z)", re.DOTALL
     ),
-    opened=re.compile(r"<arg_key>[^<]*</arg_key>\s*<arg_value>(?!.*</arg_value>)", re.DOTALL),
-    nested=re.compile(r"<tool_call>\s*[\w.\-]+\s*<arg_key>"),
+    unclosed_pattern=re.compile(
+        r"<arg_key>[^<]*</arg_key>\s*<arg_value>(?!.*</arg_value>)", re.DOTALL
+    ),
+    nested_pattern=re.compile(r"<tool_call>\s*[\w.\-]+\s*<arg_key>"),
     end="",
-    head="{}",
-    before=("<arg_key>",),
-    between=("</arg_key>", "<arg_value>"),
-    behind="</arg_value>",
-    gap=r"\n?",
+    header="{}",
+    name_markers=("<arg_key>",),
+    value_markers=("</arg_key>", "<arg_value>"),
+    end_marker="</arg_value>",
+    whitespace=r"\n?",
 )
-QWEN3_CODER = WrittenArguments(
-    name=re.compile(r"\s*<function=([^>\s]+)>\s*"),
-    argument=re.compile(
+QWEN3_CODER = TextArguments(
+    name_pattern=re.compile(r"\s*<function=([^>\s]+)>\s*"),
+    argument_pattern=re.compile(
         r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>|\Z)", re.DOTALL
     ),
-    opened=re.compile(r"<parameter=[^>\n]+>(?!.*</parameter>)", re.DOTALL),
-    nested=re.compile(r"<tool_call>\s*<function="),
+    unclosed_pattern=re.compile(r"<parameter=[^>\n]+>(?!.*</parameter>)", re.DOTALL),
+    nested_pattern=re.compile(r"<tool_call>\s*<function="),
     end="</function>",
-    head="<function={}>",
-    before=("<parameter=",),
-    between=(">\n",),
-    behind="\n</parameter>",
-    gap=r"\n",
+    header="<function={}>",
+    name_markers=("<parameter=",),
+    value_markers=(">\n",),
+    end_marker="\n</parameter>",
+    whitespace=r"\n",
 )

@@ -12,22 +12,22 @@ from dataclasses import dataclass, field, replace
 
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.arguments import Tools, json_object
-from specbuild.runtime.serve.parsers.written_arguments import GLM, QWEN3_CODER, WrittenArguments
+from specbuild.runtime.serve.parsers.text_arguments import GLM, QWEN3_CODER, TextArguments
 
 # A piece of a grammar: a mark as a token or as text, and a text in quotes.
 Quote = Callable[[str], str]
-CallId = Callable[[str, int], str]
+MakeCallId = Callable[[str, int], str]
 
 DEEPSEEK_SEPARATOR, KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument_begin|>"
 _FENCE, _FENCE_END = "\n```json\n", "```"
 _KIMI_NAME = re.compile(r"\s*(?:functions\.)?([^\s:]+)(?::\d+)?\s*")
 
 # What is no function's name at the beginning of a call: other signs, or several words.
-_NO_NAME = re.compile(r"[\w.\-]*(?:[^\w.\-\s<]|[ \t]+\w)")
+_NOT_A_NAME = re.compile(r"[\w.\-]*(?:[^\w.\-\s<]|[ \t]+\w)")
 
 
 @dataclass(frozen=True)
-class CallGrammar:
+class ToolCallGrammar:
     """What is between the marks of a call, as a grammar: an expression and what it refers to."""
 
     body: str
@@ -36,7 +36,7 @@ class CallGrammar:
 
 
 @dataclass(frozen=True)
-class CallForm:
+class ToolCallFormat:
     """A call is between ``begin`` and ``end``, all calls within the marks of a ``section``.
 
     ``read`` returns the name and the arguments, as the text of a JSON object, of what is between
@@ -51,17 +51,17 @@ class CallForm:
     begin: str
     end: str
     read: Callable[[str, Tools], tuple[str, str] | None]
-    grammar: Callable[[str, str, Guide, Quote, Quote], CallGrammar]
+    grammar: Callable[[str, str, Guide, Quote, Quote], ToolCallGrammar]
     section: tuple[str, str] | None = None
     begins_call: Callable[[str], bool | None] = lambda _text: None
-    call_id: CallId | None = None
+    call_id: MakeCallId | None = None
 
-    def after(self, num_past_calls: int) -> CallForm:
+    def continue_ids(self, num_past_calls: int) -> ToolCallFormat:
         """Return the form whose ids count on from the calls of the conversation before."""
-        number = self.call_id
-        if number is None:
+        make_id = self.call_id
+        if make_id is None:
             return self
-        return replace(self, call_id=lambda name, count: number(name, num_past_calls + count))
+        return replace(self, call_id=lambda name, count: make_id(name, num_past_calls + count))
 
 
 def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
@@ -80,17 +80,17 @@ def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
     """V3's: ``function``, separator, name, arguments in a fence; V3.1's: name, separator, these."""
     del tools
     name, separator, arguments = body.partition(DEEPSEEK_SEPARATOR)
-    before, fence, fenced = arguments.partition(_FENCE)
+    fenced_name, fence, fenced = arguments.partition(_FENCE)
     if fence:
-        name, arguments = before, fenced.rstrip().removesuffix(_FENCE_END)
+        name, arguments = fenced_name, fenced.rstrip().removesuffix(_FENCE_END)
     return _call(name.strip(), arguments.strip()) if separator else None
 
 
 def _kimi(body: str, tools: Tools) -> tuple[str, str] | None:
     """``functions.name:0``, separator, arguments."""
     del tools
-    called, separator, arguments = body.partition(KIMI_ARGUMENTS)
-    name = _KIMI_NAME.fullmatch(called)
+    call, separator, arguments = body.partition(KIMI_ARGUMENTS)
+    name = _KIMI_NAME.fullmatch(call)
     return _call(name[1], arguments.strip()) if separator and name else None
 
 
@@ -101,17 +101,19 @@ def _call(name: object, arguments: str) -> tuple[str, str] | None:
     return None if json_object(arguments) is None else (name, arguments)
 
 
-def _deepseek_form(*, fenced: bool) -> CallForm:
-    def grammar(prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote) -> CallGrammar:
-        separator = mark(DEEPSEEK_SEPARATOR)
+def _deepseek_format(*, fenced: bool) -> ToolCallFormat:
+    def grammar(
+        prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
+    ) -> ToolCallGrammar:
+        separator = marker(DEEPSEEK_SEPARATOR)
         if not fenced:
             body = f"{text(name)} {separator} @{prefix}"
         else:
-            before, behind = text(f"{name}{_FENCE}"), text(f"\n{_FENCE_END}")
-            body = f"{text('function')} {separator} {before} @{prefix} {behind}"
-        return CallGrammar(body, parts={prefix: arguments})
+            header, footer = text(f"{name}{_FENCE}"), text(f"\n{_FENCE_END}")
+            body = f"{text('function')} {separator} {header} @{prefix} {footer}"
+        return ToolCallGrammar(body, parts={prefix: arguments})
 
-    return CallForm(
+    return ToolCallFormat(
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
         _deepseek,
@@ -121,18 +123,18 @@ def _deepseek_form(*, fenced: bool) -> CallForm:
 
 
 def _hermes_grammar(
-    prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote
-) -> CallGrammar:
-    del mark
-    before = f'{{"name": {json.dumps(name)}, "arguments": '
-    return CallGrammar(f"{text(before)} @{prefix} {text('}')}", parts={prefix: arguments})
+    prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
+) -> ToolCallGrammar:
+    del marker
+    header = f'{{"name": {json.dumps(name)}, "arguments": '
+    return ToolCallGrammar(f"{text(header)} @{prefix} {text('}')}", parts={prefix: arguments})
 
 
 def _kimi_grammar(
-    prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote
-) -> CallGrammar:
-    body = f"{text(f'functions.{name}:')} INDEX {mark(KIMI_ARGUMENTS)} @{prefix}"
-    return CallGrammar(body, parts={prefix: arguments})
+    prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
+) -> ToolCallGrammar:
+    body = f"{text(f'functions.{name}:')} INDEX {marker(KIMI_ARGUMENTS)} @{prefix}"
+    return ToolCallGrammar(body, parts={prefix: arguments})
 
 
 def _kimi_id(name: str, number: int) -> str:
@@ -140,33 +142,39 @@ def _kimi_id(name: str, number: int) -> str:
     return f"functions.{name}:{number}"
 
 
-def _starts_with(head: str) -> Callable[[str], bool | None]:
+def _starts_with(prefix: str) -> Callable[[str], bool | None]:
     def begins(text: str) -> bool | None:
-        return True if text.startswith(head) else None if head.startswith(text) else False
+        return True if text.startswith(prefix) else None if prefix.startswith(text) else False
 
     return begins
 
 
 def _begins_with_a_name(text: str) -> bool | None:
-    return False if _NO_NAME.match(text) else None
+    return False if _NOT_A_NAME.match(text) else None
 
 
-def _written_form(form: WrittenArguments, begins: Callable[[str], bool | None]) -> CallForm:
-    def grammar(prefix: str, name: str, arguments: Guide, mark: Quote, text: Quote) -> CallGrammar:
-        return CallGrammar(*form.grammar(prefix, name, arguments, mark, text))
+def _text_arguments_format(
+    arguments_format: TextArguments, begins: Callable[[str], bool | None]
+) -> ToolCallFormat:
+    def grammar(
+        prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
+    ) -> ToolCallGrammar:
+        return ToolCallGrammar(*arguments_format.grammar(prefix, name, arguments, marker, text))
 
-    return CallForm("<tool_call>", "</tool_call>", form.read, grammar, begins_call=begins)
+    return ToolCallFormat(
+        "<tool_call>", "</tool_call>", arguments_format.read, grammar, begins_call=begins
+    )
 
 
-CALL_FORMS: Mapping[str, CallForm] = {
-    "hermes": CallForm(
+TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
+    "hermes": ToolCallFormat(
         "<tool_call>", "</tool_call>", _hermes, _hermes_grammar, begins_call=_starts_with("{")
     ),
-    "qwen3_coder": _written_form(QWEN3_CODER, _starts_with("<function=")),
-    "glm47": _written_form(GLM, _begins_with_a_name),
-    "deepseek3": _deepseek_form(fenced=True),
-    "deepseek31": _deepseek_form(fenced=False),
-    "kimi2": CallForm(
+    "qwen3_coder": _text_arguments_format(QWEN3_CODER, _starts_with("<function=")),
+    "glm47": _text_arguments_format(GLM, _begins_with_a_name),
+    "deepseek3": _deepseek_format(fenced=True),
+    "deepseek31": _deepseek_format(fenced=False),
+    "kimi2": ToolCallFormat(
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
         _kimi,
@@ -177,13 +185,13 @@ CALL_FORMS: Mapping[str, CallForm] = {
 }
 
 
-def form_of(template: str) -> str:
+def detect_tool_call_format(template: str) -> str:
     """Return the name of the form that a chat template shows; ``none`` where it shows none."""
     if DEEPSEEK_SEPARATOR in template:
         return "deepseek3" if "```json" in template else "deepseek31"
     if KIMI_ARGUMENTS in template:
         return "kimi2"
-    if CALL_FORMS["hermes"].begin in template:
+    if TOOL_CALL_FORMATS["hermes"].begin in template:
         if "<arg_key>" in template:
             return "glm47"
         return "qwen3_coder" if "<function=" in template else "hermes"

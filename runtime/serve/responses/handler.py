@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from specbuild.runtime.request import Request
-from specbuild.runtime.serve.chat import chat_prompt, chat_requests, offered_tools
+from specbuild.runtime.serve.chat import available_tools, chat_prompt, chat_requests
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks, json_bytes
 from specbuild.runtime.serve.messages import template_messages
@@ -24,16 +24,16 @@ from specbuild.runtime.serve.responses.fields import ResponseFields, messages_of
 from specbuild.runtime.serve.responses.items import Items, ResponseEvent
 from specbuild.runtime.serve.responses.store import MAX_RESPONSE_BYTES, ResponseStore
 from specbuild.runtime.serve.serving import Serving
-from specbuild.runtime.serve.structured import asked_form
-from specbuild.runtime.serve.token_logprobs import token_logprob, top_logprobs
-from specbuild.runtime.serve.turns import Turns
+from specbuild.runtime.serve.structured import output_constraint
+from specbuild.runtime.serve.token_batches import TokenBatches
+from specbuild.runtime.serve.token_logprobs import checked_top_logprobs, token_logprob
 from specbuild.runtime.text.stream import StopRule
 
 log = logging.getLogger("specbuild.serve")
 
 
 @dataclass
-class _Work:
+class _ResponseWork:
     """A response that is being made."""
 
     body: ResponseFields
@@ -42,7 +42,7 @@ class _Work:
     messages: Sequence[Mapping[str, Any]]
     answer: dict[str, Any]
     items: Items
-    turns: Turns
+    batches: TokenBatches
     tools: Tools
 
 
@@ -50,7 +50,7 @@ class _Work:
 class _BackgroundJob:
     """A response that is made in the background. ``is_deleted``: its end is not stored."""
 
-    work: _Work
+    work: _ResponseWork
     is_deleted: bool = False
     task: asyncio.Task[None] = field(init=False)
 
@@ -118,42 +118,44 @@ class Responses:
         job = self._background.get(name)
         return None if job is None or job.is_deleted else job
 
-    async def _begin(self, body: ResponseFields) -> _Work:
+    async def _begin(self, body: ResponseFields) -> _ResponseWork:
         serving = self._serving
         model = serving.model(body.model)
         body.check()
-        before: Sequence[Mapping[str, Any]] = ()
+        previous: Sequence[Mapping[str, Any]] = ()
         if body.previous_response_id is not None:
-            before = self._store.get(body.previous_response_id).messages()
-        messages = [*before, *body.messages()]
-        told = [] if body.instructions is None else [_system(body.instructions)]
-        tools = offered_tools(serving, body.tools, body.tool_choice)
-        likeliest = None
+            previous = self._store.get(body.previous_response_id).messages()
+        messages = [*previous, *body.messages()]
+        instructions = [] if body.instructions is None else [_system(body.instructions)]
+        tools = available_tools(serving, body.tools, body.tool_choice)
+        num_top_logprobs = None
         if body.logprobs:
-            likeliest = top_logprobs("top_logprobs", body.top_logprobs)
-        asked = asked_form(body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls)
-        answer = _head(body, model)
+            num_top_logprobs = checked_top_logprobs("top_logprobs", body.top_logprobs)
+        constraint = output_constraint(
+            body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls
+        )
+        answer = _initial_answer(body, model)
         if body.store is not False:
             self._store.check(answer, messages)
-        chat = template_messages([*told, *messages])
+        chat = template_messages([*instructions, *messages])
         serving.service.check_admission(1)
-        prompt = await chat_prompt(serving, chat, tools, body.variables)
-        each = body.params(
+        prompt = await chat_prompt(serving, chat, tools, body.template_variables)
+        choice_params = body.params(
             defaults=serving.service.engine.generation_defaults,
             max_tokens=body.max_output_tokens,
-            text=False,
-            likeliest=likeliest,
-            guide=await serving.guide(asked, prompt),
+            with_text=False,
+            num_top_logprobs=num_top_logprobs,
+            guide=await serving.guide(constraint, prompt),
         )
-        may_clip = body.max_output_tokens is None
-        (request,) = await chat_requests(serving, prompt, each, may_clip=may_clip)
-        sampling = each[0].sampling
+        may_shorten = body.max_output_tokens is None
+        (request,) = await chat_requests(serving, prompt, choice_params, may_shorten=may_shorten)
+        sampling = choice_params[0].sampling
         answer |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
         items = Items(partial(token_logprob, serving))
-        turns = serving.turns([request], body.urgency)
-        return _Work(body, request, prompt, messages, answer, items, turns, tools or ())
+        batches = serving.start([request], body.urgency)
+        return _ResponseWork(body, request, prompt, messages, answer, items, batches, tools or ())
 
-    async def _finish(self, work: _Work) -> None:
+    async def _finish(self, work: _ResponseWork) -> None:
         async with aclosing(self._events(work)) as events:
             async for _ in events:
                 pass
@@ -166,23 +168,23 @@ class Responses:
             return
         except asyncio.CancelledError:
             # The task is cancelled by stop() alone, which waits for this end.
-            end: dict[str, Any] = {"status": "cancelled"}
+            final_fields: dict[str, Any] = {"status": "cancelled"}
         except ApiError as error:
-            end = {"status": "failed", "error": error.body["error"]}
+            final_fields = {"status": "failed", "error": error.body["error"]}
         except Exception:
             log.exception("the response %s failed", work.answer["id"])
-            internal = ApiError(500, "internal error; the server's log has it")
-            end = {"status": "failed", "error": internal.body["error"]}
+            internal_error = ApiError(500, "internal error; the server's log has it")
+            final_fields = {"status": "failed", "error": internal_error.body["error"]}
         finally:
             del self._background[work.answer["id"]]
         if job.is_deleted:
             return
         for _ in work.items.close("incomplete"):
             pass
-        work.answer |= end | {"output": work.items.items}
+        work.answer |= final_fields | {"output": work.items.items}
         self._keep(work, work.messages)
 
-    def _keep(self, work: _Work, messages: Sequence[Mapping[str, Any]]) -> None:
+    def _keep(self, work: _ResponseWork, messages: Sequence[Mapping[str, Any]]) -> None:
         """Store a response as its request wishes. One that is too large says that it is not."""
         answer = work.answer
         if work.body.store is False or self._store.put(answer, messages):
@@ -198,50 +200,50 @@ class Responses:
         answer |= {"status": "failed", "error": error, "output": []}
         self._store.put(answer, [])
 
-    async def _stream(self, work: _Work) -> Chunks:
-        number = 0
+    async def _stream(self, work: _ResponseWork) -> Chunks:
+        sequence_number = 0
         async with aclosing(self._events(work)) as events:
             async for event in events:
-                yield {**event, "sequence_number": number}
-                number += 1
+                yield {**event, "sequence_number": sequence_number}
+                sequence_number += 1
 
-    async def _events(self, work: _Work) -> AsyncGenerator[ResponseEvent, None]:
+    async def _events(self, work: _ResponseWork) -> AsyncGenerator[ResponseEvent, None]:
         """The events of a response, whose answer is filled on the way and stored at the end."""
         items, answer = work.items, work.answer
-        async with aclosing(work.turns):
+        async with aclosing(work.batches):
             output = self._output(work)
             for name in ("created", "in_progress"):
                 yield {"type": f"response.{name}", "response": {**answer, "output": []}}
-            async for turn in work.turns:
-                for event in items.take(output.take(turn)):
+            async for batch in work.batches:
+                for event in items.add(output.add(batch)):
                     yield event
                 if output.finish_reason is not None:
                     break
-        whole = output.finish_reason != "length"
-        for event in items.close("completed" if whole else "incomplete"):
+        is_complete = output.finish_reason != "length"
+        for event in items.close("completed" if is_complete else "incomplete"):
             yield event
         answer |= {
-            "status": "completed" if whole else "incomplete",
+            "status": "completed" if is_complete else "incomplete",
             "output": items.items,
             "usage": _usage(work, output),
         }
-        if not whole:
+        if not is_complete:
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
         self._keep(work, [*work.messages, *messages_of(items.items)])
         yield {"type": f"response.{answer['status']}", "response": answer}
 
-    def _output(self, work: _Work) -> Output:
-        form, body = self._serving.form, work.body
-        assert form is not None
+    def _output(self, work: _ResponseWork) -> Output:
+        output_format_, body = self._serving.output_format, work.body
+        assert output_format_ is not None
         params = work.request.params
         rule = StopRule(body.stop_strings, include=params.include_stop_str_in_output)
-        parser = form.parser(
+        parser = output_format_.parser(
             rule, work.tools, work.prompt, skip_special_tokens=params.skip_special_tokens
         )
         return Output(
             parser,
-            by_delta=body.logprobs,
-            hidden_ends=self._serving.hidden_ends(params),
+            tracks_tokens=body.logprobs,
+            hidden_end_tokens=self._serving.hidden_end_tokens(params),
             single_call=body.parallel_tool_calls is False,
         )
 
@@ -250,7 +252,7 @@ def _system(text: str) -> dict[str, Any]:
     return {"role": "system", "content": text}
 
 
-def _head(body: ResponseFields, model: str) -> dict[str, Any]:
+def _initial_answer(body: ResponseFields, model: str) -> dict[str, Any]:
     """An answer before it has an output."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
@@ -278,12 +280,12 @@ def _head(body: ResponseFields, model: str) -> dict[str, Any]:
     }
 
 
-def _usage(work: _Work, output: Output) -> dict[str, Any]:
-    read, made = len(work.request.prompt_ids), len(output.tokens)
+def _usage(work: _ResponseWork, output: Output) -> dict[str, Any]:
+    input_tokens, output_tokens = len(work.request.prompt_ids), len(output.tokens)
     return {
-        "input_tokens": read,
+        "input_tokens": input_tokens,
         "input_tokens_details": {"cached_tokens": output.cached_tokens},
-        "output_tokens": made,
+        "output_tokens": output_tokens,
         "output_tokens_details": {"reasoning_tokens": output.reasoning_tokens},
-        "total_tokens": read + made,
+        "total_tokens": input_tokens + output_tokens,
     }
