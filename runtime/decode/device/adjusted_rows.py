@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from specbuild.runtime.decode.device.prefill_rows import PromptRows
+from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.logit_rows import ends_of
 from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
@@ -82,6 +84,15 @@ class AdjustedRows:
             self._executor.write("mask", mask.words(self._words)[None], row=row)
             changes |= MASKED_ROW
         self._executor.fill(CHANGES, changes, row=row)
+
+    def choose_first(
+        self, ending: Sequence[PromptRows], programs: ProgramTable
+    ) -> TopOfRows | None:
+        """Behind a launch of prompts: these choose their first tokens once more."""
+        for r in ending:
+            self.begin(r.sequence, r.row)
+        self._executor.start(programs.first_tokens)
+        return self.fetch_top(r.sequence for r in ending)
 
     def fetch_top(self, sequences: Iterable[SequenceState]) -> TopOfRows | None:
         """Right behind a launch: its likeliest tokens, where one of these sequences wants some."""

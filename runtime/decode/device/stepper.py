@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from time import perf_counter
 
-from specbuild.runtime.decode.device.adjusted_rows import AdjustedRows, TopOfRows, adjusts
+from specbuild.runtime.decode.device.adjusted_rows import AdjustedRows, adjusts
 from specbuild.runtime.decode.device.flights import (
     PromptsInFlight,
     StepInFlight,
@@ -167,7 +167,8 @@ class DeviceStepper:
         for name, values in arrays.items():
             executor.write(name, values)
         executor.start(entry)
-        top = self._adjust_first([r for r in ending if adjusts(r.sequence)])
+        adjusted = [r for r in ending if adjusts(r.sequence)]
+        top = self._adjusted.choose_first(adjusted, self._programs) if adjusted else None
         for chunk in chunks:
             chunk.sequence.length += chunk.count
             self._pages.behind_prompt(chunk.sequence)
@@ -176,15 +177,6 @@ class DeviceStepper:
         token, logprob = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
         read = sum(chunk.count for chunk in chunks)
         self._flights.append(PromptsInFlight(read, tuple(ending), token, logprob, top))
-
-    def _adjust_first(self, ending: Sequence[PromptRows]) -> TopOfRows | None:
-        """Behind a launch of prompts: these choose their first tokens once more."""
-        if not ending:
-            return None
-        for r in ending:
-            self._adjusted.begin(r.sequence, r.row)
-        self._executor.start(self._programs.first_tokens)
-        return self._adjusted.fetch_top(r.sequence for r in ending)
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Loads the program of a first step, before its sequences are known to go on."""
