@@ -74,10 +74,10 @@ class _Caches:
         prefix = self.cache.begin(ids, None)
         match = self.cache.match(prefix, drafts=["draft"])
         clock.add("look-up", started_s)
-        wanted = self._kv.pages_wanted(len(ids) + 16)
+        wanted = self._kv.pages_needed(len(ids) + 16)
         started_s = perf_counter()
         pages = self._kv.admit(wanted, match.shared)
-        self.cache.admitted(prefix, match, again=False)
+        self.cache.admitted(prefix, match, was_preempted=False)
         clock.add("admission", started_s)
         for end in range(match.tokens + self._rows, len(ids) + self._rows, self._rows):
             done = min(end, len(ids))
@@ -91,7 +91,7 @@ class _Caches:
                     pages,
                     ids,
                     length=length,
-                    known=len(ids),
+                    num_tokens=len(ids),
                     draft="draft" if "draft" in names else None,
                 )
                 clock.add("insert", started_s)

@@ -210,53 +210,53 @@ class SequenceState:
     pages: dict[str, SequencePages]
     counters: RunCounters
     text: TextStream | None
-    known: int = 0
+    num_tokens: int = 0
     length: int = 0
-    steps_ahead: int = 0
-    stale: int = 0
-    apart: bool = False
+    steps_in_flight: int = 0
+    discarded_steps: int = 0
+    uses_logit_processor: bool = False
     capacity: int = 0
-    reached: int = -1
+    covered_length: int = -1
     paused: bool = False
     released: bool = False
-    recorded: int = 0
+    replay_until: int = 0
     prefix: SequencePrefix | None = None
     guide: GuideState | None = None
     awaits_mask: bool = False
-    held: list[Event] = field(default_factory=list)
+    held_events: list[Event] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     @property
-    def emitted(self) -> int:
+    def num_output_tokens(self) -> int:
         """Output tokens so far."""
-        return self.known - len(self.request.prompt_ids)
+        return self.num_tokens - len(self.request.prompt_ids)
 
     @property
-    def wanted(self) -> int:
+    def tokens_left(self) -> int:
         """Output tokens still to come at most."""
-        return self.request.token_budget - self.emitted
+        return self.request.token_budget - self.num_output_tokens
 
     @property
     def output(self) -> np.ndarray:
         """The output tokens so far, int32 [emitted]."""
-        return self.ids[len(self.request.prompt_ids) : self.known]
+        return self.ids[len(self.request.prompt_ids) : self.num_tokens]
 
     @property
-    def steps_due(self) -> int:
+    def valid_steps_in_flight(self) -> int:
         """Steps in flight that give it a token at least."""
-        return self.steps_ahead - self.stale
+        return self.steps_in_flight - self.discarded_steps
 
     @property
-    def to_repeat(self) -> int:
+    def replay_remaining(self) -> int:
         """How many of the next tokens were emitted before."""
-        return max(0, self.recorded - self.known)
+        return max(0, self.replay_until - self.num_tokens)
 
     @property
     def root(self) -> int:
         """The newest token: known, not yet in the cache."""
-        return int(self.ids[self.known - 1])
+        return int(self.ids[self.num_tokens - 1])
 
     def publish(self, length: int, *, draft: str | None = None) -> None:
         """Tells the prefix cache, where there is one, that ``length`` tokens are in the caches.
@@ -265,7 +265,12 @@ class SequenceState:
         """
         if self.prefix is not None:
             self.prefix.cache.publish(
-                self.prefix, self.pages, self.ids, length=length, known=self.known, draft=draft
+                self.prefix,
+                self.pages,
+                self.ids,
+                length=length,
+                num_tokens=self.num_tokens,
+                draft=draft,
             )
 
     def record(self) -> RunRecord:
@@ -275,7 +280,7 @@ class SequenceState:
         return RunRecord(
             id=self.request.id,
             prompt_ids=self.request.prompt_ids,
-            output_ids=tuple(self.ids[prompt : max(self.known, self.recorded)].tolist()),
+            output_ids=tuple(self.ids[prompt : max(self.num_tokens, self.replay_until)].tolist()),
             text=None if self.text is None else self.text.emitted,
             finish_reason=self.finish_reason,
             stats=self.counters.stats(prompt),

@@ -76,7 +76,7 @@ def check_rounds(
             length = sequence.length
             assert paths_of(trees, b) == expected(states[b, :length], ids[b, : length + 1], shape)
             assert sequence.pages[drafter.cache_groups[0]].length == length
-            sequence.length, sequence.known = length + grown, length + grown + 1
+            sequence.length, sequence.num_tokens = length + grown, length + grown + 1
             if grown:
                 drafter.observe(sequence, states[b, length : length + grown].numpy())
 
@@ -86,9 +86,9 @@ def _sequence(kv: KvPools, ids: np.ndarray, index: int, length: int) -> Sequence
         request=Request("r", (0,), GenerateParams(), 4),
         index=index,
         ids=ids.astype(np.int32),
-        pages=kv.admit(kv.pages_wanted(64)),
+        pages=kv.admit(kv.pages_needed(64)),
         counters=RunCounters(0),
         text=None,
-        known=length + 1,
+        num_tokens=length + 1,
         length=length,
     )

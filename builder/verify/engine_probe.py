@@ -66,7 +66,7 @@ class EngineProbe:
     @contextmanager
     def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
         """An empty sequence with capacity for this many tokens and a tree."""
-        pages = self._kv.admit(self._kv.pages_wanted(tokens))
+        pages = self._kv.admit(self._kv.pages_needed(tokens))
         try:
             yield ProbedSequence(self, pages)
         finally:

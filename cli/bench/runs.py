@@ -72,7 +72,7 @@ class SpecSweep:
         if self.engine.manifest.draft is None:
             return found
         table = ProgramTable(cuda_executor(self.engine).plan)
-        found += [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+        found += [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
         return [*found, "default"]
 
     def _decode(self, batch: int, speculation: Speculation, tokens: int) -> Run:

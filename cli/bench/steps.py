@@ -269,7 +269,7 @@ class StepSweep:
 
 def shapes_for(table: ProgramTable, batch: int) -> list[DraftShape]:
     """The trees that there are steps for with so many sequences, the deepest chain last."""
-    able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+    able = [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
     return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
 
 

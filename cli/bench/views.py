@@ -112,7 +112,7 @@ class ViewSweep:
     def _shapes(self, batch: int) -> list[DraftShape | None]:
         """The deepest chain and the tree that there are steps for with so many sequences."""
         table = ProgramTable(cuda_executor(self.engine).plan)
-        able = [s for s in table.shapes() if table.most_sequences(s, full_logits=False) >= batch]
+        able = [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
         chains = [shape for shape in able if shape.draft_top_k == 1]
         trees = [shape for shape in able if shape.draft_top_k > 1]
         return [max(chains, key=lambda s: s.draft_depth, default=None), *trees]

@@ -12,13 +12,13 @@ KvPolicy: TypeAlias = Literal["guaranteed-no-evict", "max-utilization"]
 DEFAULT_KV_POLICY: KvPolicy = "guaranteed-no-evict"
 
 
-def gives_on_demand(manifest: Manifest, policy: KvPolicy) -> bool:
+def allocates_on_demand(manifest: Manifest, policy: KvPolicy) -> bool:
     """Whether sequences get pages as they grow.
 
     Not where pages hold the worst case, and nothing can run out. Nor where a lossy mode makes
     tokens depend on where steps begin: then what is decoded again would not come out again.
     """
     limits, groups = manifest.limits, manifest.cache_groups
-    whole = sequences_together(groups, limits, limits.max_seq_len) == limits.max_batch_size
+    always_fits = sequences_together(groups, limits, limits.max_seq_len) == limits.max_batch_size
     lossy = manifest.specpv is not None or manifest.dsa is not None
-    return policy == "max-utilization" and not (whole or lossy)
+    return policy == "max-utilization" and not (always_fits or lossy)

@@ -74,8 +74,8 @@ class KvLayout:
         """Pools of one shape that adjoin: (offset, [pools, pages, kv_heads, page_size, width])."""
         return tuple(
             (pools[0].offset, (len(pools), *shape))
-            for shape, found in groupby(self.pools, key=lambda pool: pool.shape)
-            if (pools := list(found))
+            for shape, group in groupby(self.pools, key=lambda pool: pool.shape)
+            if (pools := list(group))
         )
 
     @property
@@ -103,8 +103,8 @@ class KvLayout:
                 f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
                 f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
             )
-        may_be_coded = g.name == INDEXER_GROUP or not g.latent_widths
-        if g.dtype != KV_DTYPE and not (may_be_coded and g.coded):
+        may_be_quantized = g.name == INDEXER_GROUP or not g.latent_widths
+        if g.dtype != KV_DTYPE and not (may_be_quantized and g.coded):
             raise EngineFileError(
                 f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}, or {FP8_DTYPE} of "
                 "keys and values; rebuild the engine"
@@ -113,21 +113,21 @@ class KvLayout:
 
     def _validate_widths(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
-        wanted: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
-        found: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
+        expected: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
+        actual: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
         if g.name == INDEXER_GROUP:
             indexer = model.indexer if isinstance(model, TargetGeometry) else None
             width = 0 if indexer is None else indexer.width
-            wanted = (1, *[width] * len(g.layers))
-            found = (g.kv_heads, *g.latent_widths)
+            expected = (1, *[width] * len(g.layers))
+            actual = (g.kv_heads, *g.latent_widths)
         elif g.latent_widths:
             dims = model.latent_dims
-            held = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
-            wanted = (1, *map(padded_width, held))
-            found = (g.kv_heads, *g.latent_widths)
-        if found != wanted:
+            latent_dims = [dims[layer] for layer in g.layers if 0 <= layer < len(dims)]
+            expected = (1, *map(padded_width, latent_dims))
+            actual = (g.kv_heads, *g.latent_widths)
+        if actual != expected:
             raise EngineFileError(
-                f"cache group {g.name} has heads and widths {found}, its model {wanted}; "
+                f"cache group {g.name} has heads and widths {actual}, its model {expected}; "
                 "rebuild the engine"
             )
 

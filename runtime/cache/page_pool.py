@@ -15,12 +15,12 @@ from specbuild.runtime.errors import SpecbuildError
 PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 # Is called with a kept page whose place another one takes.
-Evicted = Callable[[int], None]
+OnEvict = Callable[[int], None]
 # The pages that continue a kept page: of no use to anybody who does not have it.
-Continued = Callable[[int], Sequence[int]]
+ChildPages = Callable[[int], Sequence[int]]
 
 # What becomes of a page that nobody holds any more.
-_FREE, _EXPENDABLE, _LASTING = range(3)
+_NOT_CACHED, _EVICT_FIRST, _EVICT_LAST = range(3)
 
 
 @dataclass(frozen=True)
@@ -55,46 +55,46 @@ class PagePool:
     ) -> None:
         self.name = name
         self.pages = pages - 1
-        self.evicted: Evicted | None = None
-        self.continued: Continued | None = None
+        self.on_evict: OnEvict | None = None
+        self.children: ChildPages | None = None
         self.trace: PageTrace | None = None
         self._free = list(range(pages - 1, 0, -1))
         self._unreserved = pages - 1
         self._released = released
         self._installed = installed
         # Holders of a page beside the first.
-        self._sharers: dict[int, int] = {}
+        self._extra_holders: dict[int, int] = {}
         # Held pages that no promise covers.
-        self._uncovered: set[int] = set()
+        self._reserved_by_pool: set[int] = set()
         # By page, what becomes of it.
-        self._fate = bytearray(pages)
-        self._fates = np.frombuffer(self._fate, np.uint8)
+        self._retention = bytearray(pages)
+        self._retention_array = np.frombuffer(self._retention, np.uint8)
         # The pages that nobody holds, by their fate, in the order in which they were let go of.
-        self._kept: dict[int, OrderedDict[int, None]] = {
-            _EXPENDABLE: OrderedDict(),
-            _LASTING: OrderedDict(),
+        self._cached: dict[int, OrderedDict[int, None]] = {
+            _EVICT_FIRST: OrderedDict(),
+            _EVICT_LAST: OrderedDict(),
         }
 
     @property
     def free_pages(self) -> int:
         """Pages that no sequence holds."""
-        return len(self._free) + self.kept_pages
+        return len(self._free) + self.cached_pages
 
     @property
-    def kept_pages(self) -> int:
+    def cached_pages(self) -> int:
         """Pages that no sequence holds, and that are as they were left."""
-        return sum(map(len, self._kept.values()))
+        return sum(map(len, self._cached.values()))
 
     @property
-    def lasting_pages(self) -> set[int]:
+    def evict_last_pages(self) -> set[int]:
         """Pages to keep that are not expendable, held or not."""
-        return set(np.flatnonzero(self._fates == _LASTING).tolist())
+        return set(np.flatnonzero(self._retention_array == _EVICT_LAST).tolist())
 
     def can_reserve(self, pages: int) -> bool:
         """Whether this many pages are promised to nobody."""
         return pages <= self._unreserved
 
-    def require(self, pages: int) -> None:
+    def check_reserve(self, pages: int) -> None:
         """SpecbuildError where :meth:`can_reserve` is false."""
         if not self.can_reserve(pages):
             raise SpecbuildError(
@@ -104,7 +104,7 @@ class PagePool:
 
     def reserve(self, pages: int) -> None:
         """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
-        self.require(pages)
+        self.check_reserve(pages)
         self._unreserved -= pages
 
     def unreserve(self, pages: int) -> None:
@@ -118,96 +118,98 @@ class PagePool:
         page = self._free.pop()
         if self._installed is not None:
             self._installed(self.name, (page,))
-        self._tell("install", owner, (page,))
+        self._trace_event("install", owner, (page,))
         return page
 
-    def keep(self, pages: np.ndarray, *, expendable: bool = False) -> None:
+    def cache(self, pages: np.ndarray, *, evict_first: bool = False) -> None:
         """Held pages are to stay as they are when they are let go of."""
-        self._fates[pages] = _EXPENDABLE if expendable else _LASTING
+        self._retention_array[pages] = _EVICT_FIRST if evict_first else _EVICT_LAST
 
-    def mark(self, pages: Iterable[int], *, expendable: bool) -> None:
+    def set_eviction(self, pages: Iterable[int], *, evict_first: bool) -> None:
         """Pages to keep become expendable, and then the first to go; or are so no more."""
-        fate = _EXPENDABLE if expendable else _LASTING
+        retention = _EVICT_FIRST if evict_first else _EVICT_LAST
         for page in pages:
-            before, self._fate[page] = self._fate[page], fate
-            if before != fate and page in self._kept[before]:
-                del self._kept[before][page]
-                self._kept[fate][page] = None
-                self._kept[fate].move_to_end(page, last=not expendable)
+            before, self._retention[page] = self._retention[page], retention
+            if before != retention and page in self._cached[before]:
+                del self._cached[before][page]
+                self._cached[retention][page] = None
+                self._cached[retention].move_to_end(page, last=not evict_first)
 
-    def not_held(self, pages: Iterable[int]) -> int:
+    def count_unheld(self, pages: Iterable[int]) -> int:
         """How many of these kept pages nobody holds."""
-        return sum(page in self._kept[self._fate[page]] for page in pages)
+        return sum(page in self._cached[self._retention[page]] for page in pages)
 
-    def share(self, pages: Sequence[int], owner: int, *, covered: bool) -> None:
+    def share(self, pages: Sequence[int], owner: int, *, is_reserved: bool) -> None:
         """One more holder of each of these pages, which are kept.
 
         ``covered``: its own promise counts them. Else those that nobody held count as promised
         until they are let go of; SpecbuildError where too few are left.
         """
-        idle = [page for page in pages if page in self._kept[self._fate[page]]]
-        if not covered:
-            self.reserve(len(idle))
-            self._uncovered.update(idle)
-        for page in idle:
-            del self._kept[self._fate[page]][page]
-        for page in set(pages).difference(idle):
-            self._sharers[page] = self._sharers.get(page, 0) + 1
-        self._tell("share", owner, pages)
+        unheld = [page for page in pages if page in self._cached[self._retention[page]]]
+        if not is_reserved:
+            self.reserve(len(unheld))
+            self._reserved_by_pool.update(unheld)
+        for page in unheld:
+            del self._cached[self._retention[page]][page]
+        for page in set(pages).difference(unheld):
+            self._extra_holders[page] = self._extra_holders.get(page, 0) + 1
+        self._trace_event("share", owner, pages)
 
-    def uncover(self, pages: Iterable[int]) -> None:
+    def transfer_reservation(self, pages: Iterable[int]) -> None:
         """Whose promise covered these pages is gone: those that others hold stay promised."""
-        held = [page for page in pages if page in self._sharers]
+        held = [page for page in pages if page in self._extra_holders]
         self._unreserved -= len(held)
-        self._uncovered.update(held)
+        self._reserved_by_pool.update(held)
 
     def release(self, pages: Sequence[int], owner: int) -> None:
         """A holder lets go of each of these pages."""
-        freed: list[int] = []
+        uncached: list[int] = []
         for page in pages:
-            sharers = self._sharers.get(page, 0)
+            sharers = self._extra_holders.get(page, 0)
             if sharers > 1:
-                self._sharers[page] = sharers - 1
+                self._extra_holders[page] = sharers - 1
             elif sharers:
-                del self._sharers[page]
+                del self._extra_holders[page]
             else:
-                if page in self._uncovered:
-                    self._uncovered.remove(page)
+                if page in self._reserved_by_pool:
+                    self._reserved_by_pool.remove(page)
                     self._unreserved += 1
-                if (fate := self._fate[page]) == _FREE:
-                    freed.append(page)
+                if (retention := self._retention[page]) == _NOT_CACHED:
+                    uncached.append(page)
                 else:
-                    self._kept[fate][page] = None
-        self._to_free(freed)
-        self._tell("release", owner, pages)
+                    self._cached[retention][page] = None
+        self._free_pages(uncached)
+        self._trace_event("release", owner, pages)
 
     def check_integrity(self) -> None:
         """SpecbuildError unless every page is free or kept, and promised to nobody."""
         if self.free_pages != self.pages or self._unreserved != self.pages:
             raise SpecbuildError(
                 f"cache group {self.name}: idle, but {len(self._free)} pages are free and "
-                f"{self.kept_pages} kept of {self.pages}, and {self._unreserved} not promised; "
+                f"{self.cached_pages} kept of {self.pages}, and {self._unreserved} not promised; "
                 "please report it"
             )
 
     def _evict(self) -> None:
-        kept = self._kept[_EXPENDABLE] or self._kept[_LASTING]
-        if not kept:
+        candidates = self._cached[_EVICT_FIRST] or self._cached[_EVICT_LAST]
+        if not candidates:
             raise SpecbuildError(f"cache group {self.name}: no free page; run fewer sequences")
-        if self.continued is not None:
-            while (behind := self.continued(next(iter(kept)))) and self.not_held(behind):
-                kept.move_to_end(next(iter(kept)))
-        page, _ = kept.popitem(last=False)
-        self._fate[page] = _FREE
-        if self.evicted is not None:
-            self.evicted(page)
-        self._to_free((page,))
+        if self.children is not None:
+            while (children_of_page := self.children(next(iter(candidates)))) and self.count_unheld(
+                children_of_page
+            ):
+                candidates.move_to_end(next(iter(candidates)))
+        page, _ = candidates.popitem(last=False)
+        self._retention[page] = _NOT_CACHED
+        if self.on_evict is not None:
+            self.on_evict(page)
+        self._free_pages((page,))
 
-    def _tell(self, event: str, owner: int, pages: Sequence[int]) -> None:
+    def _trace_event(self, event: str, owner: int, pages: Sequence[int]) -> None:
         if self.trace is not None and pages:
             self.trace.add(event, owner=owner, group=self.name, pages=pages, free=self.free_pages)
 
-    def _to_free(self, pages: Sequence[int]) -> None:
+    def _free_pages(self, pages: Sequence[int]) -> None:
         self._free.extend(pages)
         if self._released is not None and pages:
             self._released(self.name, pages)

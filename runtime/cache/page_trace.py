@@ -18,7 +18,7 @@ from specbuild.runtime.errors import RequestError
 
 TRACE_VERSION = 1
 # What waits for a disk that does not keep up; more is counted and not written.
-MOST_WAITING = 1 << 20
+MAX_QUEUED_LINES = 1 << 20
 _WRITE_INTERVAL_S = 0.1
 log = logging.getLogger("specbuild")
 
@@ -35,8 +35,8 @@ class PageTrace:
             self._file = file.open("w", encoding="utf-8")
         except OSError as error:
             raise RequestError(f"the trace cannot be written: {error}") from error
-        self._began_s = time.monotonic()
-        self._waiting: deque[tuple[float, str, dict[str, Any]]] = deque()
+        self._started_s = time.monotonic()
+        self._queue: deque[tuple[float, str, dict[str, Any]]] = deque()
         self._lost = 0
         self._failed = False
         self._closing = threading.Event()
@@ -47,10 +47,10 @@ class PageTrace:
         """A line, soon; values must not change any more."""
         if self._failed:
             return
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._queue) >= MAX_QUEUED_LINES:
             self._lost += 1
             return
-        self._waiting.append((time.monotonic() - self._began_s, event, fields))
+        self._queue.append((time.monotonic() - self._started_s, event, fields))
 
     def close(self) -> None:
         """Writes what is left."""
@@ -67,17 +67,17 @@ class PageTrace:
         try:
             with self._file:
                 while not self._closing.wait(_WRITE_INTERVAL_S):
-                    self._write_waiting()
-                self._write_waiting()
+                    self._write_queue()
+                self._write_queue()
         except OSError as error:
             self._failed = True
             log.warning("the trace ends here: %s", error)
 
-    def _write_waiting(self) -> None:
+    def _write_queue(self) -> None:
         """Line by line, so that who decodes waits for one at most."""
         lost, self._lost = self._lost, 0
-        for _ in range(len(self._waiting)):
-            t, event, fields = self._waiting.popleft()
+        for _ in range(len(self._queue)):
+            t, event, fields = self._queue.popleft()
             self._file.write(json.dumps({"t": round(t, 6), "event": event, **fields}) + "\n")
         if lost:
             self._file.write(json.dumps({"event": "lost", "lines": lost}) + "\n")

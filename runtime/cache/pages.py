@@ -13,7 +13,7 @@ from specbuild.runtime.cache.page_pool import (
 from specbuild.runtime.cache.page_trace import TRACE_VERSION, PageTrace
 from specbuild.runtime.cache.sequence_pages import (
     AheadPages,
-    KeptPages,
+    FixedPages,
     RingPages,
     SequencePages,
 )
@@ -81,13 +81,13 @@ class KvPools:
             pages = {name: self.pools[name].free_pages for name in self._shared}
             trace.add("start", version=TRACE_VERSION, pages=pages)
 
-    def pages_wanted(self, tokens: int, *, at_first: int | None = None) -> dict[str, int]:
+    def pages_needed(self, tokens: int, *, initial_tokens: int | None = None) -> dict[str, int]:
         """Pages to reserve for a sequence that ends with ``tokens`` tokens.
 
         By group; of those that share an allocator the first stands for all. Those that keep every
         position begin with capacity for ``at_first`` tokens, where it is given.
         """
-        grows = tokens if at_first is None else min(tokens, at_first)
+        grows = tokens if initial_tokens is None else min(tokens, initial_tokens)
         return {
             name: pages_held(group, self._limits, tokens=tokens if group.window else grows)
             for name in self._shared
@@ -96,18 +96,18 @@ class KvPools:
 
     def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:
         """Whether what a sequence lacks for ``tokens`` tokens and a tree is promised to nobody."""
-        return self.can_admit(self._lacking(pages, tokens))
+        return self.can_admit(self._missing_pages(pages, tokens))
 
     def grow(self, pages: Mapping[str, SequencePages], tokens: int) -> None:
         """Reserves what a sequence lacks; SpecbuildError where :meth:`can_grow` is false."""
-        for name, count in self._lacking(pages, tokens).items():
+        for name, count in self._missing_pages(pages, tokens).items():
             pages[name].reserve(count)
 
-    def _lacking(self, pages: Mapping[str, SequencePages], tokens: int) -> dict[str, int]:
+    def _missing_pages(self, pages: Mapping[str, SequencePages], tokens: int) -> dict[str, int]:
         return {
-            name: wanted - pages[name].reserved - pages[name].shared
-            for name, wanted in self.pages_wanted(tokens).items()
-            if wanted > pages[name].reserved + pages[name].shared
+            name: needed - pages[name].reserved - pages[name].shared
+            for name, needed in self.pages_needed(tokens).items()
+            if needed > pages[name].reserved + pages[name].shared
         }
 
     def capacity(self, pages: Mapping[str, SequencePages]) -> int:
@@ -122,27 +122,27 @@ class KvPools:
             default=self._limits.max_seq_len,
         )
 
-    def can_admit(self, wanted: Mapping[str, int], *, spare: int = 0) -> bool:
+    def can_admit(self, needed: Mapping[str, int], *, margin: int = 0) -> bool:
         """Whether every group can promise its pages, with ``spare`` left where sequences grow."""
         return all(
-            self.pools[name].can_reserve(pages + (0 if self._groups[name].window else spare))
-            for name, pages in wanted.items()
+            self.pools[name].can_reserve(pages + (0 if self._groups[name].window else margin))
+            for name, pages in needed.items()
         )
 
-    def lacking_beside(
-        self, wanted: Mapping[str, int], shared: Mapping[str, SharedPages]
+    def pages_to_reserve(
+        self, needed: Mapping[str, int], shared: Mapping[str, SharedPages]
     ) -> dict[str, int]:
         """Of the pages wanted, those that must be promised where a sequence begins with others'."""
-        lacking = dict(wanted)
-        for name, begins in shared.items():
+        to_reserve = dict(needed)
+        for name, prefix_pages in shared.items():
             if not self._groups[name].window:
-                idle = self.pools[name].not_held(begins.pages)
-                lacking[name] += idle - len(begins.pages)
-        return lacking
+                unheld = self.pools[name].count_unheld(prefix_pages.pages)
+                to_reserve[name] += unheld - len(prefix_pages.pages)
+        return to_reserve
 
     def admit(
         self,
-        wanted: Mapping[str, int],
+        needed: Mapping[str, int],
         shared: Mapping[str, SharedPages] | None = None,
         *,
         request: str | None = None,
@@ -154,18 +154,20 @@ class KvPools:
         SpecbuildError where a group has too few pages; then no group has promised any.
         """
         shared = shared or {}
-        for name, pages in self.lacking_beside(wanted, shared).items():
-            self.pools[name].require(pages)
+        for name, pages in self.pages_to_reserve(needed, shared).items():
+            self.pools[name].check_reserve(pages)
         self._admitted += 1
         if self._trace is not None:
-            self._trace.add("admit", owner=self._admitted, request=request, promised=dict(wanted))
+            self._trace.add("admit", owner=self._admitted, request=request, promised=dict(needed))
         holders: dict[str, SequencePages] = {}
-        for name, pages in wanted.items():
-            begins = shared.get(name)
-            held = 0 if begins is None or self._groups[name].window else len(begins.pages)
+        for name, pages in needed.items():
+            prefix_pages = shared.get(name)
+            held = (
+                0 if prefix_pages is None or self._groups[name].window else len(prefix_pages.pages)
+            )
             holder = self._holder(name, pages - held)
-            if begins is not None:
-                holder.begin_with(begins)
+            if prefix_pages is not None:
+                holder.adopt(prefix_pages)
             holders |= dict.fromkeys(self._shared[name], holder)
         return {name: holders[name] for name in self._groups}
 
@@ -173,7 +175,7 @@ class KvPools:
         group = self._groups[name]
         kind: type[SequencePages] = AheadPages if self._ahead else SequencePages
         if self._fixed:
-            kind = RingPages if group.window else KeptPages
+            kind = RingPages if group.window else FixedPages
         return kind(
             self.pools[name],
             page_size=group.page_size,
@@ -196,8 +198,8 @@ def _for_each(
     if call is None:
         return None
 
-    def told(_first: str, pages: Sequence[int]) -> None:
+    def notify(_first: str, pages: Sequence[int]) -> None:
         for name in names:
             call(name, pages)
 
-    return told
+    return notify

@@ -24,8 +24,8 @@ from specbuild.runtime.cache.prefix_tree import (
     TokenSource,
     runs,
 )
+from specbuild.runtime.cache.resume_points import ResumePoint, ResumePoints
 from specbuild.runtime.cache.sequence_pages import SequencePages
-from specbuild.runtime.cache.window_ends import WindowEnd, WindowEnds
 from specbuild.runtime.engine_dir.cache_groups import allocators
 from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup
@@ -42,7 +42,7 @@ class SequencePrefix(TokenSource):
 
     cache: PrefixCache
     prompt_tokens: int
-    parts: int = 0
+    branch_page: int = 0
     published: dict[str, int] = field(default_factory=dict)
 
 
@@ -55,7 +55,7 @@ class MatchResult:
 
     tokens: int = 0
     shared: Mapping[str, SharedPages] = field(default_factory=dict)
-    parts: int = 0
+    branch_page: int = 0
 
 
 @dataclass
@@ -99,10 +99,10 @@ class PrefixLookup:
         """As :meth:`PrefixCache.match`."""
         return self.cache.match(prefix, drafts=self.drafts)
 
-    def awaits(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
+    def should_wait(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
         """Whether one of those that are read will publish pages of this prompt."""
         return any(
-            self.cache.is_behind(other, pages, drafts=self.drafts)
+            self.cache.lacks_pages(other, pages, drafts=self.drafts)
             for other in reading
             for pages in (self.cache.common_pages(prefix, other),)
         )
@@ -139,7 +139,7 @@ class PrefixCache:
         self._names = list(allocators(groups))
         self._windows = {name: windows[name] for name in self._names}
         # The allocator of whose pages a listener is told.
-        self._told = next(
+        self._reported_allocator = next(
             (i for i, n in enumerate(self._names) if not windows[n] and n not in DRAFT_GROUPS), 0
         )
         self.listener: PageListener | None = None
@@ -147,16 +147,16 @@ class PrefixCache:
         self._tree = PrefixTree(
             [pool.pages + 1 for pool in self._pools], page_size=self.page_size, drafts=drafts
         )
-        self._ends = {
-            name: WindowEnds(pool)
+        self._resume_points = {
+            name: ResumePoints(pool)
             for name, pool in zip(self._names, self._pools, strict=True)
             if self._windows[name]
         }
         for allocator, pool in enumerate(self._pools):
-            pool.evicted = self._forgetter(allocator)
+            pool.on_evict = self._eviction_callback(allocator)
             # Of a window the pages serve who begins right behind them, whatever is before.
             if not self._windows[pool.name]:
-                pool.continued = partial(self._tree.continued, allocator)
+                pool.children = partial(self._tree.children_of, allocator)
 
     def begin(self, prompt_ids: np.ndarray, salt: str | None) -> SequencePrefix:
         """A prompt's beginning, int32 [·]. Those of another salt are never seen."""
@@ -172,37 +172,37 @@ class PrefixCache:
         if not spans:
             return MatchResult()
         pages = np.concatenate([span.pages for span in spans], axis=1)
-        named = [
+        selected = [
             (allocator, name)
             for allocator, name in enumerate(self._names)
             if name in drafts or name not in DRAFT_GROUPS
         ]
-        whole = [allocator for allocator, name in named if not self._windows[name]]
-        parts = _leading((pages[whole] != 0).all(axis=0))
-        goes_on = np.ones(parts, bool)
-        for allocator, name in named:
+        unwindowed = [allocator for allocator, name in selected if not self._windows[name]]
+        branch_page = _count_leading((pages[unwindowed] != 0).all(axis=0))
+        can_resume = np.ones(branch_page, bool)
+        for allocator, name in selected:
             if self._windows[name]:
-                goes_on &= self._goes_on(name, pages[allocator, :parts])
-        count = int(goes_on.nonzero()[0][-1]) + 1 if goes_on.any() else 0
+                can_resume &= self._can_resume(name, pages[allocator, :branch_page])
+        count = int(can_resume.nonzero()[0][-1]) + 1 if can_resume.any() else 0
         if not count:
-            return MatchResult(parts=parts)
+            return MatchResult(branch_page=branch_page)
         shared = {
             name: SharedPages(first, tuple(pages[allocator, first:count].tolist()))
-            for allocator, name in named
-            for first in (self._first(name, count),)
+            for allocator, name in selected
+            for first in (self._first_page(name, count),)
         }
-        return MatchResult(count * self.page_size, shared, parts)
+        return MatchResult(count * self.page_size, shared, branch_page)
 
-    def admitted(self, prefix: SequencePrefix, match: MatchResult, *, again: bool) -> None:
+    def admitted(self, prefix: SequencePrefix, match: MatchResult, *, was_preempted: bool) -> None:
         """Its sequence begins behind what was found; ``again``: it was preempted."""
         count = match.tokens // self.page_size
         prefix.published = dict.fromkeys(match.shared, count)
-        prefix.parts = match.parts
-        if count and count == match.parts:
+        prefix.branch_page = match.branch_page
+        if count and count == match.branch_page:
             spans = self._tree.walk(prefix, count)
-            for name in self._ends.keys() & match.shared.keys():
-                self._add_end(name, spans, count)
-        if not again:
+            for name in self._resume_points.keys() & match.shared.keys():
+                self._add_resume_point(name, spans, count)
+        if not was_preempted:
             self.statistics.queries += 1
             self.statistics.query_tokens += prefix.prompt_tokens
             self.statistics.hits += match.tokens > 0
@@ -215,14 +215,14 @@ class PrefixCache:
         ids: np.ndarray,
         *,
         length: int,
-        known: int,
+        num_tokens: int,
         draft: str | None = None,
     ) -> None:
         """The target's caches hold ``length`` tokens of the sequence, or a ``draft``'s group does.
 
         ``ids[:known]`` are its tokens. Called before a window's pages go back.
         """
-        most = known if self.publish_generated else min(known, prefix.prompt_tokens)
+        most = num_tokens if self.publish_generated else min(num_tokens, prefix.prompt_tokens)
         end = min(length, most - 1) // self.page_size
         names = [
             name
@@ -234,24 +234,24 @@ class PrefixCache:
             return
         if most > prefix.prompt_tokens:
             prefix.ids = ids
-        spans = self._tree.extended(prefix, end)
+        spans = self._tree.walk_or_add(prefix, end)
         for name in names:
             self._place(name, spans, holders[name], prefix.published.get(name, 0))
-            if name in self._ends:
-                self._move_end(prefix, name, spans, end)
+            if name in self._resume_points:
+                self._move_resume_point(prefix, name, spans, end)
             prefix.published[name] = end
         self._tree.prune(spans[-1].entry)
 
-    def wanted_draft(self, prefix: SequencePrefix, known: int) -> int:
+    def wanted_draft(self, prefix: SequencePrefix, num_tokens: int) -> int:
         """Up to where the draft is to take up a prompt of which ``known`` tokens are known."""
-        return (min(known, prefix.prompt_tokens) - 1) // self.page_size * self.page_size
+        return (min(num_tokens, prefix.prompt_tokens) - 1) // self.page_size * self.page_size
 
     def common_pages(self, one: SequencePrefix, other: SequencePrefix) -> int:
         """With how many pages both prompts begin, short of either's last token."""
         end = (min(one.prompt_tokens, other.prompt_tokens) - 1) // self.page_size
         return self._tree.common(one, other, end)
 
-    def is_behind(self, prefix: SequencePrefix, pages: int, *, drafts: Collection[str]) -> bool:
+    def lacks_pages(self, prefix: SequencePrefix, pages: int, *, drafts: Collection[str]) -> bool:
         """Whether a sequence has not published so many of its first pages yet."""
         return any(
             prefix.published.get(name, 0) < pages
@@ -261,21 +261,21 @@ class PrefixCache:
 
     def blocks(self) -> list[Span]:
         """The pages that a listener was told of, and that are there."""
-        return self._tree.spans(self._told)
+        return self._tree.spans(self._reported_allocator)
 
     def check_integrity(self) -> None:
         """For an idle engine: SpecbuildError unless all pages are free, or kept in the tree."""
         self._tree.check_integrity()
         for allocator, pool in enumerate(self._pools):
             pool.check_integrity()
-            placed = len(self._tree.placed(allocator))
-            if placed != pool.kept_pages:
+            placed = len(self._tree.cached_pages(allocator))
+            if placed != pool.cached_pages:
                 raise SpecbuildError(
-                    f"cache group {pool.name}: {pool.kept_pages} pages are kept, but {placed} "
+                    f"cache group {pool.name}: {pool.cached_pages} pages are kept, but {placed} "
                     "stand in the tree; please report it"
                 )
-        for ends in self._ends.values():
-            ends.check_integrity()
+        for points in self._resume_points.values():
+            points.check_integrity()
 
     def _place(
         self, name: str, spans: Sequence[Span], holder: SequencePages, published: int
@@ -286,19 +286,21 @@ class PrefixCache:
         """
         allocator = self._names.index(name)
         for span in spans:
-            first = max(span.first, published if span.entry.held else 0, holder.first_page)
+            first = max(span.first, published if span.entry.num_pages else 0, holder.first_page)
             if first < span.end:
                 # As numpy's own index type they place four times as fast.
                 pages = holder.table[first : span.end].astype(np.intp)
                 seen = Span(span.entry, first, span.end)
                 placed, indices = self._tree.place(allocator, seen, pages)
-                self._pools[allocator].keep(placed, expendable=name in self._ends)
+                self._pools[allocator].cache(placed, evict_first=name in self._resume_points)
                 self.statistics.published_pages += len(placed)
-                if self.listener is not None and allocator == self._told:
+                if self.listener is not None and allocator == self._reported_allocator:
                     for first_placed, end in runs(indices):
                         self.listener.stored(span.entry, first_placed, end)
 
-    def _move_end(self, prefix: SequencePrefix, name: str, spans: Sequence[Span], end: int) -> None:
+    def _move_resume_point(
+        self, prefix: SequencePrefix, name: str, spans: Sequence[Span], end: int
+    ) -> None:
         """A sequence's pages of a window are published up to ``end``.
 
         Prompts may go on where this one parted from others, and where it ends; those that continue
@@ -306,60 +308,60 @@ class PrefixCache:
         """
         before = prefix.published.get(name, 0)
         prompt = (prefix.prompt_tokens - 1) // self.page_size
-        for count in {prefix.parts, prompt}:
+        for count in {prefix.branch_page, prompt}:
             if before < count <= end:
-                self._add_end(name, spans, count)
+                self._add_resume_point(name, spans, count)
         if end > prompt:
             if before > prompt:
-                self._ends[name].drop(_window_end(spans, before))
-            self._add_end(name, spans, end)
+                self._resume_points[name].remove(_resume_point(spans, before))
+            self._add_resume_point(name, spans, end)
 
-    def _add_end(self, name: str, spans: Sequence[Span], count: int) -> None:
+    def _add_resume_point(self, name: str, spans: Sequence[Span], count: int) -> None:
         """Prompts may go on behind ``count`` pages, if the window's pages before it are there."""
-        allocator, first = self._names.index(name), self._first(name, count)
+        allocator, first = self._names.index(name), self._first_page(name, count)
         pages: list[int] = []
         for span in spans:
             lo, hi = max(span.first, first), min(span.end, count)
             if lo < hi:
                 pages += span.pages[allocator, lo - span.first : hi - span.first].tolist()
         if pages and all(pages):
-            self._ends[name].add(_window_end(spans, count), pages)
+            self._resume_points[name].add(_resume_point(spans, count), pages)
 
-    def _goes_on(self, name: str, pages: np.ndarray) -> np.ndarray:
+    def _can_resume(self, name: str, pages: np.ndarray) -> np.ndarray:
         """Whether a window's pages are there for who begins behind each of ``pages``, bool [·]."""
         counts = np.arange(1, len(pages) + 1)
         first = np.maximum(0, counts * self.page_size - self._windows[name] + 1) // self.page_size
-        there = np.concatenate([[0], np.cumsum(pages != 0)])
-        return there[counts] - there[first] == counts - first
+        is_cached = np.concatenate([[0], np.cumsum(pages != 0)])
+        return is_cached[counts] - is_cached[first] == counts - first
 
-    def _first(self, name: str, count: int) -> int:
+    def _first_page(self, name: str, count: int) -> int:
         """The first page that the token behind ``count`` pages sees in a group."""
         window = self._windows[name]
         return max(0, count * self.page_size - window + 1) // self.page_size if window else 0
 
-    def _forgetter(self, allocator: int) -> Callable[[int], None]:
+    def _eviction_callback(self, allocator: int) -> Callable[[int], None]:
         name = self._names[allocator]
 
-        def forget(page: int) -> None:
+        def forget_evicted(page: int) -> None:
             entry, index = self._tree.remove(allocator, page)
-            if name in self._ends:
-                self._ends[name].forget(page)
+            if name in self._resume_points:
+                self._resume_points[name].remove_page(page)
             elif name not in DRAFT_GROUPS:
-                for ends in self._ends.values():
-                    ends.drop((entry.number, index + 1))
+                for points in self._resume_points.values():
+                    points.remove((entry.number, index + 1))
             self.statistics.evicted_pages += 1
-            if self.listener is not None and allocator == self._told:
+            if self.listener is not None and allocator == self._reported_allocator:
                 self.listener.removed(entry, index)
 
-        return forget
+        return forget_evicted
 
 
-def _leading(there: np.ndarray) -> int:
+def _count_leading(is_cached: np.ndarray) -> int:
     """How many are true before the first that is not."""
-    return len(there) if there.all() else int(there.argmin())
+    return len(is_cached) if is_cached.all() else int(is_cached.argmin())
 
 
-def _window_end(spans: Sequence[Span], count: int) -> WindowEnd:
+def _resume_point(spans: Sequence[Span], count: int) -> ResumePoint:
     """The end behind ``count`` pages."""
     entry = next(span.entry for span in spans if span.first < count <= span.end)
     return entry.number, count

@@ -45,16 +45,16 @@ class PrefixEntry:
     first: int
     end: int
     pages: np.ndarray
-    held: int = 0
+    num_pages: int = 0
     children: dict[PrefixKey, PrefixEntry] = field(default_factory=dict)
 
     def extend(self, end: int) -> None:
         """Names pages up to ``end``, none of which is there yet."""
-        wanted, capacity = end - self.first, self.pages.shape[1]
-        if wanted > capacity:
-            more = max(wanted, 2 * capacity) - capacity
-            nothing = np.zeros((len(self.pages), more), np.int32)
-            self.pages = np.concatenate([self.pages, nothing], axis=1)
+        needed, capacity = end - self.first, self.pages.shape[1]
+        if needed > capacity:
+            more = max(needed, 2 * capacity) - capacity
+            zeros = np.zeros((len(self.pages), more), np.int32)
+            self.pages = np.concatenate([self.pages, zeros], axis=1)
         self.end = end
 
 
@@ -79,7 +79,7 @@ class PrefixTree:
     """
 
     def __init__(self, pages: Sequence[int], *, page_size: int, drafts: bool) -> None:
-        self._size, self._behind = page_size, int(drafts)
+        self._page_size, self._lookahead = page_size, int(drafts)
         self._roots: dict[str | None, PrefixEntry] = {}
         self._entries: dict[int, PrefixEntry] = {}
         self._added = 0
@@ -94,26 +94,26 @@ class PrefixTree:
         The token behind page ``end − 1`` must be known.
         """
         spans: list[Span] = []
-        entry, at = self._roots.get(source.salt), 0
-        while entry is not None and at < end:
-            entry = entry.children.get(self._key(source, at))
+        entry, page_index = self._roots.get(source.salt), 0
+        while entry is not None and page_index < end:
+            entry = entry.children.get(self._key(source, page_index))
             if entry is not None:
-                same = self._same(source, entry.origin, at, min(entry.end, end))
-                spans.append(Span(entry, at, same))
-                at = same
+                num_same = self._same(source, entry.origin, page_index, min(entry.end, end))
+                spans.append(Span(entry, page_index, num_same))
+                page_index = num_same
         return spans
 
-    def extended(self, source: TokenSource, end: int) -> list[Span]:
+    def walk_or_add(self, source: TokenSource, end: int) -> list[Span]:
         """As :meth:`walk`, with an entry for the pages that none names yet."""
         spans = self.walk(source, end)
-        at = spans[-1].end if spans else 0
-        if at < end:
+        page_index = spans[-1].end if spans else 0
+        if page_index < end:
             last = spans[-1].entry if spans else self._root(source)
-            if last.origin is source and last.end == at and last.parent is not None:
+            if last.origin is source and last.end == page_index and last.parent is not None:
                 last.extend(end)
             else:
-                last = self._add(source, last, at, end)
-            spans.append(Span(last, at, end))
+                last = self._add(source, last, page_index, end)
+            spans.append(Span(last, page_index, end))
         return spans
 
     def common(self, one: TokenSource, other: TokenSource, end: int) -> int:
@@ -127,17 +127,17 @@ class PrefixTree:
 
         Whose place another one has are not.
         """
-        there = span.pages[allocator]
+        current = span.pages[allocator]
         indices = self._indices[span.first : span.end]
-        if np.count_nonzero(there):
-            free = there == 0
-            there[free] = pages = pages[free]
+        if np.count_nonzero(current):
+            free = current == 0
+            current[free] = pages = pages[free]
             indices = indices[free]
         else:
-            there[:] = pages
+            current[:] = pages
         self._entry_of[allocator][pages] = span.entry.number
         self._index_of[allocator][pages] = indices
-        span.entry.held += len(pages)
+        span.entry.num_pages += len(pages)
         return pages, indices
 
     def remove(self, allocator: int, page: int) -> tuple[PrefixEntry, int]:
@@ -146,25 +146,25 @@ class PrefixTree:
         index = self._index_of[allocator].item(page)
         entry.pages[allocator, index - entry.first] = 0
         self._entry_of[allocator][page] = 0
-        entry.held -= 1
+        entry.num_pages -= 1
         self.prune(entry)
         return entry, index
 
-    def continued(self, allocator: int, page: int) -> list[int]:
+    def children_of(self, allocator: int, page: int) -> list[int]:
         """The pages that stand right behind one."""
         entry = self._entries[self._entry_of[allocator].item(page)]
-        behind = self._index_of[allocator].item(page) + 1
-        found = []
-        if behind < entry.end:
-            found.append(entry.pages.item(allocator, behind - entry.first))
+        next_index = self._index_of[allocator].item(page) + 1
+        cached = []
+        if next_index < entry.end:
+            cached.append(entry.pages.item(allocator, next_index - entry.first))
         for child in entry.children.values():
-            if child.first == behind:
-                found.append(child.pages.item(allocator, 0))
-        return [each for each in found if each]
+            if child.first == next_index:
+                cached.append(child.pages.item(allocator, 0))
+        return [each for each in cached if each]
 
     def prune(self, entry: PrefixEntry) -> None:
         """Forgets an entry that has neither pages nor children, and then its parent likewise."""
-        while not entry.held and not entry.children:
+        while not entry.num_pages and not entry.children:
             if entry.parent is None:
                 self._roots.pop(entry.origin.salt, None)
                 return
@@ -172,7 +172,7 @@ class PrefixTree:
             self._entries.pop(entry.number)
             entry = entry.parent
 
-    def placed(self, allocator: int) -> np.ndarray:
+    def cached_pages(self, allocator: int) -> np.ndarray:
         """The pages of an allocator that are in the tree."""
         return np.flatnonzero(self._entry_of[allocator])
 
@@ -186,11 +186,11 @@ class PrefixTree:
 
     def check_integrity(self) -> None:
         """SpecbuildError unless entries and pages name each other."""
-        held = [0] * len(self._entry_of)
+        num_pages = [0] * len(self._entry_of)
         for entry in self._entries.values():
             named = entry.pages[:, : entry.end - entry.first]
-            found = np.nonzero(named)
-            for allocator, place in zip(*(axis.tolist() for axis in found), strict=True):
+            cached = np.nonzero(named)
+            for allocator, place in zip(*(axis.tolist() for axis in cached), strict=True):
                 page = named[allocator, place]
                 where = (self._entry_of[allocator][page], self._index_of[allocator][page])
                 if where != (entry.number, entry.first + place):
@@ -198,37 +198,39 @@ class PrefixTree:
                         f"prefix tree: page {page} stands at {where}, not at "
                         f"{(entry.number, entry.first + place)}; please report it"
                     )
-                held[allocator] += 1
-            if entry.held != len(found[0]) or not (entry.held or entry.children):
+                num_pages[allocator] += 1
+            if entry.num_pages != len(cached[0]) or not (entry.num_pages or entry.children):
                 raise SpecbuildError(
-                    f"prefix tree: an entry counts {entry.held} pages and has {len(found[0])}; "
-                    "please report it"
+                    f"prefix tree: an entry counts {entry.num_pages} pages and has "
+                    f"{len(cached[0])}; please report it"
                 )
-        counted = [len(self.placed(allocator)) for allocator in range(len(held))]
-        if counted != held:
+        counted = [len(self.cached_pages(allocator)) for allocator in range(len(num_pages))]
+        if counted != num_pages:
             raise SpecbuildError(
-                f"prefix tree: entries hold {held} pages, {counted} have one; please report it"
+                f"prefix tree: entries hold {num_pages} pages, {counted} have one; please report it"
             )
 
-    def _key(self, source: TokenSource, at: int) -> PrefixKey:
-        return at, source.ids[at * self._size : (at + 1) * self._size + self._behind].tobytes()
+    def _key(self, source: TokenSource, page_index: int) -> PrefixKey:
+        return page_index, source.ids[
+            page_index * self._page_size : (page_index + 1) * self._page_size + self._lookahead
+        ].tobytes()
 
-    def _same(self, one: TokenSource, other: TokenSource, at: int, end: int) -> int:
+    def _same(self, one: TokenSource, other: TokenSource, page_index: int, end: int) -> int:
         """Up to which page of ``at … end`` two have the same tokens, who have those of ``at``."""
         if one is other:
             return end
-        seen = slice(at * self._size, end * self._size + self._behind)
-        differs = one.ids[seen] != other.ids[seen]
-        place = int(differs.argmax())
-        if not differs[place]:
+        compared = slice(page_index * self._page_size, end * self._page_size + self._lookahead)
+        is_different = one.ids[compared] != other.ids[compared]
+        place = int(is_different.argmax())
+        if not is_different[place]:
             return end
-        return (seen.start + place - self._behind) // self._size
+        return (compared.start + place - self._lookahead) // self._page_size
 
     def _root(self, source: TokenSource) -> PrefixEntry:
         root = self._roots.get(source.salt)
         if root is None:
-            nothing = np.zeros((len(self._entry_of), 0), np.int32)
-            root = PrefixEntry(0, source, (0, b""), None, 0, 0, nothing)
+            zeros = np.zeros((len(self._entry_of), 0), np.int32)
+            root = PrefixEntry(0, source, (0, b""), None, 0, 0, zeros)
             self._roots[source.salt] = root
         return root
 

@@ -78,14 +78,14 @@ def cache_feeds(
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)
-    seen = [
+    first_pages = [
         holder.view_page(min(f, t))
         for holder, f, t in zip(holders, plan.first, plan.tree_start, strict=True)
     ]
-    base = [page * holder.page_size for page, holder in zip(seen, holders, strict=True)]
+    base = [page * holder.page_size for page, holder in zip(first_pages, holders, strict=True)]
     shifted = [f - b for f, b in zip(plan.first, base, strict=True)]
     writes = [h.slots[f : f + n] for h, f, n in zip(holders, plan.first, plan.count, strict=True)]
-    views = [slice(page, h.end_page) for page, h in zip(seen, holders, strict=True)]
+    views = [slice(page, h.end_page) for page, h in zip(first_pages, holders, strict=True)]
     widest = max(view.stop - view.start for view in views)
     table = np.zeros((1, len(views), 1, widest), np.int32)
     positions = np.zeros((len(views), widest), np.int32)
@@ -107,9 +107,9 @@ def _one_sequence_feeds(
 ) -> dict[str, np.ndarray]:
     """The same for one sequence: every array is a view of one that exists already."""
     first, count = plan.first[0], plan.count[0]
-    seen = holder.view_page(min(first, plan.tree_start[0]))
-    base = seen * holder.page_size
-    view = slice(seen, holder.end_page)
+    first_page = holder.view_page(min(first, plan.tree_start[0]))
+    base = first_page * holder.page_size
+    view = slice(first_page, holder.end_page)
     return {
         f"{group}{_PAGE_TABLE}": holder.table[view][None, None, None],
         f"{group}.row_slot": counter.range(first - base, count),

@@ -10,7 +10,7 @@ from specbuild.runtime.cache.page_pool import PagePool, SharedPages
 from specbuild.runtime.errors import SpecbuildError
 
 # Pages that are taken beyond those wanted: a table on a device changes that much more seldom.
-_PAGES_AHEAD = 4
+_EXTRA_PAGES = 4
 
 
 class SequencePages:
@@ -60,9 +60,9 @@ class SequencePages:
                 f"cache group {self._pool.name}: a sequence holds {len(self.slots)} slots, "
                 f"{self.length + count} wanted; use fewer tokens"
             )
-        self._take(-(-(self.length + count) // self.page_size))
+        self._allocate_to(-(-(self.length + count) // self.page_size))
 
-    def _take(self, end: int) -> None:
+    def _allocate_to(self, end: int) -> None:
         """Holds pages up to ``end``."""
         if end - self.first_page > self.reserved + self.shared:
             raise SpecbuildError(
@@ -70,18 +70,18 @@ class SequencePages:
                 f"{self.reserved} reserved; use fewer tokens"
             )
         if end > self.end_page:
-            taken = [self._pool.allocate(self.owner) for _ in range(self.end_page, end)]
-            self._place(self.end_page, taken)
+            new_pages = [self._pool.allocate(self.owner) for _ in range(self.end_page, end)]
+            self._set_pages(self.end_page, new_pages)
             self.end_page = end
 
-    def begin_with(self, shared: SharedPages) -> None:
+    def adopt(self, shared: SharedPages) -> None:
         """The sequence begins behind pages that others made and that it never writes.
 
         Before anything else is held. Where a window's pages go back while the sequence lives, its
         promise counts these too; else they need none.
         """
-        self._pool.share(shared.pages, self.owner, covered=self.window > 0)
-        self._place(shared.first, shared.pages)
+        self._pool.share(shared.pages, self.owner, is_reserved=self.window > 0)
+        self._set_pages(shared.first, shared.pages)
         self.first_page, self.end_page = shared.first, shared.first + len(shared.pages)
         self.length = self._oldest_row = self.end_page * self.page_size
         self.shared = 0 if self.window else len(shared.pages)
@@ -103,7 +103,7 @@ class SequencePages:
             )
         self.length = length
         self._oldest_row = length if reverified is None else min(length, reverified)
-        self._give_back()
+        self._free_unused()
 
     def rewind(self, length: int) -> None:
         """Forgets what lies past ``length``; SpecbuildError if its window is gone already."""
@@ -114,12 +114,12 @@ class SequencePages:
             )
         self.length = length
         self._oldest_row = min(self._oldest_row, length)
-        self._give_back()
+        self._free_unused()
 
     def release(self) -> None:
         """Every page goes back, and the promise of them."""
         if not self.window:
-            self._pool.uncover(self.table[self.shared : self.end_page].tolist())
+            self._pool.transfer_reservation(self.table[self.shared : self.end_page].tolist())
         self._release(self.first_page, self.end_page)
         self._pool.unreserve(self.reserved)
         self.reserved = self.shared = 0
@@ -133,14 +133,14 @@ class SequencePages:
         """The first page that the token at position ``length`` sees."""
         return max(0, length - self.window + 1) // self.page_size if self.window else 0
 
-    def _give_back(self) -> None:
+    def _free_unused(self) -> None:
         end = -(-self.length // self.page_size)
         if end < self.end_page:
             self._release(end, self.end_page)
             self.end_page = end
-        self._give_back_front()
+        self._free_before_window()
 
-    def _give_back_front(self) -> None:
+    def _free_before_window(self) -> None:
         """What no row sees any more."""
         if self.window:
             first = min(self._window_page(self._oldest_row), self.end_page)
@@ -148,7 +148,7 @@ class SequencePages:
                 self._release(self.first_page, first)
                 self.first_page = first
 
-    def _place(self, first: int, pages: Sequence[int]) -> None:
+    def _set_pages(self, first: int, pages: Sequence[int]) -> None:
         """The pages stand from logical page ``first`` on."""
         end = first + len(pages)
         self.table[first:end] = pages
@@ -170,23 +170,23 @@ class AheadPages(SequencePages):
     which they are queued: a page may have another owner at once, whose launches come later.
     """
 
-    def reach(self, end: int) -> bool:
+    def ensure(self, end: int) -> bool:
         """Makes capacity for the first ``end`` slots; whether the table changed.
 
         A few pages more are taken where they are promised.
         """
-        wanted = -(-end // self.page_size)
-        if wanted <= self.end_page:
+        end_page = -(-end // self.page_size)
+        if end_page <= self.end_page:
             return False
-        most = min(self.first_page + self.reserved + self.shared, len(self.table))
-        self._take(max(wanted, min(wanted + _PAGES_AHEAD, most)))
+        max_end = min(self.first_page + self.reserved + self.shared, len(self.table))
+        self._allocate_to(max(end_page, min(end_page + _EXTRA_PAGES, max_end)))
         return True
 
-    def _give_back(self) -> None:
-        self._give_back_front()
+    def _free_unused(self) -> None:
+        self._free_before_window()
 
 
-class KeptPages(SequencePages):
+class FixedPages(SequencePages):
     """Pages that stay until the end, and that are taken at once: tables do not change."""
 
     def __init__(self, pool: PagePool, **sizes: int) -> None:
@@ -198,7 +198,7 @@ class KeptPages(SequencePages):
         super().reserve(pages)
         self.append(self.reserved * self.page_size - self.length)
 
-    def _give_back(self) -> None:
+    def _free_unused(self) -> None:
         """Nothing goes back before the end."""
 
 
@@ -223,14 +223,14 @@ class RingPages(SequencePages):
 
     def append(self, count: int) -> None:
         """Checks that ``count`` slots after the committed length are held."""
-        held = self.end_page * self.page_size
-        if self.length + count > held:
+        num_slots = self.end_page * self.page_size
+        if self.length + count > num_slots:
             raise SpecbuildError(
-                f"cache group {self._pool.name}: a sequence holds {held} slots, "
+                f"cache group {self._pool.name}: a sequence holds {num_slots} slots, "
                 f"{self.length + count} wanted; use fewer tokens"
             )
 
-    def _give_back(self) -> None:
+    def _free_unused(self) -> None:
         """Nothing goes back before the end."""
 
     def _release(self, _first: int, _end: int) -> None:

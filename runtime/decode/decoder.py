@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from specbuild.runtime.cache.kv_policy import gives_on_demand
+from specbuild.runtime.cache.kv_policy import allocates_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.emission import Emission, TextStreams
@@ -48,7 +48,7 @@ class DraftSetting:
             object.__setattr__(self, "speculation", None)
 
     @property
-    def foreign(self) -> Drafter | None:
+    def custom_drafter(self) -> Drafter | None:
         """The caller's own drafter, None where the engine's draft."""
         return None if isinstance(self.drafter, str) else self.drafter
 
@@ -56,12 +56,12 @@ class DraftSetting:
         """Whether requests of both may share a loop."""
         if self.speculation is None and other.speculation is None:
             return True
-        alike = self.drafter is other.drafter
+        is_same_drafter = self.drafter is other.drafter
         if isinstance(self.drafter, str) and isinstance(other.drafter, str):
-            alike = self.drafter == other.drafter
-        return self.speculation == other.speculation and alike
+            is_same_drafter = self.drafter == other.drafter
+        return self.speculation == other.speculation and is_same_drafter
 
-    def of(self, requests: Sequence[Request]) -> DraftSetting:
+    def for_requests(self, requests: Sequence[Request]) -> DraftSetting:
         """What these requests draft with: nothing, where one of them is exact.
 
         RequestError where such a request asks for a draft.
@@ -92,11 +92,11 @@ class Decoder(ABC):
     ) -> None:
         self._manifest = manifest
         self._kv = kv
-        self._measured = LearnedPolicies(self.explored_share)
+        self._learned = LearnedPolicies(self.explored_share)
         self.machine = threading.Lock()
         self._prefill = settings.prefill
         self._prefixes = prefixes
-        self._on_demand = gives_on_demand(manifest, settings.kv_policy)
+        self._on_demand = allocates_on_demand(manifest, settings.kv_policy)
         self.observe_launch: Callable[[int], None] | None = None
 
     @property
@@ -109,7 +109,7 @@ class Decoder(ABC):
         """What suffix decoding has counted; None where it has not been asked for."""
         return None
 
-    def _most_emitted(self, policy: DraftPolicy) -> int | None:
+    def _max_step_tokens(self, policy: DraftPolicy) -> int | None:
         """The most tokens of a step; None where a request reserves all that it may need."""
         return 1 + policy.max_depth if self._on_demand else None
 
@@ -152,12 +152,12 @@ class Decoder(ABC):
         limit = self._manifest.limits.max_seq_len
         if not 1 <= len(ids) <= limit:
             raise RequestError(f"{len(ids)} tokens to score, the engine takes 1 to {limit}")
-        read = len(ids) if prompt_tokens is None else prompt_tokens
-        if not 1 <= read <= len(ids):
-            raise RequestError(f"prompt_tokens is {read}, must be 1 to {len(ids)}")
-        return self._locked(self._scored(ids, read))
+        num_prompt = len(ids) if prompt_tokens is None else prompt_tokens
+        if not 1 <= num_prompt <= len(ids):
+            raise RequestError(f"prompt_tokens is {num_prompt}, must be 1 to {len(ids)}")
+        return self._with_machine(self._score_rows(ids, num_prompt))
 
-    def _locked(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
+    def _with_machine(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
         if not self.machine.acquire(blocking=False):
             raise RequestError("the engine is serving requests; score when they are done")
         try:
@@ -166,7 +166,7 @@ class Decoder(ABC):
             self.machine.release()
 
     @abstractmethod
-    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+    def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         """Rows in order; whoever asks for them holds :attr:`machine`."""
 
     @abstractmethod
@@ -176,7 +176,7 @@ class Decoder(ABC):
         Those of greedy steps and of sampled ones learn apart.
         """
 
-    def _own_policy(self, setting: DraftSetting) -> DraftPolicy:
+    def _engine_policy(self, setting: DraftSetting) -> DraftPolicy:
         """The policy of a loop that drafts with an engine's own drafter."""
         if setting.speculation != "default":
             return asked_for(setting.speculation)

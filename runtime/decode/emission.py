@@ -50,7 +50,7 @@ class Emission:
             pages=pages,
             counters=counters,
             text=self.text_stream(request),
-            known=len(request.prompt_ids),
+            num_tokens=len(request.prompt_ids),
             guide=None if request.grammar is None else request.grammar.begin(),
         )
 
@@ -63,15 +63,15 @@ class Emission:
             pages=pages,
             counters=preempted.counters,
             text=preempted.text,
-            known=len(preempted.request.prompt_ids),
-            recorded=max(preempted.known, preempted.recorded),
+            num_tokens=len(preempted.request.prompt_ids),
+            replay_until=max(preempted.num_tokens, preempted.replay_until),
             logprobs=preempted.logprobs,
             top_logprobs=preempted.top_logprobs,
             guide=preempted.guide,
-            held=preempted.held,
+            held_events=preempted.held_events,
         )
 
-    def take(self, new: NewTokens) -> list[Event]:
+    def append(self, new: NewTokens) -> list[Event]:
         """Appends tokens until one ends the request; their events in order.
 
         An infinite log-probability is none: a screened head chose the token.
@@ -85,39 +85,42 @@ class Emission:
             tokens = tokens[: new.allowed]
             sequence.finish_reason = "guide_failed"
         events: list[Event] = []
-        decoding = sequence.emitted > 0
-        again = _again(sequence, tokens)
-        tokens, accepted = tokens[again:], max(0, new.accepted - again)
-        top = new.top_logprobs[again:]
+        decoding = sequence.num_output_tokens > 0
+        num_replayed = _skip_replayed(sequence, tokens)
+        tokens, accepted = tokens[num_replayed:], max(0, new.accepted - num_replayed)
+        top = new.top_logprobs[num_replayed:]
         if tokens and not decoding:
             sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
             if isnan(logprob):
                 raise SpecbuildError(
                     f"prompt {sequence.request.id!r}: the target's logits of output token "
-                    f"{sequence.emitted + 1} are not numbers; check the checkpoint's weights"
+                    f"{sequence.num_output_tokens + 1} are not numbers; check the checkpoint's "
+                    "weights"
                 )
-            sequence.ids[sequence.known] = token
-            sequence.known += 1
-            known = None if isinf(logprob) else logprob
-            sequence.logprobs.append(known)
-            reason, text = self._end_of(sequence, token)
+            sequence.ids[sequence.num_tokens] = token
+            sequence.num_tokens += 1
+            value = None if isinf(logprob) else logprob
+            sequence.logprobs.append(value)
+            reason, text = self._finish_reason(sequence, token)
             if reason is not None and sequence.text is not None:
                 text += sequence.text.finish()
                 reason = "stop" if sequence.text.stopped else reason
-            best = top[i] if top else ()
+            top_logprobs_of_token = top[i] if top else ()
             if top:
-                sequence.top_logprobs.append(best)
+                sequence.top_logprobs.append(top_logprobs_of_token)
             cached = 0 if decoding or i else sequence.counters.cached_tokens
             events.append(
-                TokenEvent(sequence.index, token, text, i < accepted, known, best, cached)
+                TokenEvent(
+                    sequence.index, token, text, i < accepted, value, top_logprobs_of_token, cached
+                )
             )
             if reason is not None:
                 sequence.finish_reason = reason
                 break
         if decoding and tokens:
             sequence.counters.step(
-                proposed=max(0, new.proposed - again),
+                proposed=max(0, new.proposed - num_replayed),
                 accepted=min(accepted, len(events)),
                 emitted=len(events),
             )
@@ -125,7 +128,7 @@ class Emission:
 
     def release_held(self, sequence: SequenceState) -> list[Event]:
         """The events that were held until the next mask arrived, which may end the request."""
-        held, sequence.held = sequence.held, []
+        held, sequence.held_events = sequence.held_events, []
         assert sequence.guide is not None
         if sequence.guide.failure is not None:
             sequence.finish_reason = "guide_failed"
@@ -136,7 +139,9 @@ class Emission:
                 held[-1] = replace(last, text=last.text + sequence.text.finish())
         return held
 
-    def _end_of(self, sequence: SequenceState, token: int) -> tuple[FinishReason | None, str]:
+    def _finish_reason(
+        self, sequence: SequenceState, token: int
+    ) -> tuple[FinishReason | None, str]:
         """Why the request ends with this token, if it does, and the text it gives."""
         params = sequence.request.params
         reason: FinishReason | None = None
@@ -153,25 +158,26 @@ class Emission:
             return "stop", text
         if sequence.guide is not None and sequence.guide.complete(sequence.output):
             return "stop", text
-        return ("length" if sequence.wanted == 0 else None), text
+        return ("length" if sequence.tokens_left == 0 else None), text
 
 
-def _again(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:
+def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:
     """How many of these tokens were emitted before the sequence was preempted."""
-    count = min(sequence.to_repeat, len(tokens))
+    count = min(sequence.replay_remaining, len(tokens))
     for token, _ in tokens[:count]:
-        recorded = int(sequence.ids[sequence.known])
-        if token != recorded:
+        emitted_before = int(sequence.ids[sequence.num_tokens])
+        if token != emitted_before:
             raise SpecbuildError(
-                f"prompt {sequence.request.id!r}: output token {sequence.emitted + 1} was "
-                f"{recorded} before its pages were taken and is {token} decoded again, against law "
-                "5; please report it, and run with guaranteed-no-evict"
+                f"prompt {sequence.request.id!r}: output token "
+                f"{sequence.num_output_tokens + 1} was {emitted_before} before its pages were "
+                f"taken and is {token} decoded again, against law 5; please report it, and run "
+                "with guaranteed-no-evict"
             )
-        sequence.known += 1
+        sequence.num_tokens += 1
     return count
 
 
-def never_ran(
+def finish_unstarted(
     index: int, request: Request, text_stream: TextStreams, reason: FinishReason = "abort"
 ) -> FinishEvent:
     """The end of a request that was aborted, or late, before it was admitted."""

@@ -63,18 +63,18 @@ def _penalise(
 def log_probability(logits: np.ndarray, token: int) -> np.float32:
     """The natural log-probability of a token under one row ``logits`` fp32 [V]."""
     wide = logits.astype(np.float64)
-    most = wide.max()
-    return np.float32(wide[token] - most - np.log(np.exp(wide - most).sum()))
+    maximum = wide.max()
+    return np.float32(wide[token] - maximum - np.log(np.exp(wide - maximum).sum()))
 
 
-def likeliest(logits: np.ndarray, count: int, *, token: int, logprob: float) -> TopLogprobs:
+def most_likely(logits: np.ndarray, count: int, *, token: int, logprob: float) -> TopLogprobs:
     """The ``count`` likeliest tokens of one row [V], of equal ones the lower ids.
 
     ``logprob`` is the log-probability of ``token`` in this row, to which the others are relative.
     """
     count = min(count, len(logits))
-    least = np.partition(logits, len(logits) - count)[len(logits) - count]
-    ids = np.flatnonzero(logits >= least)
+    threshold = np.partition(logits, len(logits) - count)[len(logits) - count]
+    ids = np.flatnonzero(logits >= threshold)
     best = ids[np.lexsort((ids, -logits[ids]))][:count]
     relative = logits[best].astype(np.float64) - float(logits[token]) + logprob
     return tuple(zip(best.tolist(), relative.tolist(), strict=True))

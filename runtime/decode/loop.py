@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 from specbuild.runtime.cache.sequence_pages import SequencePages
-from specbuild.runtime.decode.emission import Emission, never_ran
+from specbuild.runtime.decode.emission import Emission, finish_unstarted
+from specbuild.runtime.decode.request_queue import QueuedRequest
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
-from specbuild.runtime.decode.waiting import Waiting
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
@@ -68,14 +68,14 @@ class Loop:
 
     def abort(self, index: int, reason: FinishReason = "abort") -> FinishEvent | None:
         """Ends a request now, with what it has emitted; None where it is done already."""
-        waiting = self._scheduler.withdraw(index)
-        if waiting is not None and waiting.preempted is None:
-            return never_ran(index, waiting.request, self._emission.text_stream, reason)
-        sequence = self._scheduler.running(index) if waiting is None else waiting.preempted
+        queued = self._scheduler.withdraw(index)
+        if queued is not None and queued.preempted is None:
+            return finish_unstarted(index, queued.request, self._emission.text_stream, reason)
+        sequence = self._scheduler.running_sequence(index) if queued is None else queued.preempted
         if sequence is None:
             return None
         sequence.finish_reason = reason
-        if waiting is None:
+        if queued is None:
             self._release(sequence)
         elif sequence.guide is not None:
             sequence.guide.close()
@@ -101,10 +101,10 @@ class Loop:
         """
         ends: list[Event] = [
             end
-            for index in self._scheduler.late()
+            for index in self._scheduler.expired()
             if (end := self.abort(index, "deadline")) is not None
         ]
-        ends += self._read_masks()
+        ends += self._collect_masks()
         if self.idle:
             return ends
         self._scheduler.admit(self._admit)
@@ -114,10 +114,10 @@ class Loop:
         launch = self._stepper.receive()
         if launch.outcome is not None:
             self._policy.observe(launch.outcome)
-        events = self._emit(launch.emitted)
+        events = self._emit(launch.new_tokens)
         if self._observe is not None:
-            given = sum(isinstance(event, TokenEvent) for event in events)
-            self._observe(launch.prompt_tokens + given)
+            num_new_tokens = sum(isinstance(event, TokenEvent) for event in events)
+            self._observe(launch.prompt_tokens + num_new_tokens)
         return ends + events
 
     def close(self) -> None:
@@ -127,40 +127,40 @@ class Loop:
     def _start_launches(self) -> None:
         """Prompts or a step, as they take turns, while the machine takes more."""
         prompts_end = False
-        while self._stepper.in_flight < self._stepper.most_in_flight:
+        while self._stepper.in_flight < self._stepper.max_in_flight:
             self._provide_pages()
             batch = self._scheduler.schedule()
             if batch.chunks:
                 self._stepper.start_prompts(batch.chunks)
                 prompts_end |= any(chunk.is_last for chunk in batch.chunks)
             elif batch.sequences:
-                outlook = self._stepper.outlook(batch.sequences)
-                shape = None if batch.apart else self._shape(outlook)
+                step_context = self._stepper.step_context(batch.sequences)
+                shape = None if batch.uses_logit_processor else self._shape(step_context)
                 if shape is LATER:
                     break
                 self._scheduler.begin_step(batch)
-                self._stepper.start(batch.sequences, shape, outlook)
+                self._stepper.start(batch.sequences, shape, step_context)
             else:
                 break
-        if prompts_end and self._stepper.most_in_flight > 1:
+        if prompts_end and self._stepper.max_in_flight > 1:
             self._choose_ahead()
 
     def _provide_pages(self) -> None:
         """Before the next launch, behind those in flight: who has pages for a step takes part."""
-        changes = self._scheduler.provide()
-        for told, sequences in (
+        changes = self._scheduler.provide_pages()
+        for notify, sequences in (
             (self._stepper.release, changes.preempted),
             (self._stepper.grow, changes.grown),
             (self._stepper.pause, changes.paused),
             (self._stepper.resume, changes.resumed),
         ):
             for sequence in sequences:
-                told(sequence)
+                notify(sequence)
         for sequence in changes.resumed:
             if sequence.awaits_mask:
                 self._stepper.pause(sequence)
 
-    def _read_masks(self) -> list[Event]:
+    def _collect_masks(self) -> list[Event]:
         """Decode the sequences again whose masks have arrived; the events that waited for them."""
         events: list[Event] = []
         for sequence in self._scheduler.awaiting_masks:
@@ -188,53 +188,53 @@ class Loop:
         events: list[Event] = []
         ended: list[SequenceState] = []
         for new in emitted:
-            taken = self._emission.take(new)
-            events += self._await_mask_of(new.sequence, taken)
+            new_events = self._emission.append(new)
+            events += self._hold_for_mask(new.sequence, new_events)
             if new.sequence.finish_reason is not None:
                 ended.append(new.sequence)
                 events.append(FinishEvent(new.sequence.index, new.sequence.record()))
         # What they leave to the prefix cache is there before their pages go back.
-        self._stepper.settle()
+        self._stepper.after_emit()
         for sequence in ended:
             self._release(sequence)
         return events
 
-    def _await_mask_of(self, sequence: SequenceState, events: list[Event]) -> list[Event]:
+    def _hold_for_mask(self, sequence: SequenceState, events: list[Event]) -> list[Event]:
         """Take a sequence out of steps until its guide's next mask is there; events to emit now."""
         guide = sequence.guide
         if guide is None or not guide.is_remote or sequence.finish_reason is not None:
             return events
-        sequence.held += events
+        sequence.held_events += events
         sequence.awaits_mask = True
         guide.prepare(sequence.output)
         self._stepper.pause(sequence)
         return []
 
-    def _shape(self, outlook: Outlook) -> ChosenDraft | Later:
+    def _shape(self, step_context: Outlook) -> ChosenDraft | Later:
         """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
         chosen, self._chosen = self._chosen, None
-        if chosen is not None and chosen[0] == outlook.batch:
+        if chosen is not None and chosen[0] == step_context.batch:
             return chosen[1]
-        return self._policy.shape(outlook)
+        return self._policy.shape(step_context)
 
     def _choose_ahead(self) -> None:
         """While the machine reads prompts, the first step behind them is made ready."""
-        read = self._scheduler.read_together
-        if any(sequence.wanted > 1 for sequence in read):
-            outlook = self._stepper.outlook(read)
-            shape = self._policy.shape(outlook)
+        draftable = self._scheduler.draftable
+        if any(sequence.tokens_left > 1 for sequence in draftable):
+            step_context = self._stepper.step_context(draftable)
+            shape = self._policy.shape(step_context)
             # What the host offers is known with their first tokens.
             if shape is not LATER and not isinstance(shape, OfferedDepths):
-                self._chosen = (outlook.batch, shape)
-                self._stepper.prepare_step(read, shape)
+                self._chosen = (step_context.batch, shape)
+                self._stepper.prepare_step(draftable, shape)
 
-    def _admit(self, waiting: Waiting, pages: dict[str, SequencePages]) -> SequenceState:
-        if waiting.preempted is None:
-            sequence = self._emission.admit(waiting.index, waiting.request, pages)
-            sequence.counters.cached_tokens = waiting.match.tokens
+    def _admit(self, queued: QueuedRequest, pages: dict[str, SequencePages]) -> SequenceState:
+        if queued.preempted is None:
+            sequence = self._emission.admit(queued.index, queued.request, pages)
+            sequence.counters.cached_tokens = queued.match.tokens
         else:
-            sequence = self._emission.restore(waiting.preempted, pages)
-        sequence.prefix, sequence.length = waiting.prefix, waiting.match.tokens
+            sequence = self._emission.restore(queued.preempted, pages)
+        sequence.prefix, sequence.length = queued.prefix, queued.match.tokens
         self._stepper.admit(sequence)
         return sequence
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.decode.waiting import rank
+from specbuild.runtime.decode.request_queue import rank
 from specbuild.runtime.request import SequenceState
 
 
@@ -25,7 +25,9 @@ class PageChanges:
     resumed: list[SequenceState] = field(default_factory=list)
 
 
-def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+def provide_pages(
+    running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
+) -> PageChanges:
     """Grows those of ``running``, by rank, that the next step may decode.
 
     A step in flight emits up to ``most_emitted`` tokens. Who is preempted leaves ``running``.
@@ -35,10 +37,12 @@ def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> 
     ranked = sorted(running, key=rank)
     for sequence in list(ranked):
         # A paused one goes on from what its steps in flight gave: these come first.
-        waits = sequence.steps_ahead and (sequence.paused or sequence.wanted <= sequence.steps_due)
-        if sequence.released or not sequence.emitted or waits:
+        must_wait = sequence.steps_in_flight and (
+            sequence.paused or sequence.tokens_left <= sequence.valid_steps_in_flight
+        )
+        if sequence.released or not sequence.num_output_tokens or must_wait:
             continue
-        if _grows(sequence, ranked, kv, most_emitted, changes) and sequence.paused:
+        if _grow_by_rank(sequence, ranked, kv, max_step_tokens, changes) and sequence.paused:
             sequence.paused = False
             changes.resumed.append(sequence)
     for sequence in changes.preempted:
@@ -46,17 +50,17 @@ def provide(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> 
     return changes
 
 
-def _grows(
+def _grow_by_rank(
     sequence: SequenceState,
     ranked: list[SequenceState],
     kv: KvPools,
-    most_emitted: int,
+    max_step_tokens: int,
     changes: PageChanges,
 ) -> bool:
     """Whether the sequence has pages for a step, by those of later ones if need be."""
     request = sequence.request
-    most = sequence.known + sequence.steps_ahead * most_emitted
-    tokens = min(most, len(request.prompt_ids) + request.token_budget)
+    max_tokens = sequence.num_tokens + sequence.steps_in_flight * max_step_tokens
+    tokens = min(max_tokens, len(request.prompt_ids) + request.token_budget)
     if tokens <= sequence.capacity:
         return True
     while not kv.can_grow(sequence.pages, tokens):

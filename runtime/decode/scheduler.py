@@ -11,17 +11,17 @@ from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.decode.launch_rows import launch_rows
-from specbuild.runtime.decode.on_demand import PageChanges, provide
-from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
+from specbuild.runtime.decode.on_demand import PageChanges, provide_pages
+from specbuild.runtime.decode.request_queue import QueuedRequest, RequestQueue
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request, SequenceState
 from specbuild.runtime.settings import DEFAULT_PREFILL, PrefillSchedule
 
-Admitted = Callable[[Waiting, dict[str, SequencePages]], SequenceState]
+CreateSequence = Callable[[QueuedRequest, dict[str, SequencePages]], SequenceState]
 
 # The most sequences of a step in which such requests take part.
-MostSequences = Callable[[Sequence[Request]], int]
+MaxSequences = Callable[[Sequence[Request]], int]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Batch:
 
     chunks: tuple[Chunk, ...] = ()
     sequences: tuple[SequenceState, ...] = ()
-    apart: bool = False
+    uses_logit_processor: bool = False
 
 
 class Scheduler:
@@ -82,12 +82,12 @@ class Scheduler:
         *,
         prefill: PrefillSchedule = DEFAULT_PREFILL,
         invariant_rows: int | None = None,
-        most_sequences: MostSequences | None = None,
-        most_emitted: int | None = None,
+        max_sequences: MaxSequences | None = None,
+        max_step_tokens: int | None = None,
         prefixes: PrefixLookup | None = None,
     ) -> None:
-        self._last_apart = False
-        self._waiting = WaitingQueue()
+        self._last_used_processor = False
+        self._waiting = RequestQueue()
         # Of those that wait or run, when they have to be done.
         self._deadlines_s: dict[int, float] = {}
         self._running: list[SequenceState] = []
@@ -97,11 +97,11 @@ class Scheduler:
         self._steps = 0
         self._prefill = prefill
         self._limits = limits
-        self._most_rows = min(limits.max_rows, prefill.max_rows or limits.max_rows)
+        self._max_rows = min(limits.max_rows, prefill.max_rows or limits.max_rows)
         self._invariant_rows = invariant_rows
         self._kv = kv
-        self._most_sequences = most_sequences
-        self._most_emitted = most_emitted
+        self._max_sequences = max_sequences
+        self._max_step_tokens = max_step_tokens
         self._prefixes = prefixes
 
     @property
@@ -115,7 +115,7 @@ class Scheduler:
         return tuple(self._running)
 
     @property
-    def read(self) -> tuple[SequenceState, ...]:
+    def decodable(self) -> tuple[SequenceState, ...]:
         """Those whose prompts are read, or in flight to their end, and that steps may decode."""
         return tuple(
             s
@@ -129,41 +129,41 @@ class Scheduler:
         return tuple(s for s in self._running if s.awaits_mask)
 
     @property
-    def read_together(self) -> tuple[SequenceState, ...]:
+    def draftable(self) -> tuple[SequenceState, ...]:
         """Those of them whose steps are shared."""
-        return tuple(s for s in self.read if not s.apart)
+        return tuple(s for s in self.decodable if not s.uses_logit_processor)
 
     def add(self, request: Request) -> int:
         """Queues a request behind those that go before it; its number."""
         prefix = None
         if self._prefixes is not None:
             prefix = self._prefixes.cache.begin(request.ids, request.params.cache_salt)
-        self._waiting.add(Waiting(self._added, request, prefix=prefix))
+        self._waiting.add(QueuedRequest(self._added, request, prefix=prefix))
         if request.deadline_s is not None:
             self._deadlines_s[self._added] = request.deadline_s
         self._added += 1
         return self._added - 1
 
-    def withdraw(self, index: int) -> Waiting | None:
+    def withdraw(self, index: int) -> QueuedRequest | None:
         """Takes a waiting request out of the queue; None where it does not wait."""
-        entry = self._waiting.remove(index)
-        if entry is not None:
+        queued = self._waiting.remove(index)
+        if queued is not None:
             self._deadlines_s.pop(index, None)
-            self._tell("abort", None, entry.request)
-        return entry
+            self._trace("abort", None, queued.request)
+        return queued
 
-    def late(self) -> list[int]:
+    def expired(self) -> list[int]:
         """The numbers of those that had to be done by now."""
         if not self._deadlines_s:
             return []
         now_s = time.monotonic()
         return [index for index, limit_s in self._deadlines_s.items() if limit_s <= now_s]
 
-    def running(self, index: int) -> SequenceState | None:
+    def running_sequence(self, index: int) -> SequenceState | None:
         """The sequence of an admitted request; None where it waits or is done."""
         return next((s for s in self._running if s.index == index), None)
 
-    def admit(self, admit: Admitted) -> None:
+    def admit(self, create: CreateSequence) -> None:
         """Takes up who waits, by rank, while pages and rows are free.
 
         Whose prompt begins as one that is being read waits until that beginning is cached.
@@ -171,20 +171,24 @@ class Scheduler:
         none runs and none fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
-            entry = next((entry for entry in self._waiting if not self._awaits(entry)), None)
-            if entry is None or not self._takes(entry.request):
+            queued = next(
+                (queued for queued in self._waiting if not self._waits_for_prefix(queued)), None
+            )
+            if queued is None or not self._has_step_row(queued.request):
                 break
-            first = self._matched(entry)
-            wanted = self._pages_of(first)
-            if wanted is None:
+            matched = self._with_match(queued)
+            pages_needed = self._pages_for(matched)
+            if pages_needed is None:
                 break
-            self._waiting.take(entry)
-            pages = self._kv.admit(wanted, first.match.shared, request=first.request.id)
-            sequence = admit(first, pages)
+            self._waiting.take(queued)
+            pages = self._kv.admit(pages_needed, matched.match.shared, request=matched.request.id)
+            sequence = create(matched, pages)
             sequence.capacity = self._kv.capacity(pages)
-            if self._prefixes is not None and first.prefix is not None:
-                again = first.preempted is not None
-                self._prefixes.cache.admitted(first.prefix, first.match, again=again)
+            if self._prefixes is not None and matched.prefix is not None:
+                was_preempted = matched.preempted is not None
+                self._prefixes.cache.admitted(
+                    matched.prefix, matched.match, was_preempted=was_preempted
+                )
             self._running.append(sequence)
             self._prompts.append(sequence)
         if not self._running:
@@ -193,17 +197,17 @@ class Scheduler:
                 "generation on this engine holds them: finish or close it first"
             )
 
-    def provide(self) -> PageChanges:
+    def provide_pages(self) -> PageChanges:
         """Pages on demand for the next step; who is preempted waits again, before its equals."""
-        if self._most_emitted is None:
+        if self._max_step_tokens is None:
             return PageChanges()
-        changes = provide(self._running, self._kv, most_emitted=self._most_emitted)
+        changes = provide_pages(self._running, self._kv, max_step_tokens=self._max_step_tokens)
         for sequence in changes.preempted:
             if sequence in self._prompts:
                 self._prompts.remove(sequence)
-            self._tell("preempt", sequence, sequence.request)
+            self._trace("preempt", sequence, sequence.request)
             self._waiting.add(
-                Waiting(sequence.index, sequence.request, sequence, prefix=sequence.prefix)
+                QueuedRequest(sequence.index, sequence.request, sequence, prefix=sequence.prefix)
             )
         return changes
 
@@ -212,30 +216,36 @@ class Scheduler:
 
         Chunks of prompts are to start at once, a step with :meth:`begin_step` or not at all.
         """
-        read = self.read
-        decoding = tuple(s for s in read if s.emitted)
-        step = self._step(decoding)
-        can_step = bool(step.sequences) or len(read) > len(decoding)
+        decodable = self.decodable
+        decoding = tuple(s for s in decodable if s.num_output_tokens)
+        step = self._next_step(decoding)
+        can_step = bool(step.sequences) or len(decodable) > len(decoding)
         if self._prompts and (self._steps >= self._prefill.steps_between or not can_step):
             self._steps = 0
-            return Batch(chunks=self._chunks(self._rows(decoding=bool(decoding))))
+            return Batch(chunks=self._chunks(self._prefill_rows(decoding=bool(decoding))))
         return step
 
     def begin_step(self, step: Batch) -> None:
         """The step that was scheduled is started."""
         self._steps += 1
-        for sequence in self._running if self._most_emitted else ():
+        for sequence in self._running if self._max_step_tokens else ():
             sequence.counters.paused_steps += sequence.paused
-        self._last_apart = step.apart
+        self._last_used_processor = step.uses_logit_processor
 
-    def _step(self, decoding: tuple[SequenceState, ...]) -> Batch:
+    def _next_step(self, decoding: tuple[SequenceState, ...]) -> Batch:
         """The next step of those that decode: of the kind whose turn it is, if it can be."""
-        parts: tuple[list[SequenceState], list[SequenceState]] = ([], [])
+        by_kind: tuple[list[SequenceState], list[SequenceState]] = ([], [])
         for sequence in decoding:
-            parts[sequence.apart].append(sequence)
-        kinds = [Batch(sequences=tuple(part), apart=bool(i)) for i, part in enumerate(parts)]
-        able = [kind for kind in kinds if _can_start(kind)]
-        return next((k for k in able if k.apart != self._last_apart), able[0] if able else Batch())
+            by_kind[sequence.uses_logit_processor].append(sequence)
+        steps = [
+            Batch(sequences=tuple(part), uses_logit_processor=bool(i))
+            for i, part in enumerate(by_kind)
+        ]
+        startable = [kind for kind in steps if _can_start(kind)]
+        return next(
+            (k for k in startable if k.uses_logit_processor != self._last_used_processor),
+            startable[0] if startable else Batch(),
+        )
 
     def retire(self, sequence: SequenceState) -> None:
         """A sequence is done: its pages go back."""
@@ -246,9 +256,9 @@ class Scheduler:
         self._deadlines_s.pop(sequence.index, None)
         self._kv.release(sequence.pages)
         event = "abort" if sequence.finish_reason in (None, "abort", "deadline") else "finish"
-        self._tell(event, sequence, sequence.request)
+        self._trace(event, sequence, sequence.request)
 
-    def _tell(self, event: str, sequence: SequenceState | None, request: Request) -> None:
+    def _trace(self, event: str, sequence: SequenceState | None, request: Request) -> None:
         """A line of the trace, where there is one."""
         if self._kv.trace is not None:
             owner = None if sequence is None else next(iter(sequence.pages.values())).owner
@@ -261,75 +271,77 @@ class Scheduler:
             self.retire(sequence)
         return running
 
-    def _matched(self, waiting: Waiting) -> Waiting:
+    def _with_match(self, queued: QueuedRequest) -> QueuedRequest:
         """With what the prefix cache has of the prompt now."""
-        if self._prefixes is None or waiting.prefix is None:
-            return waiting
-        return replace(waiting, match=self._prefixes.match(waiting.prefix))
+        if self._prefixes is None or queued.prefix is None:
+            return queued
+        return replace(queued, match=self._prefixes.match(queued.prefix))
 
-    def _awaits(self, waiting: Waiting) -> bool:
+    def _waits_for_prefix(self, queued: QueuedRequest) -> bool:
         """Whether one whose prompt is being read will have pages of this prompt: it waits for them.
 
         So choices of one prompt read it once. Who reads goes on, or is gone: nobody waits for good.
         """
-        if self._prefixes is None or waiting.prefix is None:
+        if self._prefixes is None or queued.prefix is None:
             return False
         reading = (s.prefix for s in self._prompts if s.prefix is not None)
-        return self._prefixes.awaits(waiting.prefix, reading)
+        return self._prefixes.should_wait(queued.prefix, reading)
 
-    def _pages_of(self, waiting: Waiting) -> dict[str, int] | None:
+    def _pages_for(self, queued: QueuedRequest) -> dict[str, int] | None:
         """The pages with which a request begins; None where too few are free.
 
         All that it may need; on demand, those of the tokens that it has, where each that runs finds
         one more.
         """
-        request, kv = waiting.request, self._kv
-        most = len(request.prompt_ids) + request.token_budget
-        if self._most_emitted is None:
-            wanted, spare = kv.pages_wanted(most), 0
+        request, kv = queued.request, self._kv
+        max_tokens = len(request.prompt_ids) + request.token_budget
+        if self._max_step_tokens is None:
+            pages_needed, free_margin = kv.pages_needed(max_tokens), 0
         elif any(sequence.paused for sequence in self._running):
             return None
         else:
-            wanted = kv.pages_wanted(most, at_first=waiting.tokens + 1)
-            spare = len(self._running)
-        lacking = kv.lacking_beside(wanted, waiting.match.shared)
-        return wanted if kv.can_admit(lacking, spare=spare) else None
+            pages_needed = kv.pages_needed(max_tokens, initial_tokens=queued.num_tokens + 1)
+            free_margin = len(self._running)
+        to_reserve = kv.pages_to_reserve(pages_needed, queued.match.shared)
+        return pages_needed if kv.can_admit(to_reserve, margin=free_margin) else None
 
-    def _takes(self, request: Request) -> bool:
+    def _has_step_row(self, request: Request) -> bool:
         """Whether a step has rows for one more sequence that asks for what this one does."""
-        if self._most_sequences is None:
+        if self._max_sequences is None:
             return True
-        together = [*(sequence.request for sequence in self._running), request]
-        return len(together) <= self._most_sequences(together)
+        requests = [*(sequence.request for sequence in self._running), request]
+        return len(requests) <= self._max_sequences(requests)
 
-    def _rows(self, *, decoding: bool) -> int:
+    def _prefill_rows(self, *, decoding: bool) -> int:
         """Rows that the next launch of prompts may have: the same for all where bits hang on it."""
         if self._invariant_rows is not None:
-            return self._most_rows
-        wanted = sum(len(s.request.prompt_ids) - s.length for s in self._prompts)
-        return launch_rows(wanted, self._most_rows, decoding=decoding)
+            return self._max_rows
+        remaining = sum(len(s.request.prompt_ids) - s.length for s in self._prompts)
+        return launch_rows(remaining, self._max_rows, decoding=decoding)
 
-    def _chunks(self, most: int) -> tuple[Chunk, ...]:
+    def _chunks(self, max_rows: int) -> tuple[Chunk, ...]:
         """Prompt chunks of one launch of ``most`` rows at most, the queue's head first."""
         invariant = self._invariant_rows
-        capacity = most if invariant is None else min(most, invariant)
+        capacity = max_rows if invariant is None else min(max_rows, invariant)
         chunks: list[Chunk] = []
         for sequence in self._prompts:
-            left = len(sequence.request.prompt_ids) - sequence.length
-            count = min(left, capacity if invariant is None else most)
+            remaining = len(sequence.request.prompt_ids) - sequence.length
+            count = min(remaining, capacity if invariant is None else max_rows)
             if 0 < count <= capacity or not chunks:
                 chunks.append(Chunk(sequence, sequence.length, count))
                 capacity -= count
-        ended = [chunk.sequence for chunk in chunks if chunk.is_last]
+        finished_prompts = [chunk.sequence for chunk in chunks if chunk.is_last]
         if not chunks[0].is_last:
             self._prompts.rotate(-1)
-        self._prompts = deque(s for s in self._prompts if s not in ended)
+        self._prompts = deque(s for s in self._prompts if s not in finished_prompts)
         return tuple(chunks)
 
 
 def _can_start(step: Batch) -> bool:
     """Whether a step of these sequences is of use, and what it needs of them is known."""
-    of_use = any(s.wanted > s.steps_due for s in step.sequences)
-    if not step.apart:
+    of_use = any(s.tokens_left > s.valid_steps_in_flight for s in step.sequences)
+    if not step.uses_logit_processor:
         return of_use
-    return of_use and not any(s.guide is not None and s.steps_due for s in step.sequences)
+    return of_use and not any(
+        s.guide is not None and s.valid_steps_in_flight for s in step.sequences
+    )

@@ -33,7 +33,7 @@ def scored_sequence(ids: Sequence[int], kv: KvPools) -> Iterator[SequenceState]:
 
     Raises RequestError where pages are not free.
     """
-    wanted = kv.pages_wanted(len(ids))
+    wanted = kv.pages_needed(len(ids))
     if not kv.can_admit(wanted):
         raise RequestError(f"{len(ids)} tokens to score: no free cache pages")
     sequence = SequenceState(
@@ -43,7 +43,7 @@ def scored_sequence(ids: Sequence[int], kv: KvPools) -> Iterator[SequenceState]:
         pages=kv.admit(wanted),
         counters=RunCounters(0),
         text=None,
-        known=len(ids),
+        num_tokens=len(ids),
     )
     try:
         yield sequence

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
-from specbuild.runtime.decode.emission import TextStreams, never_ran
+from specbuild.runtime.decode.emission import TextStreams, finish_unstarted
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
@@ -126,7 +126,7 @@ class Session:
 
         Raises RequestError if the engine has no such draft, or cannot serve a request with it.
         """
-        setting = setting.of(requests)
+        setting = setting.for_requests(requests)
         self._decoder.check(requests, setting)
         return setting
 
@@ -194,7 +194,7 @@ class Session:
     def _serve(self) -> None:
         """The thread: one loop after another, until nobody waits."""
         while True:
-            self._sort(None)
+            self._read_messages(None)
             if self._waiting:
                 self._serve_first()
                 continue
@@ -210,18 +210,18 @@ class Session:
             self._waiting.popleft().stream.deliver(error)
             return
         try:
-            self._serve_alike(self._waiting[0].setting)
+            self._serve_setting(self._waiting[0].setting)
         finally:
             self._decoder.machine.release()
 
-    def _serve_alike(self, setting: DraftSetting) -> None:
+    def _serve_setting(self, setting: DraftSetting) -> None:
         """A loop for all that draft as its first request does; an error ends what it serves."""
         try:
             loop = self._decoder.loop(setting, text_stream=self._text_stream)
         except BaseException as error:
             self._waiting.popleft().stream.deliver(error)
             return
-        served = _Served(loop)
+        served = _ServedLoop(loop)
         try:
             with contextlib.closing(loop):
                 loop.open()
@@ -231,17 +231,17 @@ class Session:
             for stream in served.streams:
                 stream.deliver(error)
 
-    def _run(self, served: _Served, setting: DraftSetting) -> None:
+    def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
         """Turns until nobody is left. Behind one who drafts otherwise, others wait too."""
         while True:
-            self._sort(served)
+            self._read_messages(served)
             while self._waiting and self._waiting[0].setting.same_as(setting):
                 served.join(self._waiting.popleft().stream)
             if served.loop.idle:
                 return
             served.deliver(served.loop.turn())
 
-    def _sort(self, served: _Served | None) -> None:
+    def _read_messages(self, served: _ServedLoop | None) -> None:
         """Reads the messages: who joins waits, who leaves leaves the loop or the queue.
 
         Where the loop fails, what was not read yet is read behind it.
@@ -255,17 +255,17 @@ class Session:
             finally:
                 message.done.set()
 
-    def _leave(self, stream: Stream | None, served: _Served | None) -> None:
+    def _leave(self, stream: Stream | None, served: _ServedLoop | None) -> None:
         if served is not None:
             for leaving in served.streams if stream is None else [stream]:
                 served.abort(leaving)
         for join in [join for join in self._waiting if stream in (None, join.stream)]:
             self._waiting.remove(join)
-            never = enumerate(join.stream.requests)
-            join.stream.deliver([never_ran(*each, self._text_stream) for each in never])
+            unstarted = enumerate(join.stream.requests)
+            join.stream.deliver([finish_unstarted(*each, self._text_stream) for each in unstarted])
 
 
-class _Served:
+class _ServedLoop:
     """A loop, and the streams that its requests belong to."""
 
     def __init__(self, loop: Loop) -> None:
@@ -284,8 +284,8 @@ class _Served:
 
     def abort(self, stream: Stream) -> None:
         """Ends what is left of a stream."""
-        mine = [index for index, (owner, _) in self._owners.items() if owner is stream]
-        ends = [self.loop.abort(index) for index in mine]
+        own = [index for index, (owner, _) in self._owners.items() if owner is stream]
+        ends = [self.loop.abort(index) for index in own]
         self.deliver([end for end in ends if end is not None])
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -293,8 +293,8 @@ class _Served:
         batches: dict[int, tuple[Stream, list[Event]]] = {}
         for event in events:
             stream, number = self._owners[event.request]
-            mine = event if event.request == number else replace(event, request=number)
-            batches.setdefault(id(stream), (stream, []))[1].append(mine)
+            own = event if event.request == number else replace(event, request=number)
+            batches.setdefault(id(stream), (stream, []))[1].append(own)
             if isinstance(event, FinishEvent):
                 del self._owners[event.request]
         for stream, batch in batches.values():

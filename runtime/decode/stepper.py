@@ -35,7 +35,7 @@ class NewTokens:
 
 
 @dataclass(frozen=True)
-class LaunchDone:
+class LaunchResult:
     """A launch is through: what it gave, and what the draft policy learns of it.
 
     Of a launch of prompts that is the first token of each prompt that it ended. Sequences that
@@ -43,7 +43,7 @@ class LaunchDone:
     prompts, and of a step where no sequence is left. It read ``prompt_tokens``.
     """
 
-    emitted: Sequence[NewTokens]
+    new_tokens: Sequence[NewTokens]
     outcome: StepOutcome | None = None
     prompt_tokens: int = 0
 
@@ -52,7 +52,7 @@ class Stepper(Protocol):
     """Runs prompts and steps for one loop. Calls come from one thread, in the loop's order."""
 
     @property
-    def most_in_flight(self) -> int:
+    def max_in_flight(self) -> int:
         """Launches that may be started before the oldest is received."""
         ...
 
@@ -89,7 +89,7 @@ class Stepper(Protocol):
         """The loop ends with these sequences unfinished."""
         ...
 
-    def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
         """What is known before the next step of these sequences."""
         ...
 
@@ -98,7 +98,7 @@ class Stepper(Protocol):
         ...
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
     ) -> None:
         """Starts draft → verify → accept → commit; ``shape`` None decodes without a draft."""
         ...
@@ -107,10 +107,10 @@ class Stepper(Protocol):
         """While prompts are read, readies the step that comes behind them."""
         ...
 
-    def receive(self) -> LaunchDone:
+    def receive(self) -> LaunchResult:
         """What the oldest launch in flight gave."""
         ...
 
-    def settle(self) -> None:
+    def after_emit(self) -> None:
         """What :meth:`receive` gave has been emitted."""
         ...

@@ -104,7 +104,7 @@ class SuffixDrafter:
         following = self._following.pop(sequence.index, None)
         if following is not None and sequence.finish_reason is not None:
             self._settle(following, sequence)
-            text = sequence.ids[: sequence.known].tolist()
+            text = sequence.ids[: sequence.num_tokens].tolist()
             self._cache.add(sequence.request.params.cache_salt, text)
 
     def _best(
@@ -137,16 +137,16 @@ class SuffixDrafter:
             following = _Following(self._record.cache_max_depth, others)
             self._following[sequence.index] = following
         self._settle(following, sequence)
-        following.take(sequence.ids[: sequence.known])
+        following.take(sequence.ids[: sequence.num_tokens])
         return following
 
     def _settle(self, following: _Following, sequence: SequenceState) -> None:
         """Learns of what was emitted behind the last proposal, whether it was taken or not."""
-        if following.proposed is None or sequence.known == following.proposed[0]:
+        if following.proposed is None or sequence.num_tokens == following.proposed[0]:
             return
         at, found, _ = following.proposed
         following.proposed = None
-        emitted = sequence.ids[at : min(sequence.known, at + len(found.tokens))].tolist()
+        emitted = sequence.ids[at : min(sequence.num_tokens, at + len(found.tokens))].tolist()
         right = [a == b for a, b in zip(found.tokens, emitted, strict=False)]
         self._confidence.learn(found.shares, found.matched, right)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device.offers import offered_values
+from specbuild.runtime.decode.device.proposals import host_chain_values
 from specbuild.runtime.decode.device.rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
@@ -46,7 +46,7 @@ class BenchmarkBatch:
     def offer(self, entry: ProgramEntry) -> None:
         """Puts whole chains of the sequences' own tokens where a step finds the host's."""
         chains = np.resize(self.tokens.T, (entry.draft_tokens, self.batch)).T
-        self.executor.write(OFFERED, offered_values(entry, dict(enumerate(chains))))
+        self.executor.write(OFFERED, host_chain_values(entry, dict(enumerate(chains))))
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:

@@ -63,7 +63,7 @@ def measure_step_costs(
     points = _Points(engine, table, repeats)
     deadline_s, fill_s_per_token = perf_counter() + budget_s, 0.0
     limits, depths = engine.manifest.limits, [shape.draft_depth for shape in table.shapes()]
-    contexts = contexts_of(limits.max_seq_len, max([*depths, table.most_offered]))
+    contexts = contexts_of(limits.max_seq_len, max([*depths, table.max_host_chain]))
     batches = sorted({min(batch, limits.max_batch_size) for batch in table.step_batches()})
     for context in contexts:
         for batch in batches:
@@ -104,7 +104,7 @@ class _Points:
         """All drafts at one batch and context; says what it found."""
         shown = []
         for shape in (None, *self.table.shapes()):
-            if self.table.most_sequences(shape, full_logits=False) < placed.batch:
+            if self.table.max_sequences(shape, full_logits=False) < placed.batch:
                 continue
             entry = self.table.step(
                 shape,
@@ -114,8 +114,8 @@ class _Points:
             )
             step_s = self._time(placed, entry, (placed.batch, shape, False), context)
             shown.append(f"{_name(shape)} {step_s * 1e3:.3f}")
-        for length in self.table.offered_lengths(batch=placed.batch, full_logits=False):
-            entry = self.table.offered_step(length, batch=placed.batch, full_logits=False)
+        for length in self.table.host_chain_lengths(batch=placed.batch, full_logits=False):
+            entry = self.table.host_chain_step(length, batch=placed.batch, full_logits=False)
             placed.offer(entry)
             shape = DraftShape(1, length, length)
             step_s = self._time(placed, entry, (placed.batch, shape, True), context)

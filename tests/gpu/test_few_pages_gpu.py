@@ -11,7 +11,7 @@ from example_engine import CHAIN, TREE, build_example, on_gpu, outputs, records
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode import scheduler
-from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
+from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide_pages
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -98,9 +98,11 @@ def test_who_is_preempted_ten_times_gives_the_same_bits(
     """Wherever it stands: repeating itself, or with steps in flight."""
     launches = iter(range(10**6))
 
-    def preempting(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+    def preempting(
+        running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
+    ) -> PageChanges:
         """The youngest loses its pages at every fifth launch."""
-        changes, youngest = provide(running, kv, most_emitted=most_emitted), running[-1]
+        changes, youngest = provide_pages(running, kv, max_step_tokens=max_step_tokens), running[-1]
         told = (*changes.grown, *changes.paused, *changes.resumed)
         due = next(launches) % 5 == 0 and youngest.counters.preemptions < 10
         if due and len(running) > 1 and youngest not in told:
@@ -110,7 +112,7 @@ def test_who_is_preempted_ten_times_gives_the_same_bits(
     few_prompts = prompts[:3]
     params = wanted(few_prompts, 250)
     clean = outputs(records(engine, few_prompts, params, shape))
-    monkeypatch.setattr(scheduler, "provide", preempting)
+    monkeypatch.setattr(scheduler, "provide_pages", preempting)
     found = records(on_demand, few_prompts, params, shape)
     assert max(record.stats.preemptions for record in found) >= 10
     assert outputs(found) == clean

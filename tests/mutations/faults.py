@@ -43,30 +43,30 @@ _PREFIX = _runtime("kv_pool", "prefix_model", "prefix")
 
 MUTATIONS = (
     # Cache.
-    Mutation(_POOL, "kept.popitem(last=False)", "kept.popitem(last=True)", _PREFIX),
+    Mutation(_POOL, "candidates.popitem(last=False)", "candidates.popitem(last=True)", _PREFIX),
     Mutation(
         _POOL,
-        "self._kept[_EXPENDABLE] or self._kept[_LASTING]",
-        "self._kept[_LASTING] or self._kept[_EXPENDABLE]",
+        "self._cached[_EVICT_FIRST] or self._cached[_EVICT_LAST]",
+        "self._cached[_EVICT_LAST] or self._cached[_EVICT_FIRST]",
         _PREFIX,
     ),
     Mutation(
         _POOL,
-        "self._sharers[page] = sharers - 1",
-        "self._sharers[page] = sharers",
+        "self._extra_holders[page] = sharers - 1",
+        "self._extra_holders[page] = sharers",
         _PREFIX,
     ),
     Mutation(_POOL, "self._unreserved -= len(held)", "self._unreserved -= 0", _PREFIX),
     Mutation(
         _TREE,
-        "(at + 1) * self._size + self._behind].tobytes()",
-        "(at + 1) * self._size].tobytes()",
+        "(page_index + 1) * self._page_size + self._lookahead\n",
+        "(page_index + 1) * self._page_size\n",
         _runtime("prefix_model", "prefix"),
     ),
     Mutation(
         _TREE,
-        "while not entry.held and not entry.children:",
-        "while not entry.held:",
+        "while not entry.num_pages and not entry.children:",
+        "while not entry.num_pages:",
         _runtime("prefix_model", "prefix"),
     ),
     Mutation(
@@ -76,9 +76,9 @@ MUTATIONS = (
         _runtime("prefix_model", "prefix", "scheduler"),
     ),
     Mutation(
-        "runtime/cache/window_ends.py",
-        "if not self._ends[page]:",
-        "if self._ends[page]:",
+        "runtime/cache/resume_points.py",
+        "if not self._points_of_page[page]:",
+        "if self._points_of_page[page]:",
         _runtime("prefix_model", "prefix"),
     ),
     Mutation(
@@ -130,8 +130,8 @@ MUTATIONS = (
     # Decode.
     Mutation(
         _EMISSION,
-        "tokens[again:], max(0, new.accepted - again)",
-        "tokens[again:], new.accepted",
+        "tokens[num_replayed:], max(0, new.accepted - num_replayed)",
+        "tokens[num_replayed:], new.accepted",
         _runtime("on_demand", "loop"),
     ),
     Mutation(
@@ -142,14 +142,14 @@ MUTATIONS = (
     ),
     Mutation(
         _EMISSION,
-        "recorded=max(preempted.known, preempted.recorded)",
-        "recorded=preempted.known",
+        "replay_until=max(preempted.num_tokens, preempted.replay_until)",
+        "replay_until=preempted.num_tokens",
         _runtime("on_demand"),
     ),
     Mutation(
-        "runtime/decode/waiting.py",
-        "if count < MOST_OVERTAKES:",
-        "if count <= MOST_OVERTAKES:",
+        "runtime/decode/request_queue.py",
+        "if count < MAX_OVERTAKES:",
+        "if count <= MAX_OVERTAKES:",
         _runtime("urgency", "scheduler"),
     ),
     Mutation(

@@ -8,10 +8,10 @@ from dataclasses import replace
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
-from specbuild.runtime.decode.device.offers import DeviceOffers
-from specbuild.runtime.decode.device.program_costs import ProgramCosts, ProgramOffers
+from specbuild.runtime.decode.device.program_costs import ProgramCosts, ProposalCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.device.scoring import scored
+from specbuild.runtime.decode.device.proposals import DeviceProposals
+from specbuild.runtime.decode.device.scoring import score_on_device
 from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
@@ -65,9 +65,9 @@ class DeviceDecoder(Decoder):
         self._executor = executor
         self._programs = ProgramTable(executor.plan)
         self._step_costs = step_costs if manifest.drafters else None
-        self._believed = LearnedPolicies()
+        self._learned_unmeasured = LearnedPolicies()
         self._without_costs = without_costs
-        self._offer_costs: dict[bool, ProgramOffers] = {}
+        self._proposal_costs: dict[bool, ProposalCosts] = {}
         self._suffix: SuffixDrafter | None = None
         self._last: DraftPolicy | None = None
 
@@ -85,21 +85,21 @@ class DeviceDecoder(Decoder):
         """RequestError where a draft cannot be had, or there are no steps for what is asked."""
         self._check_sampling(requests)
         self._check_named(setting)
-        if setting.foreign is not None:
+        if setting.custom_drafter is not None:
             raise RequestError(
-                f"drafter {setting.foreign.capabilities.name}: this engine drafts on the device, "
-                "with its own draft only"
+                f"drafter {setting.custom_drafter.capabilities.name}: this engine drafts on the "
+                "device, with its own draft only"
             )
-        shape = self._only_shape(self._named(setting))
+        shape = self._fixed_shape(self._with_model(setting))
         if isinstance(shape, StaticTree):
             raise RequestError(
                 "this engine's steps draft on the device, in shapes that it was built with: leave "
                 "the draft tree out, or use an engine for cpu"
             )
         if shape is not None:
-            self._check(shape)
+            self._check_shape(shape)
         full_logits = self._full_logits(requests)
-        if self._programs.most_sequences(shape, full_logits=full_logits) == 0:
+        if self._programs.max_sequences(shape, full_logits=full_logits) == 0:
             raise RequestError(
                 "the engine has no steps with full logits, as top-k and top-p need them; leave "
                 "them out, or build the engine with such steps"
@@ -113,23 +113,23 @@ class DeviceDecoder(Decoder):
         prefill: PrefillSchedule | None = None,
     ) -> Loop:
         """A loop over the device's steps."""
-        setting = self._named(setting)
-        policy = self._own_policy(setting)
+        setting = self._with_model(setting)
+        policy = self._engine_policy(setting)
         stepper = DeviceStepper(
             self._executor,
             self._manifest,
             self._programs,
             drafts=policy.max_depth > 0,
-            offers=self._offers(setting),
+            offers=self._device_proposals(setting),
         )
         # A policy that may leave the draft out does so where only such steps are large enough.
-        shape = self._only_shape(setting)
+        shape = self._fixed_shape(setting)
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
             self._kv,
             prefill=self._prefill if prefill is None else prefill,
-            most_emitted=self._most_emitted(policy),
-            most_sequences=lambda requests: self._programs.most_sequences(
+            max_step_tokens=self._max_step_tokens(policy),
+            max_sequences=lambda requests: self._programs.max_sequences(
                 shape, full_logits=self._full_logits(requests)
             ),
             prefixes=self._lookup(),
@@ -146,7 +146,7 @@ class DeviceDecoder(Decoder):
         """RequestError names a parameter for which the engine has no programs."""
         lossy = self._manifest.specpv is not None or self._manifest.dsa is not None
         for params in (request.params for request in requests):
-            name = None if self._programs.adjusts else params.adjusts_steps
+            name = None if self._programs.has_processor_steps else params.adjusts_steps
             if params.sampling.floor < 0 and self._executor.port("floor") is None:
                 name = "min_p"
             if name is not None:
@@ -163,14 +163,14 @@ class DeviceDecoder(Decoder):
         together = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
         return any(params.needs_full_logits for params in together)
 
-    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+    def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):
             raise RequestError(
                 "this engine scores tokens as a prompt reads them: leave prompt_tokens out"
             )
-        return scored(ids, self._executor, self._manifest, self._kv)
+        return score_on_device(ids, self._executor, self._manifest, self._kv)
 
-    def _offers(self, setting: DraftSetting) -> DeviceOffers | None:
+    def _device_proposals(self, setting: DraftSetting) -> DeviceProposals | None:
         """What proposes before each step, None where nothing does."""
         if setting.speculation != "default" or not isinstance(setting.drafter, str):
             return None
@@ -179,30 +179,30 @@ class DeviceDecoder(Decoder):
             return None
         if self._suffix is None:
             self._suffix = SuffixDrafter(record)
-        return DeviceOffers(self._suffix, self._executor, self._programs)
+        return DeviceProposals(self._suffix, self._executor, self._programs)
 
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        models, offering = sources(self._manifest, drafter)
-        kinds = [record.kind for record in (models or (offering,)) if record is not None]
+        models, suffix_record = sources(self._manifest, drafter)
+        kinds = [record.kind for record in (models or (suffix_record,)) if record is not None]
         costs = self._step_costs
         policy: DraftPolicy
         if costs is None or not kinds:
             policy = self._unmeasured(models, sampled=sampled, full_logits=full_logits)
-            if offering is not None:
-                policy = UnmeasuredOffers(policy, most_depth=self._programs.most_offered)
+            if suffix_record is not None:
+                policy = UnmeasuredOffers(policy, most_depth=self._programs.max_host_chain)
         else:
             names = [self._name_of(model) for model in models]
-            policy = measured = self._measured.next(
+            policy = measured = self._learned.next(
                 ProgramCosts(costs, self._programs, full_logits=full_logits, models=names),
                 sampled=sampled,
                 full_logits=full_logits,
                 drafter="+".join(kinds),
             )
-            if offering is not None:
-                offers = self._offer_costs.setdefault(
-                    full_logits, ProgramOffers(costs, self._programs, full_logits=full_logits)
+            if suffix_record is not None:
+                offers = self._proposal_costs.setdefault(
+                    full_logits, ProposalCosts(costs, self._programs, full_logits=full_logits)
                 )
-                policy = OfferPolicy(measured, offers, most_depth=self._programs.most_offered)
+                policy = OfferPolicy(measured, offers, most_depth=self._programs.max_host_chain)
         self._last = policy
         return policy
 
@@ -225,7 +225,7 @@ class DeviceDecoder(Decoder):
             models=names,
             origin=f"of this process's own steps, for {self._without_costs}",
         )
-        return self._believed.next(
+        return self._learned_unmeasured.next(
             costs, sampled=sampled, full_logits=full_logits, drafter="+".join(names)
         )
 
@@ -234,16 +234,20 @@ class DeviceDecoder(Decoder):
         name, default = self._name_of(model), self._manifest.draft_default
         if default is None or not name:
             return default
-        own = [shape for shape in self._programs.shapes() if model_of(shape) == name]
-        within = [shape for shape in own if shape.draft_tokens <= default.draft_tokens]
-        named = shape_of(name, default)
-        return named if named in own else max(within, key=lambda s: s.draft_tokens, default=None)
+        of_model = [shape for shape in self._programs.shapes() if model_of(shape) == name]
+        smaller = [shape for shape in of_model if shape.draft_tokens <= default.draft_tokens]
+        shape_of_model = shape_of(name, default)
+        return (
+            shape_of_model
+            if shape_of_model in of_model
+            else max(smaller, key=lambda s: s.draft_tokens, default=None)
+        )
 
     def _name_of(self, model: ModelDrafter) -> str:
         """What shapes call a draft model."""
         return model.kind if len(self._manifest.models) > 1 else ""
 
-    def _named(self, setting: DraftSetting) -> DraftSetting:
+    def _with_model(self, setting: DraftSetting) -> DraftSetting:
         """A setting whose shape says which of several models drafts: under ``auto`` the first."""
         shape, drafter = setting.speculation, setting.drafter
         if not isinstance(shape, DraftShape) or not isinstance(drafter, str):
@@ -254,7 +258,7 @@ class DeviceDecoder(Decoder):
         name = self._name_of(models[0]) if models else ""
         return replace(setting, speculation=shape_of(name, shape))
 
-    def _only_shape(self, setting: DraftSetting) -> DraftShape | None:
+    def _fixed_shape(self, setting: DraftSetting) -> DraftShape | None:
         """The shape that every step will have; None also where steps may differ."""
         if setting.speculation != "default":
             return setting.speculation
@@ -263,6 +267,6 @@ class DeviceDecoder(Decoder):
         models, _ = sources(self._manifest, setting.drafter)
         return self._default_of(models[0]) if len(models) == 1 else None
 
-    def _check(self, shape: DraftShape) -> None:
+    def _check_shape(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)
         self._programs.check_shape(shape)

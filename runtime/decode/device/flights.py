@@ -8,8 +8,8 @@ from time import perf_counter
 
 import numpy as np
 
-from specbuild.runtime.decode.device.adjusted_rows import TopOfRows
 from specbuild.runtime.decode.device.prefill_rows import PromptRows
+from specbuild.runtime.decode.device.processor_rows import RowTopLogprobs
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.errors import SpecbuildError
@@ -30,10 +30,10 @@ class PromptsInFlight:
     """
 
     tokens: int
-    ending: tuple[PromptRows, ...]
+    finishing: tuple[PromptRows, ...]
     token: Callable[[], np.ndarray]
     logprob: Callable[[], np.ndarray]
-    top: TopOfRows | None = None
+    top_logprobs: RowTopLogprobs | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +50,13 @@ class StepInFlight:
     number: int
     ahead: StepAhead
     chosen: ChosenDraft
-    outlook: Outlook
+    step_context: Outlook
     extends: bool
-    warm: bool
+    is_warm: bool
     plans: tuple[ModePlan, ...]
-    waiting: int | None
-    top: TopOfRows | None = None
-    waited: bool = False
+    pending: int | None
+    top_logprobs: RowTopLogprobs | None = None
+    device_was_idle: bool = False
 
 
 class StepTimer:
@@ -69,34 +69,36 @@ class StepTimer:
         """The next result follows something else than a step."""
         self._received_s = None
 
-    def step_time(self, flight: StepInFlight, asked_s: float) -> float | None:
+    def step_time(self, flight: StepInFlight, wait_started_s: float) -> float | None:
         """The time between two results that followed directly, where it is the step's own."""
         now_s, before_s = perf_counter(), self._received_s
-        on_time = now_s - asked_s > _LATE_S
+        on_time = now_s - wait_started_s > _LATE_S
         self._received_s = now_s if on_time else None
         # A check takes two passes, whose time is not what a step costs.
-        own = on_time and flight.warm and not joined(flight.plans).checks
+        is_step_time = on_time and flight.is_warm and not joined(flight.plans).checks
         # One that waited for the host took that time too, as every one with an offer does.
-        own &= flight.ahead.offered is not None or not flight.waited
-        return now_s - before_s if own and before_s is not None else None
+        is_step_time &= flight.ahead.offered is not None or not flight.device_was_idle
+        return now_s - before_s if is_step_time and before_s is not None else None
 
 
-def check_count(flight: StepInFlight, result: StepResult, row: int) -> None:
+def check_token_count(flight: StepInFlight, result: StepResult, row: int) -> None:
     """SpecbuildError where a step gave a sequence an impossible number of tokens."""
     sequence, count, accepted = flight.ahead.rows[row], result.count[row], result.accepted[row]
-    if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.wanted):
+    if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.tokens_left):
         raise SpecbuildError(
             f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
-            f"{accepted} accepted drafts with {sequence.wanted} wanted; build the engine again"
+            f"{accepted} accepted drafts with {sequence.tokens_left} wanted; build the engine again"
         )
 
 
-def count_lost(sequence: SequenceState, proposed: int) -> None:
+def count_discarded(sequence: SequenceState, proposed: int) -> None:
     """A step gave a sequence nothing: its guide refused the first token, or one before it."""
-    if not sequence.to_repeat:
+    if not sequence.replay_remaining:
         sequence.counters.step(proposed=proposed, accepted=0, emitted=0)
 
 
-def likeliest_of(top: TopOfRows | None, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
+def top_logprobs_of(
+    top_logprobs: RowTopLogprobs | None, sequence: SequenceState, row: int
+) -> Sequence[TopLogprobs]:
     """The likeliest tokens of a row; none where no sequence of its step wants some."""
-    return () if top is None else top.of(sequence, row)
+    return () if top_logprobs is None else top_logprobs.get(sequence, row)

@@ -29,21 +29,21 @@ from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.request import SequenceState
 
 # A refusal weighs as much as so many tokens that are allowed.
-_REFUSAL = 2
+_REFUSAL_WEIGHT = 2
 # Behind 32 masked steps, whatever was before, a step shows what the model has learned.
-_MOST_REFUSED = 6 * _REFUSAL
+_MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 
 
 @dataclass(slots=True)
-class _Checked:
+class _CheckedSequence:
     """Of one sequence: ``waiting`` of its tokens wait for the draft behind what was received.
 
     Where several tokens may come, and where one alone: by how much refusals outweigh what was
     allowed there, and the masked steps still to come.
     """
 
-    waiting: int = 1
-    refused: list[int] = field(default_factory=lambda: [0, 0])
+    pending: int = 1
+    refusal_weight: list[int] = field(default_factory=lambda: [0, 0])
     masked_steps: list[int] = field(default_factory=lambda: [0, 0])
 
 
@@ -58,7 +58,7 @@ class ReceivedStep:
     tokens: Sequence[int]
     masked: bool
     extends: bool
-    extends_behind: bool
+    extends_later: bool
 
 
 class GuideChecks:
@@ -67,10 +67,10 @@ class GuideChecks:
     ``drafted``: what their steps commit is for the draft to take up, masked steps too.
     """
 
-    def __init__(self, rows: DeviceRows, *, drafted: bool) -> None:
+    def __init__(self, rows: DeviceRows, *, has_draft: bool) -> None:
         self._rows = rows
-        self.drafted = drafted
-        self._checked: dict[int, _Checked] = {}
+        self.has_draft = has_draft
+        self._checked: dict[int, _CheckedSequence] = {}
 
     def __contains__(self, sequence: SequenceState) -> bool:
         return sequence.index in self._checked
@@ -79,18 +79,18 @@ class GuideChecks:
         """A sequence takes part in the steps of the others."""
         assert sequence.guide is not None
         sequence.guide.stays_here = True
-        self._checked[sequence.index] = _Checked()
+        self._checked[sequence.index] = _CheckedSequence()
 
     def release(self, sequence: SequenceState) -> None:
         """It is done, or begins again."""
         self._checked.pop(sequence.index, None)
 
-    def behind_masked_step(self, sequences: Iterable[SequenceState]) -> None:
+    def after_masked_step(self, sequences: Iterable[SequenceState]) -> None:
         """That is queued: who needs no second one is with the others again, whatever it gives."""
         for sequence in sequences:
             checked = self._checked.get(sequence.index)
             if checked is not None and not any(checked.masked_steps):
-                self._rows.part(sequence, apart=False)
+                self._rows.set_step_kind(sequence, uses_logit_processor=False)
 
     def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
         """How many of a step's tokens stand; the sequence's next step is one behind them."""
@@ -98,64 +98,70 @@ class GuideChecks:
         assert sequence.guide is not None
         if sequence.guide.failure is not None:
             return 0
-        waiting = 0 if step.extends else checked.waiting
-        checked.waiting = waiting + len(tokens)
+        pending = 0 if step.extends else checked.pending
+        checked.pending = pending + len(tokens)
         if step.masked:
             # Where it still is apart, another masked step may come behind it.
-            if sequence.apart and not _takes_one(checked, _is_forced(sequence, tokens)):
-                self._rows.part(sequence, apart=False)
+            if sequence.uses_logit_processor and not _use_masked_step(
+                checked, _is_forced(sequence, tokens)
+            ):
+                self._rows.set_step_kind(sequence, uses_logit_processor=False)
             return len(tokens)
-        kept, goes_back = self._kept(sequence, checked, tokens)
-        if goes_back:
+        num_allowed, rolls_back = self._check_tokens(sequence, checked, tokens)
+        if rolls_back:
             # Steps that take up what waits pass over who is done, if only by a refused end.
-            taken_up = step.extends_behind and not self._rows.ends_behind(sequence, tokens)
-            checked.waiting = 0 if taken_up else waiting + kept
-            self._go_back(sequence, tokens[:kept], checked.waiting)
-        return kept
+            is_ingested = step.extends_later and not self._rows.ends_with(sequence, tokens)
+            checked.pending = 0 if is_ingested else pending + num_allowed
+            self._roll_back(sequence, tokens[:num_allowed], checked.pending)
+        return num_allowed
 
-    def _kept(
-        self, sequence: SequenceState, checked: _Checked, tokens: Sequence[int]
+    def _check_tokens(
+        self, sequence: SequenceState, checked: _CheckedSequence, tokens: Sequence[int]
     ) -> tuple[int, bool]:
         """How many tokens are those of masked decoding, and whether a masked step comes next."""
         guide, output = sequence.guide, sequence.output
         assert guide is not None
-        for kept, token in enumerate(tokens):
-            allows = guide.allows(_behind(output, tokens[:kept]), token)
+        for num_allowed, token in enumerate(tokens):
+            allows = guide.allows(_appended(output, tokens[:num_allowed]), token)
             if allows is None:
                 # The output is complete, or nothing is known of what may follow.
-                return kept if guide.failure else len(tokens), False
-            if allows and not any(checked.refused):
+                return num_allowed if guide.failure else len(tokens), False
+            if allows and not any(checked.refusal_weight):
                 continue
-            forced = _is_forced(sequence, tokens[:kept])
+            forced = _is_forced(sequence, tokens[:num_allowed])
             if not allows:
-                refused = min(checked.refused[forced] + _REFUSAL, _MOST_REFUSED)
-                checked.refused[forced] = refused
-                checked.masked_steps[forced] = 1 << refused // _REFUSAL - 1
-                return kept, _takes_one(checked, forced)
-            checked.refused[forced] = max(0, checked.refused[forced] - 1)
-        led = any(checked.masked_steps) and _takes_one(checked, _is_forced(sequence, tokens))
-        return len(tokens), led
+                refusal_weight = min(
+                    checked.refusal_weight[forced] + _REFUSAL_WEIGHT, _MAX_REFUSAL_WEIGHT
+                )
+                checked.refusal_weight[forced] = refusal_weight
+                checked.masked_steps[forced] = 1 << refusal_weight // _REFUSAL_WEIGHT - 1
+                return num_allowed, _use_masked_step(checked, forced)
+            checked.refusal_weight[forced] = max(0, checked.refusal_weight[forced] - 1)
+        takes_masked_step = any(checked.masked_steps) and _use_masked_step(
+            checked, _is_forced(sequence, tokens)
+        )
+        return len(tokens), takes_masked_step
 
-    def _go_back(self, sequence: SequenceState, kept: Sequence[int], waiting: int) -> None:
+    def _roll_back(self, sequence: SequenceState, num_allowed: Sequence[int], pending: int) -> None:
         """To the newest token that stands."""
-        sequence.stale = sequence.steps_ahead
-        length = sequence.known - 1 + len(kept)
-        root = kept[-1] if kept else sequence.root
-        self._rows.go_back(sequence, length, root, waiting if self.drafted else None)
-        self._rows.part(sequence, apart=True)
+        sequence.discarded_steps = sequence.steps_in_flight
+        length = sequence.num_tokens - 1 + len(num_allowed)
+        root = num_allowed[-1] if num_allowed else sequence.root
+        self._rows.roll_back(sequence, length, root, pending if self.has_draft else None)
+        self._rows.set_step_kind(sequence, uses_logit_processor=True)
 
 
 def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:
     """Whether one token alone may follow the output and ``tokens``."""
     assert sequence.guide is not None
-    return bool(sequence.guide.forced(_behind(sequence.output, tokens)))
+    return bool(sequence.guide.forced(_appended(sequence.output, tokens)))
 
 
-def _behind(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+def _appended(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
     return np.concatenate([output, np.array(tokens, np.int32)])
 
 
-def _takes_one(checked: _Checked, forced: bool) -> bool:
+def _use_masked_step(checked: _CheckedSequence, forced: bool) -> bool:
     """Whether a masked step chooses the next token; it is one of those to come."""
     if not checked.masked_steps[forced]:
         return False

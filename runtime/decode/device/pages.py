@@ -27,66 +27,66 @@ class DevicePages:
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
         self._drafts = tuple(name for name in self._shared if name in DRAFT_GROUPS)
         # A step takes the accepted tokens of the host's chain up into the drafts' caches.
-        chains = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
-        longest = max(chains, default=0)
+        chain_lengths = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
+        longest = max(chain_lengths, default=0)
         for name in self._drafts:
             self._tree[name] = max(self._tree[name], longest)
         # A view names the pages that steps behind it write, so all are there at the beginning.
-        self._all_at_once = specpv is not None
+        self._allocates_all = specpv is not None
         # Tokens that a step may enter again: in the target's caches, and in a draft's.
-        self._reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
-        self._pending = limits.draft_depth + 1
+        self._max_reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
+        self._max_pending = limits.draft_depth + 1
 
-    def before_prompt(self, sequence: SequenceState, end: int) -> None:
+    def before_prefill(self, sequence: SequenceState, end: int) -> None:
         """The next launch reads the prompt up to position ``end``."""
         for name in self._shared:
             pages = sequence.pages[name]
-            whole = self._all_at_once and not pages.window
-            promised = (pages.reserved + pages.shared) * pages.page_size
-            self._reach(sequence, name, promised if whole else end)
+            allocates_all = self._allocates_all and not pages.window
+            max_slots = (pages.reserved + pages.shared) * pages.page_size
+            self._ensure_pages(sequence, name, max_slots if allocates_all else end)
 
-    def behind_prompt(self, sequence: SequenceState) -> None:
+    def after_prefill(self, sequence: SequenceState) -> None:
         """That launch is queued; the sequence is that much longer."""
-        self._publish(sequence, waiting=0)
-        self._give_back(sequence)
+        self._publish(sequence, pending=0)
+        self._free_unused(sequence)
 
-    def before_step(self, sequence: SequenceState, most_emitted: int) -> None:
+    def before_step(self, sequence: SequenceState, max_unread: int) -> None:
         """Steps in flight emit up to so many tokens of the sequence in front of the next one."""
         request = sequence.request
         last = len(request.prompt_ids) + request.token_budget - 1
-        length = min(sequence.known - 1 + most_emitted, last)
-        if length > sequence.reached:
+        length = min(sequence.num_tokens - 1 + max_unread, last)
+        if length > sequence.covered_length:
             for name in self._shared:
-                self._reach(sequence, name, length + self._tree[name])
+                self._ensure_pages(sequence, name, length + self._tree[name])
             pages = sequence.pages
-            sequence.reached = min(
+            sequence.covered_length = min(
                 pages[name].end_page * pages[name].page_size - tree
                 for name, tree in self._tree.items()
             )
 
-    def behind_step(self, sequence: SequenceState, waiting: int) -> None:
+    def after_step(self, sequence: SequenceState, pending: int) -> None:
         """A step was received; of the committed tokens up to ``waiting`` wait for the draft."""
         if sequence.prefix is not None and sequence.prefix.cache.publish_generated:
-            self._publish(sequence, waiting)
-        self._give_back(sequence)
+            self._publish(sequence, pending)
+        self._free_unused(sequence)
 
-    def _reach(self, sequence: SequenceState, name: str, end: int) -> None:
+    def _ensure_pages(self, sequence: SequenceState, name: str, end: int) -> None:
         pages = sequence.pages[name]
         assert isinstance(pages, AheadPages)
-        if pages.reach(end):
+        if pages.ensure(end):
             self._rows.write_tables(sequence, self._shared[name])
 
-    def _publish(self, sequence: SequenceState, waiting: int) -> None:
+    def _publish(self, sequence: SequenceState, pending: int) -> None:
         """Before pages go back."""
         sequence.publish(sequence.length)
         for name in self._drafts:
-            sequence.publish(max(sequence.length - waiting, 0), draft=name)
+            sequence.publish(max(sequence.length - pending, 0), draft=name)
 
-    def _give_back(self, sequence: SequenceState) -> None:
+    def _free_unused(self, sequence: SequenceState) -> None:
         """The pages of windows that no launch to come sees."""
         length, prompt = sequence.length, len(sequence.request.prompt_ids)
         for name in self._windows:
             draft = name in self._drafts
-            again = self._pending if draft else self._reverified
-            oldest = max(min(length, prompt - draft), length - again)
+            reentered = self._max_pending if draft else self._max_reverified
+            oldest = max(min(length, prompt - draft), length - reentered)
             sequence.pages[name].commit(length, reverified=oldest)

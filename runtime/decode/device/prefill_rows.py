@@ -23,8 +23,8 @@ class PromptRows:
     count: int
 
 
-def launched_rows(
-    rows: Sequence[PromptRows], entry: ProgramEntry, groups: Sequence[str], *, drafted: bool
+def prefill_arrays(
+    rows: Sequence[PromptRows], entry: ProgramEntry, groups: Sequence[str], *, has_draft: bool
 ) -> dict[str, np.ndarray]:
     """The ``prefill.`` ports of a launch, by name: tokens in order of their sequences' rows, then
     padding.
@@ -35,7 +35,7 @@ def launched_rows(
     """
     rows = sorted(rows, key=lambda r: r.row)
     total, batch = sum(r.count for r in rows), entry.batch
-    drafts = [group for group in groups if group in DRAFT_GROUPS] if drafted else []
+    drafts = [group for group in groups if group in DRAFT_GROUPS] if has_draft else []
     row_names = ["token_ids", "positions"]
     row_names += [f"write_slot.{g}" for g in groups if g not in DRAFT_GROUPS]
     row_names += ["draft_token_ids", *map(draft_write_slot, drafts)] if drafts else []
@@ -43,20 +43,23 @@ def launched_rows(
     count, tree_start, logit_rows = np.zeros((3, batch), np.int32)
     first = 0
     for r in rows:
-        at, span = slice(first, first + r.count), slice(r.start, r.start + r.count)
-        arrays["token_ids"][at] = r.sequence.ids[span]
-        arrays["positions"][at] = np.arange(r.start, r.start + r.count)
+        launch_rows, span = slice(first, first + r.count), slice(r.start, r.start + r.count)
+        arrays["token_ids"][launch_rows] = r.sequence.ids[span]
+        arrays["positions"][launch_rows] = np.arange(r.start, r.start + r.count)
         for group in groups:
             if group not in DRAFT_GROUPS:
-                arrays[f"write_slot.{group}"][at] = r.sequence.pages[group].slots[span]
+                arrays[f"write_slot.{group}"][launch_rows] = r.sequence.pages[group].slots[span]
         if drafts:
-            known = min(r.count, r.sequence.known - 1 - r.start)
-            taken, source = slice(first, first + known), slice(r.start, r.start + known)
+            num_draft_rows = min(r.count, r.sequence.num_tokens - 1 - r.start)
+            draft_rows, source = (
+                slice(first, first + num_draft_rows),
+                slice(r.start, r.start + num_draft_rows),
+            )
             after = slice(source.start + 1, source.stop + 1)
-            arrays["draft_token_ids"][taken] = r.sequence.ids[after]
+            arrays["draft_token_ids"][draft_rows] = r.sequence.ids[after]
             for group in drafts:
                 slots_of_draft = r.sequence.pages[group].slots
-                arrays[draft_write_slot(group)][taken] = slots_of_draft[source]
+                arrays[draft_write_slot(group)][draft_rows] = slots_of_draft[source]
         first += r.count
         count[r.row], tree_start[r.row] = r.count, r.start + r.count
         logit_rows[r.row] = first - 1
@@ -68,7 +71,7 @@ def launched_rows(
     return {f"prefill.{name}": array for name, array in arrays.items()}
 
 
-def sampling_rows(
+def sampling_arrays(
     rows: Sequence[PromptRows], entry: ProgramEntry, *, floors: bool
 ) -> dict[str, np.ndarray]:
     """The ``prefill.`` ports that say how each row's token is sampled; greedy where none is.

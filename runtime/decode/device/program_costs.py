@@ -39,39 +39,39 @@ class ProgramCosts:
         origin: str = "",
     ) -> None:
         shapes = [shape for shape in programs.shapes() if model_of(shape) in models]
-        most = {s: programs.most_sequences(s, full_logits=full_logits) for s in shapes}
-        self.shapes = tuple(s for s in costs.shapes() if most.get(s, 0) > 0)
+        max_batch = {s: programs.max_sequences(s, full_logits=full_logits) for s in shapes}
+        self.shapes = tuple(s for s in costs.shapes() if max_batch.get(s, 0) > 0)
         self.origin = origin or f"measured on {costs.gpu}"
-        self._most: list[tuple[DraftShape, int]] = [(s, most[s]) for s in self.shapes]
+        self._max_batch: list[tuple[DraftShape, int]] = [(s, max_batch[s]) for s in self.shapes]
         self._costs = costs
-        self._known: dict[tuple[int, int], list[float]] = {}
+        self._cache: dict[tuple[int, int], list[float]] = {}
 
-    def step_s(self, outlook: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: Outlook) -> Sequence[float]:
         """Seconds of a step without a draft, then with each of ``shapes``."""
-        key = (outlook.batch, outlook.context // _CONTEXT_STEP)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._looked_up(*key)
-        return found
+        key = (step_context.batch, step_context.context // _CONTEXT_STEP)
+        seconds = self._cache.get(key)
+        if seconds is None:
+            seconds = self._cache[key] = self._read_table(*key)
+        return seconds
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+    def start_s(self, shape: DraftShape, step_context: Outlook) -> float:  # noqa: ARG002
         """A device's draft takes up every step's tokens."""
         return 0.0
 
-    def _looked_up(self, batch: int, context_step: int) -> list[float]:
+    def _read_table(self, batch: int, context_step: int) -> list[float]:
         context = (context_step + 0.5) * _CONTEXT_STEP
         # Every engine has steps without a draft for its largest batch: the table goes on there.
         largest = self._costs.batches(None)[-1]
         plain_s = self._costs.step_s(None, batch=min(batch, largest), context=context)
         assert plain_s is not None
-        found = [plain_s]
-        for shape, most in self._most:
+        seconds = [plain_s]
+        for shape, max_batch in self._max_batch:
             step_s = self._costs.step_s(shape, batch=batch, context=context)
-            found.append(inf if step_s is None or batch > most else step_s)
-        return found
+            seconds.append(inf if step_s is None or batch > max_batch else step_s)
+        return seconds
 
 
-class ProgramOffers:
+class ProposalCosts:
     """Steps that verify chains of the host's: all of one step have capacity for the longest.
 
     The device waits for the host in front of them. A run's own times, which hold that too, correct
@@ -84,14 +84,14 @@ class ProgramOffers:
             length: kind for kind, length in enumerate(self._lengths(1), start=1)
         }
         self._times = StepTimes([None, *[""] * (len(self._kinds) - 1)])
-        self._known: dict[tuple[int, int, int], float | None] = {}
+        self._cache: dict[tuple[int, int, int], float | None] = {}
 
-    def best(self, outlook: Outlook, ratio: float) -> tuple[tuple[int, ...], float]:
+    def best(self, step_context: Outlook, ratio: float) -> tuple[tuple[int, ...], float]:
         """See ``OfferCosts``."""
-        batch, reach = outlook.batch, outlook.reach
+        batch, reach = step_context.batch, step_context.reach
         best, best_rate = (0,) * batch, 0.0
         for length in self._lengths(batch):
-            table_s = self._table_s(length, outlook)
+            table_s = self._table_s(length, step_context)
             if table_s is None:
                 continue
             step_s = self._step_s(length, table_s * ratio)
@@ -107,20 +107,20 @@ class ProgramOffers:
         length = next(n for n in self._lengths(batch) if n >= depth)
         table_s = self._table_s(length, outcome.outlook)
         if table_s is not None:
-            believed_s = table_s * ratio + _HOST_S
-            self._times.learn(self._kinds[length], outcome.step_s / believed_s)
+            expected_s = table_s * ratio + _HOST_S
+            self._times.learn(self._kinds[length], outcome.step_s / expected_s)
 
     def _lengths(self, batch: int) -> tuple[int, ...]:
-        return self._programs.offered_lengths(batch=batch, full_logits=self._full_logits)
+        return self._programs.host_chain_lengths(batch=batch, full_logits=self._full_logits)
 
-    def _table_s(self, length: int, outlook: Outlook) -> float | None:
-        key = (length, outlook.batch, outlook.context // _CONTEXT_STEP)
-        if key not in self._known:
+    def _table_s(self, length: int, step_context: Outlook) -> float | None:
+        key = (length, step_context.batch, step_context.context // _CONTEXT_STEP)
+        if key not in self._cache:
             context = (key[2] + 0.5) * _CONTEXT_STEP
-            self._known[key] = self._costs.step_s(
+            self._cache[key] = self._costs.step_s(
                 DraftShape(1, length, length), batch=key[1], context=context, offered=True
             )
-        return self._known[key]
+        return self._cache[key]
 
     def _step_s(self, length: int, program_s: float) -> float:
         return (program_s + _HOST_S) * self._times.ratios()[self._kinds[length]]

@@ -17,16 +17,16 @@ class ProgramTable:
         self._programs = [
             p for p in plan.programs if not (p.adjusts or p.offered or p.kind == "adjust")
         ]
-        self._offered = [p for p in plan.programs if p.offered]
-        self._adjusting = sorted(
+        self._host_chain_steps = [p for p in plan.programs if p.offered]
+        self._processor_steps = sorted(
             (p for p in plan.programs if p.adjusts), key=lambda program: program.batch
         )
-        self._first_tokens = next((p for p in plan.programs if p.kind == "adjust"), None)
+        self._first_token_processor = next((p for p in plan.programs if p.kind == "adjust"), None)
         self._steps: dict[
             tuple[DraftShape, int, bool, bool, int | None, bool, bool], ProgramEntry
         ] = {}
-        self._capacities: dict[tuple[DraftShape | None, int], int] = {}
-        self._lengths: dict[tuple[int, bool], tuple[int, ...]] = {}
+        self._refresh_capacities: dict[tuple[DraftShape | None, int], int] = {}
+        self._chain_lengths: dict[tuple[int, bool], tuple[int, ...]] = {}
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
@@ -42,16 +42,16 @@ class ProgramTable:
         """RequestError with the shapes there are, if this one is not among them."""
         if shape in self.shapes():
             return
-        known = ", ".join(map(shape_text, self.shapes())) or "none"
+        available = ", ".join(map(shape_text, self.shapes())) or "none"
         raise RequestError(
             f"the engine has no steps for the draft {shape_text(shape)} (top-k x depth x tokens); "
-            f"it has {known}; ask for one of these, or build the engine with this one"
+            f"it has {available}; ask for one of these, or build the engine with this one"
         )
 
-    def most_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
+    def max_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
         """Sequences of the largest step of this shape; 0 where there is none."""
-        wanted = shape or _NO_DRAFT
-        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == wanted)
+        requested = shape or _NO_DRAFT
+        steps = (p for p in self._programs if p.kind == "step" and _shape(p) == requested)
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
 
     def step(
@@ -73,20 +73,20 @@ class ProgramTable:
         they choose is compared. Where no program does just that, one that may do more serves: the
         device's values say what each sequence does, and rows have the same bits.
         """
-        wanted = shape or _NO_DRAFT
-        key = (wanted, batch, full_logits, extends, reverified, sparse, checks)
+        requested = shape or _NO_DRAFT
+        key = (requested, batch, full_logits, extends, reverified, sparse, checks)
         if key not in self._steps:
-            fits = [
+            candidates = [
                 p
-                for p in self._able(wanted, batch)
+                for p in self._steps_with(requested, batch)
                 if p.sparse >= sparse and p.checks >= checks and p.full_logits >= full_logits
                 if reverified is None or p.reverified >= max(reverified, 1)
             ]
-            if not fits:
-                what = f"steps of {batch} sequences with the draft {shape_text(wanted)}"
+            if not candidates:
+                what = f"steps of {batch} sequences with the draft {shape_text(requested)}"
                 raise _missing(what, full_logits=full_logits)
             self._steps[key] = min(
-                fits,
+                candidates,
                 key=lambda p: (
                     p.extends != extends,
                     p.checks != checks,
@@ -99,80 +99,86 @@ class ProgramTable:
             )
         return self._steps[key]
 
-    def _able(self, shape: DraftShape, batch: int) -> list[ProgramEntry]:
+    def _steps_with(self, shape: DraftShape, batch: int) -> list[ProgramEntry]:
         """Steps with this draft, of so many sequences or more."""
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == shape)
         return [p for p in steps if p.batch >= batch]
 
-    def offered_lengths(self, *, batch: int, full_logits: bool) -> tuple[int, ...]:
+    def host_chain_lengths(self, *, batch: int, full_logits: bool) -> tuple[int, ...]:
         """The chains of the host's that steps of ``batch`` sequences verify, rising."""
         key = (batch, full_logits)
-        if key not in self._lengths:
-            able = (p for p in self._offered if p.batch >= batch and p.full_logits >= full_logits)
-            self._lengths[key] = tuple(sorted({p.draft_tokens for p in able}))
-        return self._lengths[key]
+        if key not in self._chain_lengths:
+            matching = (
+                p
+                for p in self._host_chain_steps
+                if p.batch >= batch and p.full_logits >= full_logits
+            )
+            self._chain_lengths[key] = tuple(sorted({p.draft_tokens for p in matching}))
+        return self._chain_lengths[key]
 
-    def offered_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
+    def host_chain_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
         """A step of ``batch`` sequences that verifies chains of up to ``length`` tokens."""
-        able = [p for p in self._offered if p.batch >= batch and p.draft_tokens >= length]
+        matching = [
+            p for p in self._host_chain_steps if p.batch >= batch and p.draft_tokens >= length
+        ]
         what = f"steps of {batch} sequences with {length} tokens that the host proposes"
-        return _smallest(able, full_logits=full_logits, what=what)
+        return _smallest(matching, full_logits=full_logits, what=what)
 
     @property
-    def most_offered(self) -> int:
+    def max_host_chain(self) -> int:
         """The longest chain of the host's that a step verifies; 0 where none does."""
-        return max((p.draft_tokens for p in self._offered), default=0)
+        return max((p.draft_tokens for p in self._host_chain_steps), default=0)
 
     @property
-    def adjusts(self) -> bool:
+    def has_processor_steps(self) -> bool:
         """Whether there are programs that change logits as requests ask."""
-        return self._first_tokens is not None and bool(self._adjusting)
+        return self._first_token_processor is not None and bool(self._processor_steps)
 
     @property
-    def adjusts_and_extends(self) -> bool:
+    def processor_steps_extend(self) -> bool:
         """Whether the draft can take up in such programs what waits for it."""
-        return any(p.extends for p in self._adjusting)
+        return any(p.extends for p in self._processor_steps)
 
-    def adjusted_step(self, batch: int, *, extends: bool = False) -> ProgramEntry:
+    def processor_step(self, batch: int, *, extends: bool = False) -> ProgramEntry:
         """A step of ``batch`` sequences that change logits."""
-        fits = [p for p in self._adjusting if p.batch >= batch and p.extends == extends]
-        return _smallest(fits, full_logits=True, what=f"adjusted steps of {batch} sequences")
+        candidates = [p for p in self._processor_steps if p.batch >= batch and p.extends == extends]
+        return _smallest(candidates, full_logits=True, what=f"adjusted steps of {batch} sequences")
 
     @property
-    def first_tokens(self) -> ProgramEntry:
+    def first_token_processor(self) -> ProgramEntry:
         """What changes the logits that a launch of prompts kept."""
-        assert self._first_tokens is not None, "requests that need it are refused"
-        return self._first_tokens
+        assert self._first_token_processor is not None, "requests that need it are refused"
+        return self._first_token_processor
 
     def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
         """The most rows that a step of ``batch`` sequences can re-verify (SpecPV), in any form."""
         key = (shape, batch)
-        if key not in self._capacities:
-            able = self._able(shape or _NO_DRAFT, batch)
-            checked = [p for p in able if p.checks]
-            self._capacities[key] = max(p.reverified for p in checked or able)
-        return self._capacities[key]
+        if key not in self._refresh_capacities:
+            matching = self._steps_with(shape or _NO_DRAFT, batch)
+            checking = [p for p in matching if p.checks]
+            self._refresh_capacities[key] = max(p.reverified for p in checking or matching)
+        return self._refresh_capacities[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
         """Prompt rows of sequences in rows below ``batch``."""
-        fits = [
+        candidates = [
             p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
         ]
         what = f"prompt chunks of {rows} rows and {batch} sequences"
-        return _smallest(fits, full_logits=full_logits, what=what)
+        return _smallest(candidates, full_logits=full_logits, what=what)
 
     def score(self, *, rows: int) -> ProgramEntry | None:
         """The smallest scoring program for so many rows, else the largest; None: there is none."""
-        found = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
-        return next((p for p in found if p.rows >= rows), found[-1] if found else None)
+        programs = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
+        return next((p for p in programs if p.rows >= rows), programs[-1] if programs else None)
 
 
-def _smallest(fits: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:
+def _smallest(candidates: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:
     """Programs with full logits serve the others too, at a price."""
-    able = [p for p in fits if p.full_logits >= full_logits]
-    if not able:
+    matching = [p for p in candidates if p.full_logits >= full_logits]
+    if not matching:
         raise _missing(what, full_logits=full_logits)
-    return min(able, key=lambda p: (p.full_logits, p.rows, p.batch))
+    return min(matching, key=lambda p: (p.full_logits, p.rows, p.batch))
 
 
 def _missing(what: str, *, full_logits: bool) -> EngineFileError:

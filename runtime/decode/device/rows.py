@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specbuild.runtime.decode.device.adjusted_rows import CHANGES, COLUMNS, adjusts, done_port
+from specbuild.runtime.decode.device.processor_rows import (
+    CHANGES,
+    COLUMNS,
+    done_port,
+    uses_processor_steps,
+)
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
@@ -22,7 +27,7 @@ _SCALARS = (
     "ignore_eos",
     *(name for name in CHOOSE_INPUTS if name != "floor"),
 )
-_LATER = ("floor", ADJUSTED_DONE, CHANGES)
+_OPTIONAL = ("floor", ADJUSTED_DONE, CHANGES)
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 PARTIAL_TABLE = "partial_table."
 # What the device keeps of a sequence beside its page tables.
@@ -41,18 +46,18 @@ class DeviceRows:
         self._executor = executor
         self._groups = tuple(groups)
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
-        self.drafted = executor.port(PENDING[0]) is not None
+        self.has_draft = executor.port(PENDING[0]) is not None
         views = executor.port(VIEWS[0]) is not None
         # An engine that was built without them lacks these ports.
-        self._later = tuple(name for name in _LATER if executor.port(name) is not None)
+        self._optional = tuple(name for name in _OPTIONAL if executor.port(name) is not None)
         self._columns = (
             *_SCALARS,
-            *self._later,
+            *self._optional,
             *self._tables,
-            *(PENDING if self.drafted else ()),
+            *(PENDING if self.has_draft else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
         )
-        self._ends: frozenset[int] = frozenset()
+        self._device_eos: frozenset[int] = frozenset()
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
@@ -66,15 +71,15 @@ class DeviceRows:
         assert done is not None and eos is not None
         self._free(0, done.shape[0])
         ids = np.full(eos.shape, _NO_TOKEN, np.int32)
-        kept = list(eos_token_ids)[: len(ids)]
-        ids[: len(kept)] = kept
+        device_eos = list(eos_token_ids)[: len(ids)]
+        ids[: len(device_eos)] = device_eos
         self._executor.write("eos_ids", ids)
-        self._ends = frozenset(kept)
+        self._device_eos = frozenset(device_eos)
 
-    def ends_behind(self, sequence: SequenceState, tokens: Sequence[int]) -> bool:
+    def ends_with(self, sequence: SequenceState, tokens: Sequence[int]) -> bool:
         """Whether steps pass a sequence over behind one that gave it these tokens."""
-        ends = not sequence.request.params.ignore_eos and tokens[-1] in self._ends
-        return ends or len(tokens) == sequence.wanted
+        is_end = not sequence.request.params.ignore_eos and tokens[-1] in self._device_eos
+        return is_end or len(tokens) == sequence.tokens_left
 
     def row_of(self, sequence: SequenceState) -> int:
         """Where a sequence stands."""
@@ -92,14 +97,18 @@ class DeviceRows:
             pages = sequence.pages[group].table
             self._executor.write(f"{PAGE_TABLE}{group}", pages[None], row=row)
 
-    def pass_over(self, sequence: SequenceState, *, done: bool) -> None:
+    def set_done(self, sequence: SequenceState, *, done: bool) -> None:
         """Whether steps leave a sequence's row as it is."""
         self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
 
-    def part(self, sequence: SequenceState, *, apart: bool) -> None:
+    def set_step_kind(self, sequence: SequenceState, *, uses_logit_processor: bool) -> None:
         """From the next launch on steps of the other kind decode a sequence, if any."""
-        executor, row, sequence.apart = self._executor, self.row_of(sequence), apart
-        if apart:
+        executor, row, sequence.uses_logit_processor = (
+            self._executor,
+            self.row_of(sequence),
+            uses_logit_processor,
+        )
+        if uses_logit_processor:
             executor.fill("done", 1, row=row)
             executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
         else:
@@ -107,20 +116,22 @@ class DeviceRows:
             executor.copy(ADJUSTED_DONE, row, "done", row)
             executor.fill(ADJUSTED_DONE, 1, row=row)
 
-    def go_back(self, sequence: SequenceState, length: int, root: int, waiting: int | None) -> None:
+    def roll_back(
+        self, sequence: SequenceState, length: int, root: int, pending: int | None
+    ) -> None:
         """The state of a sequence is that of before: ``root`` behind ``length`` tokens.
 
         The first ``waiting`` of those that wait for the draft still do; None: none is to know.
         """
         values = {"length": length, "root": root}
-        if waiting is not None:
-            values["pending_count"] = waiting
+        if pending is not None:
+            values["pending_count"] = pending
         for name, value in values.items():
             self._executor.fill(name, value, row=self.row_of(sequence))
 
-    def prompt_ends(self, row: int) -> None:
+    def save_last_aux_hidden(self, row: int) -> None:
         """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
-        if self.drafted:
+        if self.has_draft:
             self._executor.copy("prefill.last_captured", row, "pending_captured", row)
 
     def begin(self, sequence: SequenceState, token: int) -> int:
@@ -136,7 +147,7 @@ class DeviceRows:
         for name, choose_input in CHOOSE_INPUTS.items():
             if name in self._columns:
                 values[name] = getattr(sampling, choose_input.attribute)
-        if self.drafted:
+        if self.has_draft:
             # The prompt's last row waits for the draft until the token behind it is known.
             values |= {"pending_count": 1, "pending_tokens": token}
         for name, value in (values | {done_port(sequence): 0}).items():
@@ -147,19 +158,19 @@ class DeviceRows:
         """Frees a sequence's row; the last sequence moves there."""
         row, last = self.row_of(sequence), len(self.sequences) - 1
         if row != last:
-            changing = COLUMNS if adjusts(self.sequences[last]) else ()
-            for column in (*self._columns, *changing):
+            processor_columns = COLUMNS if uses_processor_steps(self.sequences[last]) else ()
+            for column in (*self._columns, *processor_columns):
                 self._executor.copy(column, last, column, row)
             self.sequences[row] = self.sequences[last]
         self.sequences.pop()
         self._free(last, 1)
 
     def _free(self, row: int, count: int) -> None:
-        for name in ("done", *(n for n in self._later if n == ADJUSTED_DONE)):
+        for name in ("done", *(n for n in self._optional if n == ADJUSTED_DONE)):
             self._executor.fill(name, 1, row=row, rows=count)
-        empty = ["length", *self._tables, *(PENDING[:1] if self.drafted else ())]
+        empty = ["length", *self._tables, *(PENDING[:1] if self.has_draft else ())]
         # Whoever stands here next may end its prompt in a launch behind which logits are changed.
-        empty += [name for name in self._later if name == CHANGES]
+        empty += [name for name in self._optional if name == CHANGES]
         for name in empty:
             self._executor.fill(name, 0, row=row, rows=count)
 

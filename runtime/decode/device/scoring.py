@@ -8,7 +8,7 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.device.pages import DevicePages
-from specbuild.runtime.decode.device.prefill_rows import PromptRows, launched_rows
+from specbuild.runtime.decode.device.prefill_rows import PromptRows, prefill_arrays
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.decode.scoring import ScoredRows, scored_sequence
@@ -18,7 +18,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
 
 
-def scored(
+def score_on_device(
     ids: Sequence[int], executor: DeviceExecutor, manifest: Manifest, kv: KvPools
 ) -> Iterator[ScoredRows]:
     """Rows in order, as many at once as the programs take, while nothing else runs.
@@ -39,17 +39,17 @@ def scored(
         capacity = min(entry.rows, logits.shape[0])
         for start in range(0, len(ids), capacity):
             rows = PromptRows(0, sequence, start, min(capacity, len(ids) - start))
-            pages.before_prompt(sequence, start + rows.count)
+            pages.before_prefill(sequence, start + rows.count)
             entry = programs.score(rows=rows.count)
             assert entry is not None
-            arrays = launched_rows([rows], entry, groups, drafted=device_rows.drafted)
-            scores = _scored(executor, entry, rows, arrays)
+            arrays = prefill_arrays([rows], entry, groups, has_draft=device_rows.has_draft)
+            scores = _run_score_program(executor, entry, rows, arrays)
             sequence.length += rows.count
-            pages.behind_prompt(sequence)
+            pages.after_prefill(sequence)
             yield scores
 
 
-def _scored(
+def _run_score_program(
     executor: DeviceExecutor,
     entry: ProgramEntry,
     rows: PromptRows,
@@ -63,6 +63,6 @@ def _scored(
     executor.write(port.name, logit_rows)
     executor.start(entry)
     logits = executor.read("score.logits", rows=rows.count)
-    drafted = executor.port("score.captured") is not None
-    aux_hidden = executor.read("score.captured", rows=rows.count) if drafted else None
+    has_draft = executor.port("score.captured") is not None
+    aux_hidden = executor.read("score.captured", rows=rows.count) if has_draft else None
     return ScoredRows(rows.start, logits, aux_hidden)

@@ -18,8 +18,8 @@ from specbuild.runtime.errors import SpecbuildError
 # A table of another method of measuring is not this one's.
 _METHOD = "least of several whole steps"
 # A table has a dozen numbers.
-_MOST_BYTES = 64 << 10
-_LONGEST_S = 3600.0
+_MAX_BYTES = 64 << 10
+_MAX_COST_S = 3600.0
 # An unfinished file that is older is nobody's.
 _ABANDONED_S = 3600.0
 
@@ -39,12 +39,12 @@ def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tupl
     does not hold a table is measured anew. A directory that cannot be written costs the next start
     the same measurement, nothing else.
     """
-    kept = None if path is None else _read(path)
-    if kept is not None and kept.sure:
-        return kept, "kept from an earlier run"
+    stored = None if path is None else _read(path)
+    if stored is not None and stored.sure:
+        return stored, "kept from an earlier run"
     table = measure()
-    if kept is not None:
-        table = table.least(kept)
+    if stored is not None:
+        table = table.least(stored)
     origin = "measured now" if table.sure else "measured now, beside other work"
     if path is not None:
         try:
@@ -60,10 +60,10 @@ def _write(path: Path, text: str) -> None:
 
     What those left behind that were killed is removed.
     """
-    for left in path.parent.glob("cost-*.tmp"):
+    for leftover in path.parent.glob("cost-*.tmp"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                left.unlink()
+            if time.time() - leftover.stat().st_mtime > _ABANDONED_S:
+                leftover.unlink()
     with tempfile.NamedTemporaryFile(
         "w", dir=path.parent, prefix=f"{path.stem}-", suffix=".tmp", delete=False
     ) as file:
@@ -78,16 +78,16 @@ def _write(path: Path, text: str) -> None:
 
 def _read(path: Path) -> CostTable | None:
     try:
-        data = read_regular(path.parent, path.name, most_bytes=_MOST_BYTES)
+        data = read_regular(path.parent, path.name, most_bytes=_MAX_BYTES)
         table = from_json(CostTable, parsed(data), path.name)
     except (OSError, ValueError, SpecbuildError):
         return None
     rows, times = table.target_rows, (*table.target_s, *table.draft_s)
-    sound = (
+    is_valid = (
         len(rows) == len(table.target_s) > 0
         and rows == tuple(sorted(set(rows)))
         and rows[0] >= 1
-        and all(0 < t < _LONGEST_S for t in times)
-        and 0 <= table.row_s < _LONGEST_S
+        and all(0 < t < _MAX_COST_S for t in times)
+        and 0 <= table.row_s < _MAX_COST_S
     )
-    return table if sound else None
+    return table if is_valid else None

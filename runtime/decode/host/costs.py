@@ -28,16 +28,16 @@ MEASURING_BUDGET_S = 0.4
 MAX_MEASURED_ROWS = 8
 MEASURED_CONTEXT = 128
 _ROUNDS = 12
-_LEAST_ROUNDS = 4
+_MIN_ROUNDS = 4
 _MEASURED_ROWS = (1, 2, 4, 6, 8, 16, 32, 64)
-_LEAST_S = 1e-6
+_MIN_LEVEL_S = 1e-6
 
 
 class CannotMeasureError(SpecbuildError):
     """There is no space to measure in; the message is the reason, as the end of a sentence."""
 
 
-def agree(times_s: Sequence[Sequence[float]]) -> bool:
+def times_agree(times_s: Sequence[Sequence[float]]) -> bool:
     """Whether the two shortest of each are close: that of a busy machine stands alone."""
     return all(
         second <= (1 + SPREAD) * first for first, second, *_ in (sorted(each) for each in times_s)
@@ -57,12 +57,14 @@ def table_of(
     What disturbs a step only makes it longer, so the shortest is the machine's own; and none is
     longer than the next larger one.
     """
-    table = CostTable(tuple(rows), _least(target_s), (), row_s, sure)
-    added = [time_s - table.step_s(d) for d, time_s in enumerate(_least(step_s), start=2)]
-    return replace(table, draft_s=tuple(max(time_s, _LEAST_S) for time_s in added))
+    table = CostTable(tuple(rows), _step_minima(target_s), (), row_s, sure)
+    level_times = [
+        time_s - table.step_s(d) for d, time_s in enumerate(_step_minima(step_s), start=2)
+    ]
+    return replace(table, draft_s=tuple(max(time_s, _MIN_LEVEL_S) for time_s in level_times))
 
 
-def _least(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
+def _step_minima(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
     """The shortest of each, or that of a larger step if it is shorter still."""
     return tuple(accumulate(map(min, reversed(times_s)), min))[::-1]
 
@@ -81,7 +83,7 @@ class CostMeasurement:
         kv: KvPools,
         record: DrafterRecord,
         *,
-        most_rows: int = 1,
+        max_rows: int = 1,
     ) -> None:
         self._executor = executor
         self._record = record
@@ -94,7 +96,7 @@ class CostMeasurement:
         deepest = min(limits.levels_of(record.geometry), MAX_MEASURED_ROWS - 1)
         self._depth = min(deepest, capacity - 2) if record.roles else 0
         self._drafts = min(_ROUNDS * self._depth + 2, capacity)
-        self._most_rows = max(most_rows, self._depth + 1)
+        self._max_rows = max(max_rows, self._depth + 1)
         self._counter = SlotCounter(limits.max_seq_len + limits.draft_tokens + limits.max_rows)
         self._random = np.random.default_rng(0)
 
@@ -104,20 +106,20 @@ class CostMeasurement:
         Raises CannotMeasureError where the limits, or the pages that are free, leave no space.
         """
         if self._depth < 1 and self._record.roles:
-            longest = self._manifest.limits.max_seq_len
+            max_seq_len = self._manifest.limits.max_seq_len
             raise CannotMeasureError(
-                f"a max_seq_len of {longest} leaves no space to measure drafts"
+                f"a max_seq_len of {max_seq_len} leaves no space to measure drafts"
             )
         self._executor.prepare((*DECODING_ROLES, *self._record.roles, *TREE_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
         rows = self._rows()
         target_s: list[list[float]] = [[] for _ in rows]
         step_s: list[list[float]] = [[] for _ in range(self._depth)]
-        sequence = self._scratch()
+        sequence = self._scratch_sequence()
         drafter = self._drafter()
-        settled = False
+        is_certain = False
         try:
-            row_s, aux_hidden = self._taken_up(sequence, drafter)
+            row_s, aux_hidden = self._prefill_context(sequence, drafter)
             for round_number in range((self._drafts - 2) // (self._depth or 1) or _ROUNDS):
                 for i, n in enumerate(rows):
                     self._step(sequence, n)
@@ -125,19 +127,19 @@ class CostMeasurement:
                 for depth in range(1, self._depth + 1):
                     step_s[depth - 1].append(_timed(self._drafted_step, sequence, drafter, depth))
                     drafter.observe(sequence, aux_hidden)
-                settled = round_number + 1 >= _LEAST_ROUNDS and agree([*target_s, *step_s])
-                if settled or (perf_counter() > deadline_s and round_number > 0):
+                is_certain = round_number + 1 >= _MIN_ROUNDS and times_agree([*target_s, *step_s])
+                if is_certain or (perf_counter() > deadline_s and round_number > 0):
                     break
         finally:
             self._kv.release(sequence.pages)
-        return table_of(rows, target_s, step_s, row_s=row_s, sure=settled)
+        return table_of(rows, target_s, step_s, row_s=row_s, sure=is_certain)
 
     def _rows(self) -> list[int]:
         """Of the target steps that are timed; the last ones are wide enough for every chain."""
-        most, chain = self._most_rows, self._depth + 1
-        return sorted({n for n in _MEASURED_ROWS if n <= most} | {chain, most})
+        widest, chain = self._max_rows, self._depth + 1
+        return sorted({n for n in _MEASURED_ROWS if n <= widest} | {chain, widest})
 
-    def _taken_up(
+    def _prefill_context(
         self, sequence: SequenceState, drafter: Drafter
     ) -> tuple[float, np.ndarray | None]:
         """Enters the context; the time in which the draft takes up a token, and a last row."""
@@ -158,19 +160,19 @@ class CostMeasurement:
         parts = DrafterParts(self._executor, self._manifest, self._counter, self._record)
         return kind_of(self._record).make(parts)
 
-    def _scratch(self) -> SequenceState:
+    def _scratch_sequence(self) -> SequenceState:
         vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2
-        wanted = self._kv.pages_wanted(tokens)
-        if not self._kv.can_admit(wanted):
+        pages_needed = self._kv.pages_needed(tokens)
+        if not self._kv.can_admit(pages_needed):
             raise CannotMeasureError("other generations hold the pages to measure drafts in")
         return SequenceState(
             request=Request("cost", (0,), GenerateParams(), 1),
             index=-1,
             ids=self._random.integers(0, vocab, tokens, dtype=np.int32),
-            pages=self._kv.admit(wanted),
+            pages=self._kv.admit(pages_needed),
             counters=RunCounters(0),
             text=None,
-            known=self._context + self._drafts + 2,
+            num_tokens=self._context + self._drafts + 2,
         )
 
     def _fill(self, sequence: SequenceState, drafter: Drafter, length: int) -> np.ndarray | None:

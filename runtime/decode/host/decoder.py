@@ -11,7 +11,7 @@ from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.host.drafting import HostDrafting
-from specbuild.runtime.decode.host.scoring import host_scored
+from specbuild.runtime.decode.host.scoring import score_on_host
 from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
@@ -80,8 +80,8 @@ class HostDecoder(Decoder):
         if setting.speculation is None:
             return
         self._check_named(setting)
-        if setting.foreign is not None:
-            self._check_drafter(setting.foreign, setting.speculation)
+        if setting.custom_drafter is not None:
+            self._check_drafter(setting.custom_drafter, setting.speculation)
         elif isinstance(setting.speculation, DraftShape):
             require_shape(setting.speculation, self._manifest)
             assert isinstance(setting.drafter, str)
@@ -96,29 +96,29 @@ class HostDecoder(Decoder):
     ) -> Loop:
         """A loop over steps of the host; the first one with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
-        policy, drafter = self._policy(setting), setting.foreign
-        named = setting.drafter if isinstance(setting.drafter, str) else NONE
-        offers = None
-        if setting.speculation == "default" and named != NONE:
-            offers = self._drafting.offers(named)
+        policy, drafter = self._policy(setting), setting.custom_drafter
+        drafter_name = setting.drafter if isinstance(setting.drafter, str) else NONE
+        proposer = None
+        if setting.speculation == "default" and drafter_name != NONE:
+            proposer = self._drafting.proposer(drafter_name)
         if policy.max_depth == 0:
             drafter = None
         elif drafter is None:
-            drafter = self._drafting.drafter(named, fixed=setting.speculation != "default")
+            drafter = self._drafting.drafter(drafter_name, fixed=setting.speculation != "default")
         stepper = HostStepper(
             self._executor,
             self._manifest,
             self._counter,
             drafter=drafter,
             max_depth=policy.max_depth,
-            offers=offers,
+            proposer=proposer,
             clock=self._clock,
         )
         scheduler = Scheduler(
             self._manifest.limits,
             self._kv,
             prefill=self._prefill if prefill is None else prefill,
-            most_emitted=self._most_emitted(policy),
+            max_step_tokens=self._max_step_tokens(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
             prefixes=self._lookup(drafter),
         )
@@ -132,9 +132,9 @@ class HostDecoder(Decoder):
             return None
         return PrefixLookup(self._prefixes, groups)
 
-    def _scored(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
+    def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         self._executor.prepare(DECODING_ROLES)
-        return host_scored(
+        return score_on_host(
             ids,
             self._executor,
             self._manifest,
@@ -145,14 +145,14 @@ class HostDecoder(Decoder):
 
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         self._last = self._drafting.policy(
-            self._measured, drafter, sampled=sampled, full_logits=full_logits
+            self._learned, drafter, sampled=sampled, full_logits=full_logits
         )
         return self._last
 
     def _policy(self, setting: DraftSetting) -> DraftPolicy:
-        speculation, drafter = setting.speculation, setting.foreign
+        speculation, drafter = setting.speculation, setting.custom_drafter
         if speculation is None or drafter is None:
-            return self._own_policy(setting)
+            return self._engine_policy(setting)
         shape = self._check_drafter(drafter, speculation)
         depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
         return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")

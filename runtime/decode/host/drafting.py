@@ -65,30 +65,32 @@ class HostDrafting:
         Of several models all, or the first where every step's shape is ``fixed``.
         """
         models, _ = sources(self._manifest, name)
-        taken = models[:1] if fixed else models
-        roles = [role for model in taken for role in model.roles]
+        selected = models[:1] if fixed else models
+        roles = [role for model in selected for role in model.roles]
         self._executor.prepare((*roles, *TREE_ROLES))
-        if not taken:
-            suffix = self._kept_suffix(name)
+        if not selected:
+            suffix = self._suffix_drafter(name)
             assert suffix is not None, "a policy that drafts is an engine's with a drafter"
             return suffix
-        made: dict[str, CachingDrafter] = {model.kind: self._made(model) for model in taken}
-        return DraftModels(made) if len(made) > 1 else made[taken[0].kind]
+        drafters: dict[str, CachingDrafter] = {
+            model.kind: self._create_drafter(model) for model in selected
+        }
+        return DraftModels(drafters) if len(drafters) > 1 else drafters[selected[0].kind]
 
-    def offers(self, name: str) -> Offers | None:
+    def proposer(self, name: str) -> Offers | None:
         """What proposes before each step under this name, None where nothing does."""
-        return self._kept_suffix(name)
+        return self._suffix_drafter(name)
 
     def policy(
         self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
         """What pays of the drafters of this name, by measured costs."""
-        models, offering = sources(self._manifest, name)
-        records: tuple[DrafterRecord, ...] = models or ((offering,) if offering else ())
+        models, suffix_record = sources(self._manifest, name)
+        records: tuple[DrafterRecord, ...] = models or ((suffix_record,) if suffix_record else ())
         if not records:
             return undrafted()
         try:
-            tables = {record.kind: self._table(record) for record in records}
+            tables = {record.kind: self._cost_table(record) for record in records}
         except CannotMeasureError as error:
             return default_policy(self._manifest, str(error))
         limits, kinds = self._manifest.limits, "+".join(tables)
@@ -101,21 +103,21 @@ class HostDrafting:
             depth = limits.levels_of(models[0].geometry) if models else 0
             costs = ChainCosts(table, max_depth=depth, origin=origin)
         policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=kinds)
-        if offering is None:
+        if suffix_record is None:
             return policy
         if kinds not in self._times:
-            most_rows = limits.max_batch_size * (1 + offering.max_tokens)
-            self._times[kinds] = OfferTimes(table, most_rows)
-        return OfferPolicy(policy, self._times[kinds], most_depth=offering.max_tokens)
+            max_rows = limits.max_batch_size * (1 + suffix_record.max_tokens)
+            self._times[kinds] = OfferTimes(table, max_rows)
+        return OfferPolicy(policy, self._times[kinds], most_depth=suffix_record.max_tokens)
 
     def require(self, name: str, shape: DraftShape) -> None:
         """RequestError where the drafter of this name grows no such tree."""
-        models, offering = sources(self._manifest, name)
+        models, suffix_record = sources(self._manifest, name)
         model = next(iter(models), None)
-        record = model or offering
+        record = model or suffix_record
         if record is None:
             return
-        most = self._manifest.limits.levels_of(record.geometry)
+        max_levels = self._manifest.limits.levels_of(record.geometry)
         if shape.draft_top_k > 1 and not kind_of(record).capabilities.branches:
             raise RequestError(
                 f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes chains "
@@ -129,44 +131,44 @@ class HostDrafting:
                     f"the draft tree has {inner} nodes with children, the engine's draft takes "
                     f"{capacity}; give fewer, or build with a larger draft"
                 )
-        if model is not None and shape.draft_depth > most:
+        if model is not None and shape.draft_depth > max_levels:
             raise RequestError(
-                f"draft_depth is {shape.draft_depth}, but drafter {model.kind} has {most} levels; "
-                "ask for less"
+                f"draft_depth is {shape.draft_depth}, but drafter {model.kind} has {max_levels} "
+                "levels; ask for less"
             )
 
-    def _made(self, record: ModelDrafter) -> CachingDrafter:
+    def _create_drafter(self, record: ModelDrafter) -> CachingDrafter:
         parts = DrafterParts(self._executor, self._manifest, self._counter, record)
-        made = kind_of(record).make(parts)
-        assert isinstance(made, CachingDrafter)
-        return made
+        drafters = kind_of(record).make(parts)
+        assert isinstance(drafters, CachingDrafter)
+        return drafters
 
-    def _kept_suffix(self, name: str) -> SuffixDrafter | None:
-        _, offering = sources(self._manifest, name)
-        if offering is None:
+    def _suffix_drafter(self, name: str) -> SuffixDrafter | None:
+        _, suffix_record = sources(self._manifest, name)
+        if suffix_record is None:
             return None
         self._executor.prepare(TREE_ROLES)
         if self._suffix is None:
-            self._suffix = SuffixDrafter(offering)
+            self._suffix = SuffixDrafter(suffix_record)
         return self._suffix
 
-    def _table(self, record: DrafterRecord) -> tuple[CostTable, str]:
+    def _cost_table(self, record: DrafterRecord) -> tuple[CostTable, str]:
         """What a drafter's chains cost, and where that is known from: measured on first use.
 
         Raises CannotMeasureError where there is no capacity now; a later use tries again.
         """
-        known = self._tables.get(record.kind)
-        if known is None:
+        entry = self._tables.get(record.kind)
+        if entry is None:
             file = self._cost_file
             if file is not None:
                 file = file.with_stem(f"{file.stem}-{record.kind}")
-            _, offering = sources(self._manifest, "auto")
+            _, suffix_record = sources(self._manifest, "auto")
             measurement = CostMeasurement(
                 self._executor,
                 self._manifest,
                 self._kv,
                 record,
-                most_rows=1 if offering is None else 1 + offering.max_tokens,
+                max_rows=1 if suffix_record is None else 1 + suffix_record.max_tokens,
             )
-            known = self._tables[record.kind] = load_or_measure(file, measurement.run)
-        return known
+            entry = self._tables[record.kind] = load_or_measure(file, measurement.run)
+        return entry

@@ -19,7 +19,7 @@ from specbuild.runtime.request import SequenceState
 
 
 def forced_chains(
-    sequences: Sequence[SequenceState], *, least: int, most: int
+    sequences: Sequence[SequenceState], *, min_tokens: int, max_tokens: int
 ) -> DraftTrees | None:
     """Chains of forced tokens, as long as the shortest run of them and ``most``.
 
@@ -32,10 +32,10 @@ def forced_chains(
         run = [] if guide is None else guide.forced(output)
         if guide is None or not run:
             return None
-        if len(run) < least and not guide.complete(np.concatenate([output, run])):
+        if len(run) < min_tokens and not guide.complete(np.concatenate([output, run])):
             return None
         runs.append(run)
-    depth = min(most, *map(len, runs))
+    depth = min(max_tokens, *map(len, runs))
     tokens = np.array([run[:depth] for run in runs], np.int32)
     return chain_trees([s.root for s in sequences], tokens)
 
@@ -47,20 +47,20 @@ def with_forced_tokens(sequences: Sequence[SequenceState], trees: DraftTrees) ->
     tokens = trees.tokens.copy()
     for b, sequence in enumerate(sequences):
         if sequence.guide is not None and not sequence.guide.is_remote:
-            _force(sequence.guide, sequence.output, tokens[b, 1 : trees.count[b]])
+            _insert_forced(sequence.guide, sequence.output, tokens[b, 1 : trees.count[b]])
     return replace(trees, tokens=tokens)
 
 
-def _force(guide: GuideState, output: np.ndarray, drafts: np.ndarray) -> None:
+def _insert_forced(guide: GuideState, output: np.ndarray, drafts: np.ndarray) -> None:
     """Changes the drafts behind ``output`` in place, up to the first that is refused."""
-    kept = 0
-    while kept < len(drafts):
-        tokens = np.concatenate([output, drafts[:kept]])
-        forced = guide.forced(tokens)[: len(drafts) - kept]
+    position = 0
+    while position < len(drafts):
+        tokens = np.concatenate([output, drafts[:position]])
+        forced = guide.forced(tokens)[: len(drafts) - position]
         if forced:
-            drafts[kept : kept + len(forced)] = forced
-            kept += len(forced)
+            drafts[position : position + len(forced)] = forced
+            position += len(forced)
             continue
-        if not guide.allows(tokens, int(drafts[kept])):
+        if not guide.allows(tokens, int(drafts[position])):
             return
-        kept += 1
+        position += 1

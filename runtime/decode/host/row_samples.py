@@ -43,7 +43,7 @@ class SampledRows:
     logits: np.ndarray
     trees: DraftTrees | None = None
 
-    def known_rows(self, b: int) -> int:
+    def committed_rows(self, b: int) -> int:
         """Rows of sequence ``b`` in front of its tree; all where there is none."""
         count = self.count[b]
         return count if self.trees is None else count - int(self.trees.count[b])
@@ -73,7 +73,7 @@ class RowSampler:
         for row in before:
             logprob[row] = log_probability(logits[row], choice[row])
         for b in guided:
-            masked = _GuidedRows(self, rows, b, choice, logprob).settle()
+            masked = _GuidedRows(self, rows, b, choice, logprob).mask_rows()
             if counts:
                 rows.sequences[b].counters.mask(masked)
         return choice, logprob
@@ -128,11 +128,11 @@ def _tokens_before(rows: SampledRows) -> dict[int, tuple[SequenceState, np.ndarr
     first = 0
     for b, sequence in enumerate(rows.sequences):
         if sequence.request.params.adjusts_logits:
-            chain = rows.known_rows(b)
+            chain = rows.committed_rows(b)
             for i in range(rows.count[b]):
                 drafts = [] if rows.trees is None or i < chain else rows.trees.path(b, i - chain)
-                known = int(rows.position[first + i]) + 1 - len(drafts)
-                tokens = np.concatenate([sequence.ids[:known], np.array(drafts, np.int32)])
+                committed = int(rows.position[first + i]) + 1 - len(drafts)
+                tokens = np.concatenate([sequence.ids[:committed], np.array(drafts, np.int32)])
                 before[first + i] = (sequence, tokens)
         first += rows.count[b]
     return before
@@ -158,26 +158,26 @@ class _GuidedRows:
         self._logprob = logprob
         self._masked = 0
 
-    def settle(self) -> int:
+    def mask_rows(self) -> int:
         """Masks what has to be; how many samples along the path that became others."""
-        sequence, known = self._sequence, self._rows.known_rows(self._b)
+        sequence, committed = self._sequence, self._rows.committed_rows(self._b)
         trees, prompt = self._rows.trees, len(sequence.request.prompt_ids)
-        for row in range(self._first, self._first + known):
+        for row in range(self._first, self._first + committed):
             position = int(self._rows.position[row])
             if position + 1 >= prompt:
-                self._settle_row(row, sequence.ids[: position + 1])
+                self._mask_row(row, sequence.ids[: position + 1])
         if trees is None:
             return self._masked
         self._masked = 0
         slot: int | None = 0
-        tokens = sequence.ids[: sequence.known]
-        while slot is not None and self._settle_row(self._first + known + slot, tokens):
-            token = self._choice[self._first + known + slot]
+        tokens = sequence.ids[: sequence.num_tokens]
+        while slot is not None and self._mask_row(self._first + committed + slot, tokens):
+            token = self._choice[self._first + committed + slot]
             slot = trees.child(self._b, slot, int(token))
             tokens = np.append(tokens, token)
         return self._masked
 
-    def _settle_row(self, row: int, tokens: np.ndarray) -> bool:
+    def _mask_row(self, row: int, tokens: np.ndarray) -> bool:
         """Whether the grammar says anything of the token behind ``tokens``."""
         sequence, guide = self._sequence, self._sequence.guide
         assert guide is not None

@@ -19,7 +19,7 @@ from specbuild.runtime.request import SequenceState
 _LOGITS_BYTES = 1 << 26
 
 
-def host_scored(
+def score_on_host(
     ids: Sequence[int],
     executor: Executor,
     manifest: Manifest,
@@ -33,19 +33,21 @@ def host_scored(
     Those behind come one by one, as steps without a draft see them, lossy modes included.
     """
     passes = TargetPasses(executor, manifest, counter)
-    most = max(1, min(manifest.limits.max_rows, _LOGITS_BYTES // (4 * manifest.target.vocab)))
+    max_rows = max(1, min(manifest.limits.max_rows, _LOGITS_BYTES // (4 * manifest.target.vocab)))
     with scored_sequence(ids, kv) as sequence:
         passes.admit(sequence)
         try:
-            for start in range(0, prompt_tokens, most):
-                yield _read(passes, sequence, start, min(most, prompt_tokens - start), counter)
+            for start in range(0, prompt_tokens, max_rows):
+                yield _prefill(
+                    passes, sequence, start, min(max_rows, prompt_tokens - start), counter
+                )
             for position in range(prompt_tokens, len(ids)):
-                yield _stepped(passes, sequence, position)
+                yield _step(passes, sequence, position)
         finally:
             passes.release(sequence)
 
 
-def _read(
+def _prefill(
     passes: TargetPasses, sequence: SequenceState, start: int, count: int, counter: SlotCounter
 ) -> ScoredRows:
     plan = RowPlan([start], [count], [start + count])
@@ -54,8 +56,8 @@ def _read(
     return _rows(start, outputs, slice(None))
 
 
-def _stepped(passes: TargetPasses, sequence: SequenceState, position: int) -> ScoredRows:
-    sequence.known = position + 1
+def _step(passes: TargetPasses, sequence: SequenceState, position: int) -> ScoredRows:
+    sequence.num_tokens = position + 1
     verified = passes.verify([sequence], chain_trees([sequence.root]))
     passes.advance(sequence, 1)
     row = int(verified.root_row[0])

@@ -9,13 +9,13 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
 from specbuild.runtime.decode.host.guided_drafts import forced_chains, with_forced_tokens
-from specbuild.runtime.decode.host.repetition import as_recorded
+from specbuild.runtime.decode.host.replay import replace_replayed
 from specbuild.runtime.decode.host.row_samples import SampledRows
 from specbuild.runtime.decode.host.target_passes import TargetPasses
-from specbuild.runtime.decode.logit_rows import likeliest
+from specbuild.runtime.decode.logit_rows import most_likely
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.step_clock import StepClock
-from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
+from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
@@ -40,7 +40,7 @@ class HostStepper:
     that of the deepest draft that a step may verify.
     """
 
-    most_in_flight = 1
+    max_in_flight = 1
 
     def __init__(
         self,
@@ -50,29 +50,29 @@ class HostStepper:
         *,
         drafter: Drafter | None,
         max_depth: int,
-        offers: Offers | None = None,
+        proposer: Offers | None = None,
         clock: StepClock | None = None,
     ) -> None:
         self._executor = executor
         self._counter = counter
         self._drafter = drafter
-        self._offers = offers
+        self._proposer = proposer
         self._clock = StepClock() if clock is None else clock
-        self._offer = Offer((), ())
+        self._proposal = Offer((), ())
         # Whether what is decoded again gives the same bits.
-        self._repeats = executor.capabilities.batch_invariant
+        self._is_batch_invariant = executor.capabilities.batch_invariant
         self._max_depth = max_depth
         self._target = TargetPasses(executor, manifest, counter)
         self._draft_groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
-        self._done: LaunchDone | None = None
+        self._result: LaunchResult | None = None
         self._committed: Committed = []
         self._aux_hidden: np.ndarray | None = None
-        self._after_prompts = False
+        self._follows_prefill = False
 
     @property
     def in_flight(self) -> int:
         """Whether a launch was computed and not received."""
-        return 0 if self._done is None else 1
+        return 0 if self._result is None else 1
 
     def open(self) -> None:
         """The host keeps nothing between loops."""
@@ -83,7 +83,7 @@ class HostStepper:
 
     def release(self, sequence: SequenceState) -> None:
         """Nobody wants more of a sequence: a drafter may serve another loop after this."""
-        for drafter in (self._drafter, self._offers):
+        for drafter in (self._drafter, self._proposer):
             if drafter is not None:
                 drafter.release(sequence)
         self._target.release(sequence)
@@ -102,23 +102,23 @@ class HostStepper:
         for sequence in sequences:
             self.release(sequence)
 
-    def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
         """Counts the tokens that the draft would take up first, and asks for an offer."""
-        behind = [
+        uncached_rows = [
             sum(s.length - s.pages[group].length for s in sequences) for group in self._draft_groups
         ]
-        if self._offers is not None:
-            most = [self._most_drafts(s) for s in sequences]
+        if self._proposer is not None:
+            max_tokens = [self._max_drafts(s) for s in sequences]
             started_s = perf_counter()
-            self._offer = self._offers.offer(sequences, most)
+            self._proposal = self._proposer.offer(sequences, max_tokens)
             self._clock.draft_s += perf_counter() - started_s
         return Outlook(
             batch=len(sequences),
-            tokens_left=max(s.wanted for s in sequences),
-            rows_behind=behind[0] if behind else 0,
-            others_behind=tuple(behind[1:]),
+            tokens_left=max(s.tokens_left for s in sequences),
+            rows_behind=uncached_rows[0] if uncached_rows else 0,
+            others_behind=tuple(uncached_rows[1:]),
             sampled=samples(s.request.params.sampling for s in sequences),
-            reach=self._offer.reach,
+            reach=self._proposal.reach,
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -140,13 +140,13 @@ class HostStepper:
             ends = SampledRows(done, [1] * len(done), position, outputs["logits"])
             sampled, logprob = self._target.sampler.sample(ends)
             for row, (sequence, choice) in enumerate(zip(done, sampled.tolist(), strict=True)):
-                stands = sequence.to_repeat and not self._repeats
-                token = int(sequence.ids[sequence.known]) if stands else choice
+                is_replayed = sequence.replay_remaining and not self._is_batch_invariant
+                token = int(sequence.ids[sequence.num_tokens]) if is_replayed else choice
                 tokens = [(token, float(logprob[row]))]
-                top = _likeliest(sequence, outputs["logits"], [row], tokens)
+                top = _top_logprobs(sequence, outputs["logits"], [row], tokens)
                 emitted.append(NewTokens(sequence, tokens, top_logprobs=top))
-        self._done = LaunchDone(emitted, prompt_tokens=sum(count))
-        self._aux_hidden, self._after_prompts = outputs.get("captured"), True
+        self._result = LaunchResult(emitted, prompt_tokens=sum(count))
+        self._aux_hidden, self._follows_prefill = outputs.get("captured"), True
         self._committed = [
             (sequence, slice(int(row_start[i]), int(row_start[i + 1])))
             for i, sequence in enumerate(sequences)
@@ -156,16 +156,18 @@ class HostStepper:
         """Prompts are read when their start returns: there is no time to use."""
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
     ) -> None:
         """Computes a whole step."""
         started_s = perf_counter()
-        forced = self._forced(sequences, shape)
+        forced = self._forced_trees(sequences, shape)
         trees = self._draft(sequences, shape) if forced is None else forced
         drafted_s = perf_counter()
         verified = self._target.verify(sequences, trees)
-        if not self._repeats and any(sequence.to_repeat for sequence in sequences):
-            verified = as_recorded(sequences, verified)
+        if not self._is_batch_invariant and any(
+            sequence.replay_remaining for sequence in sequences
+        ):
+            verified = replace_replayed(sequences, verified)
         # The path's cache entries move to the committed slots; the other nodes are forgotten.
         if not trees.contiguous:
             self._move(sequences, verified.path)
@@ -176,24 +178,24 @@ class HostStepper:
         self._clock.draft_s += drafted_s - started_s
         self._clock.verify_s += ended_s - drafted_s
         # A check takes two passes, whose time is not what a step costs; nor does a first step.
-        untypical = self._after_prompts or verified.checked
-        step_s = None if untypical else ended_s - started_s
-        self._after_prompts = False
+        is_untypical = self._follows_prefill or verified.checked
+        step_s = None if is_untypical else ended_s - started_s
+        self._follows_prefill = False
         # Of what needed no draft, nothing is learned of the draft.
         outcome = None
         if forced is None:
-            outcome = _outcome(outlook, shape, trees, verified.accepted, step_s)
-            if self._offers is not None and isinstance(shape, OfferedDepths):
-                self._offers.taken(sequences, shape.depths, verified.accepted)
-        self._done = LaunchDone(self._new_tokens(sequences, verified, trees), outcome)
+            outcome = _outcome(step_context, shape, trees, verified.accepted, step_s)
+            if self._proposer is not None and isinstance(shape, OfferedDepths):
+                self._proposer.taken(sequences, shape.depths, verified.accepted)
+        self._result = LaunchResult(self._new_tokens(sequences, verified, trees), outcome)
 
-    def receive(self) -> LaunchDone:
+    def receive(self) -> LaunchResult:
         """What the launch gave."""
-        done, self._done = self._done, None
+        done, self._result = self._result, None
         assert done is not None, "nothing was started"
         return done
 
-    def settle(self) -> None:
+    def after_emit(self) -> None:
         """Tells the drafter of the tokens just committed, and of those emitted behind them."""
         drafter, aux_hidden = self._drafter, self._aux_hidden
         started_s = perf_counter()
@@ -207,38 +209,40 @@ class HostStepper:
             self._clock.draft_s += perf_counter() - started_s
         self._committed, self._aux_hidden = [], None
 
-    def _forced(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees | None:
+    def _forced_trees(
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft
+    ) -> DraftTrees | None:
         """Chains that need no draft and are no shorter than what it would give."""
-        deepest = [self._most_drafts(s) for s in sequences]
-        if min(deepest) < 1:
+        max_depths = [self._max_drafts(s) for s in sequences]
+        if min(max_depths) < 1:
             return None
-        least = 1 if shape is None else min(shape.draft_depth, max(deepest))
-        return forced_chains(sequences, least=least, most=min(deepest))
+        min_tokens = 1 if shape is None else min(shape.draft_depth, max(max_depths))
+        return forced_chains(sequences, min_tokens=min_tokens, max_tokens=min(max_depths))
 
     def _draft(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees:
         if isinstance(shape, OfferedDepths):
-            trees = self._offer.trees([s.root for s in sequences], shape.depths)
+            trees = self._proposal.trees([s.root for s in sequences], shape.depths)
             return with_forced_tokens(sequences, trees)
-        deepest = [self._most_drafts(s) for s in sequences]
-        if shape is None or self._drafter is None or max(deepest) < 1:
+        max_depths = [self._max_drafts(s) for s in sequences]
+        if shape is None or self._drafter is None or max(max_depths) < 1:
             return chain_trees([s.root for s in sequences])
         if isinstance(shape, StaticTree):
-            shape = shape.shallower(max(deepest))
-        trees = self._drafter.propose(sequences, shallower(shape, max(deepest)))
+            shape = shape.shallower(max(max_depths))
+        trees = self._drafter.propose(sequences, shallower(shape, max(max_depths)))
         trees = with_forced_tokens(sequences, trees)
         # No slot is verified whose token could not be emitted any more.
-        return trees.cut(deepest) if min(deepest) < self._max_depth else trees
+        return trees.cut(max_depths) if min(max_depths) < self._max_depth else trees
 
-    def _most_drafts(self, sequence: SequenceState) -> int:
+    def _max_drafts(self, sequence: SequenceState) -> int:
         """The deepest draft that a step may verify for a sequence."""
         if sequence.guide is not None and sequence.guide.is_remote:
             return 0
-        return min(sequence.wanted - 1, self._max_depth)
+        return min(sequence.tokens_left - 1, self._max_depth)
 
     def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
-        places = np.arange(path.shape[1])
-        moved = (path >= 0) & (path != places)
-        if not moved.any():
+        nodes = np.arange(path.shape[1])
+        is_moved = (path >= 0) & (path != nodes)
+        if not is_moved.any():
             return
         feeds = {}
         for group in self._target.groups:
@@ -246,8 +250,8 @@ class HostStepper:
             target = np.full(path.shape, -1, np.int32)
             for b, sequence in enumerate(sequences):
                 slots = sequence.pages[group].slots
-                source[b, moved[b]] = slots[sequence.length + path[b, moved[b]]]
-                target[b, moved[b]] = slots[sequence.length + places[moved[b]]]
+                source[b, is_moved[b]] = slots[sequence.length + path[b, is_moved[b]]]
+                target[b, is_moved[b]] = slots[sequence.length + nodes[is_moved[b]]]
             feeds[f"{group}.from_slot"], feeds[f"{group}.to_slot"] = source, target
         self._executor.run("commit", feeds)
 
@@ -265,14 +269,14 @@ class HostStepper:
             logprobs = verified.logprob[b, slots].tolist()
             tokens = list(zip(choices, logprobs, strict=True))
             rows = verified.root_row[b] + slots
-            top = _likeliest(sequence, verified.outputs["logits"], rows.tolist(), tokens)
+            top = _top_logprobs(sequence, verified.outputs["logits"], rows.tolist(), tokens)
             proposed = int(trees.count[b]) - 1
             emitted.append(NewTokens(sequence, tokens, accepted, top, proposed))
             self._committed.append((sequence, rows))
         return emitted
 
 
-def _likeliest(
+def _top_logprobs(
     sequence: SequenceState,
     logits: np.ndarray,
     rows: Sequence[int],
@@ -283,13 +287,13 @@ def _likeliest(
     if not count:
         return []
     return [
-        likeliest(logits[row], count, token=token, logprob=logprob)
+        most_likely(logits[row], count, token=token, logprob=logprob)
         for row, (token, logprob) in zip(rows, tokens, strict=True)
     ]
 
 
 def _outcome(
-    outlook: Outlook,
+    step_context: Outlook,
     chosen: ChosenDraft,
     trees: DraftTrees,
     accepted: list[int],
@@ -302,4 +306,4 @@ def _outcome(
         shape = chosen
     elif depth and isinstance(chosen, ModelShape):
         shape = ModelShape(1, depth, depth, chosen.drafter)
-    return StepOutcome(outlook, shape, (trees.count - 1).tolist(), accepted, step_s)
+    return StepOutcome(step_context, shape, (trees.count - 1).tolist(), accepted, step_s)

@@ -32,8 +32,8 @@ class TargetPasses:
         if manifest.dsa is not None:
             self._modes.append(HostSelections(manifest))
         self.groups = groups_of(manifest.roles["target"])
-        placed_by_modes = {group for mode in self._modes for group in mode.groups}
-        self._plain_groups = tuple(g for g in self.groups if g not in placed_by_modes)
+        mode_groups = {group for mode in self._modes for group in mode.groups}
+        self._plain_groups = tuple(g for g in self.groups if g not in mode_groups)
 
     def admit(self, sequence: SequenceState) -> None:
         """A sequence is about to be read."""
@@ -64,7 +64,7 @@ class TargetPasses:
             "ancestor_bits": np.zeros((rows.rows, 1), np.int32),
             "logit_rows": np.array(logit_rows, np.int32),
         }
-        feeds |= self._placed(sequences, rows)
+        feeds |= self._place_rows(sequences, rows)
         for mode in self._modes:
             feeds |= mode.feeds(sequences, rows, None, trial=False)
         return self._executor.run("target", feeds)
@@ -85,9 +85,9 @@ class TargetPasses:
         *,
         trial: bool,
     ) -> Verified:
-        starts = next((p.chain_start for p in plans if p.chain_start is not None), None)
-        rows = _tree_rows(sequences, trees, starts, self._counter)
-        feeds = rows.feeds | self._placed(sequences, rows.plan)
+        chain_starts = next((p.chain_start for p in plans if p.chain_start is not None), None)
+        rows = _tree_rows(sequences, trees, chain_starts, self._counter)
+        feeds = rows.feeds | self._place_rows(sequences, rows.plan)
         for mode, plan in zip(self._modes, plans, strict=True):
             feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
         outputs = self._executor.run("target", feeds)
@@ -119,7 +119,9 @@ class TargetPasses:
         outputs = self._executor.run("accept", trees.accept_feeds(sampled))
         return outputs["path"], outputs["accepted"].tolist()
 
-    def _placed(self, sequences: Sequence[SequenceState], rows: RowPlan) -> dict[str, np.ndarray]:
+    def _place_rows(
+        self, sequences: Sequence[SequenceState], rows: RowPlan
+    ) -> dict[str, np.ndarray]:
         """Makes capacity for rows, and says where they stand in the caches."""
         feeds = {"row_start": rows.row_start()}
         for group in self.groups:
@@ -160,7 +162,7 @@ class _TreeRows(NamedTuple):
 def _tree_rows(
     sequences: Sequence[SequenceState],
     trees: DraftTrees,
-    starts: Sequence[int] | None,
+    chain_starts: Sequence[int] | None,
     counter: SlotCounter,
 ) -> _TreeRows:
     """A chain of the tokens from ``starts[b]`` on comes before a tree; None: there is none.
@@ -169,7 +171,7 @@ def _tree_rows(
     """
     count: list[int] = trees.count.tolist()
     length = [s.length for s in sequences]
-    first = length if starts is None else starts
+    first = length if chain_starts is None else chain_starts
     chain = [n - f for n, f in zip(length, first, strict=True)]
     plan = RowPlan(first, [c + n for c, n in zip(chain, count, strict=True)], length)
     # Where all slots are rows, reshaping does without copies.

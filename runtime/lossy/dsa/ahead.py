@@ -65,7 +65,7 @@ class DeviceSelections:
         sampled, sparse = counted.copy(), False
         for row, s in ahead.rows.items():
             held = self._held[s.index]
-            found = attends[s.index] = held.begin(s.known - 1 + further)
+            found = attends[s.index] = held.begin(s.num_tokens - 1 + further)
             counted[row] = held.budget_of(found)
             sampled[row] = held.budget_of(found, checking=True)
             reached = self._reaches(s, further + ahead.depth)
@@ -95,7 +95,7 @@ class DeviceSelections:
 
     def _reaches(self, sequence: SequenceState, further: int) -> bool:
         """Whether a row may stand at the threshold."""
-        return sequence.known - 1 + further >= self._config.threshold
+        return sequence.num_tokens - 1 + further >= self._config.threshold
 
     def _tell(self, port: str, budgets: np.ndarray) -> None:
         if port not in self._told or not np.array_equal(budgets, self._told[port]):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.decode.scheduler import Chunk
-from specbuild.runtime.decode.stepper import LaunchDone, NewTokens
+from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.offer import OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
@@ -51,11 +51,11 @@ class SimulatedStepper:
         costs: ServingCosts,
         clock: Clock,
         *,
-        most_in_flight: int,
+        max_in_flight: int,
         acceptance: Sequence[float],
         seed: int,
     ) -> None:
-        self.most_in_flight = most_in_flight
+        self.max_in_flight = max_in_flight
         self._costs = costs
         self._clock = clock
         self._acceptance = acceptance
@@ -88,19 +88,19 @@ class SimulatedStepper:
     def close(self, sequences: Sequence[SequenceState]) -> None:
         """Nothing is held."""
 
-    def settle(self) -> None:
+    def after_emit(self) -> None:
         """Nothing waits for it."""
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """What is made ready takes no time."""
 
-    def outlook(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
         """Drafts have seen every token."""
         return Outlook(
             batch=len(sequences),
-            tokens_left=max(s.wanted for s in sequences),
+            tokens_left=max(s.tokens_left for s in sequences),
             rows_behind=0,
-            context=sum(s.known for s in sequences) // len(sequences),
+            context=sum(s.num_tokens for s in sequences) // len(sequences),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -118,7 +118,7 @@ class SimulatedStepper:
         took_s = self._costs.step_s(shape, batch=outlook.batch, context=outlook.context)
         assert took_s is not None, "the policy asks for drafts of the table"
         for sequence in sequences:
-            sequence.steps_ahead += 1
+            sequence.steps_in_flight += 1
         self._launches.append(
             _Launch(
                 self._after(took_s),
@@ -129,26 +129,26 @@ class SimulatedStepper:
             )
         )
 
-    def receive(self) -> LaunchDone:
+    def receive(self) -> LaunchResult:
         """The clock goes on to the end of the oldest launch."""
         launch = self._launches.popleft()
         self._clock.now_s = max(self._clock.now_s, launch.ends_s)
         if launch.outlook is None:
             ended = [chunk.sequence for chunk in launch.chunks if chunk.is_last]
-            return LaunchDone([NewTokens(s, [_TOKEN]) for s in ended if not s.released])
+            return LaunchResult([NewTokens(s, [_TOKEN]) for s in ended if not s.released])
         depth = 0 if launch.shape is None else launch.shape.draft_depth
         emitted, accepted = [], []
         for sequence in launch.sequences:
-            sequence.steps_ahead -= 1
+            sequence.steps_in_flight -= 1
             if sequence.released:
                 continue
             accepted.append(self._accepted(depth))
-            taken = min(accepted[-1] + 1, sequence.wanted)
+            taken = min(accepted[-1] + 1, sequence.tokens_left)
             sequence.length += taken
             emitted.append(NewTokens(sequence, [_TOKEN] * taken, min(accepted[-1], taken)))
         depths = [depth] * len(accepted)
         outcome = StepOutcome(launch.outlook, launch.shape, depths, accepted, launch.step_s)
-        return LaunchDone(emitted, outcome if accepted else None)
+        return LaunchResult(emitted, outcome if accepted else None)
 
     def _after(self, took_s: float) -> float:
         """When a launch that is queued now ends."""

@@ -93,7 +93,7 @@ def simulate(
     stepper = SimulatedStepper(
         costs,
         clock,
-        most_in_flight=_DEVICE_LAUNCHES if facts_of(manifest.backend).has_plan else 1,
+        max_in_flight=_DEVICE_LAUNCHES if facts_of(manifest.backend).has_plan else 1,
         acceptance=acceptance,
         seed=traffic.seed,
     )

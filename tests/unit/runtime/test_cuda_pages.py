@@ -15,7 +15,7 @@ from toy_model import toy_manifest
 
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.sequence_pages import KeptPages, RingPages
+from specbuild.runtime.cache.sequence_pages import FixedPages, RingPages
 from specbuild.runtime.decode.device.pages import DevicePages
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.decode.scoring import scored_sequence
@@ -41,7 +41,7 @@ def test_a_launch_never_overwrites_what_it_still_sees(
     limits = Limits(200, 1, rows, 1, 1, tree)
     pages = pages_per_sequence("g", limits, tokens=tokens, page_size=size, window=window)
     pool = PagePool("g", pages + 1)
-    kind = RingPages if window else KeptPages
+    kind = RingPages if window else FixedPages
     holder = kind(pool, page_size=size, window=window, capacity=240, reserved=pages)
     holder.append(tokens + tree + 1)
     assert pool.free_pages == 0
@@ -65,7 +65,7 @@ def test_a_launch_never_overwrites_what_it_still_sees(
 def test_the_table_is_there_at_once_and_stays() -> None:
     manifest = toy_manifest(max_seq_len=60, page_size=4)
     kv = KvPools(manifest.cache_groups, manifest.limits, fixed=True)
-    wanted = kv.pages_wanted(30)
+    wanted = kv.pages_needed(30)
     pages = kv.admit(wanted)
     tables = {name: holder.table.copy() for name, holder in pages.items()}
     assert {n: len(set(t[t > 0].tolist())) for n, t in tables.items()} == wanted
@@ -88,7 +88,7 @@ def test_a_ledger_knows_every_owner() -> None:
     ledger, manifest = PageLedger(), toy_manifest()
     groups, limits = manifest.cache_groups, manifest.limits
     kv = KvPools(groups, limits, ledger.released, ledger.installed, fixed=True)
-    wanted = kv.pages_wanted(9)
+    wanted = kv.pages_needed(9)
     first, second = kv.admit(wanted), kv.admit(wanted)
     assert len(ledger.held) == 2 * sum(wanted.values())
     assert len(set(ledger.held.values())) == len(ledger.held)
@@ -129,14 +129,14 @@ def test_pages_come_before_the_launch_that_writes_them(views: bool, tokens: int)
     pages = DevicePages(cast(DeviceRows, rows), manifest)
     with scored_sequence(range(tokens), kv) as sequence:
         for end in [*range(8, tokens, 8), tokens]:
-            pages.before_prompt(sequence, end)
+            pages.before_prefill(sequence, end)
             for holder in sequence.pages.values():
                 seen = max(0, sequence.length - holder.window + 1) if holder.window else 0
                 assert holder.table[seen // 4 : -(-end // 4)].all()
             full = sequence.pages["full"]
             assert (full.end_page == full.reserved) or not views
             sequence.length = end
-            pages.behind_prompt(sequence)
+            pages.after_prefill(sequence)
         assert sequence.pages["sliding"].first_page == (tokens - 5) // 4
     # One write for each time that a table has grown.
     assert rows.groups.count("full") == 1 if views else 1 < rows.groups.count("full") < 5

@@ -18,7 +18,7 @@ from toy_engine import run
 from toy_model import VOCAB, decode_plainly
 from toy_plan import BATCHES, DEEPEST, SHAPES
 
-from specbuild.runtime.decode.device.program_costs import ProgramOffers
+from specbuild.runtime.decode.device.program_costs import ProposalCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
@@ -48,7 +48,7 @@ class Knowing:
     def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
         chains = []
         for sequence, count in zip(sequences, most, strict=True):
-            rest = self._outputs[sequence.request.prompt_ids][sequence.emitted :][:count]
+            rest = self._outputs[sequence.request.prompt_ids][sequence.num_output_tokens :][:count]
             wrong = [self._random.random() < self._errors for _ in rest]
             chains.append([(t + w) % VOCAB for t, w in zip(rest, wrong, strict=True)])
         return Offer(chains, tuple((0.9,) * len(chain) for chain in chains))
@@ -215,7 +215,7 @@ def test_the_program_with_the_most_tokens_a_second_is_taken() -> None:
     toy = offering(drafted=False, max_batch_size=4)
     table = ProgramTable(toy.device.plan)
     costs = costs_of(1e-3, {3: 1.2e-3, LONGEST: 2e-3})
-    offers = ProgramOffers(costs, table, full_logits=False)
+    offers = ProposalCosts(costs, table, full_logits=False)
 
     def best(*reach: Sequence[float]) -> tuple[tuple[int, ...], float]:
         chances = tuple(map(tuple, reach))

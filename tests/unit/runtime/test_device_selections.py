@@ -41,7 +41,7 @@ def selections(**changes: Any) -> tuple[DeviceSelections, Told, Any]:
     params = SimpleNamespace(dsa_top_k=None)
     sequence = SimpleNamespace(
         index=0,
-        known=0,
+        num_tokens=0,
         length=0,
         counters=SimpleNamespace(),
         request=SimpleNamespace(params=params),
@@ -60,19 +60,19 @@ def test_a_step_is_sparse_once_its_deepest_node_can_stand_at_the_threshold(
     emitted: int, depth: int
 ) -> None:
     found, told, sequence = selections(check_interval=0)
-    sequence.known = 1 + 97
+    sequence.num_tokens = 1 + 97
     ahead = step_ahead(sequence, emitted=emitted, depth=depth)
     assert not found.plan(ahead).sparse
     # A general program may run it: it is told in any case, and rows see to the threshold.
     assert told == {LIST_BUDGET: [16]}
-    sequence.known += 1
+    sequence.num_tokens += 1
     assert found.plan(ahead).sparse
     assert told == {LIST_BUDGET: [16]}
 
 
 def test_lists_that_a_checks_first_pass_broke_count() -> None:
     found, _, sequence = selections()
-    sequence.known, sequence.length = 201, 200
+    sequence.num_tokens, sequence.length = 201, 200
     plan = found.plan(step_ahead(sequence))
     assert plan.checks
     found.received(sequence, plan, StepResult([1], [0], [], [], [3], checks=[[1, 1, 0, 0, 2]]), 0)
@@ -98,11 +98,11 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
             number=i,
             ahead=ahead,
             chosen=None,
-            outlook=None,
+            step_context=None,
             extends=False,
-            warm=True,
+            is_warm=True,
             plans=(),
-            waiting=0,
+            pending=0,
         )
         for i, ahead in enumerate(flights)
     ]  # type: ignore[arg-type]
@@ -117,5 +117,5 @@ def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: 
     timer, now_s = StepTimer(), perf_counter()
     timer._received_s = now_s - 1
     plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(offered=None)
-    flight = SimpleNamespace(warm=warm, plans=plans, ahead=ahead, waited=False)
+    flight = SimpleNamespace(is_warm=warm, plans=plans, ahead=ahead, device_was_idle=False)
     assert (timer.step_time(flight, now_s - 1) is not None) == timed

@@ -76,7 +76,7 @@ def paths_of(trees: DraftTrees, b: int) -> dict[Node, int]:
 def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> list[SequenceState]:
     states = []
     for index, ids in enumerate(batch):
-        wanted = kv.pages_wanted(len(ids) + 4)
+        wanted = kv.pages_needed(len(ids) + 4)
         states.append(
             SequenceState(
                 request=Request("r", tuple(ids[:-1]), GenerateParams(), 4),
@@ -85,7 +85,7 @@ def sequences_of(manifest: Manifest, batch: list[list[int]], kv: KvPools) -> lis
                 pages=kv.admit(wanted),
                 counters=RunCounters(0),
                 text=None,
-                known=len(ids),
+                num_tokens=len(ids),
                 length=len(ids) - 1,
             )
         )

@@ -67,7 +67,7 @@ def allowed_first(depth: int, language: Language) -> object:
 
     def rule(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
         output = [*sequence.output.tolist(), *path]
-        tokens = [*sequence.ids[: sequence.known].tolist(), *path]
+        tokens = [*sequence.ids[: sequence.num_tokens].tolist(), *path]
         following = decode_masked(tokens, replace(sequence.request.params, max_new_tokens=1), None)
         if len(path) < depth:
             try:

@@ -13,7 +13,7 @@ from toy_model import ToyExecutor, toy_manifest
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode.host.cost_file import cache_path, load_or_measure
-from specbuild.runtime.decode.host.costs import CostMeasurement, agree, table_of
+from specbuild.runtime.decode.host.costs import CostMeasurement, table_of, times_agree
 from specbuild.runtime.draft.cost_table import CostTable
 
 ROWS = (1, 2, 3, 4, 5)
@@ -144,4 +144,4 @@ def test_the_shortest_times_make_the_table() -> None:
 def test_times_agree_where_the_two_shortest_are_close(
     times: list[list[float]], expected: bool
 ) -> None:
-    assert agree(times) is expected
+    assert times_agree(times) is expected

@@ -40,7 +40,7 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule(target=sequences, tokens=st.integers(1, MAX_LEN))
     def admit(self, tokens: int) -> dict | None:
-        wanted = self.kv.pages_wanted(tokens)
+        wanted = self.kv.pages_needed(tokens)
         if not self.kv.can_admit(wanted):
             assert len(self.running) >= 3, "pages for a full batch must be there"
             return None
@@ -163,7 +163,7 @@ def test_an_overfull_sequence_is_refused() -> None:
 def test_a_group_that_is_short_leaves_the_others_as_they_were() -> None:
     manifest = toy_manifest(max_batch_size=1)
     pools = KvPools(manifest.cache_groups, manifest.limits)
-    wanted = pools.pages_wanted(20)
+    wanted = pools.pages_needed(20)
     last = list(wanted)[-1]
     pools.pools[last].reserve(manifest.cache_groups[-1].pages - 2)
     with pytest.raises(SpecbuildError, match=f"cache group {last}: "):
@@ -184,7 +184,7 @@ def test_groups_that_keep_everything_hand_out_the_same_pages(
     ledger, held = PageLedger(), []
     pools = KvPools(groups, limits, ledger.released, ledger.installed, fixed=True)
     for arrives, tokens, leaving in turns:
-        wanted = pools.pages_wanted(tokens)
+        wanted = pools.pages_needed(tokens)
         if arrives and pools.can_admit(wanted):
             held.append(pools.admit(wanted))
             assert held[-1]["full"] is held[-1]["indexer"]
@@ -200,7 +200,7 @@ def test_one_holder_under_two_names_may_be_asked_twice() -> None:
     limits = replace(toy_manifest().limits, max_seq_len=80, max_batch_size=4)
     full = next(g for g in toy_manifest().cache_groups if g.window == 0)
     pools = KvPools([replace(full, name=name, pages=30) for name in ("full", "indexer")], limits)
-    pages = pools.admit(pools.pages_wanted(40))
+    pages = pools.admit(pools.pages_needed(40))
     for length in (7, 20, 33):
         for holder in pages.values():
             holder.append(length - holder.length + 3)

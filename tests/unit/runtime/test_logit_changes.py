@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.decode.logit_rows import adjust, likeliest
+from specbuild.runtime.decode.logit_rows import adjust, most_likely
 from specbuild.runtime.draft.tree import chain_trees
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
@@ -104,7 +104,7 @@ def test_drafts_stay_on_for_all_of_them() -> None:
     drafter = TreeOfTokens(repeating, [-1, 0, 1])
     drafted = run(toy_engine(), PROMPTS[:1], params, drafter=drafter)
     assert drafted.ids == plain.ids
-    oracle = TreeOfTokens(lambda s, path, _: plain.ids[0][s.emitted + len(path)], [-1, 0])
+    oracle = TreeOfTokens(lambda s, path, _: plain.ids[0][s.num_output_tokens + len(path)], [-1, 0])
     params = replace(params, max_new_tokens=22)
     assert run(toy_engine(), PROMPTS[:1], params, drafter=oracle).records[0].stats.steps == 7
 
@@ -173,8 +173,8 @@ def test_likeliest_tokens_are_those_of_the_raw_logits(
 
 def test_of_equal_logits_the_lower_ids_come_first() -> None:
     row = np.array([0.0, 2.0, 1.0, 2.0, 1.0], np.float32)
-    assert [token for token, _ in likeliest(row, 3, token=1, logprob=-0.5)] == [1, 3, 2]
-    assert [p for _, p in likeliest(row, 9, token=2, logprob=-1.5)] == [
+    assert [token for token, _ in most_likely(row, 3, token=1, logprob=-0.5)] == [1, 3, 2]
+    assert [p for _, p in most_likely(row, 9, token=2, logprob=-1.5)] == [
         -0.5,
         -0.5,
         -1.5,

@@ -83,7 +83,11 @@ def watch_turns(loop: Loop, prefill: PrefillSchedule) -> None:
     def prompts_start(chunks: Sequence[Chunk]) -> None:
         nonlocal since_prompts, since_step
         assert sum(chunk.count for chunk in chunks) <= (prefill.max_rows or 99)
-        decoding = [s for s in scheduler.read if s.emitted and s.wanted > s.steps_ahead]
+        decoding = [
+            s
+            for s in scheduler.decodable
+            if s.num_output_tokens and s.tokens_left > s.steps_in_flight
+        ]
         assert since_prompts >= prefill.steps_between or not decoding
         since_prompts, since_step = 0, since_step + 1
         for index in patience:
@@ -98,7 +102,7 @@ def watch_turns(loop: Loop, prefill: PrefillSchedule) -> None:
         nonlocal since_prompts, since_step
         since_prompts, since_step = since_prompts + 1, 0
         assert since_prompts <= prefill.steps_between or not scheduler._prompts
-        assert all(s.emitted for s in sequences)
+        assert all(s.num_output_tokens for s in sequences)
         start(sequences, *rest)
 
     loop._admit = admit  # type: ignore[method-assign]
@@ -281,7 +285,10 @@ def test_who_leaves_while_its_prompt_is_in_flight_leaves_its_row_to_others(
             loop.add(requests[3])
         if turn == 5:
             # The prompts of 2 and 3 are in flight: 3 moves to the row of 2, or of 0.
-            assert len(loop._scheduler.read) == 4 and not loop._scheduler.running(3).emitted  # type: ignore[union-attr]
+            assert (
+                len(loop._scheduler.decodable) == 4
+                and not loop._scheduler.running_sequence(3).num_output_tokens
+            )  # type: ignore[union-attr]
             assert loop.abort(2) is not None and loop.abort(0) is not None
         for event in [] if loop.idle else loop.turn():
             if isinstance(event, TokenEvent):

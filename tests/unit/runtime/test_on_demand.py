@@ -16,13 +16,13 @@ from toy_engine import ON_DEMAND, prompt, toy_engine
 from toy_model import decode_plainly, toy_manifest
 from toy_plan import SHAPES
 
-from specbuild.runtime.cache.kv_policy import gives_on_demand
+from specbuild.runtime.cache.kv_policy import allocates_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode import scheduler
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.host.repetition import as_recorded
+from specbuild.runtime.decode.host.replay import replace_replayed
 from specbuild.runtime.decode.loop import Loop
-from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide
+from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide_pages
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
@@ -114,9 +114,11 @@ def test_who_is_preempted_ten_times_gives_the_same(
     shape = SHAPES[2]
     launches = iter(range(10**6))
 
-    def preempting(running: list[SequenceState], kv: KvPools, *, most_emitted: int) -> PageChanges:
+    def preempting(
+        running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
+    ) -> PageChanges:
         """The youngest loses its pages at every other launch."""
-        changes, youngest = provide(running, kv, most_emitted=most_emitted), running[-1]
+        changes, youngest = provide_pages(running, kv, max_step_tokens=max_step_tokens), running[-1]
         told = (*changes.grown, *changes.paused, *changes.resumed)
         if next(launches) % 2 and youngest.counters.preemptions < 10 and youngest not in told:
             _preempt(running.pop(), kv, changes)
@@ -125,7 +127,7 @@ def test_who_is_preempted_ten_times_gives_the_same(
     undisturbed = records_of(ENGINES[kind](max_batch_size=4), shape)
     engine = few(kind, 60)
     free = pages_of(engine)
-    monkeypatch.setattr(scheduler, "provide", preempting)
+    monkeypatch.setattr(scheduler, "provide_pages", preempting)
     found = records_of(engine, shape)
     assert pages_of(engine) == free
     assert max(record.stats.preemptions for record in found) == 10
@@ -146,7 +148,7 @@ def test_who_leaves_while_it_waits_again_keeps_what_it_had(kind: str) -> None:
     ends: dict[int, FinishEvent] = {}
     while not loop.idle:
         waiting = [w for w in loop._scheduler._waiting if w.preempted is not None]
-        again = [s for s in loop._scheduler.sequences if s.to_repeat]
+        again = [s for s in loop._scheduler.sequences if s.replay_remaining]
         leaving = (
             waiting[-1].index if waiting else again[0].index if len(ends) == 1 and again else None
         )
@@ -175,7 +177,7 @@ def test_a_device_that_does_not_repeat_itself_is_an_error_that_says_so() -> None
     restore = loop._emission.restore
 
     def altered(preempted: SequenceState, pages: object) -> SequenceState:
-        preempted.ids[preempted.known - 1] += 1
+        preempted.ids[preempted.num_tokens - 1] += 1
         return restore(preempted, pages)  # type: ignore[arg-type]
 
     loop._emission.restore = altered  # type: ignore[method-assign]
@@ -201,10 +203,10 @@ def test_where_bits_may_differ_the_record_stands(
     loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
     sequence = loop._emission.admit(0, request, {})
     sequence.ids[2 : 2 + len(recorded)] = recorded
-    sequence.recorded = 2 + len(recorded)
+    sequence.replay_until = 2 + len(recorded)
     sampled, path = np.array([[7, 0, 8, 9]]), np.array([[0, 2, 3, -1]])
     given_ = Verified(sampled, sampled, path, [2], path, path, {}, False, False)
-    found = as_recorded([sequence], given_)
+    found = replace_replayed([sequence], given_)
     assert found.accepted == [accepted]
     slots = found.path[0, : accepted + 1]
     assert found.sampled[0, slots].tolist() == tokens
@@ -214,7 +216,7 @@ def test_where_bits_may_differ_the_record_stands(
 
 def test_where_nothing_can_run_out_or_a_mode_is_lossy_pages_are_reserved() -> None:
     manifest = toy_manifest(kv_pages=PAGES)
-    assert gives_on_demand(manifest, "max-utilization")
-    assert not gives_on_demand(manifest, "guaranteed-no-evict")
-    assert not gives_on_demand(toy_manifest(), "max-utilization")
-    assert not gives_on_demand(replace(manifest, dsa=object()), "max-utilization")  # type: ignore[arg-type]
+    assert allocates_on_demand(manifest, "max-utilization")
+    assert not allocates_on_demand(manifest, "guaranteed-no-evict")
+    assert not allocates_on_demand(toy_manifest(), "max-utilization")
+    assert not allocates_on_demand(replace(manifest, dsa=object()), "max-utilization")  # type: ignore[arg-type]

@@ -139,7 +139,7 @@ def test_full_and_partial_sequences_share_a_launch() -> None:
 def test_an_end_of_sequence_in_a_partial_step_ends_the_request() -> None:
     def ending(sequence: object, path: tuple[int, ...], siblings: list[int]) -> int:
         del path, siblings
-        return EOS if sequence.emitted > 8 else sequence.root
+        return EOS if sequence.num_output_tokens > 8 else sequence.root
 
     engine, _ = partial_engine(partial_manifest())
     params = GenerateParams(max_new_tokens=40)

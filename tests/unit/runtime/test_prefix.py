@@ -23,7 +23,7 @@ from toy_plan import SHAPES
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.prefix_tree import PrefixTree, TokenSource
-from specbuild.runtime.cache.window_ends import WindowEnds
+from specbuild.runtime.cache.resume_points import ResumePoints
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device.stepper import DeviceStepper
 from specbuild.runtime.decode.host.stepper import HostStepper
@@ -267,15 +267,15 @@ def test_who_begins_otherwise_passes_choices_that_wait() -> None:
 
 def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
     pool, gone = PagePool("full", 6), []
-    pool.evicted = gone.append
+    pool.on_evict = gone.append
     pool.reserve(5)
     pages = [pool.allocate(1) for _ in range(5)]
-    pool.keep(np.array(pages[:4]))
+    pool.cache(np.array(pages[:4]))
     pool.release(pages[::-1], 1)
     pool.unreserve(5)
     pool.check_integrity()
-    assert (pool.free_pages, pool.kept_pages) == (5, 4)
-    pool.share(pages[:1], 2, covered=False)
+    assert (pool.free_pages, pool.cached_pages) == (5, 4)
+    pool.share(pages[:1], 2, is_reserved=False)
     assert pool.can_reserve(4) and not pool.can_reserve(5)
     pool.reserve(4)
     assert sorted(pool.allocate(1) for _ in range(4)) == sorted(pages[1:])
@@ -288,11 +288,11 @@ def test_what_others_continue_stays_as_long_as_they_do() -> None:
     """Pages 1 and 2 were let go of first, and 3, which continues them, last."""
     pool, gone = PagePool("full", 5), []
     behind = {1: [2], 2: [3], 3: [], 4: []}
-    pool.evicted = gone.append
-    pool.continued = lambda page: [each for each in behind[page] if each not in gone]
+    pool.on_evict = gone.append
+    pool.children = lambda page: [each for each in behind[page] if each not in gone]
     pool.reserve(4)
     pages = [pool.allocate(1) for _ in range(4)]
-    pool.keep(np.array(pages))
+    pool.cache(np.array(pages))
     for page in (2, 1, 4, 3):
         pool.release([page], 1)
     assert [pool.allocate(2) for _ in range(4)] == gone == [4, 3, 2, 1]
@@ -303,10 +303,10 @@ def test_the_owner_of_a_shared_page_goes_first() -> None:
     pool = PagePool("full", 4)
     pool.reserve(1)
     page = pool.allocate(1)
-    pool.keep(np.array([page]))
-    pool.share([page], 2, covered=False)
+    pool.cache(np.array([page]))
+    pool.share([page], 2, is_reserved=False)
     assert pool.can_reserve(2)
-    pool.uncover([page])
+    pool.transfer_reservation([page])
     pool.release([page], 1)
     pool.unreserve(1)
     assert pool.can_reserve(2) and not pool.can_reserve(3)
@@ -320,7 +320,7 @@ def test_an_entry_ends_at_the_first_other_token() -> None:
     for drafts in (False, True):
         tree = PrefixTree([20], page_size=SIZE, drafts=drafts)
         source = TokenSource(ids, None)
-        (span,) = tree.extended(source, 10)
+        (span,) = tree.walk_or_add(source, 10)
         assert (span.first, span.end) == (0, 10) and not tree.walk(TokenSource(ids, "salt"), 10)
         for changed in range(41):
             other = ids.copy()
@@ -367,23 +367,23 @@ def test_a_window_stays_where_prompts_part() -> None:
 
 def test_a_page_that_serves_no_end_goes_first() -> None:
     pool, gone = PagePool("sliding", 7), []
-    pool.evicted = gone.append
-    ends = WindowEnds(pool)
+    pool.on_evict = gone.append
+    ends = ResumePoints(pool)
     pool.reserve(6)
     pages = [pool.allocate(1) for _ in range(6)]
-    pool.keep(np.array(pages), expendable=True)
+    pool.cache(np.array(pages), evict_first=True)
     ends.add((1, 2), pages[:2])
     ends.add((2, 3), pages[1:3])
     ends.check_integrity()
     pool.release(pages, 1)
     pool.unreserve(6)
     assert [pool.allocate(2) for _ in range(3)] == gone == pages[3:]
-    ends.drop((1, 2))
+    ends.remove((1, 2))
     ends.check_integrity()
     assert pool.allocate(2) == pages[0]
-    assert pool.lasting_pages == set(pages[1:3])
-    pool.evicted = lambda page: (gone.append(page), ends.forget(page))[0]
-    assert [pool.allocate(2) for _ in range(2)] == pages[1:3] and not pool.lasting_pages
+    assert pool.evict_last_pages == set(pages[1:3])
+    pool.on_evict = lambda page: (gone.append(page), ends.remove_page(page))[0]
+    assert [pool.allocate(2) for _ in range(2)] == pages[1:3] and not pool.evict_last_pages
 
 
 def test_where_pages_cannot_be_shared_it_is_refused() -> None:

@@ -69,19 +69,19 @@ class PrefixModel(RuleBasedStateMachine):
         self.kv, self.ahead = KvPools(groups, LIMITS, ahead=ahead), ahead
         self.cache = PrefixCache(groups, self.kv, drafts=drafts > 0, publish_generated=generated)
         for allocator, pool in enumerate(self.cache._pools):
-            pool.evicted = self._leaves_first(allocator, pool)
+            pool.on_evict = self._leaves_first(allocator, pool)
         self.running: list[Running] = []
         # Who wrote each place of a pool, and which of its positions that is.
         self.written: dict[tuple[str, int], tuple[Running, int]] = {}
 
     def _leaves_first(self, allocator: int, pool: PagePool) -> Evicted:
         """None goes that another one continues which nobody holds, but where windows move on."""
-        evicted = pool.evicted
+        evicted = pool.on_evict
         assert evicted is not None
 
         def leaf(page: int) -> None:
             if not WINDOWS[pool.name]:
-                assert not pool.not_held(self.cache._tree.continued(allocator, page))
+                assert not pool.count_unheld(self.cache._tree.children_of(allocator, page))
             evicted(page)
 
         return leaf
@@ -95,13 +95,13 @@ class PrefixModel(RuleBasedStateMachine):
         match = self.cache.match(prefix, drafts=drafted)
         assert match.tokens == self._longest(ids, salt, drafted)
         self._holds_these(match, ids, salt)
-        wanted = self.kv.pages_wanted(24)
+        wanted = self.kv.pages_needed(24)
         if len(self.running) == 3 or not self.kv.can_admit(
-            self.kv.lacking_beside(wanted, match.shared)
+            self.kv.pages_to_reserve(wanted, match.shared)
         ):
             return
         pages = self.kv.admit(wanted, match.shared)
-        self.cache.admitted(prefix, match, again=False)
+        self.cache.admitted(prefix, match, was_preempted=False)
         array = np.zeros(24, np.int32)
         array[: len(ids)] = ids
         self.running.append(
@@ -160,7 +160,7 @@ class PrefixModel(RuleBasedStateMachine):
         first = holder.length
         if isinstance(holder, AheadPages):
             tree = min(end + tree_slots(name, LIMITS), len(holder.slots))
-            holder.reach(tree)
+            holder.ensure(tree)
             for position in range(end, tree):
                 self.written[name, int(holder.slots[position])] = (sequence, -1)
         else:
@@ -176,7 +176,7 @@ class PrefixModel(RuleBasedStateMachine):
             sequence.pages,
             sequence.ids,
             length=length,
-            known=sequence.known,
+            num_tokens=sequence.known,
             draft=draft,
         )
         most = sequence.known if self.generated else sequence.prompt
@@ -193,7 +193,7 @@ class PrefixModel(RuleBasedStateMachine):
 
     def _made(self, name: str) -> set[Made]:
         """What the kept pages of a group were made from, by who wrote them."""
-        pages = self.cache._tree.placed(self.cache._names.index(name)).tolist()
+        pages = self.cache._tree.cached_pages(self.cache._names.index(name)).tolist()
         made = []
         for page in pages:
             writers = [self.written[name, page * SIZE + place] for place in range(SIZE)]

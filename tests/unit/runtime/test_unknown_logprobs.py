@@ -20,7 +20,7 @@ def begun(emission: Emission, params: GenerateParams) -> SequenceState:
 def test_an_unknown_logprob_is_none_in_events_and_in_the_record() -> None:
     emission = Emission((), max_depth=0, text_stream=lambda _: None)
     sequence = begun(emission, GenerateParams(max_new_tokens=4))
-    events = emission.take(NewTokens(sequence, [(7, -0.5), (8, math.inf)]))
+    events = emission.append(NewTokens(sequence, [(7, -0.5), (8, math.inf)]))
     assert [e.logprob for e in events if isinstance(e, TokenEvent)] == [-0.5, None]
     assert sequence.logprobs == [-0.5, None]
 
@@ -29,7 +29,7 @@ def test_a_logprob_that_is_no_number_ends_the_run() -> None:
     emission = Emission((), max_depth=0, text_stream=lambda _: None)
     sequence = begun(emission, GenerateParams(max_new_tokens=4))
     with pytest.raises(SpecbuildError, match="output token 1 are not numbers"):
-        emission.take(NewTokens(sequence, [(7, math.nan)]))
+        emission.append(NewTokens(sequence, [(7, math.nan)]))
 
 
 @pytest.mark.parametrize(

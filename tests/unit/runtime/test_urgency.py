@@ -15,9 +15,9 @@ from toy_engine import prompt
 from toy_model import decode_plainly
 from toy_plan import SHAPES
 
-from specbuild.runtime.decode import waiting
+from specbuild.runtime.decode import request_queue
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.waiting import Waiting, WaitingQueue
+from specbuild.runtime.decode.request_queue import QueuedRequest, RequestQueue
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import FinishEvent, GenerateParams, Request, TokenEvent
 
@@ -31,21 +31,21 @@ class Model:
     def __init__(self) -> None:
         self.waiting: list[int] = []
         self.priorities: dict[int, int] = {}
-        self.overtaken: dict[int, int] = {}
+        self.times_overtaken: dict[int, int] = {}
 
     def add(self, index: int, priority: int) -> None:
         self.waiting.append(index)
         self.priorities[index] = priority
-        self.overtaken.setdefault(index, 0)
+        self.times_overtaken.setdefault(index, 0)
 
     def take(self) -> int:
-        urgent = [i for i in self.waiting if self.overtaken[i] >= MOST]
+        urgent = [i for i in self.waiting if self.times_overtaken[i] >= MOST]
         best = min(self.priorities[i] for i in self.waiting)
         equals = urgent or [i for i in self.waiting if self.priorities[i] == best]
         taken = min(equals)
         self.waiting.remove(taken)
         for i in self.waiting:
-            self.overtaken[i] += i < taken
+            self.times_overtaken[i] += i < taken
         return taken
 
 
@@ -55,18 +55,18 @@ operations = st.one_of(st.integers(-2, 2), st.sampled_from(["take", "take", "lea
 @settings(max_examples=150, deadline=None)
 @given(st.lists(operations, max_size=60), st.randoms(use_true_random=False))
 def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object) -> None:
-    before, waiting.MOST_OVERTAKES = waiting.MOST_OVERTAKES, MOST
+    before, request_queue.MAX_OVERTAKES = request_queue.MAX_OVERTAKES, MOST
     try:
-        queue, model, taken = WaitingQueue(), Model(), []
+        queue, model, taken = RequestQueue(), Model(), []
         for added, operation in enumerate(given_ops):
             if isinstance(operation, int):
                 request = Request(str(added), (1,), PARAMS, 1, operation)
-                queue.add(Waiting(added, request))
+                queue.add(QueuedRequest(added, request))
                 model.add(added, operation)
             elif operation == "preempt" and taken:
                 # It comes back as it left: with its age and its urgency.
                 again = taken.pop(drawn.randrange(len(taken)))  # type: ignore[attr-defined]
-                queue.add(Waiting(again.index, again.request))
+                queue.add(QueuedRequest(again.index, again.request))
                 model.add(again.index, again.request.priority)
             elif operation == "leave" and len(queue):
                 gone = drawn.choice(model.waiting)  # type: ignore[attr-defined]
@@ -80,9 +80,9 @@ def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object
                 assert first.index == model.take()
                 taken.append(first)
             assert sorted(entry.index for entry in queue) == sorted(model.waiting)
-        assert all(model.overtaken[i] <= MOST for i in model.overtaken)
+        assert all(model.times_overtaken[i] <= MOST for i in model.times_overtaken)
     finally:
-        waiting.MOST_OVERTAKES = before
+        request_queue.MAX_OVERTAKES = before
 
 
 def requests_of(engine: Engine, count: int) -> list[Request]:

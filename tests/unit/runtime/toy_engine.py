@@ -138,7 +138,7 @@ class TreeOfTokens:
 
 def right(sequence: SequenceState, path: tuple[int, ...], siblings: list[int]) -> int:
     """The token that the target will choose; siblings take others."""
-    tokens = [*sequence.ids[: sequence.known].tolist(), *path]
+    tokens = [*sequence.ids[: sequence.num_tokens].tolist(), *path]
     best, _ = choose(target_logits(tokens), sequence.request.params.sampling, len(tokens) - 1)
     while best in siblings:
         best = (best + 1) % 29

@@ -12,17 +12,17 @@ from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 
 
-def as_recorded(sequences: Sequence[SequenceState], verified: Verified) -> Verified:
+def replace_replayed(sequences: Sequence[SequenceState], verified: Verified) -> Verified:
     """What a step gives where sequences must emit again what they emitted before."""
     sampled, path, accepted = verified.sampled, verified.path, verified.accepted
     for b, sequence in enumerate(sequences):
-        count = min(sequence.to_repeat, accepted[b] + 1)
+        count = min(sequence.replay_remaining, accepted[b] + 1)
         slots = path[b, :count]
-        recorded = sequence.ids[sequence.known : sequence.known + count]
-        differing = (sampled[b, slots] != recorded).nonzero()[0]
+        emitted = sequence.ids[sequence.num_tokens : sequence.num_tokens + count]
+        differing = (sampled[b, slots] != emitted).nonzero()[0]
         if len(differing):
             sampled, path, accepted = sampled.copy(), path.copy(), list(accepted)
             first = accepted[b] = int(differing[0])
-            sampled[b, slots[first]] = recorded[first]
+            sampled[b, slots[first]] = emitted[first]
             path[b, first + 1 :] = -1
     return verified._replace(sampled=sampled, path=path, accepted=accepted)

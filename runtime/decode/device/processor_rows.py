@@ -38,17 +38,17 @@ _SCALARS = (
 COLUMNS = (*_SCALARS, "bias", "marks", "mask")
 
 
-def adjusts(sequence: SequenceState) -> bool:
+def uses_processor_steps(sequence: SequenceState) -> bool:
     """Whether steps that change logits may decode a sequence."""
     return sequence.request.params.adjusts_steps is not None
 
 
 def done_port(sequence: SequenceState) -> str:
     """The port that says whether steps of its kind pass a sequence over."""
-    return ADJUSTED_DONE if sequence.apart else "done"
+    return ADJUSTED_DONE if sequence.uses_logit_processor else "done"
 
 
-class AdjustedRows:
+class LogitProcessorRows:
     """Writes the rows of sequences that decode apart, behind the launches in flight."""
 
     def __init__(self, executor: DeviceExecutor, eos_token_ids: Collection[int]) -> None:
@@ -74,9 +74,9 @@ class AdjustedRows:
         if params.adjusts_logits:
             self._write("bias", self._biases(sequence), row)
             self._write("marks", self._marks(sequence), row)
-        self.mask(sequence, row)
+        self.write_mask(sequence, row)
 
-    def mask(self, sequence: SequenceState, row: int) -> None:
+    def write_mask(self, sequence: SequenceState, row: int) -> None:
         """In front of a launch: what its guide allows behind the tokens so far, if it has one."""
         changes = ADJUSTS if sequence.request.params.adjusts_logits else 0
         mask = None if sequence.guide is None else sequence.guide.mask(sequence.output)
@@ -85,21 +85,21 @@ class AdjustedRows:
             changes |= MASKED_ROW
         self._executor.fill(CHANGES, changes, row=row)
 
-    def choose_first(
-        self, ending: Sequence[PromptRows], programs: ProgramTable
-    ) -> TopOfRows | None:
+    def choose_first_tokens(
+        self, finishing: Sequence[PromptRows], programs: ProgramTable
+    ) -> RowTopLogprobs | None:
         """Behind a launch of prompts: these choose their first tokens once more."""
-        for r in ending:
+        for r in finishing:
             self.begin(r.sequence, r.row)
-        self._executor.start(programs.first_tokens)
-        return self.fetch_top(r.sequence for r in ending)
+        self._executor.start(programs.first_token_processor)
+        return self.fetch_top_logprobs(r.sequence for r in finishing)
 
-    def fetch_top(self, sequences: Iterable[SequenceState]) -> TopOfRows | None:
+    def fetch_top_logprobs(self, sequences: Iterable[SequenceState]) -> RowTopLogprobs | None:
         """Right behind a launch: its likeliest tokens, where one of these sequences wants some."""
         if not any(sequence.request.params.top_logprobs for sequence in sequences):
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
-        return TopOfRows(ids, logprobs)
+        return RowTopLogprobs(ids, logprobs)
 
     def _biases(self, sequence: SequenceState) -> np.ndarray:
         ids, biases = sequence.request.params.sampling.bias_arrays
@@ -121,22 +121,24 @@ class AdjustedRows:
             self._executor.fill(name, 0, row=row)
 
 
-class TopOfRows:
+class RowTopLogprobs:
     """The likeliest tokens that a launch lists, on their way from the device."""
 
     def __init__(self, ids: Callable[[], np.ndarray], logprobs: Callable[[], np.ndarray]) -> None:
-        self._arriving = (ids, logprobs)
-        self._arrived: tuple[np.ndarray, np.ndarray] | None = None
+        self._pending = (ids, logprobs)
+        self._fetched: tuple[np.ndarray, np.ndarray] | None = None
 
-    def of(self, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
+    def get(self, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
         """What the launch lists for a sequence that stood in ``row``: nothing if it wants none."""
         count = sequence.request.params.top_logprobs
         if count == 0:
             return ()
-        if self._arrived is None:
-            ids, logprobs = self._arriving
-            self._arrived = ids(), logprobs()
-        ids_of_row, logprobs_of_row = (array[row, :count] for array in self._arrived)
-        there = ids_of_row >= 0
-        pairs = zip(ids_of_row[there].tolist(), logprobs_of_row[there].tolist(), strict=True)
+        if self._fetched is None:
+            ids, logprobs = self._pending
+            self._fetched = ids(), logprobs()
+        ids_of_row, logprobs_of_row = (array[row, :count] for array in self._fetched)
+        is_listed = ids_of_row >= 0
+        pairs = zip(
+            ids_of_row[is_listed].tolist(), logprobs_of_row[is_listed].tolist(), strict=True
+        )
         return (tuple(pairs),)

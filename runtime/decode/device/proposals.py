@@ -16,15 +16,15 @@ from specbuild.runtime.lossy.mode import StepAhead
 from specbuild.runtime.request import SequenceState
 
 
-class DeviceOffers:
+class DeviceProposals:
     """What ``drafter`` offers the steps of one loop."""
 
     def __init__(self, drafter: Offers, executor: DeviceExecutor, programs: ProgramTable) -> None:
         self._drafter, self._executor, self._programs = drafter, executor, programs
         self._sequences: Sequence[SequenceState] = ()
-        self._offer = Offer((), ())
+        self._proposal = Offer((), ())
 
-    def look(
+    def propose(
         self,
         sequences: Sequence[SequenceState],
         unread: Sequence[int],
@@ -36,14 +36,18 @@ class DeviceOffers:
 
         None where there are no steps that reach the first ``rows`` rows, where the sequences stand.
         """
-        lengths = self._programs.offered_lengths(batch=rows, full_logits=full_logits)
+        lengths = self._programs.host_chain_lengths(batch=rows, full_logits=full_logits)
         if not lengths:
             return ()
-        most = [min(s.wanted - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)]
+        max_tokens = [
+            min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
+        ]
         # Where a guide refuses a token the draft goes back to it, which must wait for it still.
-        most = [0 if s.guide is not None else n for s, n in zip(sequences, most, strict=True)]
-        self._sequences, self._offer = sequences, self._drafter.offer(sequences, most)
-        return tuple(c[n:] for c, n in zip(self._offer.reach, unread, strict=True))
+        max_tokens = [
+            0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
+        ]
+        self._sequences, self._proposal = sequences, self._drafter.offer(sequences, max_tokens)
+        return tuple(c[n:] for c, n in zip(self._proposal.reach, unread, strict=True))
 
     def write(
         self,
@@ -52,13 +56,13 @@ class DeviceOffers:
         depths: Mapping[int, int],
     ) -> None:
         """Queues the first ``depths[row]`` tokens of each chain for the step behind."""
-        offered = {id(s): c for s, c in zip(self._sequences, self._offer.tokens, strict=True)}
+        offered = {id(s): c for s, c in zip(self._sequences, self._proposal.tokens, strict=True)}
         chains = {row: offered[id(sequence)][: depths[row]] for row, sequence in rows.items()}
-        self._executor.write(OFFERED, offered_values(entry, chains))
+        self._executor.write(OFFERED, host_chain_values(entry, chains))
 
-    def taken(self, became: Iterable[tuple[SequenceState, int, int]]) -> None:
+    def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:
         """Of what was written for each sequence so many tokens, and so many were accepted."""
-        sequences, depths, accepted = zip(*became, strict=True)
+        sequences, depths, accepted = zip(*results, strict=True)
         self._drafter.taken(sequences, depths, accepted)
 
     def release(self, sequence: SequenceState) -> None:
@@ -66,15 +70,15 @@ class DeviceOffers:
         self._drafter.release(sequence)
 
 
-def unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:
+def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:
     """The most tokens of each sequence that are in flight, in ``steps`` or with its prompt."""
-    most: Counter[int] = Counter()
+    max_tokens: Counter[int] = Counter()
     for step in steps:
-        most.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
-    return [most[id(s)] if s.emitted else 1 for s in sequences]
+        max_tokens.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
+    return [max_tokens[id(s)] if s.num_output_tokens else 1 for s in sequences]
 
 
-def offered_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:
+def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:
     """The port ``offered`` for a program: the chain of each row, none of others.
 
     int32: a count for each row, 1 and its tokens; then rows of ``draft_tokens`` + 1, the first of
@@ -88,7 +92,7 @@ def offered_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> 
     return np.concatenate([counts, tokens.reshape(-1)])
 
 
-def offered_ahead(
+def host_chain_step_ahead(
     rows: Mapping[int, SequenceState],
     sequences: Sequence[SequenceState],
     chosen: OfferedDepths,
@@ -96,10 +100,10 @@ def offered_ahead(
 ) -> StepAhead:
     """A step that verifies what was chosen of an offer to ``sequences``."""
     depths = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
-    longest = chosen.draft_depth
+    max_depth = chosen.draft_depth
     return StepAhead(
         rows,
-        DraftShape(1, longest, longest),
+        DraftShape(1, max_depth, max_depth),
         most_emitted,
         {row: depths[sequence.index] for row, sequence in rows.items()},
     )
