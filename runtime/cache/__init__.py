@@ -1,1 +1,1 @@
-"""KV cache: pages, their layout, and where a launch's rows go."""
+"""The KV cache: pages, their layout, the prefix cache, and the places of a launch's rows."""

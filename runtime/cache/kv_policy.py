@@ -1,4 +1,4 @@
-"""Who may run when cache pages are fewer than all sequences could need."""
+"""Policies for engines whose cache has fewer pages than all sequences could need."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import Manifest
 
 KvPolicy: TypeAlias = Literal["guaranteed-no-evict", "max-utilization"]
-# Who has begun goes on to its end: no request waits in the middle or is decoded twice.
+# A started request runs to its end: it is never paused or preempted.
 DEFAULT_KV_POLICY: KvPolicy = "guaranteed-no-evict"
 
 
 def allocates_on_demand(manifest: Manifest, policy: KvPolicy) -> bool:
-    """Whether sequences get pages as they grow.
+    """Return whether sequences get pages as they grow.
 
-    Not where pages hold the worst case, and nothing can run out. Nor where a lossy mode makes
-    tokens depend on where steps begin: then what is decoded again would not come out again.
+    They do not if the pages hold the worst case, so that nothing can run out. They also do not with
+    a lossy mode, whose tokens depend on where steps begin: a preempted sequence would not give the
+    same tokens again.
     """
     limits, groups = manifest.limits, manifest.cache_groups
     always_fits = sequences_together(groups, limits, limits.max_seq_len) == limits.max_batch_size

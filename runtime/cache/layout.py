@@ -1,4 +1,4 @@
-"""How a cache group lies in device memory, and what that takes, before anything is allocated."""
+"""The layout and size of cache groups in device memory, computed before allocation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from specbuild.runtime.errors import EngineFileError
 
 KV_DTYPE = "bfloat16"
 MIN_PAGE_SIZE = 16
-# Values that an mma sums at once: latents are as wide as a whole number of them.
+# An mma instruction sums this many values, so latent widths are multiples of it.
 _LATENT_STEP = 16
 
 
 @dataclass(frozen=True)
 class Pool:
-    """One pool of a layer: where it begins in the group's buffer, in bytes, and its shape."""
+    """One pool of a layer: its byte offset in the group's buffer, and its shape."""
 
     layer: int
     part: str
@@ -34,31 +34,31 @@ class Pool:
 class KvLayout:
     """All pools of a group in one buffer, each [pages, kv_heads, page_size, width].
 
-    They lie layer by layer, K before V; latents by their width, so that those of one width adjoin.
-    Logical page p of a sequence is entry p of its row of the page table; of a window those count
-    that a row can see.
+    Pools are ordered by layer, K before V. Latent pools are ordered by width, so that those of one
+    width are contiguous. Logical page p of a sequence is entry p of its row in the page table. With
+    a window, only the pages that a row can attend to are valid.
     """
 
     group: CacheGroup
 
     @property
     def name(self) -> str:
-        """The buffer's name in the plan."""
+        """Name of the buffer in the plan."""
         return f"cache:{self.group.name}"
 
     @property
     def dtype(self) -> str:
-        """Element type of the pools in a plan, where fp8 is bytes."""
+        """Element type of the pools in a plan; fp8 is stored as bytes."""
         return self.group.stored_dtype
 
     @property
     def tokens_per_page(self) -> int:
-        """Slots of a page."""
+        """Slots per page."""
         return self.group.page_size
 
     @cached_property
     def pools(self) -> tuple[Pool, ...]:
-        """Every pool, in the order in which they lie."""
+        """All pools, in memory order."""
         g = self.group
         widths = [(layer, part, width) for layer in g.layers for part, width in _widths(g, layer)]
         if g.latent_widths:
@@ -71,7 +71,7 @@ class KvLayout:
 
     @property
     def stacks(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Pools of one shape that adjoin: (offset, [pools, pages, kv_heads, page_size, width])."""
+        """Contiguous pools of one shape: (offset, [pools, pages, kv_heads, page_size, width])."""
         return tuple(
             (pools[0].offset, (len(pools), *shape))
             for shape, group in groupby(self.pools, key=lambda pool: pool.shape)
@@ -80,22 +80,22 @@ class KvLayout:
 
     @property
     def bytes_per_page(self) -> int:
-        """What a page takes over all layers."""
+        """Bytes per page over all layers."""
         g = self.group
         values = sum(width for layer in g.layers for _, width in _widths(g, layer))
         return g.kv_heads * g.page_size * values * ITEM_BYTES[self.dtype]
 
     @property
     def bytes(self) -> int:
-        """What the buffer takes, page 0 included."""
+        """Bytes of the buffer, including page 0."""
         return self.group.pages * self.bytes_per_page
 
     def logical_pages(self, limits: Limits) -> int:
-        """Entries of a sequence's row of the page table."""
+        """Return the entries per sequence in the page table."""
         return -(-slots_per_sequence(limits) // self.group.page_size)
 
     def validate(self, model: TargetGeometry | DraftGeometry) -> None:
-        """Raises EngineFileError where the group's caches are none of ``model``'s, or malformed."""
+        """Raise EngineFileError if the group does not match ``model`` or is malformed."""
         g = self.group
         self._validate_widths(model)
         if g.page_size < MIN_PAGE_SIZE or g.page_size & (g.page_size - 1):
@@ -148,26 +148,26 @@ class KvLayout:
 
 
 def padded_width(latent: int) -> int:
-    """The width of the pool of a latent of so many values; what is behind it holds zeros."""
+    """Return the width of the pool of a latent with this many values. The padding is zero."""
     return -(-latent // _LATENT_STEP) * _LATENT_STEP
 
 
 def layouts(groups: Sequence[CacheGroup]) -> dict[str, KvLayout]:
-    """The layout of every group, by the group's name."""
+    """Return the layout of every group, by name."""
     return {group.name: KvLayout(group) for group in groups}
 
 
 def cache_bytes(groups: Sequence[CacheGroup]) -> int:
-    """What the caches of all groups take together."""
+    """Return the bytes of the caches of all groups."""
     return sum(KvLayout(group).bytes for group in groups)
 
 
 def validate_caches(
     groups: Sequence[CacheGroup], target: TargetGeometry, drafts: Mapping[str, DraftGeometry]
 ) -> None:
-    """Raises EngineFileError where a group does not fit the model that it belongs to.
+    """Raise EngineFileError if a group does not match its model.
 
-    ``drafts`` are the draft models by their cache groups.
+    ``drafts`` holds the draft models by cache group.
     """
     for group in groups:
         model = drafts.get(group.name) if group.name in DRAFT_GROUPS else target

@@ -1,4 +1,4 @@
-"""The pages of one allocator: free, held by sequences, or kept for who begins alike."""
+"""The pages of one allocator: free, held by sequences, or cached for shared prefixes."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ import numpy as np
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.errors import SpecbuildError
 
-# Is called with pages of a group when they come into use, and when nobody has a use for them.
+# Called with pages of a group when they are allocated, and when they become free.
 PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
-# Is called with a kept page whose place another one takes.
+# Called with a cached page when it is evicted.
 OnEvict = Callable[[int], None]
-# The pages that continue a kept page: of no use to anybody who does not have it.
+# Returns the pages that follow a cached page in the prefix tree. They are useless without it.
 ChildPages = Callable[[int], Sequence[int]]
 
-# What becomes of a page that nobody holds any more.
+# What happens to a page when no sequence holds it any more.
 _NOT_CACHED, _EVICT_FIRST, _EVICT_LAST = range(3)
 
 
 @dataclass(frozen=True)
 class SharedPages:
-    """Kept pages of one allocator that a sequence begins with: logical pages from ``first`` on."""
+    """Cached pages that a sequence starts with: logical pages from ``first`` on."""
 
     first: int
     pages: tuple[int, ...]
 
 
 class PagePool:
-    """The pages of one group. Page 0 is never handed out.
+    """The pages of one group. Page 0 is never allocated.
 
-    ``reserve`` promises pages to a sequence before it takes any, so that what was admitted
-    never has to wait. A promise covers the pages that its sequence took itself.
+    ``reserve`` reserves pages for a sequence before it allocates any, so that an admitted sequence
+    never waits. A reservation covers the pages that its sequence allocates itself.
 
-    A page is held by those that took or shared it. One that is to :meth:`keep` stays where it is
-    when nobody holds it any more, until :meth:`share` takes it up again or a page is wanted and
-    none is free: then the one goes that was let go of first, of those that are expendable while
-    there are any. One that others continue, which nobody holds either, stays as long as they do.
+    A page is held by the sequences that allocated or shared it. After :meth:`cache` it keeps its
+    content when no sequence holds it. It stays until :meth:`share` reuses it, or until it is
+    evicted because no page is free. The least recently released page is evicted first: of the
+    evict-first pages if there are any, and children before their parents.
 
-    ``trace``, where there is one, is told who holds which page. An ``owner`` is the cookie under
-    which a sequence was admitted.
+    ``trace`` records who holds which page. An ``owner`` is the number of an admitted sequence.
     """
 
     def __init__(
@@ -62,14 +61,14 @@ class PagePool:
         self._unreserved = pages - 1
         self._released = released
         self._installed = installed
-        # Holders of a page beside the first.
+        # Number of holders of a page besides the first.
         self._extra_holders: dict[int, int] = {}
-        # Held pages that no promise covers.
+        # Held pages that no sequence's reservation covers.
         self._reserved_by_pool: set[int] = set()
-        # By page, what becomes of it.
+        # The retention of each page.
         self._retention = bytearray(pages)
         self._retention_array = np.frombuffer(self._retention, np.uint8)
-        # The pages that nobody holds, by their fate, in the order in which they were let go of.
+        # Cached pages without a holder, by retention, least recently released first.
         self._cached: dict[int, OrderedDict[int, None]] = {
             _EVICT_FIRST: OrderedDict(),
             _EVICT_LAST: OrderedDict(),
@@ -77,42 +76,42 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        """Pages that no sequence holds."""
+        """Number of pages that no sequence holds, including cached ones."""
         return len(self._free) + self.cached_pages
 
     @property
     def cached_pages(self) -> int:
-        """Pages that no sequence holds, and that are as they were left."""
+        """Number of cached pages that no sequence holds."""
         return sum(map(len, self._cached.values()))
 
     @property
     def evict_last_pages(self) -> set[int]:
-        """Pages to keep that are not expendable, held or not."""
+        """The cached pages that are not evict-first, held or not."""
         return set(np.flatnonzero(self._retention_array == _EVICT_LAST).tolist())
 
     def can_reserve(self, pages: int) -> bool:
-        """Whether this many pages are promised to nobody."""
+        """Return whether this many pages are not reserved."""
         return pages <= self._unreserved
 
     def check_reserve(self, pages: int) -> None:
-        """SpecbuildError where :meth:`can_reserve` is false."""
+        """Raise SpecbuildError if :meth:`can_reserve` is false."""
         if not self.can_reserve(pages):
             raise SpecbuildError(
-                f"cache group {self.name}: {pages} pages wanted, {self._unreserved} left; "
+                f"cache group {self.name}: {pages} pages requested, {self._unreserved} left; "
                 "run fewer or shorter sequences"
             )
 
     def reserve(self, pages: int) -> None:
-        """Promises pages; SpecbuildError where :meth:`can_reserve` is false."""
+        """Reserve pages; SpecbuildError if :meth:`can_reserve` is false."""
         self.check_reserve(pages)
         self._unreserved -= pages
 
     def unreserve(self, pages: int) -> None:
-        """Takes a promise back."""
+        """Cancel a reservation."""
         self._unreserved += pages
 
     def allocate(self, owner: int) -> int:
-        """One page, whose content is nobody's."""
+        """Return a page with undefined content."""
         if not self._free:
             self._evict()
         page = self._free.pop()
@@ -122,11 +121,11 @@ class PagePool:
         return page
 
     def cache(self, pages: np.ndarray, *, evict_first: bool = False) -> None:
-        """Held pages are to stay as they are when they are let go of."""
+        """Let held pages keep their content when they are released."""
         self._retention_array[pages] = _EVICT_FIRST if evict_first else _EVICT_LAST
 
     def set_eviction(self, pages: Iterable[int], *, evict_first: bool) -> None:
-        """Pages to keep become expendable, and then the first to go; or are so no more."""
+        """Make cached pages evict-first, and the next to evict, or undo that."""
         retention = _EVICT_FIRST if evict_first else _EVICT_LAST
         for page in pages:
             before, self._retention[page] = self._retention[page], retention
@@ -136,14 +135,14 @@ class PagePool:
                 self._cached[retention].move_to_end(page, last=not evict_first)
 
     def count_unheld(self, pages: Iterable[int]) -> int:
-        """How many of these kept pages nobody holds."""
+        """Return how many of these cached pages no sequence holds."""
         return sum(page in self._cached[self._retention[page]] for page in pages)
 
     def share(self, pages: Sequence[int], owner: int, *, is_reserved: bool) -> None:
-        """One more holder of each of these pages, which are kept.
+        """Add a holder to each of these cached pages.
 
-        ``covered``: its own promise counts them. Else those that nobody held count as promised
-        until they are let go of; SpecbuildError where too few are left.
+        ``is_reserved``: the holder's own reservation covers them. Otherwise pages that no sequence
+        held are reserved until they are released. SpecbuildError if too few are left.
         """
         unheld = [page for page in pages if page in self._cached[self._retention[page]]]
         if not is_reserved:
@@ -156,13 +155,13 @@ class PagePool:
         self._trace_event("share", owner, pages)
 
     def transfer_reservation(self, pages: Iterable[int]) -> None:
-        """Whose promise covered these pages is gone: those that others hold stay promised."""
+        """Keep pages reserved that other sequences hold when their owner's reservation ends."""
         held = [page for page in pages if page in self._extra_holders]
         self._unreserved -= len(held)
         self._reserved_by_pool.update(held)
 
     def release(self, pages: Sequence[int], owner: int) -> None:
-        """A holder lets go of each of these pages."""
+        """Remove a holder from each of these pages."""
         uncached: list[int] = []
         for page in pages:
             sharers = self._extra_holders.get(page, 0)
@@ -182,11 +181,11 @@ class PagePool:
         self._trace_event("release", owner, pages)
 
     def check_integrity(self) -> None:
-        """SpecbuildError unless every page is free or kept, and promised to nobody."""
+        """Raise SpecbuildError unless every page is free or cached, and none is reserved."""
         if self.free_pages != self.pages or self._unreserved != self.pages:
             raise SpecbuildError(
                 f"cache group {self.name}: idle, but {len(self._free)} pages are free and "
-                f"{self.cached_pages} kept of {self.pages}, and {self._unreserved} not promised; "
+                f"{self.cached_pages} cached of {self.pages}, and {self._unreserved} not reserved; "
                 "please report it"
             )
 

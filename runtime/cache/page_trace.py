@@ -1,7 +1,7 @@
-"""Who held which cache page, and when: a file of JSON lines for who looks for a lost page.
+"""Traces the holders of cache pages to a JSON Lines file, to find lost pages.
 
-Every line has ``t``, seconds since the trace began, and ``event``. The owner of a page is the
-number under which its sequence was admitted: a request that lost its pages comes back as another.
+Every line has ``t``, the seconds since the start of the trace, and ``event``. The owner of a page
+is the number of an admitted sequence. A preempted request gets a new number.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from specbuild.runtime.errors import RequestError
 
 TRACE_VERSION = 1
-# What waits for a disk that does not keep up; more is counted and not written.
+# Capacity of the queue. Further lines are counted and dropped.
 MAX_QUEUED_LINES = 1 << 20
 _WRITE_INTERVAL_S = 0.1
 log = logging.getLogger("specbuild")
 
 
 class PageTrace:
-    """Takes events from the thread that decodes, and writes them from one of its own.
+    """Collects events from the decoding thread and writes them on a thread of its own.
 
-    Raises RequestError where the file cannot be written. A disk that fails later ends the trace,
-    not the requests.
+    Raises RequestError if the file cannot be written. A later disk error ends the trace, not the
+    requests.
     """
 
     def __init__(self, file: Path) -> None:
@@ -44,7 +44,7 @@ class PageTrace:
         self._thread.start()
 
     def add(self, event: str, **fields: Any) -> None:
-        """A line, soon; values must not change any more."""
+        """Queue a line. The values must not change afterwards."""
         if self._failed:
             return
         if len(self._queue) >= MAX_QUEUED_LINES:
@@ -53,7 +53,7 @@ class PageTrace:
         self._queue.append((time.monotonic() - self._started_s, event, fields))
 
     def close(self) -> None:
-        """Writes what is left."""
+        """Write the queued lines and close the file."""
         self._closing.set()
         self._thread.join()
 
@@ -74,7 +74,7 @@ class PageTrace:
             log.warning("the trace ends here: %s", error)
 
     def _write_queue(self) -> None:
-        """Line by line, so that who decodes waits for one at most."""
+        """Write line by line, so that the decoding thread waits for at most one line."""
         lost, self._lost = self._lost, 0
         for _ in range(len(self._queue)):
             t, event, fields = self._queue.popleft()

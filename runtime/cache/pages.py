@@ -1,4 +1,4 @@
-"""Who may hold cache memory: the page pools of an engine."""
+"""The page pools of an engine: admits, grows and releases the pages of sequences."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
 
 
 class KvPools:
-    """The page pools of an engine, by group name: groups that share an allocator have one pool.
+    """The page pools by group name. Groups that share an allocator share a pool.
 
-    With ``ahead``, launches are queued before those in front of them are through. With ``fixed``, a
-    sequence takes all that it reserves at once, and keeps it: tables do not change.
+    ``ahead``: launches are queued before earlier ones complete. ``fixed``: a sequence allocates all
+    reserved pages at admission and keeps them, so its table does not change.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class KvPools:
 
     @property
     def used_share(self) -> float:
-        """The share of pages that are held, in the group that is fullest: 0 to 1."""
+        """The share of pages in use, in the fullest group: 0 to 1."""
         return max(
             1 - self.pools[name].free_pages / max(group.pages - 1, 1)
             for name, group in self._groups.items()
@@ -69,7 +69,7 @@ class KvPools:
 
     @property
     def trace(self) -> PageTrace | None:
-        """What is told of every page; set while none is held."""
+        """The trace of all pages. Set it only while no page is held."""
         return self._trace
 
     @trace.setter
@@ -82,10 +82,10 @@ class KvPools:
             trace.add("start", version=TRACE_VERSION, pages=pages)
 
     def pages_needed(self, tokens: int, *, initial_tokens: int | None = None) -> dict[str, int]:
-        """Pages to reserve for a sequence that ends with ``tokens`` tokens.
+        """Return the pages to reserve, by group, for a sequence of up to ``tokens`` tokens.
 
-        By group; of those that share an allocator the first stands for all. Those that keep every
-        position begin with capacity for ``at_first`` tokens, where it is given.
+        For groups that share an allocator the first one is listed. Groups without a window start
+        with pages for ``initial_tokens`` tokens, if given.
         """
         grows = tokens if initial_tokens is None else min(tokens, initial_tokens)
         return {
@@ -95,11 +95,11 @@ class KvPools:
         }
 
     def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:
-        """Whether what a sequence lacks for ``tokens`` tokens and a tree is promised to nobody."""
+        """Return whether the missing pages for ``tokens`` tokens and a tree can be reserved."""
         return self.can_admit(self._missing_pages(pages, tokens))
 
     def grow(self, pages: Mapping[str, SequencePages], tokens: int) -> None:
-        """Reserves what a sequence lacks; SpecbuildError where :meth:`can_grow` is false."""
+        """Reserve the missing pages; SpecbuildError if :meth:`can_grow` is false."""
         for name, count in self._missing_pages(pages, tokens).items():
             pages[name].reserve(count)
 
@@ -111,7 +111,7 @@ class KvPools:
         }
 
     def capacity(self, pages: Mapping[str, SequencePages]) -> int:
-        """The tokens up to which a sequence need not grow."""
+        """Return the number of tokens that the sequence's reserved pages hold."""
         grow = (name for name, group in self._groups.items() if not group.window)
         return min(
             (
@@ -123,7 +123,7 @@ class KvPools:
         )
 
     def can_admit(self, needed: Mapping[str, int], *, margin: int = 0) -> bool:
-        """Whether every group can promise its pages, with ``spare`` left where sequences grow."""
+        """Return whether all pages can be reserved; groups without window keep ``margin`` free."""
         return all(
             self.pools[name].can_reserve(pages + (0 if self._groups[name].window else margin))
             for name, pages in needed.items()
@@ -132,7 +132,7 @@ class KvPools:
     def pages_to_reserve(
         self, needed: Mapping[str, int], shared: Mapping[str, SharedPages]
     ) -> dict[str, int]:
-        """Of the pages wanted, those that must be promised where a sequence begins with others'."""
+        """Return the pages to reserve for a sequence that starts with ``shared`` pages."""
         to_reserve = dict(needed)
         for name, prefix_pages in shared.items():
             if not self._groups[name].window:
@@ -147,11 +147,11 @@ class KvPools:
         *,
         request: str | None = None,
     ) -> dict[str, SequencePages]:
-        """Reserves the pages and gives the holders, by group: empty ones, or full if fixed.
+        """Reserve pages; return the sequence's pages by group, empty, or allocated if fixed.
 
-        ``shared`` pages, by allocator, stand for the first of those wanted. Groups that share an
-        allocator have the same holder. A trace names the ``request``; None is a measurement.
-        SpecbuildError where a group has too few pages; then no group has promised any.
+        ``shared`` pages, by allocator, replace the first needed ones. Groups that share an
+        allocator get the same object. A trace records the ``request``; None is a measurement.
+        Raises SpecbuildError if a group has too few pages, before any are reserved.
         """
         shared = shared or {}
         for name, pages in self.pages_to_reserve(needed, shared).items():
@@ -186,7 +186,7 @@ class KvPools:
         )
 
     def release(self, pages: Mapping[str, SequencePages]) -> None:
-        """Takes pages and promises back."""
+        """Release the pages of a sequence and cancel its reservations."""
         for name in self._shared:
             pages[name].release()
 
@@ -194,7 +194,7 @@ class KvPools:
 def _for_each(
     names: Sequence[str], call: Callable[[str, Sequence[int]], None] | None
 ) -> Callable[[str, Sequence[int]], None] | None:
-    """A callback of an allocator: every group that it serves is told."""
+    """Return a callback for an allocator that calls ``call`` with each of its groups."""
     if call is None:
         return None
 

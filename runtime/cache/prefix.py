@@ -1,9 +1,9 @@
-"""The prefix cache: a prompt that begins as another one did takes over the pages of the beginning.
+"""The prefix cache: prompts reuse the cached pages of a prefix that they share with earlier ones.
 
-Pages that were published are never written again. Those that no sequence holds stay until their
-pool gives them to somebody else, the one first that was let go of first, but none before those that
-continue it. Of a sliding window those stay
-longest that a prompt can begin behind: where prompts end, and where they part.
+A published page is never written again. A page that no sequence holds stays cached until its pool
+evicts it: the least recently released page first, children before parents. With a sliding window, a
+prompt can resume only where all pages of the window are cached. Pages of such resume points, where
+prompts end or branch, are evicted last.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(slots=True, eq=False)
 class SequencePrefix(TokenSource):
-    """The beginning of one sequence in a cache, as far as its tokens are known.
+    """The tokens of one sequence, as far as they are known, and what it has published.
 
-    ``published`` pages of a group are in the cache, or were when the sequence was there. Prompts
-    ``part`` from another one behind so many pages.
+    ``published``: pages per group that the sequence has published. ``branch_page``: the page at
+    which its prompt branches off from cached prompts.
     """
 
     cache: PrefixCache
@@ -48,9 +48,9 @@ class SequencePrefix(TokenSource):
 
 @dataclass(frozen=True)
 class MatchResult:
-    """So many tokens of a prompt are there: in these pages, by allocator.
+    """The cached prefix of a prompt: ``tokens`` tokens in the pages ``shared``, by allocator.
 
-    Those of the groups that keep all positions are there for ``parts`` pages.
+    Groups without a window have the first ``branch_page`` pages cached.
     """
 
     tokens: int = 0
@@ -60,7 +60,7 @@ class MatchResult:
 
 @dataclass
 class PrefixStatistics:
-    """Counted since the engine was opened: prompts that were admitted, their tokens, and pages."""
+    """Counters since the engine was loaded: admitted prompts, their tokens, and pages."""
 
     queries: int = 0
     hits: int = 0
@@ -71,36 +71,36 @@ class PrefixStatistics:
 
     @property
     def misses(self) -> int:
-        """Prompts of which nothing was there."""
+        """Prompts without a cached prefix."""
         return self.queries - self.hits
 
 
 class PageListener(Protocol):
-    """Is told of the target's pages, of the first group that keeps every position.
+    """Receives changes to the target's pages, of the first group without a window.
 
-    By the engine's thread, which must not wait.
+    Called by the engine thread, so it must not block.
     """
 
     def stored(self, entry: PrefixEntry, first: int, end: int) -> None:
-        """Pages ``first … end − 1`` of an entry are there now."""
+        """Pages ``first … end − 1`` of an entry are cached now."""
 
     def removed(self, entry: PrefixEntry, index: int) -> None:
-        """A page is gone."""
+        """A page was evicted."""
 
 
 @dataclass(frozen=True)
 class PrefixLookup:
-    """The cache as a loop asks it; its prompts want the pages of ``drafts``' groups too."""
+    """The cache as one loop uses it. Prompts also need the pages of the groups ``drafts``."""
 
     cache: PrefixCache
     drafts: Collection[str]
 
     def match(self, prefix: SequencePrefix) -> MatchResult:
-        """As :meth:`PrefixCache.match`."""
+        """See :meth:`PrefixCache.match`."""
         return self.cache.match(prefix, drafts=self.drafts)
 
     def should_wait(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
-        """Whether one of those that are read will publish pages of this prompt."""
+        """Return whether a prompt that is being prefilled will publish pages of this prompt."""
         return any(
             self.cache.lacks_pages(other, pages, drafts=self.drafts)
             for other in reading
@@ -109,15 +109,14 @@ class PrefixLookup:
 
 
 class PrefixCache:
-    """Of one engine whose sequences take pages as they grow. For the engine's thread alone.
+    """The prefix cache of one engine, for use by its engine thread only.
 
-    :meth:`begin` names a prompt's beginning, :meth:`match` finds the pages that are there, and
-    :meth:`publish` is told how far a sequence's caches are filled. A page is published once every
-    position in it is committed and the token behind it is known; generated tokens' pages only with
-    ``publish_generated``: decoding may round otherwise than reading a prompt does. ``listener``
-    may be set.
+    :meth:`begin` registers a prompt, :meth:`match` finds its cached pages, and :meth:`publish` adds
+    pages. A page is published once all its positions are committed and the next token is known.
+    Pages of generated tokens are published only with ``publish_generated``, since decoding may
+    round them differently than prefill. ``listener`` may be set.
 
-    Raises SpecbuildError where the groups' pages are of several sizes.
+    Raises SpecbuildError if the groups have different page sizes.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class PrefixCache:
     ) -> None:
         sizes = {group.page_size for group in groups}
         if len(sizes) > 1:
-            raise SpecbuildError(f"a prefix cache wants pages of one size, not {sorted(sizes)}")
+            raise SpecbuildError(f"the prefix cache needs pages of one size, not {sorted(sizes)}")
         (self.page_size,) = sizes
         self.statistics = PrefixStatistics()
         self.publish_generated = publish_generated
@@ -138,7 +137,7 @@ class PrefixCache:
         windows = {group.name: group.window for group in groups}
         self._names = list(allocators(groups))
         self._windows = {name: windows[name] for name in self._names}
-        # The allocator of whose pages a listener is told.
+        # The allocator whose pages a listener is notified of.
         self._reported_allocator = next(
             (i for i, n in enumerate(self._names) if not windows[n] and n not in DRAFT_GROUPS), 0
         )
@@ -154,19 +153,19 @@ class PrefixCache:
         }
         for allocator, pool in enumerate(self._pools):
             pool.on_evict = self._eviction_callback(allocator)
-            # Of a window the pages serve who begins right behind them, whatever is before.
+            # Pages of a window are useful without the pages before them.
             if not self._windows[pool.name]:
                 pool.children = partial(self._tree.children_of, allocator)
 
     def begin(self, prompt_ids: np.ndarray, salt: str | None) -> SequencePrefix:
-        """A prompt's beginning, int32 [·]. Those of another salt are never seen."""
+        """Return the prefix of a prompt, int32 [·]. Prompts with different salts share no pages."""
         return SequencePrefix(prompt_ids, salt, self, len(prompt_ids))
 
     def match(self, prefix: SequencePrefix, *, drafts: Collection[str]) -> MatchResult:
-        """The longest beginning that is there, of all but the prompt's last token.
+        """Find the longest cached prefix of a prompt, without its last token.
 
-        For every group that keeps all positions its pages from 0 on, for a window those that the
-        next token sees; of draft models those of the groups ``drafts``.
+        A group without a window needs its pages from 0 on, one with a window those that the next
+        token attends to. Of the draft models only the groups ``drafts`` count.
         """
         spans = self._tree.walk(prefix, (prefix.prompt_tokens - 1) // self.page_size)
         if not spans:
@@ -194,7 +193,8 @@ class PrefixCache:
         return MatchResult(count * self.page_size, shared, branch_page)
 
     def admitted(self, prefix: SequencePrefix, match: MatchResult, *, was_preempted: bool) -> None:
-        """Its sequence begins behind what was found; ``again``: it was preempted."""
+        """Record that a sequence starts with this match. ``was_preempted``: it does not count
+        again."""
         count = match.tokens // self.page_size
         prefix.published = dict.fromkeys(match.shared, count)
         prefix.branch_page = match.branch_page
@@ -218,9 +218,9 @@ class PrefixCache:
         num_tokens: int,
         draft: str | None = None,
     ) -> None:
-        """The target's caches hold ``length`` tokens of the sequence, or a ``draft``'s group does.
+        """Publish pages: the target's caches, or the group ``draft``, hold ``length`` tokens.
 
-        ``ids[:known]`` are its tokens. Called before a window's pages go back.
+        ``ids[:num_tokens]`` are the sequence's tokens. Called before pages of a window are freed.
         """
         most = num_tokens if self.publish_generated else min(num_tokens, prefix.prompt_tokens)
         end = min(length, most - 1) // self.page_size
@@ -243,16 +243,16 @@ class PrefixCache:
         self._tree.prune(spans[-1].entry)
 
     def wanted_draft(self, prefix: SequencePrefix, num_tokens: int) -> int:
-        """Up to where the draft is to take up a prompt of which ``known`` tokens are known."""
+        """Return how many tokens of a prompt the draft should ingest."""
         return (min(num_tokens, prefix.prompt_tokens) - 1) // self.page_size * self.page_size
 
     def common_pages(self, one: SequencePrefix, other: SequencePrefix) -> int:
-        """With how many pages both prompts begin, short of either's last token."""
+        """Return the number of pages that both prompts share, without the last token of either."""
         end = (min(one.prompt_tokens, other.prompt_tokens) - 1) // self.page_size
         return self._tree.common(one, other, end)
 
     def lacks_pages(self, prefix: SequencePrefix, pages: int, *, drafts: Collection[str]) -> bool:
-        """Whether a sequence has not published so many of its first pages yet."""
+        """Return whether a sequence has yet to publish some of its first ``pages`` pages."""
         return any(
             prefix.published.get(name, 0) < pages
             for name in self._names
@@ -260,19 +260,19 @@ class PrefixCache:
         )
 
     def blocks(self) -> list[Span]:
-        """The pages that a listener was told of, and that are there."""
+        """Return the cached pages that a listener was notified of."""
         return self._tree.spans(self._reported_allocator)
 
     def check_integrity(self) -> None:
-        """For an idle engine: SpecbuildError unless all pages are free, or kept in the tree."""
+        """Raise SpecbuildError unless all pages of an idle engine are free or in the tree."""
         self._tree.check_integrity()
         for allocator, pool in enumerate(self._pools):
             pool.check_integrity()
             placed = len(self._tree.cached_pages(allocator))
             if placed != pool.cached_pages:
                 raise SpecbuildError(
-                    f"cache group {pool.name}: {pool.cached_pages} pages are kept, but {placed} "
-                    "stand in the tree; please report it"
+                    f"cache group {pool.name}: {pool.cached_pages} pages are cached, but {placed} "
+                    "are in the tree; please report it"
                 )
         for points in self._resume_points.values():
             points.check_integrity()
@@ -280,15 +280,16 @@ class PrefixCache:
     def _place(
         self, name: str, spans: Sequence[Span], holder: SequencePages, published: int
     ) -> None:
-        """A sequence's pages stand in the tree from now on, where no others do.
+        """Add a sequence's pages to the tree where it has none.
 
-        Those that it published before stand there, unless an entry was forgotten since.
+        Pages that the sequence published before are in the tree, unless their entry was pruned
+        since.
         """
         allocator = self._names.index(name)
         for span in spans:
             first = max(span.first, published if span.entry.num_pages else 0, holder.first_page)
             if first < span.end:
-                # As numpy's own index type they place four times as fast.
+                # Indexing with numpy's own index type is four times as fast.
                 pages = holder.table[first : span.end].astype(np.intp)
                 seen = Span(span.entry, first, span.end)
                 placed, indices = self._tree.place(allocator, seen, pages)
@@ -301,10 +302,11 @@ class PrefixCache:
     def _move_resume_point(
         self, prefix: SequencePrefix, name: str, spans: Sequence[Span], end: int
     ) -> None:
-        """A sequence's pages of a window are published up to ``end``.
+        """Update the resume points of a group with a window, whose pages are published up to
+        ``end``.
 
-        Prompts may go on where this one parted from others, and where it ends; those that continue
-        the answer, where that is now.
+        Later prompts may resume where this prompt branches off, where it ends, and at the end of
+        its answer, which moves.
         """
         before = prefix.published.get(name, 0)
         prompt = (prefix.prompt_tokens - 1) // self.page_size
@@ -317,7 +319,7 @@ class PrefixCache:
             self._add_resume_point(name, spans, end)
 
     def _add_resume_point(self, name: str, spans: Sequence[Span], count: int) -> None:
-        """Prompts may go on behind ``count`` pages, if the window's pages before it are there."""
+        """Add a resume point after ``count`` pages if the window's pages before it are cached."""
         allocator, first = self._names.index(name), self._first_page(name, count)
         pages: list[int] = []
         for span in spans:
@@ -328,14 +330,14 @@ class PrefixCache:
             self._resume_points[name].add(_resume_point(spans, count), pages)
 
     def _can_resume(self, name: str, pages: np.ndarray) -> np.ndarray:
-        """Whether a window's pages are there for who begins behind each of ``pages``, bool [·]."""
+        """Return after which of ``pages`` a prompt can resume, bool [·]."""
         counts = np.arange(1, len(pages) + 1)
         first = np.maximum(0, counts * self.page_size - self._windows[name] + 1) // self.page_size
         is_cached = np.concatenate([[0], np.cumsum(pages != 0)])
         return is_cached[counts] - is_cached[first] == counts - first
 
     def _first_page(self, name: str, count: int) -> int:
-        """The first page that the token behind ``count`` pages sees in a group."""
+        """Return the first page of a group that the token after ``count`` pages attends to."""
         window = self._windows[name]
         return max(0, count * self.page_size - window + 1) // self.page_size if window else 0
 
@@ -357,11 +359,11 @@ class PrefixCache:
 
 
 def _count_leading(is_cached: np.ndarray) -> int:
-    """How many are true before the first that is not."""
+    """Return the number of leading true values."""
     return len(is_cached) if is_cached.all() else int(is_cached.argmin())
 
 
 def _resume_point(spans: Sequence[Span], count: int) -> ResumePoint:
-    """The end behind ``count`` pages."""
+    """Return the resume point after ``count`` pages."""
     entry = next(span.entry for span in spans if span.first < count <= span.end)
     return entry.number, count

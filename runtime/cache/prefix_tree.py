@@ -1,8 +1,8 @@
-"""Beginnings of prompts as a tree: each branch holds the pages that one sequence was first to fill.
+"""A tree of prompt prefixes. Each branch holds the pages that one sequence filled first.
 
-A page belongs to the tokens up to its end, to the salt that they came with and, where the engine
-drafts, to the token behind the page: the draft's cache entry at position t is made from h_t and
-x_{t+1}. Tokens themselves are compared, a branch at once; nothing is hashed.
+A page is identified by all tokens up to its end and by the salt. In an engine with drafts the next
+token counts too: the draft's cache entry at position t is computed from h_t and x_{t+1}. Tokens are
+compared directly, one branch at a time, without hashing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 
 from specbuild.runtime.errors import SpecbuildError
 
-# A page's index, and the bytes of its tokens with the one behind it where that counts.
+# A page's index and the bytes of its tokens, with the next token if that counts.
 PrefixKey: TypeAlias = tuple[int, bytes]
 
 
 @dataclass(slots=True, eq=False)
 class TokenSource:
-    """Whose tokens pages are made from: int32 [·] from position 0 on, as far as they are known.
+    """The tokens that pages are filled from: int32 [·] from position 0 on.
 
-    What stands in ``ids`` never changes; a longer array may take its place.
+    Known tokens never change; a longer array may replace ``ids``.
     """
 
     ids: np.ndarray
@@ -32,10 +32,10 @@ class TokenSource:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class PrefixEntry:
-    """Pages ``first … end − 1`` of the beginning that ``origin`` has; a branch of the tree.
+    """A branch of the tree: pages ``first … end − 1`` of the tokens of ``origin``.
 
-    ``pages[a, i]`` is the page of allocator a that holds page ``first + i``; 0 is none. Columns
-    past ``end`` are capacity. ``held`` counts those that are there.
+    ``pages[a, i]`` is the page of allocator a for page index ``first + i``; 0 is none. Columns past
+    ``end`` are capacity. ``num_pages`` counts the cached pages.
     """
 
     number: int
@@ -49,7 +49,7 @@ class PrefixEntry:
     children: dict[PrefixKey, PrefixEntry] = field(default_factory=dict)
 
     def extend(self, end: int) -> None:
-        """Names pages up to ``end``, none of which is there yet."""
+        """Extend the branch up to page ``end``; the new pages are not cached yet."""
         needed, capacity = end - self.first, self.pages.shape[1]
         if needed > capacity:
             more = max(needed, 2 * capacity) - capacity
@@ -59,7 +59,7 @@ class PrefixEntry:
 
 
 class Span(NamedTuple):
-    """Pages ``first … end − 1`` of a beginning, which ``entry`` names."""
+    """Pages ``first … end − 1`` of a prefix, in one branch."""
 
     entry: PrefixEntry
     first: int
@@ -67,15 +67,15 @@ class Span(NamedTuple):
 
     @property
     def pages(self) -> np.ndarray:
-        """int32 [allocators, end − first], a view."""
+        """The pages, int32 [allocators, end − first], as a view."""
         return self.entry.pages[:, self.first - self.entry.first : self.end - self.entry.first]
 
 
 class PrefixTree:
-    """Of pages of ``page_size`` tokens, in allocators of so many ``pages`` each.
+    """A tree of pages with ``page_size`` tokens; ``pages`` holds the size of each allocator.
 
-    ``drafts``: the token behind a page belongs to it. An entry stays while it has a page or a
-    child.
+    ``drafts``: the token after a page is part of its identity. An entry is pruned when it has
+    neither pages nor children.
     """
 
     def __init__(self, pages: Sequence[int], *, page_size: int, drafts: bool) -> None:
@@ -83,15 +83,15 @@ class PrefixTree:
         self._roots: dict[str | None, PrefixEntry] = {}
         self._entries: dict[int, PrefixEntry] = {}
         self._added = 0
-        # By allocator and page: the number of its entry, 0 for none, and its index there.
+        # By allocator and page: the number of its branch, 0 for none, and its page index.
         self._entry_of = [np.zeros(count, np.int32) for count in pages]
         self._index_of = [np.zeros(count, np.int32) for count in pages]
         self._indices = np.arange(max(pages), dtype=np.int32)
 
     def walk(self, source: TokenSource, end: int) -> list[Span]:
-        """The entries that name pages 0 … of the tokens, as far as any do and up to ``end``.
+        """Return the branches that match the tokens, from page 0 up to at most page ``end``.
 
-        The token behind page ``end − 1`` must be known.
+        The token after page ``end − 1`` must be known.
         """
         spans: list[Span] = []
         entry, page_index = self._roots.get(source.salt), 0
@@ -104,7 +104,7 @@ class PrefixTree:
         return spans
 
     def walk_or_add(self, source: TokenSource, end: int) -> list[Span]:
-        """As :meth:`walk`, with an entry for the pages that none names yet."""
+        """Return the branches as :meth:`walk` does, and add a branch for the remaining pages."""
         spans = self.walk(source, end)
         page_index = spans[-1].end if spans else 0
         if page_index < end:
@@ -117,16 +117,13 @@ class PrefixTree:
         return spans
 
     def common(self, one: TokenSource, other: TokenSource, end: int) -> int:
-        """With how many pages both begin, up to ``end`` of them."""
+        """Return how many of the first ``end`` pages both token sequences share."""
         if not end or one.salt != other.salt or self._key(one, 0) != self._key(other, 0):
             return 0
         return self._same(one, other, 0, end)
 
     def place(self, allocator: int, span: Span, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the pages [span] those that were taken, and their indices.
-
-        Whose place another one has are not.
-        """
+        """Add pages to a span where it has none; return the added pages and their indices."""
         current = span.pages[allocator]
         indices = self._indices[span.first : span.end]
         if np.count_nonzero(current):
@@ -141,7 +138,7 @@ class PrefixTree:
         return pages, indices
 
     def remove(self, allocator: int, page: int) -> tuple[PrefixEntry, int]:
-        """Takes a page out; the entry and the index that it had."""
+        """Remove a page; return its branch and index."""
         entry = self._entries[self._entry_of[allocator].item(page)]
         index = self._index_of[allocator].item(page)
         entry.pages[allocator, index - entry.first] = 0
@@ -151,7 +148,7 @@ class PrefixTree:
         return entry, index
 
     def children_of(self, allocator: int, page: int) -> list[int]:
-        """The pages that stand right behind one."""
+        """Return the cached pages that directly follow a page."""
         entry = self._entries[self._entry_of[allocator].item(page)]
         next_index = self._index_of[allocator].item(page) + 1
         cached = []
@@ -163,7 +160,7 @@ class PrefixTree:
         return [each for each in cached if each]
 
     def prune(self, entry: PrefixEntry) -> None:
-        """Forgets an entry that has neither pages nor children, and then its parent likewise."""
+        """Remove a branch without pages and children, then its parents likewise."""
         while not entry.num_pages and not entry.children:
             if entry.parent is None:
                 self._roots.pop(entry.origin.salt, None)
@@ -173,11 +170,11 @@ class PrefixTree:
             entry = entry.parent
 
     def cached_pages(self, allocator: int) -> np.ndarray:
-        """The pages of an allocator that are in the tree."""
+        """Return the pages of an allocator that are in the tree."""
         return np.flatnonzero(self._entry_of[allocator])
 
     def spans(self, allocator: int) -> list[Span]:
-        """Where pages of an allocator stand without a gap, parents before their children."""
+        """Return the contiguous cached pages of an allocator, parents before children."""
         return [
             Span(entry, entry.first + first, entry.first + end)
             for entry in self._entries.values()
@@ -185,7 +182,7 @@ class PrefixTree:
         ]
 
     def check_integrity(self) -> None:
-        """SpecbuildError unless entries and pages name each other."""
+        """Raise SpecbuildError unless branches and pages refer to each other."""
         num_pages = [0] * len(self._entry_of)
         for entry in self._entries.values():
             named = entry.pages[:, : entry.end - entry.first]
@@ -195,19 +192,19 @@ class PrefixTree:
                 where = (self._entry_of[allocator][page], self._index_of[allocator][page])
                 if where != (entry.number, entry.first + place):
                     raise SpecbuildError(
-                        f"prefix tree: page {page} stands at {where}, not at "
+                        f"prefix tree: page {page} is entered at {where}, not at "
                         f"{(entry.number, entry.first + place)}; please report it"
                     )
                 num_pages[allocator] += 1
             if entry.num_pages != len(cached[0]) or not (entry.num_pages or entry.children):
                 raise SpecbuildError(
-                    f"prefix tree: an entry counts {entry.num_pages} pages and has "
+                    f"prefix tree: a branch counts {entry.num_pages} pages and has "
                     f"{len(cached[0])}; please report it"
                 )
         counted = [len(self.cached_pages(allocator)) for allocator in range(len(num_pages))]
         if counted != num_pages:
             raise SpecbuildError(
-                f"prefix tree: entries hold {num_pages} pages, {counted} have one; please report it"
+                f"prefix tree: branches have {num_pages} pages, {counted} entered; please report it"
             )
 
     def _key(self, source: TokenSource, page_index: int) -> PrefixKey:
@@ -216,7 +213,7 @@ class PrefixTree:
         ].tobytes()
 
     def _same(self, one: TokenSource, other: TokenSource, page_index: int, end: int) -> int:
-        """Up to which page of ``at … end`` two have the same tokens, who have those of ``at``."""
+        """Return the page up to which both agree. They share page ``page_index``."""
         if one is other:
             return end
         compared = slice(page_index * self._page_size, end * self._page_size + self._lookahead)
@@ -244,7 +241,7 @@ class PrefixTree:
 
 
 def runs(numbers: np.ndarray) -> list[tuple[int, int]]:
-    """Rising numbers as ranges ``first … end − 1``."""
+    """Return ascending numbers as ranges ``first … end − 1``."""
     if not len(numbers):
         return []
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1

@@ -1,4 +1,4 @@
-"""Of a group with a sliding window, the pages that a later prompt can begin behind."""
+"""Where later prompts can resume in a group with a sliding window."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import TypeAlias
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.errors import SpecbuildError
 
-# The number of an entry of the prefix tree, and the pages in front of the end.
+# The number of a branch of the prefix tree, and the number of pages before the point.
 ResumePoint: TypeAlias = tuple[int, int]
 
 
 class ResumePoints:
-    """The ends of beginnings, with the pages of the window in front of each.
+    """Points of the prefix tree with the pages of the window before each.
 
-    A window's pages serve who begins right behind all of them, so those that no end wants are
-    expendable: they go first. So do the others of a window that has lost one.
+    A prompt can resume only if all pages of the window are cached. So pages that belong to no
+    resume point are evicted first. When a page of a window is evicted, its other pages lose the
+    point too.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -25,7 +26,7 @@ class ResumePoints:
         self._points_of_page: dict[int, set[ResumePoint]] = {}
 
     def add(self, point: ResumePoint, pages: Sequence[int]) -> None:
-        """Prompts may go on here, behind these kept pages."""
+        """Add a resume point after these cached pages."""
         if point in self._pages:
             return
         self._pages[point] = tuple(pages)
@@ -34,16 +35,16 @@ class ResumePoints:
         self._pool.set_eviction(pages, evict_first=False)
 
     def remove(self, point: ResumePoint) -> None:
-        """Nobody goes on here any more, if anybody did."""
+        """Remove a resume point, if it exists."""
         self._pool.set_eviction(self._remove(point), evict_first=True)
 
     def remove_page(self, page: int) -> None:
-        """A page is gone, and with it the ends that wanted it."""
+        """Remove an evicted page and the resume points that need it."""
         for point in tuple(self._points_of_page.get(page, ())):
             self._pool.set_eviction([p for p in self._remove(point) if p != page], evict_first=True)
 
     def _remove(self, point: ResumePoint) -> list[int]:
-        """The pages that no end wants once this one is none."""
+        """Remove a resume point; return the pages that no other point needs."""
         unused: list[int] = []
         for page in self._pages.pop(point, ()):
             self._points_of_page[page].remove(point)
@@ -53,10 +54,10 @@ class ResumePoints:
         return unused
 
     def check_integrity(self) -> None:
-        """SpecbuildError unless the pages that are not expendable are those of an end."""
+        """Raise SpecbuildError unless exactly the pages of resume points are evicted last."""
         lasting = self._pool.evict_last_pages
         if lasting != self._points_of_page.keys():
             raise SpecbuildError(
-                f"cache group {self._pool.name}: {len(lasting)} pages are to last, the ends of "
-                f"beginnings want {len(self._points_of_page)}; please report it"
+                f"cache group {self._pool.name}: {len(lasting)} pages are evicted last, but "
+                f"resume points need {len(self._points_of_page)}; please report it"
             )

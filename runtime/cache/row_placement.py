@@ -1,4 +1,4 @@
-"""The integer arrays that place a launch's rows in the caches."""
+"""Integer arrays that place the rows of a launch in the caches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _PAGE_POSITION = ".page_position"
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The rows of a launch: sequence b has ``count[b]`` of them, at slots ``first[b]`` and up.
+    """The rows of a launch: sequence b has ``count[b]`` rows at slots ``first[b]`` and up.
 
-    Slots at and past ``tree_start[b]`` are tree nodes, those below are committed tokens.
+    Slots from ``tree_start[b]`` on are tree nodes; those before are committed tokens.
     """
 
     first: Sequence[int]
@@ -28,11 +28,11 @@ class RowPlan:
 
     @property
     def rows(self) -> int:
-        """Rows of the launch."""
+        """Number of rows of the launch."""
         return sum(self.count)
 
     def row_start(self) -> np.ndarray:
-        """Row at which each sequence starts, and the end: int32 [B + 1], read-only."""
+        """Return the first row of each sequence, and the end: int32 [B + 1], read-only."""
         return _row_start(tuple(self.count))
 
 
@@ -44,23 +44,23 @@ def _row_start(count: tuple[int, ...]) -> np.ndarray:
 
 
 def groups_of(role: Role) -> tuple[str, ...]:
-    """The cache groups that a graph reads, by the names of its inputs."""
+    """Return the cache groups that a graph reads, from the names of its inputs."""
     names = [port.name for port in role.inputs]
     return tuple(n.removesuffix(_PAGE_TABLE) for n in names if n.endswith(_PAGE_TABLE))
 
 
 class SlotCounter:
-    """Ranges of consecutive int32 numbers as views of one array."""
+    """Ranges of consecutive int32 numbers, as views of one array."""
 
     def __init__(self, capacity: int) -> None:
         self._numbers = np.arange(capacity, dtype=np.int32)
 
     def range(self, first: int, count: int) -> np.ndarray:
-        """``first … first + count − 1``."""
+        """Return ``first … first + count − 1``."""
         return self._numbers[first : first + count]
 
     def ranges(self, first: Sequence[int], count: Sequence[int]) -> np.ndarray:
-        """The ranges one after another."""
+        """Return the concatenated ranges."""
         if len(first) == 1:
             return self.range(first[0], count[0])
         return np.concatenate([self.range(f, n) for f, n in zip(first, count, strict=True)])
@@ -69,12 +69,11 @@ class SlotCounter:
 def cache_feeds(
     group: str, holders: Sequence[SequencePages], plan: RowPlan, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
-    """``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]``, ``tree_start [B]``.
+    """Return ``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]`` and ``tree_start [B]``.
 
-    The view of a sequence starts at the first page that its rows see: row_slot and tree_start
-    count from there, write_slot is the place in the pool. ``page_position [B,P]`` gives the
-    position at which each page of the view begins, for the groups whose keys are rotated when
-    they are read.
+    The view of a sequence starts at the first page that its rows attend to. ``row_slot`` and
+    ``tree_start`` count from there; ``write_slot`` is a slot of the pool. ``page_position [B,P]``
+    is the first position of each page, for groups whose keys are rotated when they are read.
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)
@@ -105,7 +104,7 @@ def cache_feeds(
 def _one_sequence_feeds(
     group: str, holder: SequencePages, plan: RowPlan, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
-    """The same for one sequence: every array is a view of one that exists already."""
+    """Return the feeds of a single sequence as views of existing arrays."""
     first, count = plan.first[0], plan.count[0]
     first_page = holder.view_page(min(first, plan.tree_start[0]))
     base = first_page * holder.page_size

@@ -1,4 +1,4 @@
-"""The pages of one sequence in one cache group: which it holds, and when they go back."""
+"""The pages of one sequence in one cache group."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 from specbuild.runtime.cache.page_pool import PagePool, SharedPages
 from specbuild.runtime.errors import SpecbuildError
 
-# Pages that are taken beyond those wanted: a table on a device changes that much more seldom.
+# Pages allocated beyond the needed ones, so that a table on a device changes less often.
 _EXTRA_PAGES = 4
 
 
 class SequencePages:
-    """One sequence's pages in one group, or in several that share an allocator.
+    """Pages of a sequence in one group, or in several groups that share an allocator.
 
-    It holds no more pages at once than the ``reserved`` ones that its pool promised it, and the
-    first ``shared`` ones, which others made.
+    The sequence holds at most the ``reserved`` pages that its pool reserved, plus its first
+    ``shared`` pages, which come from the prefix cache.
 
-    Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held:
-    those before the window are given back, those past ``length`` exist only between
-    :meth:`append` and :meth:`commit`. ``table[p]`` is the page (0 = none), ``slots[x]`` where
-    slot x lies in the pool (valid for held pages), ``page_positions[p]`` the position of slot
-    ``p·page_size``. ``owner`` is the cookie of its pages.
+    Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held.
+    Pages before the window are freed. Pages past ``length`` exist only between :meth:`append` and
+    :meth:`commit`. ``table[p]`` is the page (0 = none). ``slots[x]`` is the pool slot of slot x,
+    valid for held pages. ``page_positions[p]`` is the position of slot ``p·page_size``. ``owner``
+    is the sequence's number in a trace.
     """
 
     def __init__(
@@ -54,19 +54,19 @@ class SequencePages:
         self._offsets = np.arange(page_size, dtype=np.int32)
 
     def append(self, count: int) -> None:
-        """Makes capacity for ``count`` slots after the committed length."""
+        """Allocate pages for ``count`` slots after the committed length."""
         if self.length + count > len(self.slots):
             raise SpecbuildError(
                 f"cache group {self._pool.name}: a sequence holds {len(self.slots)} slots, "
-                f"{self.length + count} wanted; use fewer tokens"
+                f"{self.length + count} requested; use fewer tokens"
             )
         self._allocate_to(-(-(self.length + count) // self.page_size))
 
     def _allocate_to(self, end: int) -> None:
-        """Holds pages up to ``end``."""
+        """Allocate pages up to logical page ``end``."""
         if end - self.first_page > self.reserved + self.shared:
             raise SpecbuildError(
-                f"cache group {self._pool.name}: {end - self.first_page} pages wanted, "
+                f"cache group {self._pool.name}: {end - self.first_page} pages requested, "
                 f"{self.reserved} reserved; use fewer tokens"
             )
         if end > self.end_page:
@@ -75,10 +75,10 @@ class SequencePages:
             self.end_page = end
 
     def adopt(self, shared: SharedPages) -> None:
-        """The sequence begins behind pages that others made and that it never writes.
+        """Start with pages of the prefix cache, which this sequence never writes.
 
-        Before anything else is held. Where a window's pages go back while the sequence lives, its
-        promise counts these too; else they need none.
+        Call it before any page is allocated. With a window, whose pages are freed during the run,
+        the sequence's reservation covers these pages too.
         """
         self._pool.share(shared.pages, self.owner, is_reserved=self.window > 0)
         self._set_pages(shared.first, shared.pages)
@@ -87,14 +87,14 @@ class SequencePages:
         self.shared = 0 if self.window else len(shared.pages)
 
     def reserve(self, pages: int) -> None:
-        """More pages are promised; SpecbuildError where the pool has too few."""
+        """Reserve more pages; SpecbuildError if the pool has too few."""
         self._pool.reserve(pages)
         self.reserved += pages
 
     def commit(self, length: int, *, reverified: int | None = None) -> None:
-        """The first ``length`` slots are the sequence; pages that it has no use for go back.
+        """Commit the first ``length`` slots and free pages that are no longer needed.
 
-        Rows from ``reverified`` on may be re-verified, and keep their windows.
+        Rows from ``reverified`` on may be computed again, so their windows are kept.
         """
         if not self.length <= length <= self.end_page * self.page_size:
             raise SpecbuildError(
@@ -106,18 +106,18 @@ class SequencePages:
         self._free_unused()
 
     def rewind(self, length: int) -> None:
-        """Forgets what lies past ``length``; SpecbuildError if its window is gone already."""
+        """Drop slots past ``length``; SpecbuildError if the window before it was freed."""
         if not 0 <= length <= self.length or self._window_page(length) < self.first_page:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: cannot rewind from {self.length} to {length}: "
-                "the pages of that window were given back"
+                "the pages of that window were freed"
             )
         self.length = length
         self._oldest_row = min(self._oldest_row, length)
         self._free_unused()
 
     def release(self) -> None:
-        """Every page goes back, and the promise of them."""
+        """Release all pages and the reservation."""
         if not self.window:
             self._pool.transfer_reservation(self.table[self.shared : self.end_page].tolist())
         self._release(self.first_page, self.end_page)
@@ -126,11 +126,11 @@ class SequencePages:
         self.length = self.first_page = self.end_page = self._oldest_row = 0
 
     def view_page(self, position: int) -> int:
-        """The first held page that a row at this position, or any behind it, sees."""
+        """Return the first held page that rows from this position on attend to."""
         return max(self.first_page, self._window_page(position))
 
     def _window_page(self, length: int) -> int:
-        """The first page that the token at position ``length`` sees."""
+        """Return the first page that the token at position ``length`` attends to."""
         return max(0, length - self.window + 1) // self.page_size if self.window else 0
 
     def _free_unused(self) -> None:
@@ -141,7 +141,7 @@ class SequencePages:
         self._free_before_window()
 
     def _free_before_window(self) -> None:
-        """What no row sees any more."""
+        """Free the pages before the window of all later rows."""
         if self.window:
             first = min(self._window_page(self._oldest_row), self.end_page)
             if first > self.first_page:
@@ -149,31 +149,31 @@ class SequencePages:
                 self.first_page = first
 
     def _set_pages(self, first: int, pages: Sequence[int]) -> None:
-        """The pages stand from logical page ``first`` on."""
+        """Enter these pages in the table from logical page ``first`` on."""
         end = first + len(pages)
         self.table[first:end] = pages
         slots = self.slots.reshape(-1, self.page_size)
         slots[first:end] = self.table[first:end, None] * self.page_size + self._offsets
 
     def _release(self, first: int, end: int) -> None:
-        """The last pages go first: of what is kept, they are the first that others replace."""
+        """Release pages, the last ones first, so that they are evicted before their parents."""
         if end > first:
             self._pool.release(self.table[first:end][::-1].tolist(), self.owner)
             self.table[first:end] = 0
 
 
 class AheadPages(SequencePages):
-    """Pages of launches that are queued before those in front of them are through.
+    """Pages for launches that are queued before earlier launches complete.
 
-    :meth:`reach` takes what the next one may write. Launches in flight may write behind the
-    committed length, so only what lies before a window goes back. All launches run in the order in
-    which they are queued: a page may have another owner at once, whose launches come later.
+    :meth:`ensure` allocates what the next launch may write. Launches in flight may write past the
+    committed length, so only pages before a window are freed. Launches run in queue order. So a
+    freed page can be allocated again at once: its new owner's launches run later.
     """
 
     def ensure(self, end: int) -> bool:
-        """Makes capacity for the first ``end`` slots; whether the table changed.
+        """Allocate pages for the first ``end`` slots; return whether the table changed.
 
-        A few pages more are taken where they are promised.
+        Allocates a few more pages if they are reserved.
         """
         end_page = -(-end // self.page_size)
         if end_page <= self.end_page:
@@ -187,26 +187,26 @@ class AheadPages(SequencePages):
 
 
 class FixedPages(SequencePages):
-    """Pages that stay until the end, and that are taken at once: tables do not change."""
+    """Pages allocated at admission and kept to the end, so that the table never changes."""
 
     def __init__(self, pool: PagePool, **sizes: int) -> None:
         super().__init__(pool, **sizes)
         self.append(self.reserved * self.page_size)
 
     def reserve(self, pages: int) -> None:
-        """More pages are taken: the table grows."""
+        """Reserve and allocate more pages; the table grows."""
         super().reserve(pages)
         self.append(self.reserved * self.page_size - self.length)
 
     def _free_unused(self) -> None:
-        """Nothing goes back before the end."""
+        """Free nothing before the end."""
 
 
 class RingPages(SequencePages):
-    """The pages of a window, taken at once: neither they nor the table change while it lives.
+    """The pages of a window, allocated at admission. Pages and table do not change.
 
-    Logical page p is the ring's page p mod R, so slot x is overwritten by slot x + R·page_size,
-    which is R·page_size ≥ window − 1 + (the rows of the largest launch) + page_size away.
+    Logical page p is page p mod R of the ring. So slot x is overwritten by slot x + R·page_size,
+    where R·page_size ≥ window − 1 + (rows of the largest launch) + page_size.
     """
 
     def __init__(self, pool: PagePool, **sizes: int) -> None:
@@ -218,20 +218,20 @@ class RingPages(SequencePages):
         self.end_page = logical
 
     def view_page(self, _position: int) -> int:
-        """0: a row's sums over its window are cut at the same positions in every launch."""
+        """Return 0, so that attention splits a window at the same positions in every launch."""
         return 0
 
     def append(self, count: int) -> None:
-        """Checks that ``count`` slots after the committed length are held."""
+        """Check that ``count`` slots after the committed length are held."""
         num_slots = self.end_page * self.page_size
         if self.length + count > num_slots:
             raise SpecbuildError(
                 f"cache group {self._pool.name}: a sequence holds {num_slots} slots, "
-                f"{self.length + count} wanted; use fewer tokens"
+                f"{self.length + count} requested; use fewer tokens"
             )
 
     def _free_unused(self) -> None:
-        """Nothing goes back before the end."""
+        """Free nothing before the end."""
 
     def _release(self, _first: int, _end: int) -> None:
         self._pool.release(self.pages, self.owner)

@@ -1,1 +1,1 @@
-"""Decoding: scheduling, steps, emission."""
+"""The decoding loop and the parts that the CPU and GPU implementations share."""

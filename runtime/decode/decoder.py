@@ -1,4 +1,4 @@
-"""What an engine decodes with: loops over steps of the host, or of a device."""
+"""The decoder of an engine: creates decoding loops for a CPU or a device."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ Speculation: TypeAlias = DraftShape | Literal["default"] | None
 
 @dataclass(frozen=True, eq=False)
 class DraftSetting:
-    """How requests draft: those of one loop draft alike. The tokens are the same with any.
+    """How the requests of one loop draft. The tokens do not depend on it.
 
-    ``speculation``: a shape, None for no draft, or "default" for what pays; ``drafter``: the kind
-    of one of the engine's, ``auto`` for those that pay, ``none``, or an object of the caller's.
+    ``speculation`` is a draft shape, None for no draft, or "default" for the fastest draft by
+    measured costs. ``drafter`` is the kind of one of the engine's drafters, ``auto``, ``none``, or
+    a custom :class:`Drafter` object.
     """
 
     speculation: Speculation = "default"
@@ -44,16 +45,16 @@ class DraftSetting:
     def __post_init__(self) -> None:
         if self.drafter == NONE:
             if isinstance(self.speculation, DraftShape):
-                raise RequestError("a draft shape is given, but drafter none: leave one out")
+                raise RequestError("speculation is a draft shape, but drafter is none: omit one")
             object.__setattr__(self, "speculation", None)
 
     @property
     def custom_drafter(self) -> Drafter | None:
-        """The caller's own drafter, None where the engine's draft."""
+        """The custom drafter object; None if a drafter of the engine drafts."""
         return None if isinstance(self.drafter, str) else self.drafter
 
     def same_as(self, other: DraftSetting) -> bool:
-        """Whether requests of both may share a loop."""
+        """Return whether requests with these two settings may share a loop."""
         if self.speculation is None and other.speculation is None:
             return True
         is_same_drafter = self.drafter is other.drafter
@@ -62,9 +63,9 @@ class DraftSetting:
         return self.speculation == other.speculation and is_same_drafter
 
     def for_requests(self, requests: Sequence[Request]) -> DraftSetting:
-        """What these requests draft with: nothing, where one of them is exact.
+        """Return the setting for these requests: no draft if one of them is exact.
 
-        RequestError where such a request asks for a draft.
+        Raises RequestError if an exact request also asks for a draft.
         """
         if self.speculation is None or not any(request.params.exact for request in requests):
             return self
@@ -74,11 +75,11 @@ class DraftSetting:
 
 
 class Decoder(ABC):
-    """Makes the loops that serve checked requests, one at a time.
+    """Creates loops that serve checked requests, one loop at a time.
 
-    Whoever uses the executor holds ``machine``: a loop, a measurement, a scoring. Trying drafts
-    may cost ``explored_share`` of the time. ``observe_launch`` may be set before a loop is made:
-    the decoding thread calls it with the number of tokens of each launch.
+    A caller that runs a loop, a measurement or a scoring holds the lock ``machine``. Up to
+    ``explored_share`` of the time is spent on trying drafts. ``observe_launch`` may be set before a
+    loop is created: the decoding thread calls it with the number of tokens of each launch.
     """
 
     explored_share = EXPLORED_SHARE
@@ -101,31 +102,31 @@ class Decoder(ABC):
 
     @property
     def clock(self) -> StepClock | None:
-        """How the time of steps is shared; None where they do not run on the host."""
+        """Time spent drafting and verifying; None if steps run on a device."""
         return None
 
     @property
     def suffix_statistics(self) -> SuffixStatistics | None:
-        """What suffix decoding has counted; None where it has not been asked for."""
+        """Counters of suffix decoding; None if it was never used."""
         return None
 
     def _max_step_tokens(self, policy: DraftPolicy) -> int | None:
-        """The most tokens of a step; None where a request reserves all that it may need."""
+        """Most tokens a step emits per sequence; None if all pages are reserved at admission."""
         return 1 + policy.max_depth if self._on_demand else None
 
     @property
     @abstractmethod
     def default_draft(self) -> DraftPolicy:
-        """What ``speculation="default"`` last used; its ``reason`` says what it chose, and why."""
+        """The policy of the last run with ``speculation="default"``; ``reason`` explains it."""
 
     def _check_named(self, setting: DraftSetting) -> None:
-        """RequestError where the engine was built without the drafter that is asked for."""
+        """Raise RequestError if the engine was built without the named drafter."""
         if setting.speculation is not None and isinstance(setting.drafter, str):
             drafter_named(self._manifest, setting.drafter)
 
     @abstractmethod
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
-        """RequestError where the engine has no such draft, or no steps for such requests."""
+        """Raise RequestError if the engine lacks this draft, or steps for these requests."""
 
     @abstractmethod
     def loop(
@@ -135,23 +136,24 @@ class Decoder(ABC):
         text_stream: TextStreams,
         prefill: PrefillSchedule | None = None,
     ) -> Loop:
-        """A loop of this setting; whoever runs it holds :attr:`machine`.
+        """Create a loop with this setting. The caller holds :attr:`machine` while it runs.
 
-        ``prefill`` None is the schedule of the engine's settings.
+        ``prefill`` None uses the schedule of the engine's settings.
         """
 
     def score(
         self, ids: Sequence[int], *, prompt_tokens: int | None = None
     ) -> Iterator[ScoredRows]:
-        """The target's logits behind every token of a sequence, by what decodes.
+        """Iterate over the target's logits after every token of a sequence.
 
-        The first ``prompt_tokens`` are read as a prompt, those behind as steps without a draft see
-        them; None reads all as a prompt. Requests wait until all is read. Raises RequestError
-        where the sequence does not fit, the engine cannot score so, or requests are being served.
+        The first ``prompt_tokens`` tokens are computed by prefill, the others one by one as
+        decoding steps without a draft compute them. None computes all of them by prefill. Requests
+        wait until the iterator is exhausted. Raises RequestError if the sequence is too long, the
+        engine has no scoring programs, or requests are being served.
         """
         limit = self._manifest.limits.max_seq_len
         if not 1 <= len(ids) <= limit:
-            raise RequestError(f"{len(ids)} tokens to score, the engine takes 1 to {limit}")
+            raise RequestError(f"cannot score {len(ids)} tokens, the engine scores 1 to {limit}")
         num_prompt = len(ids) if prompt_tokens is None else prompt_tokens
         if not 1 <= num_prompt <= len(ids):
             raise RequestError(f"prompt_tokens is {num_prompt}, must be 1 to {len(ids)}")
@@ -159,7 +161,7 @@ class Decoder(ABC):
 
     def _with_machine(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
         if not self.machine.acquire(blocking=False):
-            raise RequestError("the engine is serving requests; score when they are done")
+            raise RequestError("the engine is serving requests; score when they have finished")
         try:
             yield from rows
         finally:
@@ -167,17 +169,18 @@ class Decoder(ABC):
 
     @abstractmethod
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
-        """Rows in order; whoever asks for them holds :attr:`machine`."""
+        """Iterate over the rows in order. The caller holds :attr:`machine`."""
 
     @abstractmethod
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        """That of a drafter: it starts from what the one before it has learned.
+        """Create the default policy of a drafter. It continues from what the previous policy
+        learned.
 
-        Those of greedy steps and of sampled ones learn apart.
+        Policies of greedy and of sampled steps learn separately.
         """
 
     def _engine_policy(self, setting: DraftSetting) -> DraftPolicy:
-        """The policy of a loop that drafts with an engine's own drafter."""
+        """The policy of a loop that uses the engine's own drafters."""
         if setting.speculation != "default":
             return asked_for(setting.speculation)
         assert isinstance(setting.drafter, str)

@@ -1,4 +1,4 @@
-"""From the target's tokens to events: text, ends of requests, statistics. Every loop emits so."""
+"""Turns target tokens into events: text, finish reasons and statistics, for every loop."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TextStreams = Callable[[Request], TextStream | None]
 
 
 class Emission:
-    """Appends new tokens to sequences, and says what came of requests.
+    """Appends new tokens to sequences and creates their events.
 
-    ``max_depth`` is that of the deepest draft that a step may verify.
+    ``max_depth`` is the depth of the deepest draft that a step may verify.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Emission:
         self.text_stream = text_stream
 
     def admit(self, index: int, request: Request, pages: dict[str, SequencePages]) -> SequenceState:
-        """The state of a request that is to run now for the first time; its clock starts."""
+        """Create the state of a request at its first admission, and start its clock."""
         ids = np.zeros(len(request.prompt_ids) + request.token_budget, np.int32)
         ids[: len(request.prompt_ids)] = request.ids
         counters = RunCounters(self._max_depth)
@@ -55,7 +55,7 @@ class Emission:
         )
 
     def restore(self, preempted: SequenceState, pages: dict[str, SequencePages]) -> SequenceState:
-        """The state of a request that begins again: what it emitted is emitted no more."""
+        """Create the state of a preempted request, which replays its tokens without events."""
         return SequenceState(
             request=preempted.request,
             index=preempted.index,
@@ -72,13 +72,13 @@ class Emission:
         )
 
     def append(self, new: NewTokens) -> list[Event]:
-        """Appends tokens until one ends the request; their events in order.
+        """Append tokens until one finishes the request; return their events in order.
 
-        An infinite log-probability is none: a screened head chose the token.
-
-        What was emitted before comes again and gives no events. Where its guide failed, a request
-        ends behind what it had allowed. SpecbuildError where a token comes again as another one,
-        and where a log-probability is no number: then the target's logits were none.
+        An infinite log-probability means unknown: the int8-prefiltered head chose the token. Tokens
+        that are replayed after a preemption give no events. If the guide failed, the request ends
+        after the tokens that the guide had allowed. Raises SpecbuildError if a replayed token
+        differs from the token emitted before, or if a log-probability is NaN because the target's
+        logits are NaN.
         """
         sequence, tokens = new.sequence, new.tokens
         if sequence.guide is not None and sequence.guide.failure is not None:
@@ -127,7 +127,8 @@ class Emission:
         return events
 
     def release_held(self, sequence: SequenceState) -> list[Event]:
-        """The events that were held until the next mask arrived, which may end the request."""
+        """Return the events held until a remote guide's mask arrived. The guide may finish the
+        request."""
         held, sequence.held_events = sequence.held_events, []
         assert sequence.guide is not None
         if sequence.guide.failure is not None:
@@ -142,7 +143,7 @@ class Emission:
     def _finish_reason(
         self, sequence: SequenceState, token: int
     ) -> tuple[FinishReason | None, str]:
-        """Why the request ends with this token, if it does, and the text it gives."""
+        """Return why this token finishes the request, or None, and the text to emit."""
         params = sequence.request.params
         reason: FinishReason | None = None
         if not params.ignore_eos and token in self._eos_token_ids:
@@ -162,16 +163,15 @@ class Emission:
 
 
 def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]]) -> int:
-    """How many of these tokens were emitted before the sequence was preempted."""
+    """Skip tokens that were emitted before a preemption; return their number."""
     count = min(sequence.replay_remaining, len(tokens))
     for token, _ in tokens[:count]:
         emitted_before = int(sequence.ids[sequence.num_tokens])
         if token != emitted_before:
             raise SpecbuildError(
-                f"prompt {sequence.request.id!r}: output token "
-                f"{sequence.num_output_tokens + 1} was {emitted_before} before its pages were "
-                f"taken and is {token} decoded again, against law 5; please report it, and run "
-                "with guaranteed-no-evict"
+                f"prompt {sequence.request.id!r}: internal error: output token "
+                f"{sequence.num_output_tokens + 1} was {emitted_before}, and replay after a "
+                f"preemption produced {token}; please report it, and run with guaranteed-no-evict"
             )
         sequence.num_tokens += 1
     return count
@@ -180,7 +180,7 @@ def _skip_replayed(sequence: SequenceState, tokens: Sequence[tuple[int, float]])
 def finish_unstarted(
     index: int, request: Request, text_stream: TextStreams, reason: FinishReason = "abort"
 ) -> FinishEvent:
-    """The end of a request that was aborted, or late, before it was admitted."""
+    """Create the finish event of a request that was aborted or expired before admission."""
     record = RunRecord(
         id=request.id,
         prompt_ids=request.prompt_ids,

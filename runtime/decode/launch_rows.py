@@ -1,19 +1,20 @@
-"""How many rows the next launch of prompts takes."""
+"""The number of rows of prefill launches."""
 
 from __future__ import annotations
 
-# Launches of up to so many rows are padded freely. They are also the largest while sequences
-# decode: one lasts as long as a few steps, and a larger one would hold all their tokens up.
+# Padding costs little in launches of up to this many rows. While sequences decode, it is also the
+# largest launch: it takes as long as a few steps, and a larger one would delay their tokens.
 CHEAP_PADDING_ROWS = 2048
-# A larger launch costs what a full one does, and pays where so many of its rows are wanted.
+# A larger launch costs the same however many of its rows are used. It pays from this share on.
 _MIN_FILL = 0.75
 
 
 def launch_rows(remaining: int, max_rows: int, *, decoding: bool = False) -> int:
-    """Rows of the next launch, ``most`` at most, where prompts have ``wanted`` rows left.
+    """Return the rows of the next launch: at most ``max_rows``, with ``remaining`` prompt rows
+    left.
 
-    Larger launches read the weights of all experts less often. Above ``FREELY_PADDED`` rows an
-    engine has them for doublings of that number.
+    Larger launches read the experts' weights less often. Above ``CHEAP_PADDING_ROWS``, an engine
+    has launches of that size times a power of two.
     """
     if decoding or max_rows <= CHEAP_PADDING_ROWS:
         return min(max_rows, CHEAP_PADDING_ROWS)
@@ -24,7 +25,7 @@ def launch_rows(remaining: int, max_rows: int, *, decoding: bool = False) -> int
 
 
 def prompt_launches(tokens: int, max_rows: int) -> list[int]:
-    """The launches of one prompt of so many tokens, read alone."""
+    """Return the launch sizes for a single prompt of this many tokens."""
     chunks: list[int] = []
     while tokens:
         chunks.append(min(tokens, launch_rows(tokens, max_rows)))

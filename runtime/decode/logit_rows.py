@@ -1,8 +1,7 @@
-"""A request's own changes to rows of logits, and the likeliest tokens of a row.
+"""Logit processors on the host, and the most likely tokens of a row.
 
-They are numpy on the host, in front of the role ``choose``: every engine whose logits reach the
-host serves them with the graphs that it has, and a row that asks for none of them costs nothing.
-The argmax, the cuts of top-k and top-p, and the noise remain the graph's.
+They run in numpy before the role ``choose``, on every engine whose logits reach the host. A row
+whose request has none costs nothing. Argmax, top-k, top-p and sampling noise stay in the graph.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ def adjust(
     eos_token_ids: Collection[int],
     mask: TokenMask | None = None,
 ) -> None:
-    """Changes one row ``logits`` fp32 [V] in place, by steps 1 to 4 and 6 of SamplingParams.
+    """Apply steps 1 to 4 and 6 of SamplingParams to one row ``logits`` fp32 [V], in place.
 
-    ``prompt`` and ``output`` are the token ids before the row; ``mask`` is what a guide allows.
+    ``prompt`` and ``output`` are the token ids before the row. ``mask`` holds the tokens that a
+    guide allows.
     """
     sampling = params.sampling
     ids, biases = sampling.bias_arrays
@@ -42,7 +42,7 @@ def adjust(
 
 
 def ends_of(params: GenerateParams, eos_token_ids: Collection[int], vocab: int) -> list[int]:
-    """The tokens that end a request's output, of those that the model has."""
+    """Return the tokens of the vocabulary that end the output of a request."""
     ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)]
     return [token for token in ends if 0 <= token < vocab]
 
@@ -61,16 +61,17 @@ def _penalise(
 
 
 def log_probability(logits: np.ndarray, token: int) -> np.float32:
-    """The natural log-probability of a token under one row ``logits`` fp32 [V]."""
+    """Return the natural log-probability of a token, given one row ``logits`` fp32 [V]."""
     wide = logits.astype(np.float64)
     maximum = wide.max()
     return np.float32(wide[token] - maximum - np.log(np.exp(wide - maximum).sum()))
 
 
 def most_likely(logits: np.ndarray, count: int, *, token: int, logprob: float) -> TopLogprobs:
-    """The ``count`` likeliest tokens of one row [V], of equal ones the lower ids.
+    """Return the ``count`` most likely tokens of a row [V]; ties go to the lower id.
 
-    ``logprob`` is the log-probability of ``token`` in this row, to which the others are relative.
+    ``logprob`` is the log-probability of ``token`` in this row. The others are computed relative to
+    it.
     """
     count = min(count, len(logits))
     threshold = np.partition(logits, len(logits) - count)[len(logits) - count]

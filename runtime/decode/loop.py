@@ -1,17 +1,19 @@
-"""THE decoding loop: schedule → prefill | draft → verify → accept → commit → emit.
+"""The decoding loop: schedule → prefill | draft → verify → accept → commit → emit.
 
-A turn starts launches until the machine takes no more, of prompts or of steps as the scheduler
-says, and receives the oldest: who arrives waits for none but those in flight.
+In each turn the loop starts launches until the stepper accepts no more, then receives the oldest
+launch. The scheduler selects prefill or a decoding step. A new request waits only for the launches
+in flight.
 
-Acceptance. In one pass the target looks at a tree of drafts below the newest token, the root, and
-says at every node which token it would emit there: ``sample(i)``, the argmax, or a draw whose noise
-belongs to (seed, position) alone. A node is accepted where its parent is and the target sampled it:
+Acceptance. In one pass the target computes the root, which is the newest token, and a tree of draft
+tokens below it. At every node i it samples the token that it would emit there. ``sample(i)`` is the
+argmax, or a draw whose noise depends on (seed, position) only. A node is accepted if its parent is
+accepted and the target sampled the node's token at the parent:
 
     accepted(root) = true,    accepted(i) = accepted(parent(i)) ∧ sample(parent(i)) = token(i)
 
-Siblings differ, so the accepted nodes form one path. Its tokens and the sample at its end (the
-bonus token) are emitted. Each is what decoding without a draft would have chosen at its position:
-speculation changes how many tokens a step gives, never which.
+Siblings have different tokens, so the accepted nodes form one path. The step emits the path's
+tokens and the sample at its end, the bonus token. Each of them is the token that decoding without a
+draft chooses at its position. So speculation changes how many tokens a step emits, never which.
 """
 
 from __future__ import annotations
@@ -29,16 +31,16 @@ from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
 
-# How long the loop waits for a mask where nothing else is to do: new requests wait as long.
+# How long the loop waits for a mask if it has no other work. A new request waits as long.
 _MASK_WAIT_S = 0.005
 
 
 class Loop:
-    """Serves requests that join and leave between its turns.
+    """Serves requests that join and leave between turns.
 
-    Events name a request by the number that :meth:`add` gave it. Closed with :meth:`close`, also
-    where a turn raised. ``observe`` is called with the tokens of each launch that was received,
-    those of prompts that it read and those that it gave.
+    Events identify a request by the number that :meth:`add` returned. Call :meth:`close` at the
+    end, also after an exception. ``observe`` is called with the number of tokens of each received
+    launch: prefilled prompt tokens plus emitted tokens.
     """
 
     def __init__(
@@ -54,20 +56,20 @@ class Loop:
         self._emission = emission
         self._policy = policy
         self._observe = observe
-        # A shape that was chosen ahead, and the batch that it was chosen for.
+        # A shape chosen ahead of its step, with the batch size that it was chosen for.
         self._chosen: tuple[int, ChosenDraft] | None = None
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether no request is waiting or running."""
         return self._scheduler.finished
 
     def add(self, request: Request) -> int:
-        """Queues a request; the number that its events carry."""
+        """Queue a request; return its number."""
         return self._scheduler.add(request)
 
     def abort(self, index: int, reason: FinishReason = "abort") -> FinishEvent | None:
-        """Ends a request now, with what it has emitted; None where it is done already."""
+        """Finish a request now, with its tokens so far. Return None if it has already finished."""
         queued = self._scheduler.withdraw(index)
         if queued is not None and queued.preempted is None:
             return finish_unstarted(index, queued.request, self._emission.text_stream, reason)
@@ -82,11 +84,11 @@ class Loop:
         return FinishEvent(index, sequence.record())
 
     def open(self) -> None:
-        """Takes the machine for this loop; before the first turn."""
+        """Prepare the stepper for this loop. Called once, before the first turn."""
         self._stepper.open()
 
     def run(self) -> Generator[Event, None, None]:
-        """The events of every request, from :meth:`open` until all are done."""
+        """Run all requests to their end, after :meth:`open`, and iterate over their events."""
         self.open()
         try:
             while not self.idle:
@@ -95,9 +97,9 @@ class Loop:
             self.close()
 
     def turn(self) -> list[Event]:
-        """Starts what is of use, and receives one launch. RequestError where none can start.
+        """Start launches, receive one and return its events. RequestError if none can start.
 
-        What is late ends first; nothing is started where nobody is left.
+        Expired requests finish first.
         """
         ends: list[Event] = [
             end
@@ -121,11 +123,11 @@ class Loop:
         return ends + events
 
     def close(self) -> None:
-        """Gives back what unfinished requests hold."""
+        """Release the pages of unfinished requests."""
         self._stepper.close(self._scheduler.close())
 
     def _start_launches(self) -> None:
-        """Prompts or a step, as they take turns, while the machine takes more."""
+        """Start prefill launches and steps, alternating, while the stepper accepts more."""
         prompts_end = False
         while self._stepper.in_flight < self._stepper.max_in_flight:
             self._provide_pages()
@@ -146,7 +148,7 @@ class Loop:
             self._choose_ahead()
 
     def _provide_pages(self) -> None:
-        """Before the next launch, behind those in flight: who has pages for a step takes part."""
+        """Allocate pages for the next launch; notify the stepper of sequences that changed."""
         changes = self._scheduler.provide_pages()
         for notify, sequences in (
             (self._stepper.release, changes.preempted),
@@ -161,7 +163,7 @@ class Loop:
                 self._stepper.pause(sequence)
 
     def _collect_masks(self) -> list[Event]:
-        """Decode the sequences again whose masks have arrived; the events that waited for them."""
+        """Resume sequences whose masks have arrived; return the events that were held for them."""
         events: list[Event] = []
         for sequence in self._scheduler.awaiting_masks:
             assert sequence.guide is not None
@@ -177,7 +179,7 @@ class Loop:
         return events
 
     def _await_mask(self) -> bool:
-        """Wait a moment for the oldest of these masks; False where none is awaited."""
+        """Wait briefly for the oldest awaited mask. Return False if no sequence awaits one."""
         for sequence in self._scheduler.awaiting_masks:
             assert sequence.guide is not None
             sequence.guide.ready(sequence.output, timeout_s=_MASK_WAIT_S)
@@ -193,14 +195,14 @@ class Loop:
             if new.sequence.finish_reason is not None:
                 ended.append(new.sequence)
                 events.append(FinishEvent(new.sequence.index, new.sequence.record()))
-        # What they leave to the prefix cache is there before their pages go back.
+        # Sequences publish pages to the prefix cache before their pages are released.
         self._stepper.after_emit()
         for sequence in ended:
             self._release(sequence)
         return events
 
     def _hold_for_mask(self, sequence: SequenceState, events: list[Event]) -> list[Event]:
-        """Take a sequence out of steps until its guide's next mask is there; events to emit now."""
+        """Pause a sequence until its remote guide's next mask arrives; return events to emit."""
         guide = sequence.guide
         if guide is None or not guide.is_remote or sequence.finish_reason is not None:
             return events
@@ -211,19 +213,20 @@ class Loop:
         return []
 
     def _shape(self, step_context: Outlook) -> ChosenDraft | Later:
-        """The policy's choice, which counts as a step: one made ahead for this batch is taken."""
+        """Return the policy's choice for this step, or the one that was made ahead for this batch
+        size."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[0] == step_context.batch:
             return chosen[1]
         return self._policy.shape(step_context)
 
     def _choose_ahead(self) -> None:
-        """While the machine reads prompts, the first step behind them is made ready."""
+        """Choose and load the first step after a prefill launch while that launch runs."""
         draftable = self._scheduler.draftable
         if any(sequence.tokens_left > 1 for sequence in draftable):
             step_context = self._stepper.step_context(draftable)
             shape = self._policy.shape(step_context)
-            # What the host offers is known with their first tokens.
+            # A host proposal needs the prompts' first tokens, which are not known yet.
             if shape is not LATER and not isinstance(shape, OfferedDepths):
                 self._chosen = (step_context.batch, shape)
                 self._stepper.prepare_step(draftable, shape)

@@ -1,9 +1,9 @@
-"""Pages on demand: who gets more before a step, who waits for them, and who gives theirs back.
+"""Allocates pages on demand: which sequences grow before a step, pause, or are preempted.
 
-A sequence is admitted with pages for what it has, and grows as it decodes. They rank by priority,
-then by age: where the pages of one do not suffice the last of those that run is preempted, if it is
-behind it. Else the sequence itself pauses, which keeps its pages and waits. So the first always
-goes on, and nobody starves.
+A sequence is admitted with pages for the tokens it has, and grows while it decodes. Sequences are
+ranked by priority, then by age. If a sequence lacks pages, the lowest-ranked running sequence is
+preempted. If that is the sequence itself, it pauses instead: it keeps its pages and waits. So the
+highest-ranked sequence always continues, and no sequence waits forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class PageChanges:
-    """What became of sequences before a step: each list in the order of events."""
+    """The sequences whose pages changed before a step, in the order in which they changed."""
 
     preempted: list[SequenceState] = field(default_factory=list)
     grown: list[SequenceState] = field(default_factory=list)
@@ -28,15 +28,15 @@ class PageChanges:
 def provide_pages(
     running: list[SequenceState], kv: KvPools, *, max_step_tokens: int
 ) -> PageChanges:
-    """Grows those of ``running``, by rank, that the next step may decode.
+    """Allocate pages, by rank, to the running sequences that the next step may decode.
 
-    A step in flight emits up to ``most_emitted`` tokens. Who is preempted leaves ``running``.
-    Raises SpecbuildError where one that runs alone finds no pages.
+    A step in flight emits at most ``max_step_tokens`` tokens per sequence. Preempted sequences are
+    removed from ``running``. Raises SpecbuildError if a single running sequence finds no pages.
     """
     changes = PageChanges()
     ranked = sorted(running, key=rank)
     for sequence in list(ranked):
-        # A paused one goes on from what its steps in flight gave: these come first.
+        # A paused sequence resumes only after its steps in flight were received.
         must_wait = sequence.steps_in_flight and (
             sequence.paused or sequence.tokens_left <= sequence.valid_steps_in_flight
         )
@@ -57,7 +57,7 @@ def _grow_by_rank(
     max_step_tokens: int,
     changes: PageChanges,
 ) -> bool:
-    """Whether the sequence has pages for a step, by those of later ones if need be."""
+    """Allocate pages for a step, preempting lower-ranked sequences; return the success."""
     request = sequence.request
     max_tokens = sequence.num_tokens + sequence.steps_in_flight * max_step_tokens
     tokens = min(max_tokens, len(request.prompt_ids) + request.token_budget)

@@ -1,4 +1,4 @@
-"""Who waits for pages, and in what order: by priority, then as they came, seldom overtaken."""
+"""The queue of requests that wait for pages: by priority, then arrival, without starvation."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from specbuild.runtime.cache.prefix import MatchResult, SequencePrefix
 from specbuild.runtime.request import MOST_URGENT, Request, SequenceState
 
-# Later requests of higher priority that may be admitted before one that waits.
+# Number of later requests that may be admitted before an earlier one.
 MAX_OVERTAKES = 100
 NOTHING_CACHED = MatchResult()
 
 
 @dataclass(frozen=True, eq=False)
 class QueuedRequest:
-    """A request that waits for pages; ``preempted`` is what it was before it lost them.
+    """A request that waits for pages. ``preempted`` is its state before it lost its pages.
 
-    ``match`` is what the prefix cache had of ``prefix`` when it was admitted.
+    ``match`` holds the cached pages of ``prefix`` at admission.
     """
 
     index: int
@@ -30,22 +30,23 @@ class QueuedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that it begins with: its prompt, and what it had emitted."""
+        """Tokens that the request starts with: its prompt and the tokens emitted before a
+        preemption."""
         if self.preempted is None:
             return len(self.request.prompt_ids)
         return max(self.preempted.num_tokens, self.preempted.replay_until)
 
 
 def rank(request: QueuedRequest | SequenceState) -> tuple[int, int]:
-    """Who waits, and who runs, by priority and then by age: less comes first."""
+    """The sort key of waiting and running requests: priority, then arrival. Lower comes first."""
     return (request.request.priority, request.index)
 
 
 class RequestQueue:
-    """Requests by priority, the lowest number first, and those of one priority as they came.
+    """Requests ordered by priority, lowest number first, then by arrival.
 
-    Nobody starves: whom ``MOST_OVERTAKES`` later requests went before has the highest priority
-    from then on, also once it runs.
+    A request that ``MAX_OVERTAKES`` later requests have overtaken gets the highest priority, and
+    keeps it while it runs. So no request starves.
     """
 
     def __init__(self) -> None:
@@ -59,22 +60,22 @@ class RequestQueue:
 
     @property
     def first(self) -> QueuedRequest:
-        """Who is next."""
+        """The next request to admit."""
         return self._entries[0]
 
     def add(self, entry: QueuedRequest) -> None:
-        """Puts a request behind those that go before it."""
+        """Insert a request after those that rank before it."""
         insort(self._entries, entry, key=rank)
 
     def remove(self, index: int) -> QueuedRequest | None:
-        """Takes a request out, which goes nowhere; None where it does not wait."""
+        """Remove and return a request; None if it is not waiting."""
         for place, entry in enumerate(self._entries):
             if entry.index == index:
                 return self._entries.pop(place)
         return None
 
     def take(self, admitted: QueuedRequest) -> None:
-        """Takes one out, who is admitted: before all who came earlier."""
+        """Remove an admitted request, and count it as overtaking all earlier requests."""
         self._entries.remove(admitted)
         if any(entry.index < admitted.index for entry in self._entries):
             self._entries = sorted(

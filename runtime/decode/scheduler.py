@@ -1,4 +1,4 @@
-"""Which launch comes next: admission by rank and free pages, then prompts and steps in turns."""
+"""Selects the next launch: admits requests, then alternates prefill launches and decoding steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.settings import DEFAULT_PREFILL, PrefillSchedule
 
 CreateSequence = Callable[[QueuedRequest, dict[str, SequencePages]], SequenceState]
 
-# The most sequences of a step in which such requests take part.
+# Returns how many sequences with such requests a step can decode.
 MaxSequences = Callable[[Sequence[Request]], int]
 
 
@@ -34,15 +34,15 @@ class Chunk:
 
     @property
     def is_last(self) -> bool:
-        """Whether the prompt ends here."""
+        """Whether this is the last chunk of the prompt."""
         return self.start + self.count == len(self.sequence.request.prompt_ids)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One launch of the target: prompt chunks, or sequences to decode. Empty: none is of use.
+    """One launch of the target: prompt chunks, or sequences to decode. Empty if none can start.
 
-    ``apart``: the sequences are those that share no step with the others.
+    ``uses_logit_processor``: this is a logit-processor step (:class:`Scheduler`).
     """
 
     chunks: tuple[Chunk, ...] = ()
@@ -51,28 +51,28 @@ class Batch:
 
 
 class Scheduler:
-    """Admits requests by rank while pages are free; prompts and decoding take turns.
+    """Admits requests by rank while pages are free; alternates prefill launches and decoding steps.
 
-    Requests are added and withdrawn at any time, and told apart by their numbers from 0 on.
+    Requests may be added and withdrawn at any time. Their numbers count from 0.
 
-    Prompts wait in a queue. A launch takes up its head, and with the rows that are left those
-    behind; a head that does not end goes to the back. So every launch brings each prompt one place
-    forward, and a short one waits for no more launches than there are prompts before it, however
-    long these are.
+    **Prefill.** Prompts wait in a queue. A launch takes a chunk of the first prompt, and fills its
+    remaining rows with the next ones. A prompt that is not finished moves to the end of the queue.
+    So a short prompt waits for at most as many launches as there are prompts before it, however
+    long they are.
 
-    ``invariant_rows``: only among launches of up to so many rows has a row the same bits whatever
-    shares its launch. Which prompts arrive together depends on drafts; so a larger chunk runs
-    alone, and the chunks of a prompt are cut by its own length. ``most_sequences`` bounds how many
-    run together by what they ask for; None: the limits alone do.
+    Rows are batch-invariant only in launches of up to ``invariant_rows`` rows. Which prompts share
+    a launch depends on the drafts, so a larger chunk runs alone, and prompts are cut by their own
+    length only. ``max_sequences`` limits the running sequences by what their requests need; None:
+    only the engine's limits apply.
 
-    Where a step's ``most_emitted`` tokens of a sequence are given, pages come on demand: requests
-    are admitted with those of what they have, and :meth:`provide` gives them more.
+    **Pages.** With ``max_step_tokens``, the largest number of tokens a step emits per sequence,
+    pages are allocated on demand: requests are admitted with pages for the tokens they have, and
+    :meth:`provide_pages` allocates more. With ``prefixes``, prompts reuse cached pages.
 
-    With ``prefixes``, prompts begin after the pages that the prefix cache has of them.
-
-    Steps of sequences that are ``apart`` are shared with none of the others, and the two kinds take
-    turns. One of them with a guide takes part in no step while one of its own is in flight: what it
-    allows follows from the token before.
+    **Logit-processor steps** decode the sequences whose logits are changed by their requests or
+    guides. They are not shared with other sequences and have no draft. They alternate with ordinary
+    steps. A sequence with a guide has at most one of them in flight, since a mask depends on the
+    token before.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class Scheduler:
     ) -> None:
         self._last_used_processor = False
         self._waiting = RequestQueue()
-        # Of those that wait or run, when they have to be done.
+        # Deadlines of waiting and running requests, by number.
         self._deadlines_s: dict[int, float] = {}
         self._running: list[SequenceState] = []
-        # Of those running, who has prompt rows that no launch has taken up.
+        # Running sequences with prompt rows that no launch has prefilled yet.
         self._prompts: deque[SequenceState] = deque()
         self._added = 0
         self._steps = 0
@@ -106,17 +106,18 @@ class Scheduler:
 
     @property
     def finished(self) -> bool:
-        """Whether every request is done."""
+        """Whether every request has finished."""
         return not self._waiting and not self._running
 
     @property
     def sequences(self) -> tuple[SequenceState, ...]:
-        """The requests that were admitted and are not done."""
+        """The sequences that were admitted and have not finished."""
         return tuple(self._running)
 
     @property
     def decodable(self) -> tuple[SequenceState, ...]:
-        """Those whose prompts are read, or in flight to their end, and that steps may decode."""
+        """The sequences that steps may decode: their prefill is complete or in flight, and none is
+        paused."""
         return tuple(
             s
             for s in self._running
@@ -125,16 +126,16 @@ class Scheduler:
 
     @property
     def awaiting_masks(self) -> tuple[SequenceState, ...]:
-        """Running sequences that no step decodes until a mask arrives."""
+        """The running sequences that wait for a mask of a remote guide."""
         return tuple(s for s in self._running if s.awaits_mask)
 
     @property
     def draftable(self) -> tuple[SequenceState, ...]:
-        """Those of them whose steps are shared."""
+        """The decodable sequences that take part in ordinary steps, which may have a draft."""
         return tuple(s for s in self.decodable if not s.uses_logit_processor)
 
     def add(self, request: Request) -> int:
-        """Queues a request behind those that go before it; its number."""
+        """Queue a request; return its number."""
         prefix = None
         if self._prefixes is not None:
             prefix = self._prefixes.cache.begin(request.ids, request.params.cache_salt)
@@ -145,7 +146,7 @@ class Scheduler:
         return self._added - 1
 
     def withdraw(self, index: int) -> QueuedRequest | None:
-        """Takes a waiting request out of the queue; None where it does not wait."""
+        """Remove a waiting request from the queue and return it; None if it is not waiting."""
         queued = self._waiting.remove(index)
         if queued is not None:
             self._deadlines_s.pop(index, None)
@@ -153,22 +154,22 @@ class Scheduler:
         return queued
 
     def expired(self) -> list[int]:
-        """The numbers of those that had to be done by now."""
+        """The numbers of the requests whose deadlines have passed."""
         if not self._deadlines_s:
             return []
         now_s = time.monotonic()
         return [index for index, limit_s in self._deadlines_s.items() if limit_s <= now_s]
 
     def running_sequence(self, index: int) -> SequenceState | None:
-        """The sequence of an admitted request; None where it waits or is done."""
+        """The sequence of an admitted request; None if it is waiting or has finished."""
         return next((s for s in self._running if s.index == index), None)
 
     def admit(self, create: CreateSequence) -> None:
-        """Takes up who waits, by rank, while pages and rows are free.
+        """Admit waiting requests, by rank, while pages and rows are free.
 
-        Whose prompt begins as one that is being read waits until that beginning is cached.
-        ``admit`` makes the sequence of a request that has its pages. Raises RequestError where
-        none runs and none fits.
+        A prompt that shares a prefix with a prompt being prefilled waits until the prefix is
+        cached. ``create`` returns the sequence of a request and its pages. Raises RequestError if
+        no sequence is running and no request fits.
         """
         while self._waiting and len(self._running) < self._limits.max_batch_size:
             queued = next(
@@ -198,7 +199,7 @@ class Scheduler:
             )
 
     def provide_pages(self) -> PageChanges:
-        """Pages on demand for the next step; who is preempted waits again, before its equals."""
+        """Allocate pages on demand for the next step. Preempted requests return to the queue."""
         if self._max_step_tokens is None:
             return PageChanges()
         changes = provide_pages(self._running, self._kv, max_step_tokens=self._max_step_tokens)
@@ -212,9 +213,9 @@ class Scheduler:
         return changes
 
     def schedule(self) -> Batch:
-        """The next launch; empty where others must be received first.
+        """Return the next launch; empty if a launch in flight must be received first.
 
-        Chunks of prompts are to start at once, a step with :meth:`begin_step` or not at all.
+        The caller starts chunks at once. It calls :meth:`begin_step` before it starts a step.
         """
         decodable = self.decodable
         decoding = tuple(s for s in decodable if s.num_output_tokens)
@@ -226,14 +227,14 @@ class Scheduler:
         return step
 
     def begin_step(self, step: Batch) -> None:
-        """The step that was scheduled is started."""
+        """Count a scheduled step as started."""
         self._steps += 1
         for sequence in self._running if self._max_step_tokens else ():
             sequence.counters.paused_steps += sequence.paused
         self._last_used_processor = step.uses_logit_processor
 
     def _next_step(self, decoding: tuple[SequenceState, ...]) -> Batch:
-        """The next step of those that decode: of the kind whose turn it is, if it can be."""
+        """Return the next step of these sequences, alternating between the kinds if possible."""
         by_kind: tuple[list[SequenceState], list[SequenceState]] = ([], [])
         for sequence in decoding:
             by_kind[sequence.uses_logit_processor].append(sequence)
@@ -248,7 +249,7 @@ class Scheduler:
         )
 
     def retire(self, sequence: SequenceState) -> None:
-        """A sequence is done: its pages go back."""
+        """Release the pages of a finished sequence."""
         sequence.released = True
         self._running.remove(sequence)
         if sequence in self._prompts:
@@ -259,28 +260,29 @@ class Scheduler:
         self._trace(event, sequence, sequence.request)
 
     def _trace(self, event: str, sequence: SequenceState | None, request: Request) -> None:
-        """A line of the trace, where there is one."""
+        """Add a line to the page trace, if there is one."""
         if self._kv.trace is not None:
             owner = None if sequence is None else next(iter(sequence.pages.values())).owner
             self._kv.trace.add(event, owner=owner, request=request.id)
 
     def close(self) -> tuple[SequenceState, ...]:
-        """Gives back what the sequences still running hold, and says which these were."""
+        """Release all running sequences and return them."""
         running = tuple(self._running)
         for sequence in running:
             self.retire(sequence)
         return running
 
     def _with_match(self, queued: QueuedRequest) -> QueuedRequest:
-        """With what the prefix cache has of the prompt now."""
+        """Add the pages that the prefix cache holds of the prompt now."""
         if self._prefixes is None or queued.prefix is None:
             return queued
         return replace(queued, match=self._prefixes.match(queued.prefix))
 
     def _waits_for_prefix(self, queued: QueuedRequest) -> bool:
-        """Whether one whose prompt is being read will have pages of this prompt: it waits for them.
+        """Return whether a prompt that is being prefilled will publish pages of this prompt.
 
-        So choices of one prompt read it once. Who reads goes on, or is gone: nobody waits for good.
+        With n > 1 the prompt is prefilled once, and the other choices wait. The leading sequence
+        finishes or is released, so they cannot wait forever.
         """
         if self._prefixes is None or queued.prefix is None:
             return False
@@ -288,10 +290,10 @@ class Scheduler:
         return self._prefixes.should_wait(queued.prefix, reading)
 
     def _pages_for(self, queued: QueuedRequest) -> dict[str, int] | None:
-        """The pages with which a request begins; None where too few are free.
+        """Return the pages to admit a request with, by group; None if too few are free.
 
-        All that it may need; on demand, those of the tokens that it has, where each that runs finds
-        one more.
+        These are all pages that it may need. On demand they cover its present tokens, and one more
+        page per running sequence must stay free.
         """
         request, kv = queued.request, self._kv
         max_tokens = len(request.prompt_ids) + request.token_budget
@@ -306,21 +308,22 @@ class Scheduler:
         return pages_needed if kv.can_admit(to_reserve, margin=free_margin) else None
 
     def _has_step_row(self, request: Request) -> bool:
-        """Whether a step has rows for one more sequence that asks for what this one does."""
+        """Return whether steps have a row for one more sequence with this request."""
         if self._max_sequences is None:
             return True
         requests = [*(sequence.request for sequence in self._running), request]
         return len(requests) <= self._max_sequences(requests)
 
     def _prefill_rows(self, *, decoding: bool) -> int:
-        """Rows that the next launch of prompts may have: the same for all where bits hang on it."""
+        """The largest number of rows of the next prefill launch; constant if rows are not
+        batch-invariant."""
         if self._invariant_rows is not None:
             return self._max_rows
         remaining = sum(len(s.request.prompt_ids) - s.length for s in self._prompts)
         return launch_rows(remaining, self._max_rows, decoding=decoding)
 
     def _chunks(self, max_rows: int) -> tuple[Chunk, ...]:
-        """Prompt chunks of one launch of ``most`` rows at most, the queue's head first."""
+        """Select prompt chunks for a launch of at most ``max_rows`` rows, in queue order."""
         invariant = self._invariant_rows
         capacity = max_rows if invariant is None else min(max_rows, invariant)
         chunks: list[Chunk] = []
@@ -338,7 +341,7 @@ class Scheduler:
 
 
 def _can_start(step: Batch) -> bool:
-    """Whether a step of these sequences is of use, and what it needs of them is known."""
+    """Return whether a step would emit tokens, and the tokens before its masks are known."""
     of_use = any(s.tokens_left > s.valid_steps_in_flight for s in step.sequences)
     if not step.uses_logit_processor:
         return of_use

@@ -1,4 +1,4 @@
-"""The target's logits behind every token of a sequence, of any engine."""
+"""The target's logits after every token of a given sequence."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from specbuild.runtime.statistics import RunCounters
 
 @dataclass(frozen=True)
 class ScoredRows:
-    """What the target says behind tokens ``first …`` of a sequence.
+    """The target's outputs at tokens ``first …`` of a sequence.
 
-    ``logits`` fp32 [n, V]; ``aux_hidden`` [n, C], the features that a draft reads, as the engine
-    holds them (bf16 bit patterns on a device), None in an engine without a draft.
+    ``logits`` fp32 [n, V]. ``aux_hidden`` [n, C] holds the features that a draft reads, in the
+    engine's type (bf16 bit patterns on a device); None in an engine without a draft.
     """
 
     first: int
@@ -29,13 +29,13 @@ class ScoredRows:
 
 @contextmanager
 def scored_sequence(ids: Sequence[int], kv: KvPools) -> Iterator[SequenceState]:
-    """A sequence of known tokens, with all the pages that it needs.
+    """Yield a sequence of these tokens with all the pages that it needs, and release it at the end.
 
-    Raises RequestError where pages are not free.
+    Raises RequestError if too few pages are free.
     """
     wanted = kv.pages_needed(len(ids))
     if not kv.can_admit(wanted):
-        raise RequestError(f"{len(ids)} tokens to score: no free cache pages")
+        raise RequestError(f"cannot score {len(ids)} tokens: too few free cache pages")
     sequence = SequenceState(
         request=Request("score", tuple(ids), GenerateParams(), 1),
         index=0,

@@ -1,8 +1,8 @@
-"""Requests of any thread, served together by one thread that owns the executor.
+"""Serves requests of any thread on one engine thread, which owns the executor.
 
-Requests, and their aborts, are messages to that thread, which reads them between two turns of the
-loop. Requests that draft alike share a loop; those that ask for another draft wait until it is
-done. The thread lives while there is work.
+Requests and aborts are messages. The engine thread reads them between two turns of the loop.
+Requests with the same draft setting share a loop; the others wait until that loop has finished. The
+thread exits when no request is left.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
 from specbuild.runtime.settings import PrefillSchedule
 
-# How long requests wait for a measurement or a scoring, which take the machine for a while.
+# How long requests wait while a measurement or a scoring uses the machine.
 MACHINE_TIMEOUT_S = 60.0
 _THREAD_NAME = "specbuild-engine"
 
 
-# The events that one turn of the loop gave a stream, or the error that ended it.
+# The events of one turn for one stream, or the error that ended it.
 EventBatch = list[Event] | BaseException
 
 
 class Stream:
-    """The events of requests that were added together, which they number from 0 on.
+    """The events of requests that were added together. Their numbers count from 0.
 
-    An iterator, read by one thread. It ends behind the last request; an error of the engine is
-    raised there. :meth:`close` aborts what is not done. With ``deliver`` nothing is left to
-    iterate: the engine's thread calls it with the events of each turn, and with an error.
+    An iterator for one thread. It ends after the last request finishes, and raises an error of the
+    engine. :meth:`close` aborts unfinished requests. With ``deliver`` there is nothing to iterate
+    over: the engine thread calls it with the events of each turn, or with an error.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Stream:
         return self._read.popleft()
 
     def receive(self) -> list[Event]:
-        """Waits for more events: those of one turn of the loop. Only while requests are open."""
+        """Wait for the events of one turn. Call it only while requests are unfinished."""
         batch = self._batches.get()
         if isinstance(batch, BaseException):
             self._unfinished = 0
@@ -71,15 +71,16 @@ class Stream:
         return batch
 
     def close(self) -> None:
-        """Aborts the requests that are not done; returns when their pages are free.
+        """Abort unfinished requests; return when their pages are free.
 
-        Each of them gives a last :class:`FinishEvent` with the reason ``abort``.
+        Each of them gets a last :class:`FinishEvent` with the reason ``abort``.
         """
         if self._unfinished:
             self.leave().wait()
 
     def leave(self) -> threading.Event:
-        """Aborts as :meth:`close` does, without waiting; the event is set when pages are free."""
+        """Abort as :meth:`close` does, but do not wait. The returned flag is set when pages are
+        free."""
         return self._session.abort(self)
 
 
@@ -91,14 +92,14 @@ class _Join:
 
 @dataclass(frozen=True, eq=False)
 class _Leave:
-    """``stream`` None: all that joined before."""
+    """Aborts the requests of ``stream``; None aborts those of all streams."""
 
     stream: Stream | None
     done: threading.Event
 
 
 class Session:
-    """Serves the requests of one engine. Its methods may be called by any thread."""
+    """Serves the requests of one engine. All methods are thread-safe."""
 
     def __init__(self, decoder: Decoder, text_stream: TextStreams) -> None:
         self._decoder = decoder
@@ -106,7 +107,7 @@ class Session:
         self._lock = threading.Lock()
         self._inbox: deque[_Join | _Leave] = deque()
         self._thread: threading.Thread | None = None
-        # Of the thread alone: streams that no loop serves yet.
+        # Streams that no loop serves yet. Only the engine thread uses it.
         self._waiting: deque[_Join] = deque()
 
     def add(
@@ -115,9 +116,9 @@ class Session:
         setting: DraftSetting,
         deliver: Callable[[EventBatch], None] | None = None,
     ) -> Stream:
-        """Queues requests, which run whether their events are read or not.
+        """Queue requests. They run whether or not their events are read.
 
-        Raises RequestError where the engine has no such draft, or cannot serve a request with it.
+        Raises RequestError if the engine has no such draft, or cannot serve a request with it.
         """
         return self.start(requests, self.checked(requests, setting), deliver)
 
@@ -136,7 +137,7 @@ class Session:
         setting: DraftSetting,
         deliver: Callable[[EventBatch], None] | None = None,
     ) -> Stream:
-        """As :meth:`add`, with a setting that :meth:`checked` returned for these requests."""
+        """Queue requests as :meth:`add` does, with the setting that :meth:`checked` returned."""
         stream = Stream(self, requests, deliver)
         if stream.requests:
             self._post(_Join(stream, setting))
@@ -146,15 +147,15 @@ class Session:
     def alone(
         self, requests: Sequence[Request], setting: DraftSetting
     ) -> Iterator[Iterator[Event]]:
-        """The events of requests that run in the calling thread, as far as they are asked for.
+        """Run requests in the calling thread and yield an iterator over their events.
 
-        For measuring: nothing runs beside them, nothing runs ahead of the reader but the launches
-        in flight, and nobody decodes before all prompts that run together are read. Raises
-        RequestError as :meth:`add`, and where the engine is in use.
+        For measurements: no other request runs, the loop runs only as far as the events are read,
+        and all prompts are prefilled before the first step. Raises RequestError as :meth:`add`
+        does, and if the engine is in use.
         """
         setting = self.checked(requests, setting)
         if not self._decoder.machine.acquire(blocking=False):
-            raise RequestError("the engine is in use; try again when its requests are done")
+            raise RequestError("the engine is in use; try again when its requests have finished")
         try:
             prefill = PrefillSchedule(steps_between=0)
             loop = self._decoder.loop(setting, text_stream=self._text_stream, prefill=prefill)
@@ -166,7 +167,7 @@ class Session:
             self._decoder.machine.release()
 
     def abort(self, stream: Stream | None = None) -> threading.Event:
-        """Ends what is left of a stream, or of all; the event is set when the pages are free."""
+        """Abort a stream, or all streams. The returned flag is set when their pages are free."""
         leave = _Leave(stream, threading.Event())
         self._post(leave)
         return leave.done
@@ -192,7 +193,7 @@ class Session:
             return self._inbox.popleft() if self._inbox else None
 
     def _serve(self) -> None:
-        """The thread: one loop after another, until nobody waits."""
+        """Run one loop after another until no request is left (main function of the thread)."""
         while True:
             self._read_messages(None)
             if self._waiting:
@@ -204,9 +205,9 @@ class Session:
                     return
 
     def _serve_first(self) -> None:
-        """Takes the machine for the setting of who waits longest."""
+        """Acquire the machine and serve the setting of the first waiting request."""
         if not self._decoder.machine.acquire(timeout=MACHINE_TIMEOUT_S):
-            error = RequestError("a scoring holds the engine; read it to its end or close it")
+            error = RequestError("the engine is scoring a sequence; exhaust or close that iterator")
             self._waiting.popleft().stream.deliver(error)
             return
         try:
@@ -215,7 +216,7 @@ class Session:
             self._decoder.machine.release()
 
     def _serve_setting(self, setting: DraftSetting) -> None:
-        """A loop for all that draft as its first request does; an error ends what it serves."""
+        """Run a loop for all requests with this setting. An error ends the requests of the loop."""
         try:
             loop = self._decoder.loop(setting, text_stream=self._text_stream)
         except BaseException as error:
@@ -227,12 +228,13 @@ class Session:
                 loop.open()
                 self._run(served, setting)
         except BaseException as error:
-            # Behind the close, whoever sees it finds the pages free.
+            # The loop is closed, so the pages are free when a stream receives the error.
             for stream in served.streams:
                 stream.deliver(error)
 
     def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
-        """Turns until nobody is left. Behind one who drafts otherwise, others wait too."""
+        """Run turns until no request is left. Requests queued after one with another setting wait
+        too."""
         while True:
             self._read_messages(served)
             while self._waiting and self._waiting[0].setting.same_as(setting):
@@ -242,9 +244,9 @@ class Session:
             served.deliver(served.loop.turn())
 
     def _read_messages(self, served: _ServedLoop | None) -> None:
-        """Reads the messages: who joins waits, who leaves leaves the loop or the queue.
+        """Read all messages: queue new requests, and abort those that leave.
 
-        Where the loop fails, what was not read yet is read behind it.
+        If the loop fails, unread messages are read afterwards.
         """
         while (message := self._next_message()) is not None:
             if isinstance(message, _Join):
@@ -266,7 +268,7 @@ class Session:
 
 
 class _ServedLoop:
-    """A loop, and the streams that its requests belong to."""
+    """A loop and the streams of its requests."""
 
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
@@ -274,22 +276,22 @@ class _ServedLoop:
 
     @property
     def streams(self) -> list[Stream]:
-        """The streams that are not done."""
+        """The streams with unfinished requests."""
         return list({id(stream): stream for stream, _ in self._owners.values()}.values())
 
     def join(self, stream: Stream) -> None:
-        """Adds a stream's requests to the loop."""
+        """Add the requests of a stream to the loop."""
         for number, request in enumerate(stream.requests):
             self._owners[self.loop.add(request)] = (stream, number)
 
     def abort(self, stream: Stream) -> None:
-        """Ends what is left of a stream."""
+        """Abort the unfinished requests of a stream."""
         own = [index for index, (owner, _) in self._owners.items() if owner is stream]
         ends = [self.loop.abort(index) for index in own]
         self.deliver([end for end in ends if end is not None])
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Each stream gets its events of a turn at once."""
+        """Deliver the events of one turn, one batch per stream."""
         batches: dict[int, tuple[Stream, list[Event]]] = {}
         for event in events:
             stream, number = self._owners[event.request]

@@ -1,4 +1,4 @@
-"""How the time of the host's steps is shared: drafting, and everything else."""
+"""Time that the host spends on drafting, and on the rest of a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 @dataclass
 class StepClock:
-    """Seconds of ``steps`` so far: ``draft_s`` proposing, ``verify_s`` verifying and accepting.
+    """Seconds spent so far, in ``steps`` steps: ``draft_s`` drafting, ``verify_s`` for everything
+    else.
 
-    What a draft takes up of the target's states counts as proposing. Only the thread that steps
+    Drafting includes ingesting the target's hidden states into the draft. Only the decoding thread
     writes it.
     """
 
@@ -18,7 +19,7 @@ class StepClock:
     verify_s: float = 0.0
 
     def since(self, before: StepClock) -> StepClock:
-        """What came to an earlier state of this clock."""
+        """Return the difference to an earlier state of this clock."""
         return StepClock(
             self.steps - before.steps,
             self.draft_s - before.draft_s,

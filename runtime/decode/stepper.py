@@ -1,8 +1,8 @@
-"""What the decoding loop asks of a machine: prompts into the caches, and speculative steps.
+"""The interface between the decoding loop and a machine: prefill launches and speculative steps.
 
-Both are launches, which are received in the order in which they were started. The host stepper
-computes a launch when it is started; the device stepper queues it, so that two are in flight at
-once and the device never waits for the host.
+Launches are received in the order in which they were started. The host stepper computes a launch
+when it is started. The device stepper queues it, so that two are in flight and the device never
+waits for the host.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from specbuild.runtime.request import SequenceState, TopLogprobs
 
 @dataclass(frozen=True)
 class NewTokens:
-    """What a launch gave one sequence: (token, natural log-probability) in order.
+    """New tokens of one sequence from one launch, as (token, natural log-probability) in order.
 
-    An infinite log-probability is unknown. The first ``accepted`` tokens were drafts, of
-    ``proposed`` that the launch verified. ``top_logprobs`` has the likeliest tokens for each,
-    where the request asks for some. Where its guide failed, it had allowed the first ``allowed``.
+    An infinite log-probability means unknown. The first ``accepted`` tokens are accepted draft
+    tokens, of ``proposed`` ones that the launch verified. ``top_logprobs`` lists the most likely
+    tokens at each position, if the request asks for them. If the guide failed, it had allowed the
+    first ``allowed`` tokens.
     """
 
     sequence: SequenceState
@@ -36,11 +37,12 @@ class NewTokens:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """A launch is through: what it gave, and what the draft policy learns of it.
+    """The result of a launch.
 
-    Of a launch of prompts that is the first token of each prompt that it ended. Sequences that
-    were released while the launch was in flight have no part in ``emitted``. ``outcome`` is None of
-    prompts, and of a step where no sequence is left. It read ``prompt_tokens``.
+    A prefill launch gives the first token of each prompt that it completes, and counts its
+    ``prompt_tokens``. ``new_tokens`` has no entry for sequences that were released while the launch
+    was in flight. ``outcome`` is for the draft policy. It is None for prefill, and for a step
+    without remaining sequences.
     """
 
     new_tokens: Sequence[NewTokens]
@@ -49,68 +51,69 @@ class LaunchResult:
 
 
 class Stepper(Protocol):
-    """Runs prompts and steps for one loop. Calls come from one thread, in the loop's order."""
+    """Runs the launches of one loop. All calls come from one thread, in the loop's order."""
 
     @property
     def max_in_flight(self) -> int:
-        """Launches that may be started before the oldest is received."""
+        """Number of launches that may be started before the oldest is received."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Launches started and not received."""
+        """Number of launches started and not received."""
         ...
 
     def open(self) -> None:
-        """Takes the machine; nothing of an earlier loop is left on it."""
+        """Prepare for a loop; discard the state of an earlier loop."""
         ...
 
     def admit(self, sequence: SequenceState) -> None:
-        """A sequence has its pages and is about to be read."""
+        """Add a sequence, which has its pages and will be prefilled."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """A sequence is done, aborted or preempted. Launches in flight may still name it."""
+        """Remove a finished, aborted or preempted sequence. Launches in flight may still refer to
+        it."""
         ...
 
     def grow(self, sequence: SequenceState) -> None:
-        """A sequence has more pages: for what is started from now on."""
+        """Use the new pages of a sequence in the next launches."""
         ...
 
     def pause(self, sequence: SequenceState) -> None:
-        """Steps that are started from now on leave a sequence as it is."""
+        """Exclude a sequence from the steps started from now on."""
         ...
 
     def resume(self, sequence: SequenceState) -> None:
-        """Steps decode a paused sequence again. None in flight names it."""
+        """Include a paused sequence in steps again. No launch in flight refers to it."""
         ...
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
-        """The loop ends with these sequences unfinished."""
+        """End the loop; these sequences are unfinished."""
         ...
 
     def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
-        """What is known before the next step of these sequences."""
+        """Describe the next step of these sequences for the draft policy."""
         ...
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
-        """Starts one launch of prompt chunks; their sequences are that much longer at once."""
+        """Start a prefill launch. The sequences' ``length`` includes its tokens at once."""
         ...
 
     def start(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
     ) -> None:
-        """Starts draft → verify → accept → commit; ``shape`` None decodes without a draft."""
+        """Start draft → verify → accept → commit. ``shape`` None decodes without a draft."""
         ...
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
-        """While prompts are read, readies the step that comes behind them."""
+        """Load the first step after a prefill launch while the launch runs."""
         ...
 
     def receive(self) -> LaunchResult:
-        """What the oldest launch in flight gave."""
+        """Return the result of the oldest launch in flight."""
         ...
 
     def after_emit(self) -> None:
-        """What :meth:`receive` gave has been emitted."""
+        """Update caches and drafter after the tokens of :meth:`receive` were emitted."""
         ...

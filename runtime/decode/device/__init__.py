@@ -1,1 +1,1 @@
-"""Decoding with programs that keep their state on a device (CUDA)."""
+"""Decoding on CUDA: programs keep the state of all sequences on the device."""

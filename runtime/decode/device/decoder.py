@@ -1,4 +1,4 @@
-"""Decodes with programs whose state stays on the device."""
+"""Creates loops over step programs, which keep their state on the device."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 
 class DeviceDecoder(Decoder):
-    """One loop at a time: the device keeps one set of sequences.
+    """Runs one loop at a time, since the device keeps one set of sequences.
 
-    ``step_costs`` are those of this GPU: by them the default draft is chosen before every step.
-    Without them it is the engine's default shape, and ``without_costs`` is the reason.
+    ``step_costs`` were measured on this GPU. The default draft is selected by them before every
+    step. Without them it is the engine's default shape, and ``without_costs`` is the reason.
     """
 
-    # The table was measured on this kind of GPU: little is left to explore.
+    # The costs were measured on this kind of GPU, so little exploration is needed.
     explored_share = 0.005
 
     def __init__(
@@ -78,31 +78,31 @@ class DeviceDecoder(Decoder):
 
     @property
     def suffix_statistics(self) -> SuffixStatistics | None:
-        """What suffix decoding has counted; None where it has not been asked for."""
+        """Counters of suffix decoding; None if it was never used."""
         return None if self._suffix is None else self._suffix.statistics
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
-        """RequestError where a draft cannot be had, or there are no steps for what is asked."""
+        """Raise RequestError if the draft is not available, or no steps serve the requests."""
         self._check_sampling(requests)
         self._check_named(setting)
         if setting.custom_drafter is not None:
             raise RequestError(
                 f"drafter {setting.custom_drafter.capabilities.name}: this engine drafts on the "
-                "device, with its own draft only"
+                "device and supports only its own drafts"
             )
         shape = self._fixed_shape(self._with_model(setting))
         if isinstance(shape, StaticTree):
             raise RequestError(
-                "this engine's steps draft on the device, in shapes that it was built with: leave "
-                "the draft tree out, or use an engine for cpu"
+                "this engine's steps draft on the device, in shapes that it was built with: omit "
+                "the draft tree, or use an engine for cpu"
             )
         if shape is not None:
             self._check_shape(shape)
         full_logits = self._full_logits(requests)
         if self._programs.max_sequences(shape, full_logits=full_logits) == 0:
             raise RequestError(
-                "the engine has no steps with full logits, as top-k and top-p need them; leave "
-                "them out, or build the engine with such steps"
+                "the engine has no steps with full logits, which top-k and top-p need; omit them, "
+                "or build the engine with such steps"
             )
 
     def loop(
@@ -112,7 +112,7 @@ class DeviceDecoder(Decoder):
         text_stream: TextStreams,
         prefill: PrefillSchedule | None = None,
     ) -> Loop:
-        """A loop over the device's steps."""
+        """Create a loop over device steps."""
         setting = self._with_model(setting)
         policy = self._engine_policy(setting)
         stepper = DeviceStepper(
@@ -122,7 +122,7 @@ class DeviceDecoder(Decoder):
             drafts=policy.max_depth > 0,
             offers=self._device_proposals(setting),
         )
-        # A policy that may leave the draft out does so where only such steps are large enough.
+        # A policy may choose no draft only if steps without one have enough rows.
         shape = self._fixed_shape(setting)
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
@@ -143,35 +143,33 @@ class DeviceDecoder(Decoder):
         return PrefixLookup(self._prefixes, [model.cache_group for model in self._manifest.models])
 
     def _check_sampling(self, requests: Sequence[Request]) -> None:
-        """RequestError names a parameter for which the engine has no programs."""
+        """Raise RequestError if the engine has no programs for a sampling parameter."""
         lossy = self._manifest.specpv is not None or self._manifest.dsa is not None
         for params in (request.params for request in requests):
             name = None if self._programs.has_processor_steps else params.adjusts_steps
             if params.sampling.floor < 0 and self._executor.port("floor") is None:
                 name = "min_p"
             if name is not None:
-                rest = "build one without SpecPV and DSA" if lossy else "build the engine again"
+                rest = "build one without SpecPV and DSA" if lossy else "rebuild the engine"
                 raise RequestError(
-                    f"{name} is not offered by this engine, which has no programs for it: leave it "
-                    f"out, or {rest}",
+                    f"this engine has no programs for {name}: omit it, or {rest}",
                     field=name,
                 )
 
     @staticmethod
     def _full_logits(requests: Sequence[Request]) -> bool:
-        """Whether steps that these requests share need logits; those apart have their own."""
+        """Return whether ordinary steps of these requests need logits; logit-processor steps have
+        them."""
         together = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
         return any(params.needs_full_logits for params in together)
 
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):
-            raise RequestError(
-                "this engine scores tokens as a prompt reads them: leave prompt_tokens out"
-            )
+            raise RequestError("this engine scores all tokens by prefill: omit prompt_tokens")
         return score_on_device(ids, self._executor, self._manifest, self._kv)
 
     def _device_proposals(self, setting: DraftSetting) -> DeviceProposals | None:
-        """What proposes before each step, None where nothing does."""
+        """Return the host drafter that proposes chains before each step; None for none."""
         if setting.speculation != "default" or not isinstance(setting.drafter, str):
             return None
         _, record = sources(self._manifest, setting.drafter)
@@ -209,8 +207,10 @@ class DeviceDecoder(Decoder):
     def _unmeasured(
         self, models: Sequence[ModelDrafter], *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
-        """Where no costs were measured: the engine's default, of several models the one whose own
-        steps give most."""
+        """Create the default policy without measured costs.
+
+        With several draft models it learns from the run's own steps which one is the fastest.
+        """
         if not models:
             return undrafted()
         defaults = [self._default_of(model) for model in models]
@@ -230,7 +230,7 @@ class DeviceDecoder(Decoder):
         )
 
     def _default_of(self, model: ModelDrafter) -> DraftShape | None:
-        """The engine's default shape of a draft model; where there are no such steps, a smaller."""
+        """Return a draft model's default shape, or the next smaller one that has steps."""
         name, default = self._name_of(model), self._manifest.draft_default
         if default is None or not name:
             return default
@@ -244,11 +244,11 @@ class DeviceDecoder(Decoder):
         )
 
     def _name_of(self, model: ModelDrafter) -> str:
-        """What shapes call a draft model."""
+        """Return the name of a draft model in shapes; empty if the engine has a single model."""
         return model.kind if len(self._manifest.models) > 1 else ""
 
     def _with_model(self, setting: DraftSetting) -> DraftSetting:
-        """A setting whose shape says which of several models drafts: under ``auto`` the first."""
+        """Add the draft model to a setting's shape: the named one, or the first for ``auto``."""
         shape, drafter = setting.speculation, setting.drafter
         if not isinstance(shape, DraftShape) or not isinstance(drafter, str):
             return setting
@@ -259,7 +259,7 @@ class DeviceDecoder(Decoder):
         return replace(setting, speculation=shape_of(name, shape))
 
     def _fixed_shape(self, setting: DraftSetting) -> DraftShape | None:
-        """The shape that every step will have; None also where steps may differ."""
+        """Return the shape of every step; None for no draft, or if shapes may differ."""
         if setting.speculation != "default":
             return setting.speculation
         if self._step_costs is not None or not isinstance(setting.drafter, str):

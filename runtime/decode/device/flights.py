@@ -1,4 +1,4 @@
-"""Launches in flight on a device: what is known of them until their results are read."""
+"""Launches in flight on a device."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead, joined
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
-# A result that was there before this long was waited for: the host came late, and the time between
-# two results is not the step's.
+# If a result was ready sooner than this, the host was late, and the time is not the step's.
 _LATE_S = 50e-6
 
 
 @dataclass(frozen=True)
 class PromptsInFlight:
-    """A launch of so many prompt tokens in flight.
+    """A prefill launch in flight, with ``tokens`` prompt tokens.
 
-    ``ending`` are the rows where a prompt ends; ``token`` and ``logprob`` are of every row.
+    ``finishing`` are the rows whose prompts end. ``token`` and ``logprob`` return values of every
+    row.
     """
 
     tokens: int
@@ -38,13 +38,16 @@ class PromptsInFlight:
 
 @dataclass(frozen=True, kw_only=True)
 class StepInFlight:
-    """A step in flight, and the rows that it found; ``chosen`` is what the policy did.
+    """A step in flight. ``ahead`` holds its rows, ``chosen`` the policy's choice.
 
-    ``extends``: the draft takes up in it what waited. ``warm``: its program had run before in this
-    loop. ``plans`` are those of the lossy modes. Up to
-    ``waiting`` tokens of a sequence wait for the draft behind it; None: its sequences decode apart,
-    and the draft takes up none. ``top`` are their likeliest tokens, where one wants some.
-    ``waited``: nothing was in flight when it started.
+    - ``extends``: the draft ingests its pending tokens in this step.
+    - ``is_warm``: the program ran before in this loop, so its time counts.
+    - ``plans``: the plans of the lossy modes.
+    - ``pending``: the most tokens per sequence that the draft has not ingested after this step.
+      None
+      for a logit-processor step.
+    - ``top_logprobs``: the most likely tokens, if a sequence requests them.
+    - ``device_was_idle``: nothing was in flight when the step started.
     """
 
     number: int
@@ -60,39 +63,41 @@ class StepInFlight:
 
 
 class StepTimer:
-    """Times steps by their results."""
+    """Times steps by the arrival of their results."""
 
     def __init__(self) -> None:
         self._received_s: float | None = None
 
     def reset(self) -> None:
-        """The next result follows something else than a step."""
+        """Forget the last result; the next one does not follow a step."""
         self._received_s = None
 
     def step_time(self, flight: StepInFlight, wait_started_s: float) -> float | None:
-        """The time between two results that followed directly, where it is the step's own."""
+        """Return the time between two consecutive results; None if it includes waiting."""
         now_s, before_s = perf_counter(), self._received_s
         on_time = now_s - wait_started_s > _LATE_S
         self._received_s = now_s if on_time else None
-        # A check takes two passes, whose time is not what a step costs.
+        # A DSA check takes two passes, so its time is not that of a step.
         is_step_time = on_time and flight.is_warm and not joined(flight.plans).checks
-        # One that waited for the host took that time too, as every one with an offer does.
+        # If the device was idle, the time includes waiting for the host, as it does with host
+        # chains.
         is_step_time &= flight.ahead.offered is not None or not flight.device_was_idle
         return now_s - before_s if is_step_time and before_s is not None else None
 
 
 def check_token_count(flight: StepInFlight, result: StepResult, row: int) -> None:
-    """SpecbuildError where a step gave a sequence an impossible number of tokens."""
+    """Raise SpecbuildError if the number of tokens for a sequence is impossible."""
     sequence, count, accepted = flight.ahead.rows[row], result.count[row], result.accepted[row]
     if not 1 <= count <= min(accepted + 1, len(result.tokens[row]), sequence.tokens_left):
         raise SpecbuildError(
-            f"step {flight.number} gave request {sequence.request.id!r} {count} tokens of "
-            f"{accepted} accepted drafts with {sequence.tokens_left} wanted; build the engine again"
+            f"step {flight.number} emitted {count} tokens for request {sequence.request.id!r}, "
+            f"with {accepted} accepted drafts and {sequence.tokens_left} tokens left; "
+            "rebuild the engine"
         )
 
 
 def count_discarded(sequence: SequenceState, proposed: int) -> None:
-    """A step gave a sequence nothing: its guide refused the first token, or one before it."""
+    """Count a step whose tokens for this sequence were discarded after its guide refused one."""
     if not sequence.replay_remaining:
         sequence.counters.step(proposed=proposed, accepted=0, emitted=0)
 
@@ -100,5 +105,5 @@ def count_discarded(sequence: SequenceState, proposed: int) -> None:
 def top_logprobs_of(
     top_logprobs: RowTopLogprobs | None, sequence: SequenceState, row: int
 ) -> Sequence[TopLogprobs]:
-    """The likeliest tokens of a row; none where no sequence of its step wants some."""
+    """Return the most likely tokens of a row; empty if no sequence of the step requests them."""
     return () if top_logprobs is None else top_logprobs.get(sequence, row)

@@ -1,21 +1,20 @@
-"""Guided sequences in the steps of the others: their guides check the tokens when they arrive.
+"""Optimistic decoding with guides: ordinary steps decode, and guides check the tokens afterwards.
 
-A step is queued before the mask of its tokens can be known, so a guided sequence decodes as if it
-had none. A choice that its guide allows is the choice of masked decoding, for it is the largest
-score of all tokens, and a mask only takes others away. At the first that is refused, the sequence
-goes back: what stood before the token is the state again, and a step of its own chooses it behind a
-mask. Steps that were queued meanwhile began behind the refused token: they are stale for it.
+A step is queued before the masks of its tokens are known, so a sequence with a guide is decoded
+without one. A mask only removes tokens. So a token that the guide allows is also the token of
+masked decoding. At the first token that the guide refuses, the sequence is rolled back to the token
+before, and a masked step chooses the next one. Steps that were queued in the meantime are discarded
+for this sequence.
 
-Going back is a few writes, queued as all changes of rows are, behind those steps. Keys and values
-behind the length are written again before a row sees them. Of the draft's, those of the tokens that
-were kept were made of the right pairs; the newest one's wants the masked token beside it, and waits
-for the draft when the masked step is through.
+A rollback consists of a few writes, queued after those steps. Keys and values beyond the length are
+overwritten before a row reads them. The draft's entries of allowed tokens are valid. The entry of
+the newest token depends on the masked token, so the draft ingests it after the masked step.
 
-A masked step gives one token, and the next waits for it where it is masked too; a refusal costs the
-step that it was found in, and those behind: two tokens make up for it. So where refusals follow
-each other, twice as many masked steps come behind each, and two tokens that are allowed take one
-back: apart where one token alone may come, and where several may. A model that does not know the
-form is so led through it, and left free in the texts between.
+A masked step emits one token, and a second masked step cannot start before the first is received. A
+refusal costs the rest of its step and the steps in flight, which is worth about two masked steps.
+So each refusal in a row doubles the number of masked steps that follow, and two allowed tokens undo
+one refusal. This is counted separately for places where the guide allows a single token. A model
+that does not follow the format is guided through it, and decodes freely in between.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ import numpy as np
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.request import SequenceState
 
-# A refusal weighs as much as so many tokens that are allowed.
+# One refusal weighs as much as this many allowed tokens.
 _REFUSAL_WEIGHT = 2
-# Behind 32 masked steps, whatever was before, a step shows what the model has learned.
+# Limits the masked steps in a row to 32. Then an ordinary step shows what the model has learned.
 _MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 
 
 @dataclass(slots=True)
 class _CheckedSequence:
-    """Of one sequence: ``waiting`` of its tokens wait for the draft behind what was received.
+    """The guide state of a sequence, whose draft lacks its last ``pending`` tokens.
 
-    Where several tokens may come, and where one alone: by how much refusals outweigh what was
-    allowed there, and the masked steps still to come.
+    The lists have an entry for places with several allowed tokens, and one for places with a single
+    one: the weight of recent refusals, and the number of masked steps to come.
     """
 
     pending: int = 1
@@ -49,10 +48,10 @@ class _CheckedSequence:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """What a step gave a sequence, which may have been a ``masked`` one.
+    """The tokens that a step gave one sequence. ``masked``: it was a masked step.
 
-    ``extends``: the draft took up in it what waited before. ``extends_behind``: so it does in one
-    of those that are in flight behind it.
+    ``extends``: the draft ingested pending tokens in this step. ``extends_later``: it does so in a
+    step in flight.
     """
 
     tokens: Sequence[int]
@@ -62,9 +61,9 @@ class ReceivedStep:
 
 
 class GuideChecks:
-    """Called around the launches of sequences that only a guide changes anything of.
+    """Checks sequences that only need a guide, around their launches.
 
-    ``drafted``: what their steps commit is for the draft to take up, masked steps too.
+    ``has_draft``: the draft ingests the tokens of all steps, including masked ones.
     """
 
     def __init__(self, rows: DeviceRows, *, has_draft: bool) -> None:
@@ -76,24 +75,24 @@ class GuideChecks:
         return sequence.index in self._checked
 
     def admit(self, sequence: SequenceState) -> None:
-        """A sequence takes part in the steps of the others."""
+        """Check this sequence; it takes part in ordinary steps."""
         assert sequence.guide is not None
         sequence.guide.stays_here = True
         self._checked[sequence.index] = _CheckedSequence()
 
     def release(self, sequence: SequenceState) -> None:
-        """It is done, or begins again."""
+        """Stop checking a sequence that finished or was preempted."""
         self._checked.pop(sequence.index, None)
 
     def after_masked_step(self, sequences: Iterable[SequenceState]) -> None:
-        """That is queued: who needs no second one is with the others again, whatever it gives."""
+        """Return sequences to ordinary steps if the queued masked step is their last."""
         for sequence in sequences:
             checked = self._checked.get(sequence.index)
             if checked is not None and not any(checked.masked_steps):
                 self._rows.set_step_kind(sequence, uses_logit_processor=False)
 
     def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
-        """How many of a step's tokens stand; the sequence's next step is one behind them."""
+        """Return how many tokens the guide allows; roll the sequence back if it refuses one."""
         checked, tokens = self._checked[sequence.index], step.tokens
         assert sequence.guide is not None
         if sequence.guide.failure is not None:
@@ -101,7 +100,7 @@ class GuideChecks:
         pending = 0 if step.extends else checked.pending
         checked.pending = pending + len(tokens)
         if step.masked:
-            # Where it still is apart, another masked step may come behind it.
+            # If the sequence still uses masked steps, another one may follow.
             if sequence.uses_logit_processor and not _use_masked_step(
                 checked, _is_forced(sequence, tokens)
             ):
@@ -109,7 +108,8 @@ class GuideChecks:
             return len(tokens)
         num_allowed, rolls_back = self._check_tokens(sequence, checked, tokens)
         if rolls_back:
-            # Steps that take up what waits pass over who is done, if only by a refused end.
+            # Steps that ingest pending tokens skip a finished sequence, even if the guide refused
+            # its end.
             is_ingested = step.extends_later and not self._rows.ends_with(sequence, tokens)
             checked.pending = 0 if is_ingested else pending + num_allowed
             self._roll_back(sequence, tokens[:num_allowed], checked.pending)
@@ -118,13 +118,13 @@ class GuideChecks:
     def _check_tokens(
         self, sequence: SequenceState, checked: _CheckedSequence, tokens: Sequence[int]
     ) -> tuple[int, bool]:
-        """How many tokens are those of masked decoding, and whether a masked step comes next."""
+        """Return how many tokens the guide allows, and whether a masked step follows."""
         guide, output = sequence.guide, sequence.output
         assert guide is not None
         for num_allowed, token in enumerate(tokens):
             allows = guide.allows(_appended(output, tokens[:num_allowed]), token)
             if allows is None:
-                # The output is complete, or nothing is known of what may follow.
+                # The output is complete, or the guide failed.
                 return num_allowed if guide.failure else len(tokens), False
             if allows and not any(checked.refusal_weight):
                 continue
@@ -143,7 +143,7 @@ class GuideChecks:
         return len(tokens), takes_masked_step
 
     def _roll_back(self, sequence: SequenceState, num_allowed: Sequence[int], pending: int) -> None:
-        """To the newest token that stands."""
+        """Roll the sequence back to the newest allowed token."""
         sequence.discarded_steps = sequence.steps_in_flight
         length = sequence.num_tokens - 1 + len(num_allowed)
         root = num_allowed[-1] if num_allowed else sequence.root
@@ -152,7 +152,7 @@ class GuideChecks:
 
 
 def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:
-    """Whether one token alone may follow the output and ``tokens``."""
+    """Return whether the guide allows only one token after the output and ``tokens``."""
     assert sequence.guide is not None
     return bool(sequence.guide.forced(_appended(sequence.output, tokens)))
 
@@ -162,7 +162,7 @@ def _appended(output: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
 
 
 def _use_masked_step(checked: _CheckedSequence, forced: bool) -> bool:
-    """Whether a masked step chooses the next token; it is one of those to come."""
+    """Return whether the next token needs a masked step, and count that step."""
     if not checked.masked_steps[forced]:
         return False
     checked.masked_steps[forced] -= 1

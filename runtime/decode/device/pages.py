@@ -1,9 +1,8 @@
-"""The pages of sequences whose launches are queued ahead, and what the prefix cache learns of them.
+"""The pages of sequences whose launches are queued ahead, and their entries in the prefix cache.
 
-All launches, and the writes of tables between them, run on one stream in the order in which they
-are queued. So what a launch filled may be published as soon as the launch is queued: who begins
-behind it is queued behind it. How many tokens a step emits is known once it is received, and its
-pages are published then.
+All launches and table writes run on one stream, in the order in which they are queued. So the pages
+of a prefill launch are published when it is queued: a sequence that reuses them is queued later.
+The number of tokens of a step is known when it is received, and its pages are published then.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ from specbuild.runtime.request import SequenceState
 
 
 class DevicePages:
-    """Called around every launch; rows have the tables that the launch wants."""
+    """Allocates, publishes and frees pages before and after each launch, and writes the page
+    tables."""
 
     def __init__(self, rows: DeviceRows, manifest: Manifest) -> None:
         self._rows = rows
@@ -26,19 +26,19 @@ class DevicePages:
         limits, specpv = manifest.limits, manifest.specpv
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
         self._drafts = tuple(name for name in self._shared if name in DRAFT_GROUPS)
-        # A step takes the accepted tokens of the host's chain up into the drafts' caches.
+        # A step ingests the accepted tokens of a host chain into the drafts' caches.
         chain_lengths = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
         longest = max(chain_lengths, default=0)
         for name in self._drafts:
             self._tree[name] = max(self._tree[name], longest)
-        # A view names the pages that steps behind it write, so all are there at the beginning.
+        # Later steps write to the pages that a SpecPV view names, so all are allocated at first.
         self._allocates_all = specpv is not None
-        # Tokens that a step may enter again: in the target's caches, and in a draft's.
+        # Number of tokens that a step may compute again, in the target's caches and in a draft's.
         self._max_reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
         self._max_pending = limits.draft_depth + 1
 
     def before_prefill(self, sequence: SequenceState, end: int) -> None:
-        """The next launch reads the prompt up to position ``end``."""
+        """Allocate pages for a prefill launch up to position ``end``."""
         for name in self._shared:
             pages = sequence.pages[name]
             allocates_all = self._allocates_all and not pages.window
@@ -46,12 +46,12 @@ class DevicePages:
             self._ensure_pages(sequence, name, max_slots if allocates_all else end)
 
     def after_prefill(self, sequence: SequenceState) -> None:
-        """That launch is queued; the sequence is that much longer."""
+        """Publish the pages of a queued prefill launch."""
         self._publish(sequence, pending=0)
         self._free_unused(sequence)
 
     def before_step(self, sequence: SequenceState, max_unread: int) -> None:
-        """Steps in flight emit up to so many tokens of the sequence in front of the next one."""
+        """Allocate pages for a step; those in flight emit at most ``max_unread`` tokens."""
         request = sequence.request
         last = len(request.prompt_ids) + request.token_budget - 1
         length = min(sequence.num_tokens - 1 + max_unread, last)
@@ -65,7 +65,7 @@ class DevicePages:
             )
 
     def after_step(self, sequence: SequenceState, pending: int) -> None:
-        """A step was received; of the committed tokens up to ``waiting`` wait for the draft."""
+        """Publish the pages of a received step; the draft lacks the last ``pending`` tokens."""
         if sequence.prefix is not None and sequence.prefix.cache.publish_generated:
             self._publish(sequence, pending)
         self._free_unused(sequence)
@@ -77,13 +77,13 @@ class DevicePages:
             self._rows.write_tables(sequence, self._shared[name])
 
     def _publish(self, sequence: SequenceState, pending: int) -> None:
-        """Before pages go back."""
+        """Publish filled pages. Called before pages are freed."""
         sequence.publish(sequence.length)
         for name in self._drafts:
             sequence.publish(max(sequence.length - pending, 0), draft=name)
 
     def _free_unused(self, sequence: SequenceState) -> None:
-        """The pages of windows that no launch to come sees."""
+        """Free the pages that lie before the windows of all later launches."""
         length, prompt = sequence.length, len(sequence.request.prompt_ids)
         for name in self._windows:
             draft = name in self._drafts

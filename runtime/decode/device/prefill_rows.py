@@ -1,4 +1,4 @@
-"""The arrays with which prompt tokens enter a device's caches."""
+"""The input arrays of prefill launches on a device."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class PromptRows:
 def prefill_arrays(
     rows: Sequence[PromptRows], entry: ProgramEntry, groups: Sequence[str], *, has_draft: bool
 ) -> dict[str, np.ndarray]:
-    """The ``prefill.`` ports of a launch, by name: tokens in order of their sequences' rows, then
-    padding.
+    """Return the ``prefill.`` ports of a launch: tokens by sequence row, then padding.
 
-    Padding rows are token 0 at position 0 and lie in page 0, which nobody reads. A row of a
-    draft pairs a token's features with the token after it: the last known token has none yet,
-    and its row is padding there. Every sequence's logits are asked of its last row.
+    Padding rows have token 0 at position 0, in page 0, which is never read. A draft row pairs the
+    aux hidden states of a token with the next token. The last token has no successor yet, so its
+    draft row is padding. Logits are computed at the last row of each sequence.
     """
     rows = sorted(rows, key=lambda r: r.row)
     total, batch = sum(r.count for r in rows), entry.batch
@@ -66,7 +65,7 @@ def prefill_arrays(
     assert first == total <= entry.rows
     arrays["row_start"] = np.concatenate([[0], np.cumsum(count)]).astype(np.int32)
     arrays["tree_start"], arrays["logit_rows"] = tree_start, logit_rows
-    # A view begins at position 0 in every group, so a row's slot in it is its position.
+    # A view begins at position 0 in every group, so a row's slot is its position.
     arrays["row_slot"] = arrays["positions"]
     return {f"prefill.{name}": array for name, array in arrays.items()}
 
@@ -74,7 +73,8 @@ def prefill_arrays(
 def sampling_arrays(
     rows: Sequence[PromptRows], entry: ProgramEntry, *, floors: bool
 ) -> dict[str, np.ndarray]:
-    """The ``prefill.`` ports that say how each row's token is sampled; greedy where none is.
+    """Return the ``prefill.`` ports with the sampling parameters of each row; greedy for other
+    rows.
 
     ``floors``: the engine has min-p.
     """

@@ -1,8 +1,8 @@
-"""What a device is told of the sequences that change logits, or want the likeliest tokens.
+"""Device state of sequences that use logit processors or request the most likely tokens.
 
-They decode apart from the others, in steps without a draft: a penalty changes with every token, and
-what a guide allows is known when the token before it is. Where a guide is all, they do so behind a
-refused token only (``guide_checks.py``). The rules are those of ``logit_rows.py``.
+Logit-processor steps decode them separately, without a draft: a penalty changes with every token,
+and a mask depends on the token before. Sequences that only have a guide use these steps after a
+refused token (``guide_checks.py``). The rules are those of ``logit_rows.py``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
 _TOP = ("top_ids", "top_logprobs")
-# What the device is to do to a row of logits; every row has it, 0 for nothing.
+# The port that selects the logit processors of a row; 0 for none.
 CHANGES = "changes"
-# Of a sequence that decodes apart: what goes with it to another row.
+# State of a sequence that moves with it to another row.
 _SCALARS = (
     "min_position",
     "top_count",
@@ -39,17 +39,17 @@ COLUMNS = (*_SCALARS, "bias", "marks", "mask")
 
 
 def uses_processor_steps(sequence: SequenceState) -> bool:
-    """Whether steps that change logits may decode a sequence."""
+    """Return whether the request may need logit-processor steps."""
     return sequence.request.params.adjusts_steps is not None
 
 
 def done_port(sequence: SequenceState) -> str:
-    """The port that says whether steps of its kind pass a sequence over."""
+    """Return the port that excludes the sequence from steps of its kind."""
     return ADJUSTED_DONE if sequence.uses_logit_processor else "done"
 
 
 class LogitProcessorRows:
-    """Writes the rows of sequences that decode apart, behind the launches in flight."""
+    """Writes the logit-processor state of sequences, after the launches in flight."""
 
     def __init__(self, executor: DeviceExecutor, eos_token_ids: Collection[int]) -> None:
         self._executor = executor
@@ -59,7 +59,7 @@ class LogitProcessorRows:
         self._words = 0 if mask is None else mask.shape[1]
 
     def begin(self, sequence: SequenceState, row: int) -> None:
-        """A sequence's prompt is about to end in this row: nothing of its output is there."""
+        """Write the state of a sequence whose prompt ends in the next launch."""
         params = sequence.request.params
         sampling, prompt = params.sampling, sequence.request.ids
         values: dict[str, float] = {
@@ -77,7 +77,7 @@ class LogitProcessorRows:
         self.write_mask(sequence, row)
 
     def write_mask(self, sequence: SequenceState, row: int) -> None:
-        """In front of a launch: what its guide allows behind the tokens so far, if it has one."""
+        """Write the mask of the next token, before a launch."""
         changes = ADJUSTS if sequence.request.params.adjusts_logits else 0
         mask = None if sequence.guide is None else sequence.guide.mask(sequence.output)
         if mask is not None:
@@ -88,14 +88,14 @@ class LogitProcessorRows:
     def choose_first_tokens(
         self, finishing: Sequence[PromptRows], programs: ProgramTable
     ) -> RowTopLogprobs | None:
-        """Behind a launch of prompts: these choose their first tokens once more."""
+        """Choose the first tokens of finished prompts again, with logit processors."""
         for r in finishing:
             self.begin(r.sequence, r.row)
         self._executor.start(programs.first_token_processor)
         return self.fetch_top_logprobs(r.sequence for r in finishing)
 
     def fetch_top_logprobs(self, sequences: Iterable[SequenceState]) -> RowTopLogprobs | None:
-        """Right behind a launch: its likeliest tokens, where one of these sequences wants some."""
+        """Fetch the most likely tokens of the last launch; None if no sequence requests them."""
         if not any(sequence.request.params.top_logprobs for sequence in sequences):
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
@@ -114,7 +114,7 @@ class LogitProcessorRows:
         return row
 
     def _write(self, name: str, values: np.ndarray, row: int) -> None:
-        """Most rows are zeros, which need no copy."""
+        """Write a row. Most rows are zeros and need no copy."""
         if values.any():
             self._executor.write(name, values[None], row=row)
         else:
@@ -122,14 +122,14 @@ class LogitProcessorRows:
 
 
 class RowTopLogprobs:
-    """The likeliest tokens that a launch lists, on their way from the device."""
+    """The most likely tokens of a launch. They arrive asynchronously from the device."""
 
     def __init__(self, ids: Callable[[], np.ndarray], logprobs: Callable[[], np.ndarray]) -> None:
         self._pending = (ids, logprobs)
         self._fetched: tuple[np.ndarray, np.ndarray] | None = None
 
     def get(self, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
-        """What the launch lists for a sequence that stood in ``row``: nothing if it wants none."""
+        """Return the tokens for the sequence in ``row``; empty if it requests none."""
         count = sequence.request.params.top_logprobs
         if count == 0:
             return ()

@@ -1,4 +1,4 @@
-"""What an engine's own step programs cost, by its table of step costs."""
+"""Costs of an engine's step programs, from its table of step costs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from specbuild.runtime.draft.offer import OfferedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# Contexts within so many tokens cost the same: attention is a small part of a step.
+# Contexts are grouped in steps of this many tokens, since attention is a small part of a step.
 _CONTEXT_STEP = 256
-# What the host is believed to take between the tokens of a step and the next one's launch, until a
-# run's own steps say.
+# Prior for the host time between the tokens of a step and the next launch.
 _HOST_S = 150e-6
 
 
 class ProgramCosts:
-    """The drafts that were measured and that the engine has steps for, of some draft models.
+    """Costs of the drafts that were measured and have step programs.
 
-    ``models`` are named as shapes name them: empty for the only one of an engine. ``origin`` says
-    where the costs are from, if they were not measured on a GPU. Full logits,
-    where they are written, cost every step the same and change no choice: a run's own times correct
-    for them.
+    ``models`` are the names of draft models in shapes; empty for the only model of an engine.
+    ``origin`` states where the costs come from, if they were not measured on a GPU. Full logits
+    cost every step the same and change no choice; the policy corrects for them with measured times.
     """
 
     def __init__(
@@ -47,7 +45,7 @@ class ProgramCosts:
         self._cache: dict[tuple[int, int], list[float]] = {}
 
     def step_s(self, step_context: Outlook) -> Sequence[float]:
-        """Seconds of a step without a draft, then with each of ``shapes``."""
+        """Return the seconds of a step without a draft, then with each of ``shapes``."""
         key = (step_context.batch, step_context.context // _CONTEXT_STEP)
         seconds = self._cache.get(key)
         if seconds is None:
@@ -55,12 +53,12 @@ class ProgramCosts:
         return seconds
 
     def start_s(self, shape: DraftShape, step_context: Outlook) -> float:  # noqa: ARG002
-        """A device's draft takes up every step's tokens."""
+        """Return 0: a device's draft ingests the tokens of every step."""
         return 0.0
 
     def _read_table(self, batch: int, context_step: int) -> list[float]:
         context = (context_step + 0.5) * _CONTEXT_STEP
-        # Every engine has steps without a draft for its largest batch: the table goes on there.
+        # Every engine has steps without a draft for its largest batch, beyond the table's batches.
         largest = self._costs.batches(None)[-1]
         plain_s = self._costs.step_s(None, batch=min(batch, largest), context=context)
         assert plain_s is not None
@@ -72,10 +70,10 @@ class ProgramCosts:
 
 
 class ProposalCosts:
-    """Steps that verify chains of the host's: all of one step have capacity for the longest.
+    """Costs of steps that verify host chains. A program has capacity for its longest chain.
 
-    The device waits for the host in front of them. A run's own times, which hold that too, correct
-    the table's by the length.
+    Before such a step the device waits for the host. Measured times include this, and correct the
+    table's times per chain length.
     """
 
     def __init__(self, costs: StepCosts, programs: ProgramTable, *, full_logits: bool) -> None:

@@ -1,4 +1,4 @@
-"""Which program of a plan runs what: the smallest that is large enough."""
+"""Selects the programs of a plan: the smallest one that is large enough."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NO_DRAFT = DraftShape(0, 0, 0)
 
 
 class ProgramTable:
-    """The programs of a plan by what they are for."""
+    """The programs of a plan by purpose."""
 
     def __init__(self, plan: Plan) -> None:
         self._programs = [
@@ -30,26 +30,26 @@ class ProgramTable:
         self.prefill_rows = max((p.rows for p in plan.programs if p.kind == "prefill"), default=0)
 
     def shapes(self) -> list[DraftShape]:
-        """Every draft shape that steps are there for: by draft model, smallest first."""
+        """Return every draft shape that has step programs, by draft model, smallest first."""
         steps = (_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth)
         return by_models(steps, lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
 
     def step_batches(self) -> list[int]:
-        """The numbers of sequences that steps without a draft are made for, rising."""
+        """Return the batch sizes of steps without a draft, ascending."""
         return sorted({p.batch for p in self._programs if p.kind == "step" and not p.draft_depth})
 
     def check_shape(self, shape: DraftShape) -> None:
-        """RequestError with the shapes there are, if this one is not among them."""
+        """Raise RequestError with the available shapes if this one is not among them."""
         if shape in self.shapes():
             return
         available = ", ".join(map(shape_text, self.shapes())) or "none"
         raise RequestError(
             f"the engine has no steps for the draft {shape_text(shape)} (top-k x depth x tokens); "
-            f"it has {available}; ask for one of these, or build the engine with this one"
+            f"it has {available}; use one of these, or build the engine with this one"
         )
 
     def max_sequences(self, shape: DraftShape | None, *, full_logits: bool) -> int:
-        """Sequences of the largest step of this shape; 0 where there is none."""
+        """Return the largest batch of the steps of this shape; 0 if there are none."""
         requested = shape or _NO_DRAFT
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == requested)
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
@@ -65,13 +65,17 @@ class ProgramTable:
         sparse: bool = False,
         checks: bool = False,
     ) -> ProgramEntry:
-        """A step of ``batch`` sequences; None decodes without a draft.
+        """Return the step program for ``batch`` sequences; shape None decodes without a draft.
 
-        ``extends`` asks for one in which the draft takes up what waits for it. ``reverified``: a
-        refresh of SpecPV, which chooses views and has capacity for so many rows that full steps
-        re-verify. ``sparse``: rows may attend to what indexers choose (DSA); ``checks``: and what
-        they choose is compared. Where no program does just that, one that may do more serves: the
-        device's values say what each sequence does, and rows have the same bits.
+        - ``extends``: the draft ingests its pending tokens.
+        - ``reverified``: a SpecPV refresh, which selects views and has capacity for this many rows
+          that
+          full steps re-verify.
+        - ``sparse``: rows may attend to the tokens that indexers select (DSA).
+        - ``checks``: the selection is also compared with full attention (DSA).
+
+        If no program does exactly this, one that can do more is used. Device values then select
+        what each sequence does, and rows have the same bits.
         """
         requested = shape or _NO_DRAFT
         key = (requested, batch, full_logits, extends, reverified, sparse, checks)
@@ -100,12 +104,12 @@ class ProgramTable:
         return self._steps[key]
 
     def _steps_with(self, shape: DraftShape, batch: int) -> list[ProgramEntry]:
-        """Steps with this draft, of so many sequences or more."""
+        """Return the steps with this draft for at least this many sequences."""
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == shape)
         return [p for p in steps if p.batch >= batch]
 
     def host_chain_lengths(self, *, batch: int, full_logits: bool) -> tuple[int, ...]:
-        """The chains of the host's that steps of ``batch`` sequences verify, rising."""
+        """Return the lengths of host chains that steps of ``batch`` sequences verify, ascending."""
         key = (batch, full_logits)
         if key not in self._chain_lengths:
             matching = (
@@ -117,7 +121,8 @@ class ProgramTable:
         return self._chain_lengths[key]
 
     def host_chain_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
-        """A step of ``batch`` sequences that verifies chains of up to ``length`` tokens."""
+        """Return the step program for ``batch`` sequences with host chains of up to ``length``
+        tokens."""
         matching = [
             p for p in self._host_chain_steps if p.batch >= batch and p.draft_tokens >= length
         ]
@@ -126,32 +131,32 @@ class ProgramTable:
 
     @property
     def max_host_chain(self) -> int:
-        """The longest chain of the host's that a step verifies; 0 where none does."""
+        """The longest host chain that a step verifies; 0 if none does."""
         return max((p.draft_tokens for p in self._host_chain_steps), default=0)
 
     @property
     def has_processor_steps(self) -> bool:
-        """Whether there are programs that change logits as requests ask."""
+        """Whether the plan has logit-processor steps."""
         return self._first_token_processor is not None and bool(self._processor_steps)
 
     @property
     def processor_steps_extend(self) -> bool:
-        """Whether the draft can take up in such programs what waits for it."""
+        """Whether the draft can ingest pending tokens in logit-processor steps."""
         return any(p.extends for p in self._processor_steps)
 
     def processor_step(self, batch: int, *, extends: bool = False) -> ProgramEntry:
-        """A step of ``batch`` sequences that change logits."""
+        """Return the logit-processor step for ``batch`` sequences."""
         candidates = [p for p in self._processor_steps if p.batch >= batch and p.extends == extends]
         return _smallest(candidates, full_logits=True, what=f"adjusted steps of {batch} sequences")
 
     @property
     def first_token_processor(self) -> ProgramEntry:
-        """What changes the logits that a launch of prompts kept."""
+        """The program that applies logit processors to the first token after prefill."""
         assert self._first_token_processor is not None, "requests that need it are refused"
         return self._first_token_processor
 
     def refresh_capacity(self, shape: DraftShape | None, *, batch: int) -> int:
-        """The most rows that a step of ``batch`` sequences can re-verify (SpecPV), in any form."""
+        """Return how many rows a step of ``batch`` sequences can re-verify (SpecPV)."""
         key = (shape, batch)
         if key not in self._refresh_capacities:
             matching = self._steps_with(shape or _NO_DRAFT, batch)
@@ -160,7 +165,8 @@ class ProgramTable:
         return self._refresh_capacities[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
-        """Prompt rows of sequences in rows below ``batch``."""
+        """Return the prefill program for this many prompt rows of sequences in rows below
+        ``batch``."""
         candidates = [
             p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
         ]
@@ -168,13 +174,13 @@ class ProgramTable:
         return _smallest(candidates, full_logits=full_logits, what=what)
 
     def score(self, *, rows: int) -> ProgramEntry | None:
-        """The smallest scoring program for so many rows, else the largest; None: there is none."""
+        """Return the smallest scoring program for this many rows, or the largest; None for none."""
         programs = sorted((p for p in self._programs if p.kind == "score"), key=lambda p: p.rows)
         return next((p for p in programs if p.rows >= rows), programs[-1] if programs else None)
 
 
 def _smallest(candidates: list[ProgramEntry], *, full_logits: bool, what: str) -> ProgramEntry:
-    """Programs with full logits serve the others too, at a price."""
+    """Return the smallest program; one with full logits serves all requests, but is slower."""
     matching = [p for p in candidates if p.full_logits >= full_logits]
     if not matching:
         raise _missing(what, full_logits=full_logits)
@@ -182,9 +188,9 @@ def _smallest(candidates: list[ProgramEntry], *, full_logits: bool, what: str) -
 
 
 def _missing(what: str, *, full_logits: bool) -> EngineFileError:
-    with_logits = " and full logits, as top-k and top-p need them" if full_logits else ""
+    with_logits = " and full logits, which top-k and top-p need" if full_logits else ""
     return EngineFileError(
-        f"the engine has no program for {what}{with_logits}; build it again with larger limits"
+        f"the engine has no program for {what}{with_logits}; rebuild it with larger limits"
     )
 
 

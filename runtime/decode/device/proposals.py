@@ -1,4 +1,4 @@
-"""Chains that the host proposes for steps of a device: asked for, written, and counted."""
+"""Chains that the host proposes for device steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbuild.runtime.request import SequenceState
 
 
 class DeviceProposals:
-    """What ``drafter`` offers the steps of one loop."""
+    """Requests, writes and records the proposals of ``drafter`` for one loop."""
 
     def __init__(self, drafter: Offers, executor: DeviceExecutor, programs: ProgramTable) -> None:
         self._drafter, self._executor, self._programs = drafter, executor, programs
@@ -32,9 +32,9 @@ class DeviceProposals:
         rows: int,
         full_logits: bool,
     ) -> tuple[tuple[float, ...], ...]:
-        """The chances of what is offered behind up to ``unread[b]`` tokens that are in flight.
+        """Return the acceptance chances of tokens proposed after ``unread[b]`` tokens in flight.
 
-        None where there are no steps that reach the first ``rows`` rows, where the sequences stand.
+        Empty if no step program covers the first ``rows`` rows, which hold the sequences.
         """
         lengths = self._programs.host_chain_lengths(batch=rows, full_logits=full_logits)
         if not lengths:
@@ -42,7 +42,7 @@ class DeviceProposals:
         max_tokens = [
             min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
         ]
-        # Where a guide refuses a token the draft goes back to it, which must wait for it still.
+        # After a refusal the draft returns to the refused token, which must still be pending then.
         max_tokens = [
             0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
         ]
@@ -55,23 +55,23 @@ class DeviceProposals:
         rows: Mapping[int, SequenceState],
         depths: Mapping[int, int],
     ) -> None:
-        """Queues the first ``depths[row]`` tokens of each chain for the step behind."""
+        """Write the first ``depths[row]`` tokens of each chain for the next step."""
         offered = {id(s): c for s, c in zip(self._sequences, self._proposal.tokens, strict=True)}
         chains = {row: offered[id(sequence)][: depths[row]] for row, sequence in rows.items()}
         self._executor.write(OFFERED, host_chain_values(entry, chains))
 
     def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:
-        """Of what was written for each sequence so many tokens, and so many were accepted."""
+        """Record, for each sequence, how many proposed tokens were verified and accepted."""
         sequences, depths, accepted = zip(*results, strict=True)
         self._drafter.taken(sequences, depths, accepted)
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done, or its loop was closed."""
+        """Remove a sequence that finished or whose loop was closed."""
         self._drafter.release(sequence)
 
 
 def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:
-    """The most tokens of each sequence that are in flight, in ``steps`` or with its prompt."""
+    """Return the most tokens of each sequence in flight, in ``steps`` or after its prompt."""
     max_tokens: Counter[int] = Counter()
     for step in steps:
         max_tokens.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
@@ -79,10 +79,10 @@ def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAh
 
 
 def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:
-    """The port ``offered`` for a program: the chain of each row, none of others.
+    """Return the port ``offered`` of a program: the chain of each row, empty for other rows.
 
-    int32: a count for each row, 1 and its tokens; then rows of ``draft_tokens`` + 1, the first of
-    which is passed over.
+    int32: a count for each row, which is 1 plus its tokens; then rows of ``draft_tokens`` + 1,
+    whose first entry is ignored.
     """
     counts = np.ones(entry.batch, np.int32)
     tokens = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)
@@ -98,7 +98,7 @@ def host_chain_step_ahead(
     chosen: OfferedDepths,
     most_emitted: int,
 ) -> StepAhead:
-    """A step that verifies what was chosen of an offer to ``sequences``."""
+    """Return the next step, which verifies the chosen part of a proposal to ``sequences``."""
     depths = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
     max_depth = chosen.draft_depth
     return StepAhead(

@@ -1,4 +1,4 @@
-"""Which sequence stands in which row of the state that a device keeps between steps."""
+"""Assigns sequences to the rows of the state that a device keeps between steps."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _SCALARS = (
 _OPTIONAL = ("floor", ADJUSTED_DONE, CHANGES)
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 PARTIAL_TABLE = "partial_table."
-# What the device keeps of a sequence beside its page tables.
+# Device state of a sequence besides its page tables.
 SEQUENCE_PORTS = (*_SCALARS, *PENDING)
 _NO_TOKEN = -1
 
 
 class DeviceRows:
-    """Sequences in rows 0, 1, …, without gaps. A row that none uses is done and has length 0.
+    """Sequences in rows 0, 1, …, without gaps. An unused row is done and has length 0.
 
-    Every change is queued behind the steps that were started, whose results therefore belong to
-    the sequences of before.
+    Changes are queued after the steps in flight. So their results belong to the earlier assignment.
     """
 
     def __init__(self, executor: DeviceExecutor, groups: Sequence[str]) -> None:
@@ -48,7 +47,7 @@ class DeviceRows:
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.has_draft = executor.port(PENDING[0]) is not None
         views = executor.port(VIEWS[0]) is not None
-        # An engine that was built without them lacks these ports.
+        # Engines that were built without these features lack the ports.
         self._optional = tuple(name for name in _OPTIONAL if executor.port(name) is not None)
         self._columns = (
             *_SCALARS,
@@ -61,10 +60,9 @@ class DeviceRows:
         self.sequences: list[SequenceState] = []
 
     def clear(self, eos_token_ids: Sequence[int]) -> None:
-        """Empties every row.
+        """Clear every row, and write the end-of-sequence tokens.
 
-        The device stops at as many of the model's ends of sequence as its port holds; the host
-        knows them all.
+        The device stops at as many of them as its port holds. The host checks all of them.
         """
         self.sequences.clear()
         done, eos = self._executor.port("done"), self._executor.port("eos_ids")
@@ -77,32 +75,32 @@ class DeviceRows:
         self._device_eos = frozenset(device_eos)
 
     def ends_with(self, sequence: SequenceState, tokens: Sequence[int]) -> bool:
-        """Whether steps pass a sequence over behind one that gave it these tokens."""
+        """Return whether later steps skip a sequence after these tokens."""
         is_end = not sequence.request.params.ignore_eos and tokens[-1] in self._device_eos
         return is_end or len(tokens) == sequence.tokens_left
 
     def row_of(self, sequence: SequenceState) -> int:
-        """Where a sequence stands."""
+        """Return the row of a sequence."""
         return next(i for i, other in enumerate(self.sequences) if other is sequence)
 
     def admit(self, sequence: SequenceState) -> None:
-        """Gives a sequence the next row. Until :meth:`begin` steps pass it over."""
+        """Give a sequence the next row. Steps skip it until :meth:`begin`."""
         self.sequences.append(sequence)
         self.write_tables(sequence, self._groups)
 
     def write_tables(self, sequence: SequenceState, groups: Sequence[str]) -> None:
-        """Writes the pages that a sequence holds in some groups into its row."""
+        """Write a sequence's pages of these groups into its row."""
         row = self.row_of(sequence)
         for group in groups:
             pages = sequence.pages[group].table
             self._executor.write(f"{PAGE_TABLE}{group}", pages[None], row=row)
 
     def set_done(self, sequence: SequenceState, *, done: bool) -> None:
-        """Whether steps leave a sequence's row as it is."""
+        """Exclude a sequence from steps, or include it again."""
         self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
 
     def set_step_kind(self, sequence: SequenceState, *, uses_logit_processor: bool) -> None:
-        """From the next launch on steps of the other kind decode a sequence, if any."""
+        """Let logit-processor steps or ordinary steps decode a sequence from the next launch on."""
         executor, row, sequence.uses_logit_processor = (
             self._executor,
             self.row_of(sequence),
@@ -112,16 +110,16 @@ class DeviceRows:
             executor.fill("done", 1, row=row)
             executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
         else:
-            # What its output ends with is known on the device first.
+            # The device knows before the host whether the output has ended.
             executor.copy(ADJUSTED_DONE, row, "done", row)
             executor.fill(ADJUSTED_DONE, 1, row=row)
 
     def roll_back(
         self, sequence: SequenceState, length: int, root: int, pending: int | None
     ) -> None:
-        """The state of a sequence is that of before: ``root`` behind ``length`` tokens.
+        """Restore an earlier state of a sequence: ``length`` committed tokens, then ``root``.
 
-        The first ``waiting`` of those that wait for the draft still do; None: none is to know.
+        The draft has not ingested the last ``pending`` tokens; None for no draft.
         """
         values = {"length": length, "root": root}
         if pending is not None:
@@ -130,12 +128,12 @@ class DeviceRows:
             self._executor.fill(name, value, row=self.row_of(sequence))
 
     def save_last_aux_hidden(self, row: int) -> None:
-        """Right behind the launch that ends a row's prompt: keeps what the next would overwrite."""
+        """Save the aux hidden states of a finished prompt; the next launch overwrites them."""
         if self.has_draft:
             self._executor.copy("prefill.last_captured", row, "pending_captured", row)
 
     def begin(self, sequence: SequenceState, token: int) -> int:
-        """Prefill gave a sequence its first token: steps decode it from now on, in this row."""
+        """Start to decode a sequence with its first token; return its row."""
         executor, row, request = self._executor, self.row_of(sequence), sequence.request
         sampling = request.params.sampling
         values = {
@@ -148,14 +146,14 @@ class DeviceRows:
             if name in self._columns:
                 values[name] = getattr(sampling, choose_input.attribute)
         if self.has_draft:
-            # The prompt's last row waits for the draft until the token behind it is known.
+            # The draft ingests the prompt's last row together with the first token.
             values |= {"pending_count": 1, "pending_tokens": token}
         for name, value in (values | {done_port(sequence): 0}).items():
             executor.fill(name, value, row=row)
         return row
 
     def remove(self, sequence: SequenceState) -> None:
-        """Frees a sequence's row; the last sequence moves there."""
+        """Free the row of a sequence and move the last sequence there."""
         row, last = self.row_of(sequence), len(self.sequences) - 1
         if row != last:
             processor_columns = COLUMNS if uses_processor_steps(self.sequences[last]) else ()
@@ -169,13 +167,13 @@ class DeviceRows:
         for name in ("done", *(n for n in self._optional if n == ADJUSTED_DONE)):
             self._executor.fill(name, 1, row=row, rows=count)
         empty = ["length", *self._tables, *(PENDING[:1] if self.has_draft else ())]
-        # Whoever stands here next may end its prompt in a launch behind which logits are changed.
+        # The next sequence in this row may run a logit processor right after its prompt.
         empty += [name for name in self._optional if name == CHANGES]
         for name in empty:
             self._executor.fill(name, 0, row=row, rows=count)
 
 
 def _partial_tables(executor: DeviceExecutor) -> tuple[str, ...]:
-    """The ports of the layers' partial tables (SpecPV)."""
+    """Return the ports of the layers' partial tables (SpecPV)."""
     names = [port.name for port in executor.plan.ports]
     return tuple(name for name in names if name.startswith(PARTIAL_TABLE))

@@ -1,4 +1,4 @@
-"""The target's logits behind every token of a sequence, by a device's scoring programs."""
+"""The target's logits after every token of a sequence, computed by scoring programs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from specbuild.runtime.executors.executor import DeviceExecutor
 def score_on_device(
     ids: Sequence[int], executor: DeviceExecutor, manifest: Manifest, kv: KvPools
 ) -> Iterator[ScoredRows]:
-    """Rows in order, as many at once as the programs take, while nothing else runs.
+    """Yield the rows in order, as many at a time as the programs allow. Nothing else may run.
 
-    Raises RequestError where the engine has no such program, or pages are not free.
+    Raises RequestError if the engine has no scoring program or too few pages are free.
     """
     programs, logits = ProgramTable(executor.plan), executor.port("score.logits")
     entry = None if logits is None else programs.score(rows=logits.shape[0])
     if entry is None or logits is None:
-        raise RequestError("the engine has no program that scores; build it with one")
+        raise RequestError("the engine has no scoring program; rebuild it with one")
     executor.use()
     groups = [group.name for group in manifest.cache_groups]
     device_rows = DeviceRows(executor, groups)

@@ -1,4 +1,4 @@
-"""Launches of a device that keeps its state: the host queues them ahead, and reads the results."""
+"""A stepper that queues launches on a device ahead of time and reads their results later."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from specbuild.runtime.sampling import samples
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: whether a step may have a draft. ``offers`` proposes chains, which the policy may
-    take in the place of one of the device's.
+    ``drafts``: steps may have a draft. ``offers`` proposes host chains, which the policy may use
+    instead of a device draft.
     """
 
     max_in_flight = 2
@@ -66,7 +66,7 @@ class DeviceStepper:
         self._rows = DeviceRows(executor, self._groups)
         self._pages = DevicePages(self._rows, manifest)
         self._processors = LogitProcessorRows(executor, manifest.target.eos_token_ids)
-        # Behind a masked step a draft wants what that step read.
+        # After a masked step the draft ingests its tokens.
         has_draft_model = drafts and self._rows.has_draft
         self._checks = GuideChecks(self._rows, has_draft=has_draft_model)
         self._can_check_guides = programs.processor_steps_extend or not has_draft_model
@@ -83,25 +83,25 @@ class DeviceStepper:
         self._timer = StepTimer()
         self._warm: set[str] = set()
         pending = executor.port(PENDING[1])
-        # Tokens of a sequence that may wait for the draft, and at most how many do.
+        # Capacity of the draft's buffer of pending tokens, and the most tokens in it.
         self._max_pending = 0 if pending is None or not drafts else pending.shape[1]
         self._pending = 0
 
     @property
     def in_flight(self) -> int:
-        """Launches queued on the device."""
+        """Number of launches queued on the device."""
         return len(self._flights)
 
     def open(self) -> None:
-        """Empties every row."""
+        """Clear every row."""
         self._executor.use()
         self._rows.clear(self._eos_token_ids)
         self._next_step = int(self._executor.read("step")[0])
 
     def admit(self, sequence: SequenceState) -> None:
-        """Gives a sequence the next row."""
+        """Give a sequence the next row."""
         self._rows.admit(sequence)
-        # What the device queued ahead could not be checked before a remote guide's mask arrives.
+        # Tokens that are decoded ahead cannot be checked before a remote guide's mask arrives.
         is_remote = sequence.guide is not None and sequence.guide.is_remote
         if self._can_check_guides and sequence.request.params.only_guided and not is_remote:
             self._checks.admit(sequence)
@@ -110,7 +110,7 @@ class DeviceStepper:
         )
 
     def release(self, sequence: SequenceState) -> None:
-        """Frees a sequence's row, behind the launches in flight."""
+        """Free a sequence's row after the launches in flight."""
         self._rows.remove(sequence)
         self._checks.release(sequence)
         for mode in self._modes:
@@ -119,26 +119,27 @@ class DeviceStepper:
             self._proposals.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
-        """The next step that wants them takes the pages."""
+        """Nothing to do: the next step allocates the pages."""
 
     def pause(self, sequence: SequenceState) -> None:
-        """Its row counts as done; its state stays."""
+        """Exclude the row from steps; its state is kept."""
         self._rows.set_done(sequence, done=True)
 
     def resume(self, sequence: SequenceState) -> None:
-        """Its row is decoded again; as many tokens of it as can be may wait for the draft."""
+        """Include the row in steps again. The draft may have as many pending tokens as its buffer
+        holds."""
         self._rows.set_done(sequence, done=False)
         if sequence.guide is None or not sequence.guide.is_remote:
             self._pending = max(self._pending, self._max_pending)
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
-        """Rows are emptied when the next loop opens."""
+        """Nothing to do: the next loop clears the rows."""
         if self._proposals is not None:
             for sequence in sequences:
                 self._proposals.release(sequence)
 
     def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
-        """Drafts are taken up in the step: none is behind."""
+        """Describe the next step. The draft ingests pending tokens within a step."""
         unread: Sequence[int] = ()
         reach: tuple[tuple[float, ...], ...] = ()
         if self._proposals is not None:
@@ -157,7 +158,7 @@ class DeviceStepper:
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
-        """Queues one launch of prompt chunks."""
+        """Queue a prefill launch."""
         executor, table = self._executor, self._rows
         for chunk in chunks:
             self._pages.before_prefill(chunk.sequence, chunk.start + chunk.count)
@@ -187,7 +188,7 @@ class DeviceStepper:
         self._flights.append(PromptsInFlight(read, tuple(finishing), token, logprob, top_logprobs))
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
-        """Loads the program of a first step, before its sequences are known to go on."""
+        """Load the program of the first step after a prefill launch."""
         ahead = self._ahead(sequences, shape)
         plans = tuple(mode.expected(ahead) for mode in self._modes)
         self._executor.prepare(self._step_entry(ahead, joined(plans)))
@@ -195,7 +196,7 @@ class DeviceStepper:
     def start(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
     ) -> None:
-        """Queues a step, which passes over the rows of other sequences."""
+        """Queue a step. It skips the rows of other sequences."""
         ahead = self._ahead(sequences, shape)
         uses_processor = sequences[0].uses_logit_processor
         plans = () if uses_processor else tuple(mode.plan(ahead) for mode in self._modes)
@@ -234,18 +235,18 @@ class DeviceStepper:
         self._next_step += 1
 
     def _processor_entry(self, ahead: StepAhead) -> ProgramEntry:
-        """The next step's masks are written."""
+        """Write the masks of a logit-processor step; return its program."""
         extends = self._checks.has_draft and any(s in self._checks for s in ahead.rows.values())
         for row, sequence in ahead.rows.items():
             if sequence.guide is not None:
                 self._processors.write_mask(sequence, row)
             if extends and sequence not in self._checks:
-                # The draft does not know what stands before: nothing waits for it.
+                # The draft lacks the tokens before, so nothing is pending.
                 self._executor.fill(PENDING[0], 0, row=row)
         return self._programs.processor_step(ahead.batch, extends=extends)
 
     def receive(self) -> LaunchResult:
-        """Reads the oldest launch in flight."""
+        """Read the oldest launch in flight."""
         flight = self._flights.popleft()
         return (
             self._receive_step(flight)
@@ -254,7 +255,7 @@ class DeviceStepper:
         )
 
     def _receive_prompts(self, flight: PromptsInFlight) -> LaunchResult:
-        """Steps from now on decode the sequences whose prompts ended."""
+        """Read a prefill launch and start to decode the sequences whose prompts ended."""
         token, logprob = flight.token(), flight.logprob()
         self._timer.reset()
         first = []
@@ -295,9 +296,9 @@ class DeviceStepper:
             if not kept and sequence.guide is not None and sequence.guide.failure is None:
                 count_discarded(sequence, proposed)
                 continue
-            # A draft that could be emitted by no step was not worth verifying: it counts for none.
+            # Draft tokens beyond the token budget were not worth verifying, so they do not count.
             num_accepted = min(accepted, sequence.tokens_left - 1, kept)
-            # What an end of sequence cut off was not refused, nor what a guide did.
+            # Tokens cut off by an end of sequence or by a guide were not refused by the target.
             cut = min(count, kept + 1) <= accepted
             depth = min(ahead.depth_of(row), sequence.tokens_left - 1)
             depths.append(num_accepted if cut else depth)
@@ -317,7 +318,7 @@ class DeviceStepper:
     def _count_kept(
         self, flight: StepInFlight, sequence: SequenceState, tokens: Sequence[int]
     ) -> int:
-        """How many of a step's tokens stand: all where no guide checks them."""
+        """Return how many tokens of a step are kept: all of them without a guide."""
         masked = flight.pending is None
         if masked and sequence.guide is not None and not sequence.replay_remaining:
             sequence.counters.mask(len(tokens))
@@ -330,7 +331,7 @@ class DeviceStepper:
         )
 
     def after_emit(self) -> None:
-        """The tokens that were emitted stand in the cache, all but the newest."""
+        """Update lengths and pages after the tokens were emitted; the newest is not cached yet."""
         for new in self._new_tokens:
             sequence, flight = new.sequence, self._received_step
             assert flight is not None
@@ -339,13 +340,13 @@ class DeviceStepper:
             if pending is None and flight.extends and sequence in self._checks:
                 pending = 1
             elif pending is None:
-                # All behind the prompt's last token but one, with which reading it ended.
+                # All tokens after the last but one of the prompt, where prefill ended.
                 pending = sequence.length - len(sequence.request.prompt_ids) + 1
             self._pages.after_step(sequence, pending)
         self._new_tokens = []
 
     def _ahead(self, sequences: Sequence[SequenceState], chosen: ChosenDraft) -> StepAhead:
-        """The next step as it is known before those in flight are through."""
+        """Describe the next step before those in flight are received."""
         indices = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in indices}
         emitted = sum(1 + step.depth for step in self._steps_in_flight)
@@ -376,13 +377,13 @@ class DeviceStepper:
 
     @property
     def _pending_is_full(self) -> bool:
-        """Whether one more token could find no place to wait for the draft in."""
+        """Whether the draft's buffer of pending tokens is full."""
         return 0 < self._max_pending <= self._pending
 
     def _pending_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:
-        """Most tokens that wait for the draft after a step; where it extends it took them."""
+        """Return the most tokens that the draft has not ingested after a step."""
         if ahead.offered is not None:
-            # It takes up all of a chain but the newest.
+            # The step ingests all tokens of a chain but the newest.
             return min(1 + ahead.depth, self._max_pending)
         if ahead.shape is not None:
             return ahead.depth + 1

@@ -1,1 +1,1 @@
-"""Decoding with graphs that the host calls by role (ONNX Runtime)."""
+"""Decoding on ONNX Runtime and TensorRT: the host calls each graph by its role."""

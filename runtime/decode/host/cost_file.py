@@ -1,4 +1,4 @@
-"""The cost table that is kept between runs: one file for an engine on a kind of machine."""
+"""Stores measured cost tables between runs, one file per engine and kind of machine."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from specbuild.runtime.engine_dir.regular_file import read_regular
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import SpecbuildError
 
-# A table of another method of measuring is not this one's.
+# Tables that were measured in another way have other file names.
 _METHOD = "least of several whole steps"
 # A table has a dozen numbers.
 _MAX_BYTES = 64 << 10
 _MAX_COST_S = 3600.0
-# An unfinished file that is older is nobody's.
+# Temporary files older than this are removed.
 _ABANDONED_S = 3600.0
 
 
 def cache_path(directory: Path | None, *key: object) -> Path | None:
-    """The file for a manifest, machine, thread count and library version."""
+    """Return the file for this manifest, machine, thread count and library version."""
     if directory is None:
         return None
     digest = hashlib.sha256("\n".join(map(str, (_METHOD, *key))).encode()).hexdigest()
@@ -33,11 +33,10 @@ def cache_path(directory: Path | None, *key: object) -> Path | None:
 
 
 def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tuple[CostTable, str]:
-    """The table kept at ``path``, else a fresh one that is then kept; and where it came from.
+    """Read the cost table at ``path``, or measure and store it. Return it with its origin.
 
-    A table that is not sure is measured again, and the shorter of both times is kept. A file that
-    does not hold a table is measured anew. A directory that cannot be written costs the next start
-    the same measurement, nothing else.
+    An uncertain table is measured again, and the shorter of both times is stored. A file without a
+    valid table is replaced. If the directory is not writable, the next start measures again.
     """
     stored = None if path is None else _read(path)
     if stored is not None and stored.sure:
@@ -56,9 +55,9 @@ def load_or_measure(path: Path | None, measure: Callable[[], CostTable]) -> tupl
 
 
 def _write(path: Path, text: str) -> None:
-    """Puts a file in place at once: processes that measure at the same time keep apart.
+    """Write a file atomically, since several processes may measure at the same time.
 
-    What those left behind that were killed is removed.
+    Also remove temporary files of processes that were killed.
     """
     for leftover in path.parent.glob("cost-*.tmp"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a step costs on this machine, measured with the engine itself."""
+"""Measures the step costs of an engine on this machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _MIN_LEVEL_S = 1e-6
 
 
 class CannotMeasureError(SpecbuildError):
-    """There is no space to measure in; the message is the reason, as the end of a sentence."""
+    """There is no capacity to measure in. The message states the reason."""
 
 
 def times_agree(times_s: Sequence[Sequence[float]]) -> bool:
-    """Whether the two shortest of each are close: that of a busy machine stands alone."""
+    """Return whether the two shortest times of each list are close: the machine is quiet."""
     return all(
         second <= (1 + SPREAD) * first for first, second, *_ in (sorted(each) for each in times_s)
     )
@@ -52,10 +52,10 @@ def table_of(
     row_s: float,
     sure: bool,
 ) -> CostTable:
-    """The table of target steps by ``rows``, and of whole steps with chains of 1, 2, … levels.
+    """Build the cost table: target steps by ``rows``, and full steps with chains of 1, 2, … levels.
 
-    What disturbs a step only makes it longer, so the shortest is the machine's own; and none is
-    longer than the next larger one.
+    Disturbances only make a step longer, so the shortest time is used. A step must not be slower
+    than the next larger one.
     """
     table = CostTable(tuple(rows), _step_minima(target_s), (), row_s, sure)
     level_times = [
@@ -65,15 +65,15 @@ def table_of(
 
 
 def _step_minima(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The shortest of each, or that of a larger step if it is shorter still."""
+    """Return the shortest time of each size, or of a larger size if that is shorter."""
     return tuple(accumulate(map(min, reversed(times_s)), min))[::-1]
 
 
 class CostMeasurement:
-    """Times target steps and chains of a draft model on a scratch sequence of random tokens.
+    """Times target steps and draft chains on a scratch sequence of random tokens.
 
-    ``record`` is the model's; of a drafter without one, target steps alone are timed. They have up
-    to ``most_rows`` rows, and those of the deepest chain that is timed.
+    ``record`` describes the drafter. For one without a model only target steps are timed. They have
+    up to ``max_rows`` rows, or as many as the deepest timed chain needs.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class CostMeasurement:
         self._kv = kv
         limits = manifest.limits
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
-        # Every draft extends the draft's cache by one token: two, and one of each depth a round.
+        # Each draft adds one token to its cache: two at first, then one per depth in every round.
         capacity = limits.max_seq_len - self._context - 2
         deepest = min(limits.levels_of(record.geometry), MAX_MEASURED_ROWS - 1)
         self._depth = min(deepest, capacity - 2) if record.roles else 0
@@ -101,15 +101,14 @@ class CostMeasurement:
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
-        """The table; not sure where times were far apart until the time for measuring was over.
+        """Measure the table. It is uncertain if the times still vary when the time budget is used
+        up.
 
-        Raises CannotMeasureError where the limits, or the pages that are free, leave no space.
+        Raises CannotMeasureError if the engine's limits or the free pages leave no capacity.
         """
         if self._depth < 1 and self._record.roles:
             max_seq_len = self._manifest.limits.max_seq_len
-            raise CannotMeasureError(
-                f"a max_seq_len of {max_seq_len} leaves no space to measure drafts"
-            )
+            raise CannotMeasureError(f"max_seq_len {max_seq_len} is too short to measure drafts")
         self._executor.prepare((*DECODING_ROLES, *self._record.roles, *TREE_ROLES))
         deadline_s = perf_counter() + MEASURING_BUDGET_S
         rows = self._rows()
@@ -135,17 +134,18 @@ class CostMeasurement:
         return table_of(rows, target_s, step_s, row_s=row_s, sure=is_certain)
 
     def _rows(self) -> list[int]:
-        """Of the target steps that are timed; the last ones are wide enough for every chain."""
+        """The sizes of the timed target steps; the largest fits every chain."""
         widest, chain = self._max_rows, self._depth + 1
         return sorted({n for n in _MEASURED_ROWS if n <= widest} | {chain, widest})
 
     def _prefill_context(
         self, sequence: SequenceState, drafter: Drafter
     ) -> tuple[float, np.ndarray | None]:
-        """Enters the context; the time in which the draft takes up a token, and a last row."""
+        """Prefill the context. Return the draft's time to ingest one token, and the last aux hidden
+        state."""
         if not self._depth:
             return 0.0, self._fill(sequence, drafter, self._context)
-        # The first draft pays for allocations, the second takes up as many rows without.
+        # The first call allocates memory; the second ingests as many rows without.
         half, level = -(-self._context // 2), DraftShape(1, 1, 1)
         self._fill(sequence, drafter, half)
         drafter.propose([sequence], level)
@@ -164,7 +164,7 @@ class CostMeasurement:
         vocab, tokens = self._manifest.target.vocab, self._context + self._drafts + 2
         pages_needed = self._kv.pages_needed(tokens)
         if not self._kv.can_admit(pages_needed):
-            raise CannotMeasureError("other generations hold the pages to measure drafts in")
+            raise CannotMeasureError("too few cache pages are free to measure drafts")
         return SequenceState(
             request=Request("cost", (0,), GenerateParams(), 1),
             index=-1,
@@ -176,7 +176,7 @@ class CostMeasurement:
         )
 
     def _fill(self, sequence: SequenceState, drafter: Drafter, length: int) -> np.ndarray | None:
-        """Enters tokens in launches of the allowed size; the last row's aux hidden states."""
+        """Prefill up to ``length``; return the aux hidden state of the last row."""
         aux_hidden = None
         while sequence.length < length:
             count = min(length - sequence.length, self._manifest.limits.max_rows)
@@ -193,7 +193,7 @@ class CostMeasurement:
         self._executor.run("accept", trees.accept_feeds(sampled[None]))
 
     def _step(self, sequence: SequenceState, rows: int) -> np.ndarray:
-        """A target step over a chain; the token sampled at each row, [rows]."""
+        """Run a target step over a chain; return the token sampled at each row, [rows]."""
         logits = self._launch(sequence, rows, tree=True)["logits"]
         zeros = np.zeros(rows, np.int32)
         position = self._counter.range(sequence.length, rows)

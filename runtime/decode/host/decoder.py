@@ -1,4 +1,4 @@
-"""Decodes with graphs that the host calls by role, and measures what drafting costs there."""
+"""Creates loops whose steps run on the host, and measures what drafting costs there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 
 class HostDecoder(Decoder):
-    """``cost_file`` keeps the measured cost table between runs, if given."""
+    """``cost_file`` stores the measured cost table between runs."""
 
     def __init__(
         self,
@@ -66,17 +66,17 @@ class HostDecoder(Decoder):
 
     @property
     def clock(self) -> StepClock:
-        """How the time of all steps so far is shared."""
+        """Time spent drafting and verifying in all steps so far."""
         return self._clock
 
     @property
     def suffix_statistics(self) -> SuffixStatistics | None:
-        """What suffix decoding has counted; None where it has not been asked for."""
+        """Counters of suffix decoding; None if it was never used."""
         suffix = self._drafting.suffix
         return None if suffix is None else suffix.statistics
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:  # noqa: ARG002
-        """RequestError where a draft cannot be had."""
+        """Raise RequestError if this draft is not available."""
         if setting.speculation is None:
             return
         self._check_named(setting)
@@ -94,7 +94,7 @@ class HostDecoder(Decoder):
         text_stream: TextStreams,
         prefill: PrefillSchedule | None = None,
     ) -> Loop:
-        """A loop over steps of the host; the first one with a default draft measures its costs."""
+        """Create a loop over host steps. The first loop with a default draft measures its costs."""
         self._executor.prepare(DECODING_ROLES)
         policy, drafter = self._policy(setting), setting.custom_drafter
         drafter_name = setting.drafter if isinstance(setting.drafter, str) else NONE
@@ -158,7 +158,8 @@ class HostDecoder(Decoder):
         return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
-        """The shape to ask a drafter for; RequestError where it cannot serve."""
+        """Return the shape to draft with; RequestError if the custom drafter cannot serve this
+        engine."""
         name = drafter.capabilities.name
         if "accept" not in self._manifest.roles:
             raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")
@@ -166,6 +167,6 @@ class HostDecoder(Decoder):
             raise RequestError(f"drafter {name} samples its drafts; only fixed drafts are accepted")
         shape = speculation if isinstance(speculation, DraftShape) else self._manifest.draft_default
         if shape is None:
-            raise RequestError(f"drafter {name}: the engine names no default shape; give one")
+            raise RequestError(f"drafter {name}: the engine has no default shape; pass one")
         check_shape(shape, self._manifest.limits)
         return shape

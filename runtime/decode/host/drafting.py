@@ -1,4 +1,4 @@
-"""What drafts on the host: an engine's drafters, what they cost, and which policies they have."""
+"""The drafters of an engine on the host, their costs and their policies."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from specbuild.runtime.executors.executor import Executor
 
 
 class HostDrafting:
-    """An engine's drafters, made when they are first asked for.
+    """Creates an engine's drafters on first use.
 
-    One that offers is kept, with the texts that it has seen; a model's is made for every loop.
-    ``cost_file`` keeps measured cost tables between runs, if given.
+    The suffix drafter is created once, since it learns from all texts. Draft models are created for
+    every loop. ``cost_file`` stores measured cost tables between runs.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class HostDrafting:
 
     @property
     def suffix(self) -> SuffixDrafter | None:
-        """The drafter that offers, None where it has not been asked for."""
+        """The suffix drafter; None if it was never used."""
         return self._suffix
 
     def drafter(self, name: str, *, fixed: bool = False) -> Drafter:
-        """What drafts under this name, its graphs made ready: its models, where it has some.
+        """Return the drafter of this name and load its graphs.
 
-        Of several models all, or the first where every step's shape is ``fixed``.
+        If the engine has several models, it combines all of them, or uses the first if every step
+        has a ``fixed`` shape.
         """
         models, _ = sources(self._manifest, name)
         selected = models[:1] if fixed else models
@@ -78,13 +79,13 @@ class HostDrafting:
         return DraftModels(drafters) if len(drafters) > 1 else drafters[selected[0].kind]
 
     def proposer(self, name: str) -> Offers | None:
-        """What proposes before each step under this name, None where nothing does."""
+        """Return the drafter of this name that proposes tokens before each step, or None."""
         return self._suffix_drafter(name)
 
     def policy(
         self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
-        """What pays of the drafters of this name, by measured costs."""
+        """Create the policy that selects the fastest drafter of this name, by measured costs."""
         models, suffix_record = sources(self._manifest, name)
         records: tuple[DrafterRecord, ...] = models or ((suffix_record,) if suffix_record else ())
         if not records:
@@ -111,7 +112,7 @@ class HostDrafting:
         return OfferPolicy(policy, self._times[kinds], most_depth=suffix_record.max_tokens)
 
     def require(self, name: str, shape: DraftShape) -> None:
-        """RequestError where the drafter of this name grows no such tree."""
+        """Raise RequestError if the drafter of this name cannot draft such a tree."""
         models, suffix_record = sources(self._manifest, name)
         model = next(iter(models), None)
         record = model or suffix_record
@@ -120,21 +121,21 @@ class HostDrafting:
         max_levels = self._manifest.limits.levels_of(record.geometry)
         if shape.draft_top_k > 1 and not kind_of(record).capabilities.branches:
             raise RequestError(
-                f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes chains "
-                "alone; ask for 1"
+                f"draft_top_k is {shape.draft_top_k}, but drafter {record.kind} proposes only "
+                "chains; set it to 1"
             )
         if isinstance(shape, StaticTree) and model is not None:
             limits = self._manifest.limits
             inner, capacity = len(shape.inner), limits.draft_top_k * max(limits.draft_depth - 1, 0)
             if kind_of(model).capabilities.passes == "levels" and inner > capacity:
                 raise RequestError(
-                    f"the draft tree has {inner} nodes with children, the engine's draft takes "
-                    f"{capacity}; give fewer, or build with a larger draft"
+                    f"the draft tree has {inner} nodes with children, the engine's draft supports "
+                    f"{capacity}; use fewer, or build with a larger draft"
                 )
         if model is not None and shape.draft_depth > max_levels:
             raise RequestError(
                 f"draft_depth is {shape.draft_depth}, but drafter {model.kind} has {max_levels} "
-                "levels; ask for less"
+                "levels; use a smaller depth"
             )
 
     def _create_drafter(self, record: ModelDrafter) -> CachingDrafter:
@@ -153,9 +154,9 @@ class HostDrafting:
         return self._suffix
 
     def _cost_table(self, record: DrafterRecord) -> tuple[CostTable, str]:
-        """What a drafter's chains cost, and where that is known from: measured on first use.
+        """Return the cost table of a drafter and its origin. It is measured on first use.
 
-        Raises CannotMeasureError where there is no capacity now; a later use tries again.
+        Raises CannotMeasureError if there is no capacity now. A later call tries again.
         """
         entry = self._tables.get(record.kind)
         if entry is None:

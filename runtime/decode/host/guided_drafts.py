@@ -1,9 +1,9 @@
-"""Drafts that keep to guides: what a grammar forces needs no guess.
+"""Drafts that follow guides: forced tokens are drafted without a draft model.
 
-Where the next bytes are forced, the mask of the target's row allows one token alone: as a draft it
-is always accepted. Behind a draft that the grammar refuses nothing can be accepted, whatever stands
-there. So a step's chains take forced tokens in, and where all of them would be forced from their
-roots on, the draft does not run. Trees with branches stay as the draft made them.
+If a guide allows a single next token, that token is always accepted as a draft. After a draft token
+that the guide refuses, nothing can be accepted. So forced tokens replace other tokens in the chains
+of a step. If all chains consist of forced tokens, the draft model does not run. Trees with branches
+are left unchanged.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from specbuild.runtime.request import SequenceState
 def forced_chains(
     sequences: Sequence[SequenceState], *, min_tokens: int, max_tokens: int
 ) -> DraftTrees | None:
-    """Chains of forced tokens, as long as the shortest run of them and ``most``.
+    """Return chains of forced tokens, as long as the shortest run and ``max_tokens`` allow.
 
-    None where one of the runs is shorter than ``least`` and does not end its output, or a sequence
-    has no guide.
+    Return None if a sequence has no guide, or if a run is shorter than ``min_tokens`` and does not
+    end the output.
     """
     runs = []
     for sequence in sequences:
@@ -41,7 +41,7 @@ def forced_chains(
 
 
 def with_forced_tokens(sequences: Sequence[SequenceState], trees: DraftTrees) -> DraftTrees:
-    """The chains with what is forced in the place of other tokens."""
+    """Return the chains with their tokens replaced by forced ones."""
     if not trees.contiguous or all(sequence.guide is None for sequence in sequences):
         return trees
     tokens = trees.tokens.copy()
@@ -52,7 +52,7 @@ def with_forced_tokens(sequences: Sequence[SequenceState], trees: DraftTrees) ->
 
 
 def _insert_forced(guide: GuideState, output: np.ndarray, drafts: np.ndarray) -> None:
-    """Changes the drafts behind ``output`` in place, up to the first that is refused."""
+    """Insert forced tokens into ``drafts`` in place, up to the first refused draft."""
     position = 0
     while position < len(drafts):
         tokens = np.concatenate([output, drafts[:position]])

@@ -1,7 +1,7 @@
-"""A restored sequence on a machine whose bits depend on neighbours: its record stands.
+"""Replays a preempted sequence on an executor that is not batch-invariant.
 
-There a near tie may fall the other way when it is decoded again. The record is continued: what was
-sampled otherwise is replaced by what was emitted, and drafts behind it are not accepted.
+A near tie may be resolved differently when the sequence is decoded again. Then the emitted token
+replaces the sampled one, and drafts after it are not accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from specbuild.runtime.request import SequenceState
 
 
 def replace_replayed(sequences: Sequence[SequenceState], verified: Verified) -> Verified:
-    """What a step gives where sequences must emit again what they emitted before."""
+    """Return the results of a step with replayed tokens replaced by the tokens emitted before."""
     sampled, path, accepted = verified.sampled, verified.path, verified.accepted
     for b, sequence in enumerate(sequences):
         count = min(sequence.replay_remaining, accepted[b] + 1)

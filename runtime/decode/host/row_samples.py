@@ -1,17 +1,17 @@
-"""The target's token at each row: by the request's own logits, and as its guide allows.
+"""Samples the target's token at each row, with logit processors and guides.
 
-Drafts stay on under a guide. Every row is sampled without a mask first. Then the path that the
-samples confirm is walked from the root: a sample that the grammar allows stands, and one that it
-refuses is made again from the same row's logits, with a mask. So no state is ever taken back: at
-worst the path ends where the mask chose another token than the draft.
+Drafts stay enabled with a guide. Every row is first sampled without a mask. Then the path of
+accepted drafts is followed from the root. A sample that the guide allows is kept. A refused one is
+sampled again from the same row with a mask. No state is ever rolled back: at worst the path ends
+where the mask chose another token than the draft.
 
-That is the token of masked decoding, one row after another. A draw is the argmax of logits and
-noise of (seed, position), so leaving tokens out changes it only where it was one of them. The cuts
-of top-k, top-p and min-p depend on what is left out: there each row of the path is masked first.
-Rows beside the path are not looked at: no mask of theirs is ever computed. Masking every row before
-it is sampled gives the same tokens, and costs a copy of its logits: 0.8 ms of 200 000, where to
-look up one token in the mask takes a microsecond. Taking a whole step back and running a masked one
-would cost a pass of the target for each refusal; here the refused row's logits are still at hand.
+The result equals masked decoding, one row at a time. A draw is the argmax of logits plus noise of
+(seed, position), so masking tokens changes it only if it was one of them. The cuts of top-k, top-p
+and min-p depend on the masked tokens. With such cuts each row of the path is masked first. Rows
+outside the path need no mask.
+
+Masking every row before sampling would give the same tokens, but it copies the row's logits: 0.8 ms
+for 200 000 tokens, against a microsecond to look up one token in the mask.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from specbuild.runtime.sampling import sampling_feeds
 class SampledRows:
     """Rows of a pass: ``count[b]`` of sequence b, at ``position`` [R], with ``logits`` [R, V].
 
-    The last ones of a sequence are those of its tree, where there are ``trees``; those before are
-    of tokens that are known.
+    With ``trees``, the last rows of a sequence are those of its tree. The rows before belong to
+    committed tokens.
     """
 
     sequences: Sequence[SequenceState]
@@ -44,7 +44,7 @@ class SampledRows:
     trees: DraftTrees | None = None
 
     def committed_rows(self, b: int) -> int:
-        """Rows of sequence ``b`` in front of its tree; all where there is none."""
+        """Number of rows of sequence ``b`` before its tree; all rows if there are no trees."""
         count = self.count[b]
         return count if self.trees is None else count - int(self.trees.count[b])
 
@@ -57,9 +57,9 @@ class RowSampler:
         self._eos_token_ids = eos_token_ids
 
     def sample(self, rows: SampledRows, *, counts: bool = True) -> tuple[np.ndarray, np.ndarray]:
-        """The token at each row and its log-probability, both [R].
+        """Sample every row; return tokens and log-probabilities, both [R].
 
-        ``counts``: what was masked counts for the statistics.
+        ``counts``: masked tokens are added to the statistics.
         """
         logits = rows.logits
         before = _tokens_before(rows)
@@ -86,7 +86,7 @@ class RowSampler:
         tokens: np.ndarray,
         mask: TokenMask,
     ) -> int:
-        """The token at one row behind ``tokens``, of those that a mask allows."""
+        """Sample one row after ``tokens``, among the tokens that a mask allows."""
         if mask.only is not None:
             return mask.only
         logits = rows.logits[row].copy()
@@ -123,7 +123,7 @@ class RowSampler:
 
 
 def _tokens_before(rows: SampledRows) -> dict[int, tuple[SequenceState, np.ndarray]]:
-    """For each row whose logits its request changes: the tokens up to and with its own."""
+    """Return, for each row with a logit processor, the tokens up to and including its own."""
     before: dict[int, tuple[SequenceState, np.ndarray]] = {}
     first = 0
     for b, sequence in enumerate(rows.sequences):
@@ -139,7 +139,7 @@ def _tokens_before(rows: SampledRows) -> dict[int, tuple[SequenceState, np.ndarr
 
 
 class _GuidedRows:
-    """The rows of one sequence with a guide, whose samples become those of masked decoding."""
+    """The rows of one sequence with a guide. Its samples become those of masked decoding."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class _GuidedRows:
         self._masked = 0
 
     def mask_rows(self) -> int:
-        """Masks what has to be; how many samples along the path that became others."""
+        """Mask the rows where needed; return how many samples along the path changed."""
         sequence, committed = self._sequence, self._rows.committed_rows(self._b)
         trees, prompt = self._rows.trees, len(sequence.request.prompt_ids)
         for row in range(self._first, self._first + committed):
@@ -178,7 +178,7 @@ class _GuidedRows:
         return self._masked
 
     def _mask_row(self, row: int, tokens: np.ndarray) -> bool:
-        """Whether the grammar says anything of the token behind ``tokens``."""
+        """Mask one row if needed; return False if the guide has no mask after ``tokens``."""
         sequence, guide = self._sequence, self._sequence.guide
         assert guide is not None
         output, before = tokens[len(sequence.request.prompt_ids) :], int(self._choice[row])

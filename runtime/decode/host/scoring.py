@@ -1,4 +1,4 @@
-"""The target's logits behind every token of a sequence, by passes that the host runs."""
+"""The target's logits after every token of a sequence, computed by the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
 
-# Logits of one pass at most: a large vocabulary takes fewer rows at a time.
+# The largest size of the logits of one pass; a large vocabulary allows fewer rows.
 _LOGITS_BYTES = 1 << 26
 
 
@@ -28,9 +28,10 @@ def score_on_host(
     *,
     prompt_tokens: int,
 ) -> Iterator[ScoredRows]:
-    """Rows in order: the first ``prompt_tokens`` (1 at least) in passes as a prompt's.
+    """Score the first ``prompt_tokens`` tokens (at least 1) by prefill; yield rows in order.
 
-    Those behind come one by one, as steps without a draft see them, lossy modes included.
+    The other tokens are scored one by one, as steps without a draft compute them, including lossy
+    modes.
     """
     passes = TargetPasses(executor, manifest, counter)
     max_rows = max(1, min(manifest.limits.max_rows, _LOGITS_BYTES // (4 * manifest.target.vocab)))
@@ -65,7 +66,7 @@ def _step(passes: TargetPasses, sequence: SequenceState, position: int) -> Score
 
 
 def _rows(first: int, outputs: Mapping[str, np.ndarray], rows: slice) -> ScoredRows:
-    """Copies of these rows: outputs are valid until the graph runs again."""
+    """Copy these rows. Outputs are valid only until the graph runs again."""
     aux_hidden = outputs.get("captured")
     return ScoredRows(
         first,

@@ -1,4 +1,4 @@
-"""Launches that the host computes role by role: each is through when its start returns."""
+"""A stepper that computes launches on the host. Each completes when its start returns."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState, TopLogprobs
 from specbuild.runtime.sampling import samples
 
-# Rows of aux hidden states that a launch committed, by sequence, for the drafter to observe.
+# Rows of aux hidden states that a launch committed, by sequence, for the drafter.
 Committed = list[tuple[SequenceState, np.ndarray | slice]]
 
 
 class HostStepper:
     """Runs an engine's graphs by role. ``drafter`` None decodes without a draft model.
 
-    ``offers`` proposes tokens before each step, which the policy may take instead. ``max_depth`` is
-    that of the deepest draft that a step may verify.
+    ``proposer`` proposes tokens before each step, which the policy may use instead. ``max_depth``
+    is the depth of the deepest draft that a step may verify.
     """
 
     max_in_flight = 1
@@ -59,7 +59,7 @@ class HostStepper:
         self._proposer = proposer
         self._clock = StepClock() if clock is None else clock
         self._proposal = Offer((), ())
-        # Whether what is decoded again gives the same bits.
+        # Whether replayed tokens get the same bits.
         self._is_batch_invariant = executor.capabilities.batch_invariant
         self._max_depth = max_depth
         self._target = TargetPasses(executor, manifest, counter)
@@ -71,39 +71,39 @@ class HostStepper:
 
     @property
     def in_flight(self) -> int:
-        """Whether a launch was computed and not received."""
+        """Number of launches computed and not received: 0 or 1."""
         return 0 if self._result is None else 1
 
     def open(self) -> None:
-        """The host keeps nothing between loops."""
+        """No state outlives a loop."""
 
     def admit(self, sequence: SequenceState) -> None:
-        """The lossy modes begin with a sequence."""
+        """Add a sequence to the lossy modes."""
         self._target.admit(sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """Nobody wants more of a sequence: a drafter may serve another loop after this."""
+        """Remove a sequence. Its drafter may serve another loop afterwards."""
         for drafter in (self._drafter, self._proposer):
             if drafter is not None:
                 drafter.release(sequence)
         self._target.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
-        """Each launch reads the pages anew."""
+        """Each launch reads the current pages."""
 
     def pause(self, sequence: SequenceState) -> None:
-        """A launch holds the sequences that it is given."""
+        """Each launch names its sequences."""
 
     def resume(self, sequence: SequenceState) -> None:
-        """As :meth:`pause`."""
+        """See :meth:`pause`."""
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
-        """Releases each."""
+        """Release each sequence."""
         for sequence in sequences:
             self.release(sequence)
 
     def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
-        """Counts the tokens that the draft would take up first, and asks for an offer."""
+        """Count the tokens that the draft has to ingest first, and request a host proposal."""
         uncached_rows = [
             sum(s.length - s.pages[group].length for s in sequences) for group in self._draft_groups
         ]
@@ -122,13 +122,13 @@ class HostStepper:
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
-        """One pass of the target over prompt rows."""
+        """Run one pass of the target over prompt rows."""
         sequences = [chunk.sequence for chunk in chunks]
         first, count = [c.start for c in chunks], [c.count for c in chunks]
         plan = RowPlan(first, count, [f + n for f, n in zip(first, count, strict=True)])
         ending = [i for i, chunk in enumerate(chunks) if chunk.is_last]
         row_start = plan.row_start()
-        # A launch wants one row of logits at least; nobody looks at it if no prompt ends here.
+        # A launch needs at least one row of logits. It is unused if no prompt ends here.
         rows = [int(row_start[i + 1]) - 1 for i in ending] or [0]
         outputs = self._target.prompts(sequences, plan, rows)
         for chunk in chunks:
@@ -153,12 +153,12 @@ class HostStepper:
         ]
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
-        """Prompts are read when their start returns: there is no time to use."""
+        """Nothing to do: a prefill launch completes when its start returns."""
 
     def start(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
     ) -> None:
-        """Computes a whole step."""
+        """Compute a full step."""
         started_s = perf_counter()
         forced = self._forced_trees(sequences, shape)
         trees = self._draft(sequences, shape) if forced is None else forced
@@ -168,7 +168,7 @@ class HostStepper:
             sequence.replay_remaining for sequence in sequences
         ):
             verified = replace_replayed(sequences, verified)
-        # The path's cache entries move to the committed slots; the other nodes are forgotten.
+        # Move the cache entries of the accepted path to the committed slots.
         if not trees.contiguous:
             self._move(sequences, verified.path)
         for sequence, accepted in zip(sequences, verified.accepted, strict=True):
@@ -177,11 +177,12 @@ class HostStepper:
         self._clock.steps += 1
         self._clock.draft_s += drafted_s - started_s
         self._clock.verify_s += ended_s - drafted_s
-        # A check takes two passes, whose time is not what a step costs; nor does a first step.
+        # A DSA check takes two passes, and the first step after prefill is slower: both are not
+        # timed.
         is_untypical = self._follows_prefill or verified.checked
         step_s = None if is_untypical else ended_s - started_s
         self._follows_prefill = False
-        # Of what needed no draft, nothing is learned of the draft.
+        # A step of forced tokens says nothing about the draft.
         outcome = None
         if forced is None:
             outcome = _outcome(step_context, shape, trees, verified.accepted, step_s)
@@ -190,20 +191,20 @@ class HostStepper:
         self._result = LaunchResult(self._new_tokens(sequences, verified, trees), outcome)
 
     def receive(self) -> LaunchResult:
-        """What the launch gave."""
+        """Return the result of the launch."""
         done, self._result = self._result, None
         assert done is not None, "nothing was started"
         return done
 
     def after_emit(self) -> None:
-        """Tells the drafter of the tokens just committed, and of those emitted behind them."""
+        """Pass the tokens just committed, and their aux hidden states, to the drafter."""
         drafter, aux_hidden = self._drafter, self._aux_hidden
         started_s = perf_counter()
         if drafter is not None:
             if not drafter.capabilities.reads_aux_hidden:
                 aux_hidden = None
             for sequence, rows in self._committed:
-                # Who is done leaves its draft's pages too, where somebody keeps them.
+                # A finished sequence leaves its draft's pages to the prefix cache.
                 if sequence.finish_reason is None or sequence.prefix is not None:
                     drafter.observe(sequence, None if aux_hidden is None else aux_hidden[rows])
             self._clock.draft_s += perf_counter() - started_s
@@ -212,7 +213,8 @@ class HostStepper:
     def _forced_trees(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft
     ) -> DraftTrees | None:
-        """Chains that need no draft and are no shorter than what it would give."""
+        """Return chains of forced tokens that are at least as long as a draft; None for no such
+        chains."""
         max_depths = [self._max_drafts(s) for s in sequences]
         if min(max_depths) < 1:
             return None
@@ -230,11 +232,11 @@ class HostStepper:
             shape = shape.shallower(max(max_depths))
         trees = self._drafter.propose(sequences, shallower(shape, max(max_depths)))
         trees = with_forced_tokens(sequences, trees)
-        # No slot is verified whose token could not be emitted any more.
+        # Do not verify drafts whose tokens would exceed the token budget.
         return trees.cut(max_depths) if min(max_depths) < self._max_depth else trees
 
     def _max_drafts(self, sequence: SequenceState) -> int:
-        """The deepest draft that a step may verify for a sequence."""
+        """The depth of the deepest draft that a step may verify for a sequence."""
         if sequence.guide is not None and sequence.guide.is_remote:
             return 0
         return min(sequence.tokens_left - 1, self._max_depth)
@@ -258,8 +260,7 @@ class HostStepper:
     def _new_tokens(
         self, sequences: Sequence[SequenceState], verified: Verified, trees: DraftTrees
     ) -> list[NewTokens]:
-        """The tokens that the target sampled along the path are the new tokens; all but the last
-        were drafts."""
+        """Return the target's samples along each accepted path; all but the last were drafts."""
         emitted = []
         self._aux_hidden = verified.outputs.get("captured")
         for b, sequence in enumerate(sequences):
@@ -282,7 +283,7 @@ def _top_logprobs(
     rows: Sequence[int],
     tokens: Sequence[tuple[int, float]],
 ) -> list[TopLogprobs]:
-    """The likeliest tokens of the rows of ``logits`` [R, V] where each of these was chosen."""
+    """Return the most likely tokens at these rows of ``logits`` [R, V]."""
     count = sequence.request.params.top_logprobs
     if not count:
         return []
@@ -299,7 +300,7 @@ def _outcome(
     accepted: list[int],
     step_s: float | None,
 ) -> StepOutcome:
-    """What became of a step whose trees are chains, as every policy that learns asks for."""
+    """The outcome of a step whose trees are chains, for a policy that learns."""
     depth = trees.nodes
     shape: ChosenDraft = DraftShape(1, depth, depth) if depth else None
     if isinstance(chosen, OfferedDepths):

@@ -1,4 +1,4 @@
-"""The target's passes on the host: which rows a launch has, and where they stand in the caches."""
+"""Runs the target on the host: lays out the rows of a launch and places them in the caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.request import SequenceState
 
 
 class TargetPasses:
-    """Runs the roles ``target`` and ``accept``; the lossy modes change their inputs."""
+    """Runs the roles ``target`` and ``accept``. Lossy modes change their inputs."""
 
     def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
         self._executor = executor
@@ -36,17 +36,17 @@ class TargetPasses:
         self._plain_groups = tuple(g for g in self.groups if g not in mode_groups)
 
     def admit(self, sequence: SequenceState) -> None:
-        """A sequence is about to be read."""
+        """Add a sequence that will be prefilled."""
         for mode in self._modes:
             mode.begin(sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
+        """Remove a sequence."""
         for mode in self._modes:
             mode.release(sequence)
 
     def advance(self, sequence: SequenceState, count: int) -> None:
-        """``count`` more tokens stand in the cache, and are committed."""
+        """Commit ``count`` more tokens, which are in the cache."""
         sequence.length += count
         sequence.publish(sequence.length)
         reverified = min((m.reverifies_from(sequence) for m in self._modes), default=None)
@@ -56,7 +56,7 @@ class TargetPasses:
     def prompts(
         self, sequences: Sequence[SequenceState], rows: RowPlan, logit_rows: Sequence[int]
     ) -> dict[str, np.ndarray]:
-        """One pass over prompt rows; the logits are those of ``logit_rows``."""
+        """Run one pass over prompt rows; return the logits of ``logit_rows`` and other outputs."""
         spans = zip(sequences, rows.first, rows.count, strict=True)
         feeds = {
             "token_ids": np.concatenate([s.ids[f : f + n] for s, f, n in spans]),
@@ -70,7 +70,7 @@ class TargetPasses:
         return self._executor.run("target", feeds)
 
     def verify(self, sequences: Sequence[SequenceState], trees: DraftTrees) -> Verified:
-        """Every tree with its accepted path; verified twice where a mode checks itself."""
+        """Verify every tree; return accepted paths. A mode that checks itself verifies twice."""
         nodes = (trees.count - 1).tolist()
         plans = [mode.plan(sequences, nodes) for mode in self._modes]
         if any(plan.checks for plan in plans):
@@ -113,7 +113,7 @@ class TargetPasses:
         return verified
 
     def _accept(self, trees: DraftTrees, sampled: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        """The longest path of each tree that the target's samples confirm."""
+        """Return each tree's longest path that the target's samples confirm, and its length."""
         if trees.nodes == 0:
             return np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count)
         outputs = self._executor.run("accept", trees.accept_feeds(sampled))
@@ -122,7 +122,7 @@ class TargetPasses:
     def _place_rows(
         self, sequences: Sequence[SequenceState], rows: RowPlan
     ) -> dict[str, np.ndarray]:
-        """Makes capacity for rows, and says where they stand in the caches."""
+        """Allocate pages for the rows; return their places in the caches as graph inputs."""
         feeds = {"row_start": rows.row_start()}
         for group in self.groups:
             holders = [s.pages[group] for s in sequences]
@@ -134,11 +134,11 @@ class TargetPasses:
 
 
 class _TreeRows(NamedTuple):
-    """The rows of a pass over trees: those of each sequence's tree, behind its chain.
+    """The rows of a pass over trees. Each tree follows the re-verified tokens of its sequence.
 
-    ``feeds`` are the graph's inputs [T, ...] that do not depend on caches; ``root_row`` [B] is
-    the row of each root. ``used`` [B, N+1] says which slots are rows, ``in_tree`` [T] which rows
-    are slots; None: all are.
+    ``feeds`` are the graph inputs [T, ...] that do not depend on caches. ``root_row`` [B] is the
+    row of each root. ``used`` [B, N+1] marks the slots that have a row, ``in_tree`` [T] the rows
+    that have a slot; None: all have one.
     """
 
     plan: RowPlan
@@ -149,7 +149,7 @@ class _TreeRows(NamedTuple):
     shape: tuple[int, ...]
 
     def by_slot(self, values: np.ndarray, *, unused: int) -> np.ndarray:
-        """Values of rows [T] by slot [B, N+1]."""
+        """Return values of rows [T] by slot [B, N+1]."""
         if self.in_tree is not None:
             values = values[self.in_tree]
         if self.used is None:
@@ -165,7 +165,8 @@ def _tree_rows(
     chain_starts: Sequence[int] | None,
     counter: SlotCounter,
 ) -> _TreeRows:
-    """A chain of the tokens from ``starts[b]`` on comes before a tree; None: there is none.
+    """Lay out a chain of the tokens from ``chain_starts[b]`` on before each tree; None for no
+    chains.
 
     Slot i of sequence b is cache slot L + i.
     """
@@ -174,7 +175,7 @@ def _tree_rows(
     first = length if chain_starts is None else chain_starts
     chain = [n - f for n, f in zip(length, first, strict=True)]
     plan = RowPlan(first, [c + n for c, n in zip(chain, count, strict=True)], length)
-    # Where all slots are rows, reshaping does without copies.
+    # If every slot has a row, reshaping needs no copy.
     used = None if trees.full else np.arange(trees.tokens.shape[1]) < trees.count[:, None]
 
     def rows_of(slots: np.ndarray) -> np.ndarray:

@@ -235,7 +235,7 @@ def test_a_guide_that_fails_ends_its_output_alone() -> None:
 )
 def test_an_older_engine_names_the_field(name: str, params: GenerateParams) -> None:
     engine = toy_cuda(adjusted_steps=False).engine
-    with pytest.raises(RequestError, match=f"{name} is not offered by this engine") as caught:
+    with pytest.raises(RequestError, match=f"this engine has no programs for {name}") as caught:
         engine.generate([prompt([1])], [params])
     assert caught.value.field == name
     # Without a temperature there is nothing that min_p could cut.

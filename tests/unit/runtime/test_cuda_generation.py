@@ -332,7 +332,7 @@ def test_scores_are_the_logits_behind_every_token() -> None:
             expected = target_logits(ids[: s.first + i + 1])
             assert logits == pytest.approx(expected, abs=1e-6)
     assert not toy.ledger.held
-    with pytest.raises(RequestError, match="65 tokens to score"):
+    with pytest.raises(RequestError, match="cannot score 65 tokens"):
         toy.engine.decoder.score([1] * 65)
 
 

@@ -78,7 +78,7 @@ def test_the_table_is_there_at_once_and_stays() -> None:
             holder.append(length - holder.length)
             holder.commit(length)
             assert (holder.table == tables[name]).all()
-    with pytest.raises(SpecbuildError, match=r"pages wanted, \d+ reserved"):
+    with pytest.raises(SpecbuildError, match=r"pages requested, \d+ reserved"):
         pages["full"].append(25)
     kv.release(pages)
     assert all(kv.can_admit({n: p.free_pages}) for n, p in kv.pools.items())

@@ -226,7 +226,7 @@ def test_who_cannot_follow_a_guide_says_so() -> None:
         toy_engine().generate([prompt([1])], params)
     cuda = toy_cuda(adjusted_steps=False).engine
     cuda._grammars = guided_engine()._grammars
-    with pytest.raises(RequestError, match="response_format is not offered by this engine") as no:
+    with pytest.raises(RequestError, match="this engine has no programs for response_format") as no:
         cuda.generate([prompt([1])], params)
     assert no.value.field == "response_format"
 

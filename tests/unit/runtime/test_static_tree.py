@@ -183,13 +183,13 @@ def test_a_draft_takes_so_many_inner_nodes() -> None:
     assert len(many.inner) == 6
     run(toy_engine(limits=narrow), [[1]], GenerateParams(max_new_tokens=4), speculation=many)
     more = StaticTree.of([-1, -1, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6])
-    with pytest.raises(RequestError, match="7 nodes with children, the engine's draft takes 6"):
+    with pytest.raises(RequestError, match="7 nodes with children, the engine's draft supports 6"):
         run(toy_engine(limits=narrow), [[1]], GenerateParams(), speculation=more)
 
 
 def test_suffix_decoding_takes_chains_alone() -> None:
     engine = toy_engine(suffix=SuffixDrafter(max_tokens=4))
-    with pytest.raises(RequestError, match="proposes chains alone"):
+    with pytest.raises(RequestError, match="proposes only chains"):
         run(engine, [[1]], GenerateParams(), drafter="suffix", speculation=StaticTree.of([-1, -1]))
 
 

@@ -110,7 +110,7 @@ def test_what_it_saw_is_kept_by_salt() -> None:
 
 
 def test_trees_with_branches_are_refused() -> None:
-    with pytest.raises(RequestError, match="drafter suffix proposes chains alone; ask for 1"):
+    with pytest.raises(RequestError, match="drafter suffix proposes only chains; set it to 1"):
         run(suffix_engine(drafted=True), [LOOP], params(0.0), drafter="suffix",
             speculation=DraftShape(2, 2, 3))  # fmt: skip
 
