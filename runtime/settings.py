@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY, KvPolicy
+from specbuild.runtime.engine_dir.cache_groups import sequences_together
+from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.parameters import refuses_unknown, whole_number
 
 # vLLM's option: "auto" uses the sampling parameters that the checkpoint recommends, "none" does
 # not.
 GenerationConfig: TypeAlias = Literal["auto", "none"]
+KvPolicy: TypeAlias = Literal["guaranteed-no-evict", "max-utilization"]
+# A started request runs to its end: it is never paused or preempted.
+DEFAULT_KV_POLICY: KvPolicy = "guaranteed-no-evict"
 # "auto" caches prefixes if the engine's sequences can share pages; "on" fails if they cannot.
 PrefixCaching: TypeAlias = Literal["off", "auto", "on"]
 
@@ -99,6 +103,19 @@ class RuntimeSettings:
             raise RequestError(
                 "publish_generated_pages needs the prefix cache: set prefix_caching to on"
             )
+
+    def allocates_on_demand(self, manifest: Manifest) -> bool:
+        """Return whether sequences of this engine get pages as they grow.
+
+        They do not if the pages hold the worst case, so that nothing can run out. They also do not
+        with a lossy mode, whose tokens depend on where steps begin: a preempted sequence would not
+        give the same tokens again.
+        """
+        limits, groups = manifest.limits, manifest.cache_groups
+        most = sequences_together(groups, limits, limits.max_seq_len)
+        lossy = manifest.specpv is not None or manifest.dsa is not None
+        always_fits = most == limits.max_batch_size
+        return self.kv_policy == "max-utilization" and not (always_fits or lossy)
 
 
 DEFAULT_SETTINGS = RuntimeSettings()

@@ -1,7 +1,8 @@
-"""Counts one request's steps and times."""
+"""Statistics of requests, and of the time that steps take."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import perf_counter
 
 from specbuild.runtime.lossy.dsa.state import DsaCounters
@@ -74,4 +75,26 @@ class RunCounters:
             masked_tokens=self.masked_tokens,
             specpv=None if self.specpv is None else self.specpv.stats(),
             dsa=None if self.dsa is None else self.dsa.stats(),
+        )
+
+
+@dataclass
+class StepClock:
+    """Seconds spent so far, in ``steps`` steps: ``draft_s`` drafting, ``verify_s`` for everything
+    else.
+
+    Drafting includes ingesting the target's hidden states into the draft. Only the decoding thread
+    writes it.
+    """
+
+    steps: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    def since(self, before: StepClock) -> StepClock:
+        """Return the difference to an earlier state of this clock."""
+        return StepClock(
+            self.steps - before.steps,
+            self.draft_s - before.draft_s,
+            self.verify_s - before.verify_s,
         )

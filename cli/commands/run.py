@@ -29,8 +29,8 @@ from specbuild.cli.options.shared import (
     Trace,
     VerifyKey,
 )
-from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.settings import DEFAULT_KV_POLICY
 
 if TYPE_CHECKING:
     from specbuild.cli.terminal.prompt_line import PlacedPrompt

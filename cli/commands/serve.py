@@ -33,8 +33,8 @@ from specbuild.cli.options.shared import (
     VerifyKey,
 )
 from specbuild.cli.terminal.collector import starting
-from specbuild.runtime.cache.kv_policy import DEFAULT_KV_POLICY
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.settings import DEFAULT_KV_POLICY
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine

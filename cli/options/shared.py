@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from specbuild.cli.terminal.log import show_log
-from specbuild.runtime.cache.kv_policy import KvPolicy
+from specbuild.runtime.settings import KvPolicy
 
 # The panel of help for what every command has.
 GENERAL = "General"

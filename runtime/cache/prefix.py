@@ -133,7 +133,7 @@ class PrefixCache:
         (self.page_size,) = sizes
         self.statistics = PrefixStatistics()
         self.publish_generated = publish_generated
-        self.tokens_behind = int(drafts)
+        self.lookahead_tokens = int(drafts)
         windows = {group.name: group.window for group in groups}
         self._names = list(allocators(groups))
         self._windows = {name: windows[name] for name in self._names}

@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from specbuild.runtime.cache.kv_policy import allocates_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.emission import Emission, TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
-from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.drafter import Drafter
@@ -26,6 +24,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
+from specbuild.runtime.statistics import StepClock
 
 Speculation: TypeAlias = DraftShape | Literal["default"] | None
 
@@ -97,7 +96,7 @@ class Decoder(ABC):
         self.machine = threading.Lock()
         self._prefill = settings.prefill
         self._prefixes = prefixes
-        self._on_demand = allocates_on_demand(manifest, settings.kv_policy)
+        self._on_demand = settings.allocates_on_demand(manifest)
         self.observe_launch: Callable[[int], None] | None = None
 
     @property

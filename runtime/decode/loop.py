@@ -213,8 +213,7 @@ class Loop:
         return []
 
     def _shape(self, step_context: Outlook) -> ChosenDraft | Later:
-        """Return the policy's choice for this step, or the one that was made ahead for this batch
-        size."""
+        """Return the policy's choice, or the one made ahead for this batch size."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[0] == step_context.batch:
             return chosen[1]

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixLookup
 from specbuild.runtime.cache.sequence_pages import SequencePages
-from specbuild.runtime.decode.launch_rows import launch_rows
 from specbuild.runtime.decode.on_demand import PageChanges, provide_pages
 from specbuild.runtime.decode.request_queue import QueuedRequest, RequestQueue
 from specbuild.runtime.engine_dir.manifest import Limits
@@ -22,6 +21,11 @@ CreateSequence = Callable[[QueuedRequest, dict[str, SequencePages]], SequenceSta
 
 # Returns how many sequences with such requests a step can decode.
 MaxSequences = Callable[[Sequence[Request]], int]
+# Padding costs little in launches of up to this many rows. While sequences decode, it is also the
+# largest launch: it takes as long as a few steps, and a larger one would delay their tokens.
+CHEAP_PADDING_ROWS = 2048
+# A larger launch costs the same however many of its rows are used. It pays from this share on.
+_MIN_FILL = 0.75
 
 
 @dataclass(frozen=True)
@@ -116,8 +120,10 @@ class Scheduler:
 
     @property
     def decodable(self) -> tuple[SequenceState, ...]:
-        """The sequences that steps may decode: their prefill is complete or in flight, and none is
-        paused."""
+        """The sequences that steps may decode.
+
+        Their prefill is complete or in flight, and they are not paused.
+        """
         return tuple(
             s
             for s in self._running
@@ -315,8 +321,10 @@ class Scheduler:
         return len(requests) <= self._max_sequences(requests)
 
     def _prefill_rows(self, *, decoding: bool) -> int:
-        """The largest number of rows of the next prefill launch; constant if rows are not
-        batch-invariant."""
+        """Return the row limit of the next prefill launch.
+
+        It is constant on executors whose results depend on the size of a launch.
+        """
         if self._invariant_rows is not None:
             return self._max_rows
         remaining = sum(len(s.request.prompt_ids) - s.length for s in self._prompts)
@@ -341,10 +349,37 @@ class Scheduler:
 
 
 def _can_start(step: Batch) -> bool:
-    """Return whether a step would emit tokens, and the tokens before its masks are known."""
+    """Return whether a step would emit tokens and may start now.
+
+    A masked step of a sequence starts after the sequence's last one was received.
+    """
     of_use = any(s.tokens_left > s.valid_steps_in_flight for s in step.sequences)
     if not step.uses_logit_processor:
         return of_use
     return of_use and not any(
         s.guide is not None and s.valid_steps_in_flight for s in step.sequences
     )
+
+
+def launch_rows(remaining: int, max_rows: int, *, decoding: bool = False) -> int:
+    """Return the rows of the next launch: at most ``max_rows``, with ``remaining`` prompt rows
+    left.
+
+    Larger launches read the experts' weights less often. Above ``CHEAP_PADDING_ROWS``, an engine
+    has launches of that size times a power of two.
+    """
+    if decoding or max_rows <= CHEAP_PADDING_ROWS:
+        return min(max_rows, CHEAP_PADDING_ROWS)
+    size = CHEAP_PADDING_ROWS
+    while size * 2 <= max_rows and remaining >= _MIN_FILL * size * 2:
+        size *= 2
+    return size
+
+
+def prompt_launches(tokens: int, max_rows: int) -> list[int]:
+    """Return the launch sizes for a single prompt of this many tokens."""
+    chunks: list[int] = []
+    while tokens:
+        chunks.append(min(tokens, launch_rows(tokens, max_rows)))
+        tokens -= chunks[-1]
+    return chunks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.decode.launch_rows import prompt_launches
+from specbuild.runtime.decode.scheduler import prompt_launches
 from specbuild.runtime.measure.anatomy import LaunchTimes, StepAnatomy, step_anatomy
 from specbuild.runtime.measure.benchmark_batch import BenchmarkBatch
 from specbuild.runtime.measure.byte_floor import Work

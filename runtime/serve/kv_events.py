@@ -251,7 +251,7 @@ class KvEventPublisher:
         """Each page's: of the hash before it, its tokens, and the one behind it with a draft."""
         hashes = self._hashes_by_entry.setdefault(entry, [])
         if entry.first + len(hashes) < end:
-            size, num_following = self._cache.page_size, self._cache.tokens_behind
+            size, num_following = self._cache.page_size, self._cache.lookahead_tokens
             parent = hashes[-1] if hashes else self._parent_hash(entry, entry.first)
             if parent is None:
                 parent = _hash_of_salt(entry.origin.salt)

@@ -27,13 +27,12 @@ from indexer_files import write_derived_indexers
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.retrofit.config import LatentOptions
 from specbuild.builder.training.retrofit.mla import retrofit_mla
-from specbuild.runtime.cache.kv_policy import KvPolicy
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.settings import RuntimeSettings
+from specbuild.runtime.settings import KvPolicy, RuntimeSettings
 
 TOKENS, LENGTH = 40, 700
 # Views of all blocks: when a sequence takes its full steps changes no bit.

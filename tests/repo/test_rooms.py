@@ -27,7 +27,7 @@ RUNTIME = {
     "text": "errors",
     "statistics": "records",
     "guides": "errors",
-    "settings": "errors cache parameters",
+    "settings": "errors engine_dir parameters",
     "request": "errors cache generate_params guides parameters records sampling statistics text",
     "draft": "errors engine_dir cache executors request",
     "lossy": "errors engine_dir cache executors records request",

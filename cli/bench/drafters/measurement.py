@@ -9,12 +9,12 @@ from time import perf_counter
 
 from specbuild.builder.progress import Progress
 from specbuild.cli.bench.drafters.report import DrafterRow
-from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.draft.registry import AUTO, NONE
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt, TokenEvent
+from specbuild.runtime.statistics import StepClock
 
 _WARM_UP_TOKENS = 8
 Ids = tuple[int, ...]

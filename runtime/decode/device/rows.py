@@ -110,7 +110,7 @@ class DeviceRows:
             executor.fill("done", 1, row=row)
             executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
         else:
-            # The device knows before the host whether the output has ended.
+            # Copied on the device, which knows before the host whether the output has ended.
             executor.copy(ADJUSTED_DONE, row, "done", row)
             executor.fill(ADJUSTED_DONE, 1, row=row)
 

@@ -133,7 +133,7 @@ class DeviceStepper:
             self._pending = max(self._pending, self._max_pending)
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
-        """Nothing to do: the next loop clears the rows."""
+        """Release the proposals; the next loop clears the rows."""
         if self._proposals is not None:
             for sequence in sequences:
                 self._proposals.release(sequence)
@@ -296,7 +296,7 @@ class DeviceStepper:
             if not kept and sequence.guide is not None and sequence.guide.failure is None:
                 count_discarded(sequence, proposed)
                 continue
-            # Draft tokens beyond the token budget were not worth verifying, so they do not count.
+            # Draft tokens beyond the token budget cannot be emitted, so they do not count.
             num_accepted = min(accepted, sequence.tokens_left - 1, kept)
             # Tokens cut off by an end of sequence or by a guide were not refused by the target.
             cut = min(count, kept + 1) <= accepted
@@ -340,7 +340,7 @@ class DeviceStepper:
             if pending is None and flight.extends and sequence in self._checks:
                 pending = 1
             elif pending is None:
-                # All tokens after the last but one of the prompt, where prefill ended.
+                # The draft has ingested the prompt except its last token.
                 pending = sequence.length - len(sequence.request.prompt_ids) + 1
             self._pages.after_step(sequence, pending)
         self._new_tokens = []

@@ -16,7 +16,6 @@ from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
-from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
 from specbuild.runtime.draft.policy import (
@@ -33,6 +32,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import Request
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
+from specbuild.runtime.statistics import StepClock
 
 
 class HostDecoder(Decoder):

@@ -9,12 +9,10 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
 from specbuild.runtime.decode.host.guided_drafts import forced_chains, with_forced_tokens
-from specbuild.runtime.decode.host.replay import replace_replayed
 from specbuild.runtime.decode.host.row_samples import SampledRows
 from specbuild.runtime.decode.host.target_passes import TargetPasses
 from specbuild.runtime.decode.logit_rows import most_likely
 from specbuild.runtime.decode.scheduler import Chunk
-from specbuild.runtime.decode.step_clock import StepClock
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.draft_models import ModelShape
@@ -28,6 +26,7 @@ from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState, TopLogprobs
 from specbuild.runtime.sampling import samples
+from specbuild.runtime.statistics import StepClock
 
 # Rows of aux hidden states that a launch committed, by sequence, for the drafter.
 Committed = list[tuple[SequenceState, np.ndarray | slice]]
@@ -308,3 +307,23 @@ def _outcome(
     elif depth and isinstance(chosen, ModelShape):
         shape = ModelShape(1, depth, depth, chosen.drafter)
     return StepOutcome(step_context, shape, (trees.count - 1).tolist(), accepted, step_s)
+
+
+def replace_replayed(sequences: Sequence[SequenceState], verified: Verified) -> Verified:
+    """Return the results of a step with replayed tokens replaced by the tokens emitted before.
+
+    On an executor that is not batch-invariant, a near tie may be resolved differently when a
+    preempted sequence is decoded again. Drafts after the replaced token are not accepted.
+    """
+    sampled, path, accepted = verified.sampled, verified.path, verified.accepted
+    for b, sequence in enumerate(sequences):
+        count = min(sequence.replay_remaining, accepted[b] + 1)
+        slots = path[b, :count]
+        emitted = sequence.ids[sequence.num_tokens : sequence.num_tokens + count]
+        differing = (sampled[b, slots] != emitted).nonzero()[0]
+        if len(differing):
+            sampled, path, accepted = sampled.copy(), path.copy(), list(accepted)
+            first = accepted[b] = int(differing[0])
+            sampled[b, slots[first]] = emitted[first]
+            path[b, first + 1 :] = -1
+    return verified._replace(sampled=sampled, path=path, accepted=accepted)

@@ -16,11 +16,10 @@ from toy_engine import ON_DEMAND, prompt, toy_engine
 from toy_model import decode_plainly, toy_manifest
 from toy_plan import SHAPES
 
-from specbuild.runtime.cache.kv_policy import allocates_on_demand
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.decode import scheduler
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.host.replay import replace_replayed
+from specbuild.runtime.decode.host.stepper import replace_replayed
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.on_demand import PageChanges, _preempt, provide_pages
 from specbuild.runtime.engine import Engine
@@ -30,7 +29,7 @@ from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, SequenceState, TokenEvent
 from specbuild.runtime.sampling import SamplingParams
-from specbuild.runtime.settings import PrefillSchedule
+from specbuild.runtime.settings import DEFAULT_SETTINGS, PrefillSchedule
 
 # A sequence of 64 tokens and its tree takes 20 pages of 4.
 PAGES = 22
@@ -216,7 +215,7 @@ def test_where_bits_may_differ_the_record_stands(
 
 def test_where_nothing_can_run_out_or_a_mode_is_lossy_pages_are_reserved() -> None:
     manifest = toy_manifest(kv_pages=PAGES)
-    assert allocates_on_demand(manifest, "max-utilization")
-    assert not allocates_on_demand(manifest, "guaranteed-no-evict")
-    assert not allocates_on_demand(toy_manifest(), "max-utilization")
-    assert not allocates_on_demand(replace(manifest, dsa=object()), "max-utilization")  # type: ignore[arg-type]
+    assert ON_DEMAND.allocates_on_demand(manifest)
+    assert not DEFAULT_SETTINGS.allocates_on_demand(manifest)
+    assert not ON_DEMAND.allocates_on_demand(toy_manifest())
+    assert not ON_DEMAND.allocates_on_demand(replace(manifest, dsa=object()))  # type: ignore[arg-type]
