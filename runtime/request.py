@@ -190,18 +190,23 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """A running request.
+    """The state of an admitted request.
 
-    ``ids[:known]`` are the prompt and the emitted tokens; the first ``length`` of them are in
-    the target's cache. While decoding ``known = length + 1``: the last token is the root of the
-    next step. ``steps_ahead`` steps in flight decode it, of which the next ``stale`` give nothing:
-    they began behind a refused token. ``apart``: its next step changes logits.
+    ``ids[:num_tokens]`` are the prompt and the emitted tokens. The first ``length`` of them are in
+    the target's cache. While decoding ``num_tokens`` = ``length`` + 1: the newest token is the root
+    of the next step.
 
-    Pages on demand: they hold ``capacity`` tokens; ``paused``, it takes no part in steps. Where
-    launches are queued ahead, those at a length of up to ``reached`` have pages for what they
-    write. Launches in flight may name a sequence that was ``released``: it is done, or preempted
-    and made again; tokens up to ``recorded`` were emitted before. ``prefix`` is its key in the
-    prefix cache. While it ``awaits_mask`` no step decodes it, and its last events are ``held``.
+    Steps: ``steps_in_flight`` steps decode the sequence. The first ``discarded_steps`` of them
+    started after a token that its guide refused, so their tokens are dropped. With
+    ``uses_logit_processor`` its next step is a logit-processor step. While it ``awaits_mask`` no
+    step decodes it, and its last events are ``held_events``.
+
+    Pages: they hold ``capacity`` tokens. A ``paused`` sequence takes part in no step. If launches
+    are queued ahead, pages for lengths up to ``covered_length`` are allocated. ``prefix`` is its
+    entry in the prefix cache.
+
+    Launches in flight may refer to a ``released`` sequence, which has finished or was preempted.
+    After a preemption tokens up to ``replay_until`` are replayed without events.
     """
 
     request: Request
@@ -230,38 +235,39 @@ class SequenceState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far."""
+        """Number of output tokens so far."""
         return self.num_tokens - len(self.request.prompt_ids)
 
     @property
     def tokens_left(self) -> int:
-        """Output tokens still to come at most."""
+        """Largest number of output tokens still to come."""
         return self.request.token_budget - self.num_output_tokens
 
     @property
     def output(self) -> np.ndarray:
-        """The output tokens so far, int32 [emitted]."""
+        """The output tokens so far, int32 [num_output_tokens]."""
         return self.ids[len(self.request.prompt_ids) : self.num_tokens]
 
     @property
     def valid_steps_in_flight(self) -> int:
-        """Steps in flight that give it a token at least."""
+        """Steps in flight that emit at least one token of the sequence."""
         return self.steps_in_flight - self.discarded_steps
 
     @property
     def replay_remaining(self) -> int:
-        """How many of the next tokens were emitted before."""
+        """Number of next tokens that were emitted before a preemption."""
         return max(0, self.replay_until - self.num_tokens)
 
     @property
     def root(self) -> int:
-        """The newest token: known, not yet in the cache."""
+        """The newest token, which is not in the cache yet."""
         return int(self.ids[self.num_tokens - 1])
 
     def publish(self, length: int, *, draft: str | None = None) -> None:
-        """Tells the prefix cache, where there is one, that ``length`` tokens are in the caches.
+        """Publish pages to the prefix cache: ``length`` tokens are in the target's caches.
 
-        In the target's, or in a ``draft``'s group. Before a window's pages go back.
+        With ``draft``, they are in the caches of that group. Called before pages of a window are
+        freed.
         """
         if self.prefix is not None:
             self.prefix.cache.publish(

@@ -96,7 +96,7 @@ def host_chain_step_ahead(
     rows: Mapping[int, SequenceState],
     sequences: Sequence[SequenceState],
     chosen: OfferedDepths,
-    most_emitted: int,
+    max_unread: int,
 ) -> StepAhead:
     """Return the next step, which verifies the chosen part of a proposal to ``sequences``."""
     depths = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
@@ -104,6 +104,6 @@ def host_chain_step_ahead(
     return StepAhead(
         rows,
         DraftShape(1, max_depth, max_depth),
-        most_emitted,
+        max_unread,
         {row: depths[sequence.index] for row, sequence in rows.items()},
     )

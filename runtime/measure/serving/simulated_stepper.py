@@ -40,7 +40,7 @@ class _Launch:
 
 
 class SimulatedStepper:
-    """Launches follow each other on one machine; up to ``most_in_flight`` are queued.
+    """Launches follow each other on one machine; up to ``max_in_flight`` are queued.
 
     A draft's level is accepted with the chance of its position in ``acceptance``, once those before
     it were; levels behind the last have the last chance.
