@@ -69,9 +69,10 @@ class Scheduler:
     length only. ``max_sequences`` limits the running sequences by what their requests need; None:
     only the engine's limits apply.
 
-    **Pages.** With ``max_step_tokens``, the largest number of tokens a step emits per sequence,
-    pages are allocated on demand: requests are admitted with pages for the tokens they have, and
-    :meth:`provide_pages` allocates more. With ``prefixes``, prompts reuse cached pages.
+    **Pages.** ``max_step_tokens`` is the largest number of tokens a step emits per sequence. If it
+    is given, pages are allocated on demand. Requests are then admitted with pages for the tokens
+    they have, and :meth:`provide_pages` allocates more. With ``prefixes``, prompts reuse cached
+    pages.
 
     **Logit-processor steps** decode the sequences whose logits are changed by their requests or
     guides. They are not shared with other sequences and have no draft. They alternate with ordinary

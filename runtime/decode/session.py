@@ -149,8 +149,8 @@ class Session:
     ) -> Iterator[Iterator[Event]]:
         """Run requests in the calling thread and yield an iterator over their events.
 
-        For measurements: no other request runs, the loop runs only as far as the events are read,
-        and all prompts are prefilled before the first step. Raises RequestError as :meth:`add`
+        For measurements. No other request runs, and the loop runs only as far as the events are
+        read. All prompts are prefilled before the first step. Raises RequestError as :meth:`add`
         does, and if the engine is in use.
         """
         setting = self.checked(requests, setting)

@@ -13,7 +13,7 @@ the newest token depends on the masked token, so the draft ingests it after the 
 A masked step emits one token, and a second masked step cannot start before the first is received. A
 refusal costs the rest of its step and the steps in flight, which is worth about two masked steps.
 So each refusal in a row doubles the number of masked steps that follow, and two allowed tokens undo
-one refusal. This is counted separately for places where the guide allows a single token. A model
+one refusal. This is counted separately for positions where the guide allows a single token. A model
 that does not follow the format is guided through it, and decodes freely in between.
 """
 
@@ -37,8 +37,9 @@ _MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 class _CheckedSequence:
     """The guide state of a sequence, whose draft lacks its last ``pending`` tokens.
 
-    The lists have an entry for places with several allowed tokens, and one for places with a single
-    one: the weight of recent refusals, and the number of masked steps to come.
+    ``refusal_weight`` is the weight of recent refusals, ``masked_steps`` the number of masked steps
+    to come. Both have an entry for positions with several allowed tokens, then one for positions
+    with a single allowed token.
     """
 
     pending: int = 1
