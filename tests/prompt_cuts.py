@@ -24,7 +24,7 @@ def cut_at_random(seed: int, most: int) -> Iterator[list[int]]:
 
     def cut(self: Scheduler, *asked: Any) -> Batch:
         rows = round(most ** random.random())
-        self._most_rows = rows
+        self._max_rows = rows
         batch = schedule(self, *asked)
         launched.extend([sum(chunk.count for chunk in batch.chunks)] if batch.chunks else [])
         return batch

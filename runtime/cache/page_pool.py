@@ -39,8 +39,8 @@ class PagePool:
 
     A page is held by the sequences that allocated or shared it. After :meth:`cache` it keeps its
     content when no sequence holds it. It stays until :meth:`share` reuses it, or until it is
-    evicted because no page is free. The least recently released page is evicted first: of the
-    evict-first pages if there are any, and children before their parents.
+    evicted because no page is free. Evict-first pages are evicted before the other cached pages. In
+    both groups the least recently released page goes first, and children before their parents.
 
     ``trace`` records who holds which page. An ``owner`` is the number of an admitted sequence.
     """

@@ -99,11 +99,11 @@ class PrefixLookup:
         """See :meth:`PrefixCache.match`."""
         return self.cache.match(prefix, drafts=self.drafts)
 
-    def should_wait(self, prefix: SequencePrefix, reading: Iterable[SequencePrefix]) -> bool:
+    def should_wait(self, prefix: SequencePrefix, prefilling: Iterable[SequencePrefix]) -> bool:
         """Return whether a prompt that is being prefilled will publish pages of this prompt."""
         return any(
             self.cache.lacks_pages(other, pages, drafts=self.drafts)
-            for other in reading
+            for other in prefilling
             for pages in (self.cache.common_pages(prefix, other),)
         )
 
@@ -193,8 +193,10 @@ class PrefixCache:
         return MatchResult(count * self.page_size, shared, branch_page)
 
     def admitted(self, prefix: SequencePrefix, match: MatchResult, *, was_preempted: bool) -> None:
-        """Record that a sequence starts with this match. ``was_preempted``: it does not count
-        again."""
+        """Record that a sequence starts with this match.
+
+        ``was_preempted``: the sequence was counted before.
+        """
         count = match.tokens // self.page_size
         prefix.published = dict.fromkeys(match.shared, count)
         prefix.branch_page = match.branch_page
@@ -222,8 +224,8 @@ class PrefixCache:
 
         ``ids[:num_tokens]`` are the sequence's tokens. Called before pages of a window are freed.
         """
-        most = num_tokens if self.publish_generated else min(num_tokens, prefix.prompt_tokens)
-        end = min(length, most - 1) // self.page_size
+        last = num_tokens if self.publish_generated else min(num_tokens, prefix.prompt_tokens)
+        end = min(length, last - 1) // self.page_size
         names = [
             name
             for name in self._names
@@ -232,7 +234,7 @@ class PrefixCache:
         ]
         if not names:
             return
-        if most > prefix.prompt_tokens:
+        if last > prefix.prompt_tokens:
             prefix.ids = ids
         spans = self._tree.walk_or_add(prefix, end)
         for name in names:
@@ -280,7 +282,7 @@ class PrefixCache:
     def _place(
         self, name: str, spans: Sequence[Span], holder: SequencePages, published: int
     ) -> None:
-        """Add a sequence's pages to the tree where it has none.
+        """Add a sequence's pages to the tree; pages of earlier sequences stay in place.
 
         Pages that the sequence published before are in the tree, unless their entry was pruned
         since.
@@ -291,8 +293,8 @@ class PrefixCache:
             if first < span.end:
                 # Indexing with numpy's own index type is four times as fast.
                 pages = holder.table[first : span.end].astype(np.intp)
-                seen = Span(span.entry, first, span.end)
-                placed, indices = self._tree.place(allocator, seen, pages)
+                new_span = Span(span.entry, first, span.end)
+                placed, indices = self._tree.place(allocator, new_span, pages)
                 self._pools[allocator].cache(placed, evict_first=name in self._resume_points)
                 self.statistics.published_pages += len(placed)
                 if self.listener is not None and allocator == self._reported_allocator:
@@ -302,8 +304,7 @@ class PrefixCache:
     def _move_resume_point(
         self, prefix: SequencePrefix, name: str, spans: Sequence[Span], end: int
     ) -> None:
-        """Update the resume points of a group with a window, whose pages are published up to
-        ``end``.
+        """Update the resume points of a group whose pages are published up to ``end``.
 
         Later prompts may resume where this prompt branches off, where it ends, and at the end of
         its answer, which moves.

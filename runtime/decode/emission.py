@@ -127,8 +127,7 @@ class Emission:
         return events
 
     def release_held(self, sequence: SequenceState) -> list[Event]:
-        """Return the events held until a remote guide's mask arrived. The guide may finish the
-        request."""
+        """Return the events that were held for a mask. The guide may finish the request."""
         held, sequence.held_events = sequence.held_events, []
         assert sequence.guide is not None
         if sequence.guide.failure is not None:

@@ -30,8 +30,7 @@ class QueuedRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the request starts with: its prompt and the tokens emitted before a
-        preemption."""
+        """Number of tokens at the start: the prompt, and tokens emitted before a preemption."""
         if self.preempted is None:
             return len(self.request.prompt_ids)
         return max(self.preempted.num_tokens, self.preempted.replay_until)

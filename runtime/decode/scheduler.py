@@ -293,8 +293,8 @@ class Scheduler:
         """
         if self._prefixes is None or queued.prefix is None:
             return False
-        reading = (s.prefix for s in self._prompts if s.prefix is not None)
-        return self._prefixes.should_wait(queued.prefix, reading)
+        prefilling = (s.prefix for s in self._prompts if s.prefix is not None)
+        return self._prefixes.should_wait(queued.prefix, prefilling)
 
     def _pages_for(self, queued: QueuedRequest) -> dict[str, int] | None:
         """Return the pages to admit a request with, by group; None if too few are free.

@@ -79,8 +79,7 @@ class Stream:
             self.leave().wait()
 
     def leave(self) -> threading.Event:
-        """Abort as :meth:`close` does, but do not wait. The returned flag is set when pages are
-        free."""
+        """Abort without waiting. The returned flag is set when the pages are free."""
         return self._session.abort(self)
 
 
@@ -233,8 +232,7 @@ class Session:
                 stream.deliver(error)
 
     def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
-        """Run turns until no request is left. Requests queued after one with another setting wait
-        too."""
+        """Run turns until no request is left. Requests after one with another setting wait too."""
         while True:
             self._read_messages(served)
             while self._waiting and self._waiting[0].setting.same_as(setting):

@@ -72,8 +72,7 @@ class Stepper(Protocol):
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """Remove a finished, aborted or preempted sequence. Launches in flight may still refer to
-        it."""
+        """Remove a sequence that has ended or was preempted. Launches in flight may refer to it."""
         ...
 
     def grow(self, sequence: SequenceState) -> None:

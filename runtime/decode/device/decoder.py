@@ -158,8 +158,7 @@ class DeviceDecoder(Decoder):
 
     @staticmethod
     def _full_logits(requests: Sequence[Request]) -> bool:
-        """Return whether ordinary steps of these requests need logits; logit-processor steps have
-        them."""
+        """Return whether the ordinary steps of these requests need full logits."""
         together = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
         return any(params.needs_full_logits for params in together)
 

@@ -16,8 +16,7 @@ from specbuild.runtime.request import SequenceState
 
 
 class DevicePages:
-    """Allocates, publishes and frees pages before and after each launch, and writes the page
-    tables."""
+    """Allocates, publishes and frees pages around each launch, and writes the page tables."""
 
     def __init__(self, rows: DeviceRows, manifest: Manifest) -> None:
         self._rows = rows

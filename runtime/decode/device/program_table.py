@@ -121,8 +121,7 @@ class ProgramTable:
         return self._chain_lengths[key]
 
     def host_chain_step(self, length: int, *, batch: int, full_logits: bool) -> ProgramEntry:
-        """Return the step program for ``batch`` sequences with host chains of up to ``length``
-        tokens."""
+        """Return the step for ``batch`` sequences and host chains of up to ``length`` tokens."""
         matching = [
             p for p in self._host_chain_steps if p.batch >= batch and p.draft_tokens >= length
         ]
@@ -165,8 +164,7 @@ class ProgramTable:
         return self._refresh_capacities[key]
 
     def prefill(self, *, rows: int, batch: int, full_logits: bool) -> ProgramEntry:
-        """Return the prefill program for this many prompt rows of sequences in rows below
-        ``batch``."""
+        """Return the prefill program for this many rows, of sequences in rows below ``batch``."""
         candidates = [
             p for p in self._programs if p.kind == "prefill" and p.rows >= rows and p.batch >= batch
         ]

@@ -126,8 +126,7 @@ class DeviceStepper:
         self._rows.set_done(sequence, done=True)
 
     def resume(self, sequence: SequenceState) -> None:
-        """Include the row in steps again. The draft may have as many pending tokens as its buffer
-        holds."""
+        """Include the row in steps again; its pending tokens may fill the draft's buffer."""
         self._rows.set_done(sequence, done=False)
         if sequence.guide is None or not sequence.guide.is_remote:
             self._pending = max(self._pending, self._max_pending)

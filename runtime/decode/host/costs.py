@@ -101,8 +101,7 @@ class CostMeasurement:
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
-        """Measure the table. It is uncertain if the times still vary when the time budget is used
-        up.
+        """Measure the table. It is uncertain if the times still vary at the end of the time budget.
 
         Raises CannotMeasureError if the engine's limits or the free pages leave no capacity.
         """
@@ -141,8 +140,10 @@ class CostMeasurement:
     def _prefill_context(
         self, sequence: SequenceState, drafter: Drafter
     ) -> tuple[float, np.ndarray | None]:
-        """Prefill the context. Return the draft's time to ingest one token, and the last aux hidden
-        state."""
+        """Prefill the context.
+
+        Return the draft's time to ingest one token, and the aux hidden state of the last row.
+        """
         if not self._depth:
             return 0.0, self._fill(sequence, drafter, self._context)
         # The first call allocates memory; the second ingests as many rows without.

@@ -158,8 +158,7 @@ class HostDecoder(Decoder):
         return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
-        """Return the shape to draft with; RequestError if the custom drafter cannot serve this
-        engine."""
+        """Return the custom drafter's shape; RequestError if it cannot serve this engine."""
         name = drafter.capabilities.name
         if "accept" not in self._manifest.roles:
             raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")

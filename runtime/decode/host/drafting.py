@@ -71,7 +71,7 @@ class HostDrafting:
         self._executor.prepare((*roles, *TREE_ROLES))
         if not selected:
             suffix = self._suffix_drafter(name)
-            assert suffix is not None, "a policy that drafts is an engine's with a drafter"
+            assert suffix is not None, "a policy with drafts needs a drafter"
             return suffix
         drafters: dict[str, CachingDrafter] = {
             model.kind: self._create_drafter(model) for model in selected
@@ -140,9 +140,9 @@ class HostDrafting:
 
     def _create_drafter(self, record: ModelDrafter) -> CachingDrafter:
         parts = DrafterParts(self._executor, self._manifest, self._counter, record)
-        drafters = kind_of(record).make(parts)
-        assert isinstance(drafters, CachingDrafter)
-        return drafters
+        drafter = kind_of(record).make(parts)
+        assert isinstance(drafter, CachingDrafter)
+        return drafter
 
     def _suffix_drafter(self, name: str) -> SuffixDrafter | None:
         _, suffix_record = sources(self._manifest, name)

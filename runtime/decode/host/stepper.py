@@ -212,8 +212,7 @@ class HostStepper:
     def _forced_trees(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft
     ) -> DraftTrees | None:
-        """Return chains of forced tokens that are at least as long as a draft; None for no such
-        chains."""
+        """Return chains of forced tokens at least as long as a draft, or None."""
         max_depths = [self._max_drafts(s) for s in sequences]
         if min(max_depths) < 1:
             return None

@@ -139,7 +139,7 @@ def test_the_default_follows_the_table(cheap: DraftShape | None) -> None:
     params = GenerateParams(max_new_tokens=24, ignore_eos=True)
     batch = [[1, 2], [3], [5, 8]]
     # The fake's clock has nothing to do with the table's.
-    toy.engine.decoder._measured.next = untimed(toy.engine.decoder._measured.next)
+    toy.engine.decoder._learned.next = untimed(toy.engine.decoder._learned.next)
     result = run(toy.engine, batch, params)
     assert result.ids == run(toy_cuda().engine, batch, params, speculation=None).ids
     steps = [name for name in toy.device.started if name.startswith("step")]

@@ -80,7 +80,7 @@ class PagesMachine(RuleBasedStateMachine):
         }
         if any(gone.values()):
             name = next(n for n in gone if gone[n])
-            with pytest.raises(SpecbuildError, match="given back"):
+            with pytest.raises(SpecbuildError, match="freed"):
                 state["pages"][name].rewind(length)
             return
         for holder in state["pages"].values():
@@ -153,7 +153,7 @@ def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
 
 def test_an_overfull_sequence_is_refused() -> None:
     holder = SequencePages(PagePool("full", 9), page_size=4, window=0, capacity=8, reserved=2)
-    with pytest.raises(SpecbuildError, match="holds 8 slots, 9 wanted"):
+    with pytest.raises(SpecbuildError, match="holds 8 slots, 9 requested"):
         holder.append(9)
     holder.append(8)
     with pytest.raises(SpecbuildError, match="commit of 9"):

@@ -112,7 +112,7 @@ def test_a_full_disk_ends_the_trace_and_no_request(monkeypatch: pytest.MonkeyPat
 def test_what_a_slow_disk_makes_wait_is_bounded_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_trace, "MOST_WAITING", 3)
+    monkeypatch.setattr(page_trace, "MAX_QUEUED_LINES", 3)
     monkeypatch.setattr(page_trace, "_WRITE_INTERVAL_S", 60.0)
     file = tmp_path / "trace.jsonl"
     with PageTrace(file) as trace:

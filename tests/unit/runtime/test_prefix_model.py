@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from specbuild.runtime.cache.page_pool import Evicted, PagePool
+from specbuild.runtime.cache.page_pool import OnEvict, PagePool
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import MatchResult, PrefixCache, SequencePrefix
 from specbuild.runtime.cache.sequence_pages import AheadPages, SequencePages
@@ -74,7 +74,7 @@ class PrefixModel(RuleBasedStateMachine):
         # Who wrote each place of a pool, and which of its positions that is.
         self.written: dict[tuple[str, int], tuple[Running, int]] = {}
 
-    def _leaves_first(self, allocator: int, pool: PagePool) -> Evicted:
+    def _leaves_first(self, allocator: int, pool: PagePool) -> OnEvict:
         """None goes that another one continues which nobody holds, but where windows move on."""
         evicted = pool.on_evict
         assert evicted is not None
@@ -146,7 +146,7 @@ class PrefixModel(RuleBasedStateMachine):
     def pages_are_kept_in_the_tree(self) -> None:
         if hasattr(self, "cache"):
             self.cache._tree.check_integrity()
-            for ends in self.cache._ends.values():
+            for ends in self.cache._resume_points.values():
                 ends.check_integrity()
             if not self.running:
                 self.cache.check_integrity()

@@ -172,7 +172,7 @@ def test_an_error_ends_those_that_run_and_nobody_else(kind: str) -> None:
         turn = loop.turn
 
         def fails() -> object:
-            if loop._scheduler.sequences and loop._scheduler.sequences[0].emitted > 3:
+            if loop._scheduler.sequences and loop._scheduler.sequences[0].num_output_tokens > 3:
                 raise SpecbuildError("the machine broke")
             return turn()
 

@@ -47,7 +47,7 @@ def test_keywords_of_load_are_deprecated_and_still_work(tmp_path: Path) -> None:
     with pytest.warns(DeprecationWarning, match="pass RuntimeSettings"):
         engine = Engine.load(tmp_path / "engine", threads=1, generation_config="none")
     assert engine.settings == RuntimeSettings(threads=1, generation_config="none")
-    with pytest.raises(TypeError, match="nonsense"):
+    with pytest.raises(RequestError, match="nonsense"):
         Engine.load(tmp_path / "engine", nonsense=1)
 
 

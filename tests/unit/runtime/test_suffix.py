@@ -128,8 +128,8 @@ def offered(drafter: SuffixDrafter, text: Sequence[int], most: int = 4) -> list[
 class _State:
     index, finish_reason = 0, None
 
-    def __init__(self, ids: np.ndarray, known: int, request: object) -> None:
-        self.ids, self.known, self.request = ids, known, request
+    def __init__(self, ids: np.ndarray, num_tokens: int, request: object) -> None:
+        self.ids, self.num_tokens, self.request = ids, num_tokens, request
 
 
 def _prompt(text: Sequence[int]) -> object:
