@@ -50,6 +50,8 @@ MODELS = {
     "olmo2": ("OLMo 2", "olmo-2-7b"),
     "olmo3": ("OLMo 3", "olmo-3-7b"),
     "granite": ("Granite 3", "granite-3.3-8b"),
+    "glm4_moe": ("GLM-4.5, 4.6, 4.7", "glm-4.5-air"),
+    "minimax_m2": ("MiniMax-M2", "minimax-m2"),
     "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
     "deepseek_v3": ("DeepSeek-V3, R1", "glm-4.7-flash"),
     "kimi_k2": ("Kimi-K2", "glm-4.7-flash"),
@@ -63,10 +65,17 @@ GGUF = {
     "ministral3": ("mistral3",),
     "mixtral": ("llama",),
     "olmo3": ("olmo2",),
+    "glm4_moe": ("glm4moe",),
+    "minimax_m2": ("minimax-m2",),
 }
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
-STORED = {"gpt_oss": "MXFP4 experts", "deepseek_v3": "FP8 blocks", "kimi_k2": "FP8 blocks"}
-MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo")
+STORED = {
+    "gpt_oss": "MXFP4 experts",
+    "deepseek_v3": "FP8 blocks",
+    "kimi_k2": "FP8 blocks",
+    "minimax_m2": "FP8 blocks",
+}
+MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo", "glm4_moe")
 _GROUPED_TESTS = "tests/e2e/test_grouped_families.py"
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"
@@ -86,6 +95,8 @@ RUN = {
     ("cpu", "olmo2"): _GROUPED_TESTS,
     ("cpu", "olmo3"): _GROUPED_TESTS,
     ("cpu", "granite"): _GROUPED_TESTS,
+    ("cpu", "glm4_moe"): _GROUPED_TESTS,
+    ("cpu", "minimax_m2"): _GROUPED_TESTS,
     ("cpu", "deepseek_v2"): _MLA_TESTS,
     ("cpu", "deepseek_v3"): "tests/e2e/test_deepseek.py",
     ("cpu", "kimi_k2"): _MLA_TESTS,

@@ -31,6 +31,11 @@ def build_drafted(folder: Path, kind: str, changes: dict[str, Any]) -> None:
         target_hidden=changes.get("hidden_size", HIDDEN), target_vocab=VOCAB,
         hidden=changes.get("hidden_size", HIDDEN), draft_vocab=24, aux_layers=(0,),
     )  # fmt: skip
+    build_engine(folder)
+
+
+def build_engine(folder: Path) -> None:
+    """The engine of a checkpoint and its draft."""
     options = BuildOptions(
         model=folder / "model",
         draft=folder / "draft",

@@ -208,6 +208,27 @@ GRANITE_33_8B = _grouped_query(
     eos=(0,), rope=Rope(1e7), tied=True, attention=AttentionParts(scale=0.0078125),
     multipliers=Multipliers(embedding=12.0, residual=0.22, logits_divisor=16.0),
 )  # fmt: skip
+GLM_45_AIR = _grouped_query(
+    "glm4_moe", (4096, 46, 96, 8), _dense(10944), vocab=151552, positions=131072, eps=1e-5,
+    eos=(151329,), rope=Rope(1e6, width=64), biased=True,
+    feed_forwards=(_dense(10944), BothFeedForward(
+        dense=_dense(1408),
+        moe=MoeFeedForward(
+            experts=128, experts_per_token=8, inner=1408, storage="bf16", activation=Swiglu(),
+            gating="sigmoid_norm", choice_bias=True,
+        ),
+    )),
+    layer_feed_forwards=(0,) + (1,) * 45,
+)  # fmt: skip
+MINIMAX_M2 = _grouped_query(
+    "minimax_m2", (3072, 62, 48, 8),
+    MoeFeedForward(
+        experts=256, experts_per_token=8, inner=1536, storage="bf16", activation=Swiglu(),
+        gating="sigmoid_norm", choice_bias=True,
+    ),
+    vocab=200064, positions=196608, eps=1e-6, eos=(200020,), rope=Rope(5e6, width=64),
+    attention=AttentionParts(qk_norm="all_heads"),
+)  # fmt: skip
 DEEPSEEK_V2_LITE = _latent(
     "deepseek_v2", (2048, 27, 16), _mla(128, 128, None, mscale=0.707),
     [_dense(10944), *[BothFeedForward(
@@ -264,6 +285,9 @@ FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "Phi-4": (PHI_4, 14.66),
     "OLMo-3-7B": (OLMO_3_7B, 7.30),
     "Granite-3.3-8B": (GRANITE_33_8B, 8.17),
+    # Published as 106, without the MTP layer.
+    "GLM-4.5-Air": (GLM_45_AIR, 106.85),
+    "MiniMax-M2": (MINIMAX_M2, 228.7),
     "DeepSeek-V2-Lite": (DEEPSEEK_V2_LITE, 15.71),
     "DeepSeek-V3": (DEEPSEEK_V3, 671.0),
     "GLM-4.7-Flash": (GLM_47_FLASH, 29.94),

@@ -107,6 +107,18 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         ".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0,
         ".rope.scaling.original_context_length": 32,
     }),
+    "glm4_moe": ("glm4moe", {
+        ".attention.key_length": 16, ".attention.value_length": 16, ".rope.dimension_count": 8,
+        ".expert_count": 8, ".expert_used_count": 3, ".expert_shared_count": 1,
+        ".expert_feed_forward_length": 24, ".expert_gating_func": 2, ".expert_weights_scale": 1.5,
+        ".expert_weights_norm": True, ".leading_dense_block_count": 1,
+        ".nextn_predict_layers": 0,
+    }),
+    "minimax_m2": ("minimax-m2", {
+        ".attention.key_length": 16, ".attention.value_length": 16, ".rope.dimension_count": 8,
+        ".expert_count": 8, ".expert_used_count": 3, ".expert_feed_forward_length": 24,
+        ".feed_forward_length": 24, ".expert_gating_func": 2,
+    }),
     "granite": ("granite", {
         ".rope.dimension_count": 16, ".attention.scale": 0.2, ".embedding_scale": 3.0,
         ".logit_scale": 0.7, ".residual_scale": 0.4,

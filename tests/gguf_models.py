@@ -64,6 +64,7 @@ EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
 # What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
 OWN_NAMES = {
+    "glm4_moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"},
     "olmo": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
         "post_feedforward_layernorm.weight": "post_ffw_norm.weight",

@@ -78,6 +78,29 @@ OF_KIND: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "glm4_moe": {
+        "head_dim": 16,
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "routed_scaling_factor": 1.5,
+        "num_mtp_layers": 0,
+        "pad_token_id": None,
+    },
+    "minimax_m2": {
+        "head_dim": 16,
+        "intermediate_size": 24,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 3,
+        "bos_token_id": 0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,
@@ -101,6 +124,8 @@ def write_llama(
             noise = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
                 tensor.copy_(1 + 0.2 * noise)
+            elif name.endswith("e_score_correction_bias"):
+                tensor.copy_(0.1 * noise)
             elif name.endswith("bias"):
                 tensor.copy_(0.2 * noise)
             else:

@@ -7,9 +7,11 @@ from specbuild.builder.families.deepseek.family import DEEPSEEK
 from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
+from specbuild.builder.families.glm4_moe.family import GLM4_MOE
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.granite.family import GRANITE
 from specbuild.builder.families.llama.family import LLAMA
+from specbuild.builder.families.minimax_m2.family import MINIMAX_M2
 from specbuild.builder.families.mistral.family import MISTRAL
 from specbuild.builder.families.mtp.family import MTP
 from specbuild.builder.families.olmo.family import OLMO
@@ -27,6 +29,8 @@ TARGETS: dict[str, TargetFamily] = {
     "phi3": PHI3,
     "olmo": OLMO,
     "granite": GRANITE,
+    "glm4_moe": GLM4_MOE,
+    "minimax_m2": MINIMAX_M2,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

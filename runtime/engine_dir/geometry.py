@@ -298,7 +298,9 @@ class MtpGeometry:
     @property
     def rotated(self) -> int:
         """As an EAGLE3 draft's: how many values of a head, or of an entry of the cache, turn."""
-        return self.head_dim if self.mla is None else self.mla.rope_dim
+        if self.mla is not None:
+            return self.mla.rope_dim
+        return self.rope.width or self.head_dim
 
     @property
     def sliding_window(self) -> int:

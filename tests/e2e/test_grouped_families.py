@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from family_engines import build_drafted, check_stages, check_tokens
+from checkpoint_files import edit_config
+from checkpoints import write_draft
+from deepseek_checkpoints import quantise
+from family_engines import build_drafted, build_engine, check_stages, check_tokens
+from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
+
+from specbuild.builder.families.checkpoints import read_target
 
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral with a window": ("mistral", {"sliding_window": 12, "tie_word_embeddings": True}),
@@ -16,6 +22,8 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "Phi-4": ("phi3", {"num_hidden_layers": 2}),
     "OLMo 3": ("olmo3", {}),
     "Granite": ("granite", {}),
+    "GLM-4.5": ("glm4_moe", {}),
+    "MiniMax-M2": ("minimax_m2", {"num_hidden_layers": 2}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3 with windows where it does not turn": ("smollm3", {
@@ -25,6 +33,10 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_window": 9, "shards": 2, "dtype": "bfloat16",
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                             "partial_rotary_factor": 0.75}}),
+    "GLM-4.6, groups of experts": ("glm4_moe", {
+        "use_qk_norm": True, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2,
+        "num_hidden_layers": 4, "norm_topk_prob": False, "dtype": "bfloat16"}),
+    "MiniMax-M2, whole heads turn": ("minimax_m2", {"dtype": "bfloat16", "rope_parameters": None}),
     "OLMo 2": ("olmo2", {"dtype": "bfloat16", "attention_bias": True}),
     "OLMo 3 without scaling": ("olmo3", {"rope_parameters": None, "num_hidden_layers": 5}),
     "Granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
@@ -46,6 +58,22 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
 def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str) -> None:
     build_drafted(tmp_path, *QUICK[case])
     check_tokens(tmp_path)
+    check_stages(tmp_path)
+
+
+@pytest.mark.slow
+def test_minimax_as_released(tmp_path: Path) -> None:
+    """In FP8, with ``rotary_dim``, which transformers does not read."""
+    model = tmp_path / "model"
+    write_llama(model, "minimax_m2", dtype="bfloat16")
+    edit_config(model, rope_parameters=None, rope_theta=10000.0, rotary_dim=8)
+    quantise(model, (24, 20))
+    write_draft(
+        tmp_path / "draft", target_layers=LAYERS, target_hidden=HIDDEN, target_vocab=VOCAB,
+        hidden=HIDDEN, draft_vocab=24, aux_layers=(0,),
+    )  # fmt: skip
+    assert read_target(model, strict=True).geometry.rope.width == 8
+    build_engine(tmp_path)
     check_stages(tmp_path)
 
 

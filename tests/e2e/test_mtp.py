@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from deepseek_checkpoints import VOCAB, add_predictor, quantise, write_deepseek
+from llama_checkpoints import write_llama
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 
 from specbuild.builder.build import build
@@ -81,6 +82,16 @@ def test_glms_layer_in_fp8(tmp_path: Path) -> None:
     write_deepseek(tmp_path / "model", kind="glm4_moe_lite", dtype="bfloat16")
     add_predictor(tmp_path / "model")
     quantise(tmp_path / "model", (24, 20))
+    built(tmp_path)
+    check(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_layer_of_grouped_query_attention(tmp_path: Path, normed: bool) -> None:
+    """Of GLM-4.5: a part of each head turns, and the layer has experts."""
+    write_llama(tmp_path / "model", "glm4_moe", num_hidden_layers=LAYERS, use_qk_norm=normed)
+    add_predictor(tmp_path / "model", layers=LAYERS)
     built(tmp_path)
     check(tmp_path)
 

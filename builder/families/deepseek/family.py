@@ -8,6 +8,7 @@ from specbuild.builder.families.deepseek.synth import DEEPSEEK_SYNTH
 from specbuild.builder.families.deepseek.tensors import deepseek_tensors
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import CheckpointFormat, Reference, TargetFamily
+from specbuild.builder.families.parts.routing_margin import biased_choice_margin
 
 DEEPSEEK = TargetFamily(
     title="DeepSeek-like",
@@ -24,7 +25,7 @@ DEEPSEEK = TargetFamily(
     reference=Reference(
         load_options=reference.load_options,
         routers=reference.routers,
-        margin=reference.routing_margin,
+        margin=biased_choice_margin,
     ),
     synth=DEEPSEEK_SYNTH,
     gguf={"deepseek2": gguf.FORM},

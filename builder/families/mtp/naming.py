@@ -51,8 +51,8 @@ MIMO = Naming(
     },
     hidden_first=True,
 )
-# By model type, where they are not DeepSeek's.
-NAMINGS = {"mimo": MIMO}
+# By model type, of models without MLA.
+NAMINGS = {"mimo": MIMO, "glm4_moe": DEEPSEEK}
 PROJECTION = "eh_proj.weight"
 
 

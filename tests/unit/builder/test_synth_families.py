@@ -44,6 +44,8 @@ PUBLISHED = {
     "phi-4": "Phi-4",
     "olmo-3-7b": "OLMo-3-7B",
     "granite-3.3-8b": "Granite-3.3-8B",
+    "glm-4.5-air": "GLM-4.5-Air",
+    "minimax-m2": "MiniMax-M2",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
     "glm-4.7-flash": "GLM-4.7-Flash",
     "youtu-2b": "Youtu-LLM-2B",
@@ -51,6 +53,7 @@ PUBLISHED = {
 TINY = (
     "tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo", "tiny-mistral",
     "tiny-ministral3", "tiny-mixtral", "tiny-smollm3", "tiny-phi3", "tiny-olmo3", "tiny-granite",
+    "tiny-glm4-moe", "tiny-minimax-m2",
 )  # fmt: skip
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
