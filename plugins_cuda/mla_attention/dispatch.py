@@ -37,42 +37,42 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "prompt",
         ("rebuild.cu", "prefill_full.cu", "prefill.cu"),
-        "keys and values of what the rows see are rebuilt once for all of them; then one of plain "
-        "attention's kernels attends",
+        "visible keys and values are rebuilt once for all rows; then a kernel of "
+        "normal attention runs",
         lambda facts: facts.has_prompt_kernel,
-        rows="of a prompt's chunk",
+        rows="prefill chunk",
         width="rebuilt; values as wide as keys",
     ),
     Rule(
         "absorbed_prompt",
         ("absorbed.cu", "prompt_values.cu"),
-        "rows fill the GPU by their number: each has one split, and 16 of them share the products "
-        "that make values",
+        "the rows fill the GPU: each has one split, and 16 rows share the products of "
+        "the value projection",
         lambda facts: facts.prompt and not facts.shape.rebuilt,
-        rows="of a prompt's chunk",
+        rows="prefill chunk",
         width="absorbed",
     ),
     Rule(
         "absorbed",
         ("absorbed.cu", "absorbed_values.cu"),
-        "a cache entry is every head's key: 64 heads multiply a tile of it at once",
+        "a cache entry is the key of all heads: 64 heads multiply a tile in one operation",
         lambda facts: not facts.shape.rebuilt,
         width="absorbed",
     ),
     Rule(
         "stored_listed",
         ("stored_keys.cu", "stored.cu", "selected.cu", "values.cu"),
-        "rows that see everything share keys that are rebuilt once; a list's keys are rebuilt for "
-        "its row alone",
+        "rows that attend to everything share keys that are rebuilt once; the keys of "
+        "a list are rebuilt for its row",
         lambda facts: facts.shape.has_lists and facts.shares_keys,
-        rows="with lists (DSA), 3 of a sequence or more",
+        rows="with lists (DSA), at least 3 per sequence",
         context="no window",
-        width="rebuilt; sums of two rows fit the registers",
+        width="rebuilt; the sums of two rows fit into registers",
     ),
     Rule(
         "listed",
         ("whole_rows.cu", "selected.cu", "values.cu"),
-        "both rebuild keys while they attend",
+        "both rebuild keys during attention",
         lambda facts: facts.shape.has_lists,
         rows="with lists (DSA)",
         context="no window",
@@ -81,17 +81,17 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "stored",
         ("stored_keys.cu", "stored.cu", "values.cu"),
-        "keys are rebuilt once and rows share them, two to a warpgroup",
+        "keys are rebuilt once and shared, with two rows per warpgroup",
         lambda facts: facts.shares_keys,
-        rows="3 of a sequence, or more",
+        rows="at least 3 per sequence",
         context="no window",
-        width="rebuilt; sums of two rows fit the registers",
+        width="rebuilt; the sums of two rows fit into registers",
     ),
     Rule(
         "rebuilding",
         ("kernel.cu", "values.cu"),
-        "a row or two would not earn back a launch that stores keys: they are rebuilt while it "
-        "attends",
+        "for one or two rows a launch that stores keys costs more than it saves, so "
+        "keys are rebuilt during attention",
         lambda _: True,
         width="rebuilt",
     ),

@@ -96,26 +96,28 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "prompt",
         ("prefill_full.cu",),
-        "16 rows see tiles of 128 keys, or 64 of wide heads. `wgmma` takes their products from "
-        "shared memory. With up to 4 query heads a KV head they are 32 rows",
+        "16 rows share tiles of 128 keys, or 64 with wide heads; `wgmma` reads the "
+        "operands from shared memory. With up to 4 query heads per KV head, 32 rows "
+        "do",
         _is_full_prompt,
-        rows="of a prompt's chunk",
+        rows="prefill chunk",
         context="no window",
         width=WGMMA_TEXT,
     ),
     Rule(
         "prompt",
         ("prefill.cu",),
-        "16 rows, or 8 of wide heads, see tiles of 64 keys: a window ends within one. With up to 4 "
-        "query heads a KV head they are twice as many",
+        "16 rows, or 8 with wide heads, share tiles of 64 keys, because a window can "
+        "end inside a tile. With up to 4 query heads per KV head, twice as many do",
         lambda facts: facts.prompt,
-        rows="of a prompt's chunk",
+        rows="prefill chunk",
     ),
     Rule(
         "listed",
         ("whole_rows.cu", "selected.cu"),
-        "rows that see everything share tiles; a list's slots lie apart, and each row gathers its "
-        "own. Where rows are alone, the second does both",
+        "rows that attend to everything share tiles; the slots of a list are not "
+        "contiguous, so each row gathers its own. For single rows the second kernel "
+        "does both",
         lambda facts: facts.has_lists,
         rows="with lists (DSA)",
         context="no window",
@@ -123,47 +125,49 @@ TABLE: tuple[Rule[Facts], ...] = (
     Rule(
         "many",
         ("few_rows.cu", "many_rows.cu", "join_slots.cu"),
-        "a split's keys are read once for 8, 16 or 32 rows. The first is there where sequences "
-        "with up to 8 rows may stand beside",
+        "the keys of a split are read once for 8, 16 or 32 rows. The first kernel "
+        "handles sequences with up to 8 rows in the same launch",
         _has_many_rows,
-        rows=f"{MANY_ROWS} of a sequence, or more",
+        rows=f"at least {MANY_ROWS} per sequence",
         context="no window",
         width=WGMMA_TEXT,
-        pages=f"views of {FEWEST_SLOTS_OF_A_VIEW} slots, or more",
+        pages=f"views of at least {FEWEST_SLOTS_OF_A_VIEW} slots",
     ),
     Rule(
         "many",
         ("many_rows.cu", "join_slots.cu"),
-        "reading keys once pays for a second launch only behind long contexts, which partial views "
-        "are not",
+        "reading keys once outweighs the second launch only for long contexts, not "
+        "for partial views",
         _has_several_rows,
-        rows=f"{SEVERAL_ROWS} of a sequence, or more; 9 of heads of 128, up to 4 a KV head",
-        context=f"no window; an engine beyond {MEASURED_CAPACITY - 1024} tokens",
+        rows=f"at least {SEVERAL_ROWS} per sequence; 9 with heads of 128 and up to 4 per KV head",
+        context=f"no window; engines for more than {MEASURED_CAPACITY - 1024} tokens",
         width=WGMMA_TEXT,
-        pages=f"all views {FEWEST_SLOTS_OF_ALL_VIEWS} slots, not one sequence's partial ones",
+        pages=f"at least {FEWEST_SLOTS_OF_ALL_VIEWS} slots in all views; no partial views of one sequence",
     ),
     Rule(
         "split_per_warp",
         ("own_slots.cu",),
-        "CTAs find their share by all sequences' lengths, so short ones leave none idle. Eight "
-        "warps' splits of wider heads, or of large trees, do not fit shared memory",
+        "CTAs compute their share from the lengths of all sequences, so short "
+        "sequences leave no CTA idle. Wider heads and large trees do not fit into "
+        "shared memory",
         lambda facts: facts.own is not None,
-        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic; of one row or two over codes no "
-        "more than multiprocessors",
-        context=f"an engine up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
+        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic; with one or two rows and fp8 caches, "
+        "at most the number of multiprocessors",
+        context=f"engines for up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
         width="16, 32, 64 or 128",
     ),
     Rule(
         "whole",
         ("kernel.cu",),
-        "one CTA takes what a row sees: it spans few chunks, and no states need to join",
+        "one CTA processes all visible keys of a row: they span few chunks, so no "
+        "states need to be joined",
         lambda facts: facts.splits == 1,
         context=f"a window up to {WIDEST_UNSPLIT_WINDOW}, or one chunk",
     ),
     Rule(
         "split",
         ("kernel.cu",),
-        "a grid of fixed size spreads the splits over the GPU: quickest for one sequence",
+        "a grid of fixed size distributes the splits over the GPU: fastest for one sequence",
         lambda _: True,
     ),
 )
