@@ -59,6 +59,7 @@ class OutputFormat(Protocol):
     ) -> OutputParser:
         """Return a parser of the output that continues ``prompt`` and may call ``tools``.
 
+        Without ``tools`` marks of calls are content, as in vLLM with ``tool_choice: "none"``.
         Where marks are special tokens, content may have special tokens in any case.
         """
         ...
@@ -176,9 +177,9 @@ class MarkerFormat:
             self._codec.decode_all,
             stop,
             reasoning=self._reasoning(prompt),
-            calls=None
-            if self._call_format is None
-            else self._call_format.continue_ids(prompt.num_past_calls),
+            calls=self._call_format.continue_ids(prompt.num_past_calls)
+            if self._call_format is not None and tools
+            else None,
             tools=tools,
             dropped=self._eos if skip_special_tokens else (),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -374,6 +375,19 @@ def test_the_form_goes_by_the_template() -> None:
     assert detect_tool_call_format('<tool_call>{"name": "f"}</tool_call>') == "hermes"
     assert detect_tool_call_format("x") == "none"
     assert set(TOOL_CALL_FORMATS) < set(TOOL_CALL_PARSERS)
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_without_tools_marks_of_calls_are_content(form: str) -> None:
+    """As with ``tool_choice: "none"``: the client has no function to call."""
+    text = WRITERS[form]([("f", {"a": 1})])
+    codec: Any = SimpleNamespace(decode_all=decode)
+    call_format = TOOL_CALL_FORMATS[form.partition(",")[0]]
+    made = MarkerFormat(codec, has_reasoning=False, call_format=call_format, eos=())
+    ids = [ord(letter) for letter in text]
+    assert [call.name for call in read(made.parser((), [tool("f")]), ids).calls] == ["f"]
+    without = read(made.parser((), ()), ids)
+    assert not without.calls and without.content == text
 
 
 @pytest.fixture(scope="module", params=[*WRITERS])
