@@ -142,7 +142,8 @@ TABLE: tuple[Rule[Facts], ...] = (
         rows=f"at least {SEVERAL_ROWS} per sequence; 9 with heads of 128 and up to 4 per KV head",
         context=f"no window; engines for more than {MEASURED_CAPACITY - 1024} tokens",
         width=WGMMA_TEXT,
-        pages=f"at least {FEWEST_SLOTS_OF_ALL_VIEWS} slots in all views; no partial views of one sequence",
+        pages=f"at least {FEWEST_SLOTS_OF_ALL_VIEWS} slots in all views; no partial views of one "
+        "sequence",
     ),
     Rule(
         "split_per_warp",
@@ -151,8 +152,8 @@ TABLE: tuple[Rule[Facts], ...] = (
         "sequences leave no CTA idle. Wider heads and large trees do not fit into "
         "shared memory",
         lambda facts: facts.own is not None,
-        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic; with one or two rows and fp8 caches, "
-        "at most the number of multiprocessors",
+        rows=f"{MANY_GROUPS} sequences × KV heads, or by a tactic; with one or two rows and fp8 "
+        "caches, at most the number of multiprocessors",
         context=f"engines for up to {MEASURED_CAPACITY - 1024} tokens; several chunks",
         width="16, 32, 64 or 128",
     ),
