@@ -37,9 +37,14 @@ from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.op_graphs import accept_graph, choose_graph, expand_graph, select_graph
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.drafters import DRAFT_MODEL_ROLES, aux_layers_of, own_name
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import (
+    DRAFT_GROUP,
+    DRAFT_MODEL_ROLES,
+    DraftGeometry,
+    aux_layers_of,
+    own_name,
+)
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 _HEAD = 1 + len(LAUNCH_PORTS)

@@ -9,9 +9,7 @@ from specbuild.builder.families.parts.graph_io import InputPort
 from specbuild.builder.graph.export import single_op_model
 from specbuild.builder.graph.passes.weights import rename_weight, weight_value
 from specbuild.builder.graph.weight_sources import WeightSources
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.drafters import own_name
-from specbuild.runtime.engine_dir.geometry import DraftGeometry
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP, DraftGeometry, own_name
 
 
 def expand_graph(d: DraftGeometry, sources: WeightSources, group: str = DRAFT_GROUP) -> ir.Model:

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
+from specbuild.runtime.engine_dir.drafters.registry import HOST_NAMES
 from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    HostDrafterName: TypeAlias = str
+else:
+    # The drafters without weights that --drafter builds.
+    HostDrafterName = Literal[HOST_NAMES]
 
 # Deprecated flat names of options and the current ones, accepted until 0.3.
 RENAMED_OPTIONS = {"screen_head": "prefilter_head"}
@@ -145,6 +163,10 @@ class OptionGroup:
         """Of ``flat``, what a manifest holds."""
         names = {entry.name for entry in self.options() if entry.described.recorded}
         return {name: value for name, value in self.flat().items() if name in names}
+
+
+class HostDrafterOptions(OptionGroup):
+    """Options of a drafter that proposes on the host; ``PREFIX`` is its kind."""
 
 
 def _own_options(kind: type[OptionGroup]) -> dict[str, Option]:

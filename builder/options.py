@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_group import Described, HostDrafterName, OptionGroup
 from specbuild.builder.option_readers import memory_size, places
 from specbuild.builder.suffix_options import SuffixOptions
 from specbuild.builder.tensorrt_options import TensorRtOptions
@@ -324,7 +324,7 @@ class BuildOptions(OptionGroup):
         ),
     ] = None
     drafter: Annotated[
-        Literal["suffix"] | None,
+        HostDrafterName | None,
         Described(
             "Drafter without weights, alone or with --draft: suffix proposes tokens "
             "that followed the same text earlier.",

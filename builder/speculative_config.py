@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, get_args
 
 from specbuild.builder.option_group import RENAMED_OPTIONS, Option
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.yaml_file import read_mapping, record_of, require_known, require_mapping
+from specbuild.runtime.engine_dir.drafters.registry import HOST_NAMES, RECORDS, TARGET_LAYERS
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
@@ -26,12 +27,10 @@ _SPECPV = (
     "specpv_full_refresh_interval",
 )
 _DSA = ("dsa_top_k", "dsa_threshold")
-_SUFFIX = (
-    "suffix_cache_max_depth",
-    "suffix_max_tokens",
-    "suffix_min_token_prob",
-    "suffix_cached_tokens",
-)
+if TYPE_CHECKING:
+    Method: TypeAlias = str
+else:
+    Method = Literal[(*RECORDS, "none")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +41,12 @@ class SpeculativeConfig:
     ``enable_speculative_decoding``, ``method``, ``enable_target_tree`` and
     ``enable_prefix_caching``; the others must be what the engine was built with.
     ``method`` "suffix" runs suffix decoding alone, ``enable_suffix_decoding`` builds it beside a
-    draft.
+    draft. A drafter that proposes on the host has such a key, and one for each of its settings.
     ``mla_latent_dim`` is the rank of the checkpoint's latents.
     """
 
     enable_speculative_decoding: bool | None = None
-    method: Literal["eagle3", "p-eagle", "dflash", "mtp", "suffix", "none"] | None = None
+    method: Method | None = None
     enable_target_tree: bool | None = None
     enable_specpv: bool | None = None
     specpv_block_size: int | None = None
@@ -74,14 +73,15 @@ class SpeculativeConfig:
             raise SpecbuildError(
                 "enable_speculative_decoding is true and method none: they contradict each other"
             )
-        if self.method == "suffix" and self.enable_suffix_decoding is False:
-            raise SpecbuildError(
-                "method is suffix and enable_suffix_decoding false: they contradict each other"
-            )
+        for kind in HOST_NAMES:
+            if self.method == kind and self._enabled(kind) is False:
+                raise SpecbuildError(
+                    f"method is {kind} and {_enabling(kind)} false: they contradict each other"
+                )
         for names, enabled in (
             (_SPECPV, "enable_specpv"),
             (_DSA, "enable_dsa_indexer"),
-            (_SUFFIX, "enable_suffix_decoding"),
+            *((_settings(kind), _enabling(kind)) for kind in HOST_NAMES),
         ):
             given = [name for name in names if getattr(self, name) is not None]
             if given and getattr(self, enabled) is False:
@@ -98,11 +98,19 @@ class SpeculativeConfig:
         return self.enable_speculative_decoding is not False and self.method != "none"
 
     @property
-    def wants_suffixes(self) -> bool:
-        """Whether an engine is built with suffix decoding."""
-        asked = self.enable_suffix_decoding
-        given = any(getattr(self, name) is not None for name in _SUFFIX)
-        return given or self.method == "suffix" if asked is None else asked
+    def host_drafter(self) -> str | None:
+        """The kind of drafter on the host that an engine is built with, None for none."""
+        return next((kind for kind in HOST_NAMES if self._requires(kind)), None)
+
+    def _enabled(self, kind: str) -> bool | None:
+        """What the key that enables a drafter on the host says, None for nothing."""
+        enabled: bool | None = getattr(self, _enabling(kind), None)
+        return enabled
+
+    def _requires(self, kind: str) -> bool:
+        enabled = self._enabled(kind)
+        given = any(getattr(self, name) is not None for name in _settings(kind))
+        return given or self.method == kind if enabled is None else enabled
 
     @property
     def wants_latents(self) -> bool | None:
@@ -114,16 +122,17 @@ class SpeculativeConfig:
         """The options of a build by their flat names, as ``BuildOptions.from_flat`` takes them."""
         found: dict[str, Any] = {n: getattr(self, n) for n in (*_SPECPV, *_DSA)}
         if self.drafts:
-            found |= {name: getattr(self, name) for name in _SUFFIX}
-            if self.wants_suffixes:
-                found["drafter"] = "suffix"
+            found |= {n: getattr(self, n) for kind in HOST_NAMES for n in _settings(kind)}
+            found["drafter"] = self.host_drafter
         found |= {"specpv": self.enable_specpv, "dsa": self.enable_dsa_indexer}
         if self.enable_mla_kv_compression is not None:
             found["no_mla"] = not self.enable_mla_kv_compression
         if self.drafts and self.enable_target_tree is False:
             found["draft_top_k"] = 1
-        if self.drafts and self.method == "mtp":
-            found["draft"] = Path("mtp")
+        if self.drafts and self.method in RECORDS:
+            argument = RECORDS[self.method].BUILD_ARGUMENT
+            if argument in TARGET_LAYERS:
+                found["draft"] = Path(str(argument))
         return {name: value for name, value in found.items() if value is not None}
 
     def run_options(self) -> dict[str, Any]:
@@ -131,7 +140,7 @@ class SpeculativeConfig:
         found: dict[str, Any] = {}
         if not self.drafts:
             found["no_spec"] = True
-        elif self.method is not None and not self.enable_suffix_decoding:
+        elif self.method is not None and not any(map(self._enabled, HOST_NAMES)):
             found["drafter"] = self.method
         if self.drafts and self.enable_target_tree is False:
             found["draft_top_k"] = 1
@@ -240,17 +249,19 @@ def _is_path(option: Option) -> bool:
 def _built(manifest: Manifest) -> dict[str, Any]:
     """What an engine was built with, by the keys of a configuration."""
     specpv, dsa = manifest.specpv, manifest.dsa
-    suffix = next((d for d in manifest.drafters if d.kind == "suffix"), None)
     found: dict[str, Any] = {
         "enable_specpv": specpv is not None,
         "enable_dsa_indexer": dsa is not None,
-        "enable_suffix_decoding": suffix is not None,
     }
-    for names, record, prefix in (
+    kept: list[tuple[tuple[str, ...], Any, str]] = [
         (_SPECPV, specpv, "specpv_"),
         (_DSA, dsa, "dsa_"),
-        (_SUFFIX, suffix, "suffix_"),
-    ):
+    ]
+    for kind in filter(_has_keys, HOST_NAMES):
+        drafter = next((d for d in manifest.host_drafters if d.kind == kind), None)
+        found[_enabling(kind)] = drafter is not None
+        kept.append((_settings(kind), drafter, f"{kind}_"))
+    for names, record, prefix in kept:
         for name in names:
             found[name] = None if record is None else getattr(record, name.removeprefix(prefix))
     return found
@@ -258,3 +269,18 @@ def _built(manifest: Manifest) -> dict[str, Any]:
 
 def _shown(value: Any) -> str:
     return {None: "nothing", True: "true", False: "false"}.get(value, str(value))
+
+
+def _enabling(kind: str) -> str:
+    """The key that enables a drafter on the host."""
+    return f"enable_{kind}_decoding"
+
+
+def _has_keys(kind: str) -> bool:
+    """Whether a drafter on the host has keys of its own."""
+    return any(entry.name == _enabling(kind) for entry in fields(SpeculativeConfig))
+
+
+def _settings(kind: str) -> tuple[str, ...]:
+    """The keys that set a drafter on the host."""
+    return tuple(e.name for e in fields(SpeculativeConfig) if e.name.startswith(f"{kind}_"))

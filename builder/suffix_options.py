@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_group import Described, HostDrafterOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuffixOptions(OptionGroup):
-    """Suffix decoding; the fields are those of ``SuffixDrafter``."""
+class SuffixOptions(HostDrafterOptions):
+    """Suffix decoding; the fields are those of ``SuffixRecord``."""
 
     PREFIX: ClassVar[str] = "suffix"
     PANEL: ClassVar[str] = "Suffix decoding"

@@ -18,16 +18,11 @@ from specbuild.builder.families.family import DraftSizes
 from specbuild.builder.families.registry import TARGETS
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.synth.geometry import named_geometry
-from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    DFlashGeometry,
-    DraftGeometry,
-    MlaGeometry,
-    MtpGeometry,
-    Norm,
-    PEagleGeometry,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import AttentionParts, MlaGeometry, Norm, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 PAGE = Path(__file__).with_name("models.md")
@@ -171,7 +166,9 @@ def drafts_of(target: TargetGeometry) -> dict[str, DraftGeometry]:
         "parts": replace(plain, attention=AttentionParts(qkv_bias=True, qk_norm="head")),
         "layers": replace(plain, layers=2),
         "mla": latent,
-        "p_eagle": PEagleGeometry(**vars(replace(plain, layers=4)), mask_token=1),
+        "p_eagle": PEagleGeometry(
+            **vars(replace(plain, layers=4, architecture="PEagleDraftModel")), mask_token=1
+        ),
         "dflash": dflash,
         "mtp": mtp,
         "mtp_latents": replace(mtp, mla=mla, kv_heads=1, key_width=0),

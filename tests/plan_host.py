@@ -15,11 +15,11 @@ import torch
 from specbuild.builder.backends.backend import model_roles
 from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import target_of
+from specbuild.builder.backends.cuda.draft_models import draft_parts
 from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, lower_engine
 from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
-from specbuild.builder.backends.cuda.step.draft_parts import draft_parts
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.pipeline import run_passes
 from specbuild.builder.graph.passes.weights import Recipe
@@ -30,7 +30,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.cache.layout import KvLayout
 from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup, DraftShape
 from specbuild.runtime.engine_dir.plan import CompiledKernel, ProgramEntry, draft_write_slot
 

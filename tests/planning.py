@@ -5,7 +5,8 @@ from __future__ import annotations
 from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.engine import sizes
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def plan_engine(

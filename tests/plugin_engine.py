@@ -32,7 +32,8 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.plugins_cuda.launches import Kernel
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.drafters import DRAFT_ROLES, Eagle3Drafter
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Record
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_ROLES
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, StoredFile
 from specbuild.runtime.executors.cuda.gpu import GpuFacts, HostMemory
 from specbuild.runtime.executors.tensorrt.executor import TensorRtExecutor
@@ -107,7 +108,7 @@ def build_plugins(model: Path, draft: Path | None, **options: Any) -> BuiltPlugi
         drafters=()
         if sources.draft_geometry is None
         else (
-            Eagle3Drafter(cache_group="draft", roles=DRAFT_ROLES, geometry=sources.draft_geometry),
+            Eagle3Record(cache_group="draft", roles=DRAFT_ROLES, geometry=sources.draft_geometry),
         ),
         limits=engine.plan.limits,
         draft_default=engine.plan.draft_default,

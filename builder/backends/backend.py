@@ -23,8 +23,8 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
-from specbuild.runtime.engine_dir.drafters import DRAFT_MODEL_ROLES, own_name
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_MODEL_ROLES, DraftGeometry, own_name
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 # The roles that are models; the others are single ops.
 MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)

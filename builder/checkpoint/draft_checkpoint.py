@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbuild.builder.checkpoint.source import SourceTensor
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.drafters import ModelDrafter
-from specbuild.runtime.engine_dir.geometry import DraftGeometry
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP, DraftGeometry, ModelRecord
 
 
 @dataclass(frozen=True)
@@ -22,7 +20,7 @@ class DraftCheckpoint:
     geometry: DraftGeometry
     tensors: dict[str, SourceTensor]
     warnings: tuple[str, ...]
-    record: type[ModelDrafter]
+    record: type[ModelRecord]
 
     def cache_group(self, place: int) -> str:
         """That of an engine's draft number ``place``, which names its roles and weights too."""

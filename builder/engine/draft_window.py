@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbuild.builder.options import BuildOptions
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, MtpGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import Limits
 from specbuild.runtime.errors import SpecbuildError
 
@@ -18,31 +18,16 @@ def windowed_draft(draft: DraftGeometry, options: BuildOptions) -> DraftGeometry
     window = options.drafting.window
     if window is None:
         return draft
-    kind = _without_window(draft)
-    if kind is not None:
+    if draft.window_obstacle is not None:
         raise SpecbuildError(
-            f"--draft-window {window}: {kind} attends to every token; leave it out"
+            f"--draft-window {window}: {draft.window_obstacle} attends to every token; leave it out"
         )
     if draft.sliding_window and draft.sliding_window < window:
         raise SpecbuildError(
             f"--draft-window {window} is wider than the draft's own window of "
             f"{draft.sliding_window}; leave it out or ask for less"
         )
-    assert not isinstance(draft, MtpGeometry)
     return replace(draft, sliding_window=window)
-
-
-def _without_window(draft: DraftGeometry) -> str | None:
-    """The kind of a draft that no window can bound, None for others.
-
-    Rows of a window's launch stand where their ancestors say; in a block that is not causal these
-    lie behind a row too.
-    """
-    if isinstance(draft, MtpGeometry):
-        return "an MTP layer"
-    if isinstance(draft, DFlashGeometry) and not draft.causal:
-        return "a DFlash draft that is not causal"
-    return None if draft.mla is None else "a draft with MLA"
 
 
 def context_warnings(draft: DraftGeometry, limits: Limits) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from specbuild.builder.engine.writer import SAFETENSORS_DTYPES
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.drafters import Drafter, own_name
+from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, own_name
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
 
 
@@ -77,14 +77,14 @@ def engine_manifest(
     )
 
 
-def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[Drafter, ...]:
-    beside = () if parts.plan.suffix is None else (parts.plan.suffix,)
+def _drafters(parts: BuiltParts, roles: Collection[str]) -> tuple[DrafterRecord, ...]:
+    beside = () if parts.plan.host_drafter is None else (parts.plan.host_drafter,)
     found = []
     for place, draft in enumerate(parts.drafts):
         group, geometry = draft.cache_group(place), draft.geometry
         names = (own_name(group, role) for role in draft.record.ROLES)
         own = tuple(name for name in names if name in roles)
-        found.append(draft.record(cache_group=group, roles=own, geometry=geometry))  # type: ignore[arg-type]
+        found.append(draft.record(cache_group=group, roles=own, geometry=geometry))
     return (*found, *beside)
 
 

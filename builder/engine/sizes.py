@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes, holding
 from specbuild.builder.engine.dsa import dsa_of
+from specbuild.builder.engine.host_drafter import holding_chains, host_drafter_of
 from specbuild.builder.engine.pool_sizes import PoolBudget
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
-from specbuild.builder.engine.suffix import suffix_of, with_suffix
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.runtime.cache.layout import KV_DTYPE, MIN_PAGE_SIZE
 from specbuild.runtime.engine_dir.backends import facts_of
@@ -19,13 +19,9 @@ from specbuild.runtime.engine_dir.cache_groups import (
     LATENT_GROUP,
     choosing_group,
 )
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, SuffixDrafter
-from specbuild.runtime.engine_dir.geometry import (
-    DFlashGeometry,
-    DraftGeometry,
-    IndexerGeometry,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry, HostRecord
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     FP8_DTYPE,
     INDEXER_GROUP,
@@ -52,7 +48,7 @@ class EnginePlan:
     """The sizes of an engine, all settled.
 
     ``model_shapes`` are the largest trees of the draft models, by their cache groups; ``limits``
-    have suffix decoding's too.
+    also hold the chains of ``host_drafter``.
     """
 
     limits: Limits
@@ -62,7 +58,7 @@ class EnginePlan:
     dsa: Dsa | None = None
     budget: PoolBudget = field(default_factory=PoolBudget)
     adjusted_steps: bool = False
-    suffix: SuffixDrafter | None = None
+    host_drafter: HostRecord | None = None
     model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
@@ -131,16 +127,17 @@ def plan_engine(
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
     model_shapes, default = _largest_shapes(options, sizes, drafts, max_seq_len)
-    suffix = suffix_of(options, max_seq_len=max_seq_len)
-    shape = with_suffix(holding(model_shapes.values()), suffix)
-    if default is None and suffix is not None:
+    host_drafter = host_drafter_of(options, max_seq_len=max_seq_len)
+    shape = holding_chains(holding(model_shapes.values()), host_drafter)
+    if default is None and host_drafter is not None:
         default = shape
     if sizes.decode_rows is not None:
         _require_kernel_sizes(sizes.decode_rows, batch, page_size, shape)
     if shape.draft_tokens >= max_seq_len:
         raise SpecbuildError(
             f"a draft of {shape.draft_tokens} tokens does not fit a sequence of {max_seq_len}; "
-            "raise --max-seq-len or ask for fewer --draft-tokens or --suffix-max-tokens"
+            "raise --max-seq-len or ask for fewer --draft-tokens"
+            f"{'' if host_drafter is None else f' or --{host_drafter.kind}-max-tokens'}"
         )
     specpv = specpv_of(
         options,
@@ -162,7 +159,7 @@ def plan_engine(
         draft_top_k=shape.draft_top_k,
         draft_depth=shape.draft_depth,
         draft_tokens=shape.draft_tokens,
-        draft_block=max((_block_of(draft) for draft in drafts.values()), default=0),
+        draft_block=max((draft.block for draft in drafts.values()), default=0),
     )
     groups = _target_groups(target, page_size, sizes)
     dsa = dsa_of(options, target, shape, max_seq_len=max_seq_len)
@@ -189,7 +186,7 @@ def plan_engine(
         specpv,
         dsa,
         budget,
-        suffix=suffix,
+        host_drafter=host_drafter,
         model_shapes=model_shapes,
     )
     return with_limits(plan, limits)
@@ -214,11 +211,6 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
     return replace(plan, limits=limits, groups=groups)
 
 
-def _block_of(draft: DraftGeometry) -> int:
-    """Rows of a draft's block, 0 for one without."""
-    return draft.block_size if isinstance(draft, DFlashGeometry) else 0
-
-
 def _largest_shapes(
     options: BuildOptions,
     sizes: BackendSizes,
@@ -239,7 +231,7 @@ def _draft_shapes(
 ) -> tuple[DraftShape, DraftShape | None]:
     given = options.drafting.given()
     given.pop("dtype", None)
-    most_levels = _block_of(draft) - 1 if draft is not None and _block_of(draft) else None
+    most_levels = draft.block - 1 if draft is not None and draft.block else None
     if most_levels is not None:
         sizes = _within_block(sizes, given, most_levels)
     DraftOptions.check_bounds(given)

@@ -33,7 +33,7 @@ from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 # What --draft says for the MTP layer of the target's own checkpoint.
-OWN_DRAFT = "mtp"
+OWN_DRAFT = next(name for name, family in DRAFTS.items() if family.in_target)
 DRAFT_LABEL = "draft config.json"
 # Of all layers together; the largest models have a tenth of it. Each is three expected tensors.
 _MAX_EXPERTS = 1 << 18

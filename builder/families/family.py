@@ -11,18 +11,22 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch import nn
 
+from specbuild.builder.backends.cuda.step.draft import CudaDraft
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.backends import BackendName
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 Tensors = dict[str, SourceTensor]
@@ -54,6 +58,17 @@ class DraftReader(Protocol):
         """The draft, audited; SpecbuildError where it does not fit ``target``.
 
         ``norm_output`` is what a config's flag of this name means, None where nobody said it.
+        """
+        ...
+
+
+class ReferenceReader(Protocol):
+    """Reads a draft in plain torch, which ``verify`` holds an engine's draft against."""
+
+    def __call__(self, path: Path, target: Any, built: Any, engine: Path) -> PathDraft | BlockDraft:
+        """The draft of the checkpoint at ``path`` over ``target``, its model in transformers.
+
+        ``built`` is the geometry in ``engine``. SpecbuildError where that is of another draft.
         """
         ...
 
@@ -248,6 +263,9 @@ class DraftFamily:
     names; ``fused`` are the outputs of ``draft_fuse``: the rows' hidden states, and single ones.
     Where ``context`` is given, it is the module of ``draft_fuse`` in ``fuse``'s place, which writes
     what becomes of the target's states to the draft's caches; ``draft`` then reads tokens alone.
+    ``reference`` reads a checkpoint for ``verify``, ``cuda`` is the draft in CUDA engines.
+    The backends of ``refused_by`` have no form of its pass. A family that is ``in_target`` has no
+    checkpoint of its own: it is a layer of the target's.
     """
 
     title: str
@@ -256,7 +274,11 @@ class DraftFamily:
     hints: Callable[[Iterable[str]], list[str]]
     fuse: Callable[[Any, TargetGeometry], nn.Module] | None
     draft: Callable[[Any, TargetGeometry, int], nn.Module]
+    reference: ReferenceReader
+    cuda: CudaDraft
     synth: SynthDraft | None = None
     claims: Callable[[Config], bool] = lambda _: False
     fused: tuple[str, ...] = ("hidden",)
     context: Callable[[Any, TargetGeometry, int], nn.Module] | None = None
+    refused_by: frozenset[BackendName] = frozenset()
+    in_target: bool = False

@@ -14,9 +14,8 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, TORCH_DTYPES, Sour
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD, TargetCheckpoint
 from specbuild.builder.families.parts.rope import rope_tables
 from specbuild.builder.graph.passes.weights import Recipe, bind_weight, rename_weight, set_recipe
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP
-from specbuild.runtime.engine_dir.drafters import own_name
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP, DraftGeometry, own_name
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 DRAFT_PREFIX = "draft."
 _DRAFT_ROPE = "draft_rope_"

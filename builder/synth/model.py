@@ -18,7 +18,8 @@ from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_HEADS = 4

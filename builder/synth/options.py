@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.runtime.engine_dir.drafters.registry import MODEL_NAMES
+
+if TYPE_CHECKING:
+    DraftKindName: TypeAlias = str
+else:
+    DraftKindName = Literal[MODEL_NAMES]
 
 DEFAULT_ACCEPTANCE = 0.7
+DEFAULT_DRAFT_KIND = MODEL_NAMES[0]
 _CACHE = "Attention and cache (an engine's)"
 _PROMPTS = "Prompts"
 
@@ -45,9 +52,9 @@ class SynthOptions(OptionGroup):
         ),
     ] = None
     draft_kind: Annotated[
-        Literal["eagle3", "p-eagle", "dflash", "mtp"],
+        DraftKindName,
         Described("Kind of the draft: eagle3, p-eagle, dflash, or mtp (needs --engine).", "KIND"),
-    ] = "eagle3"
+    ] = DEFAULT_DRAFT_KIND
     seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[
         int | None,

@@ -12,7 +12,7 @@ import math
 import torch
 
 from specbuild.builder.families.parts.rope import inverse_frequencies
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, Eagle3Geometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 # What the nearest other row's score lacks: e^32 of them would weigh as much as the row itself.
@@ -23,7 +23,7 @@ _LEAST_GAP = 0.02
 _DISTANCES = 8192  # at once
 
 
-def self_amplitudes(d: Eagle3Geometry | DFlashGeometry, positions: int) -> torch.Tensor:
+def self_amplitudes(d: DraftGeometry, positions: int) -> torch.Tensor:
     """Lengths a_j of the pairs, fp64 [D / 2], zero for slow frequencies.
 
     Every distance up to ``positions`` − 1 scores at least MARGIN less than distance 0. Raises

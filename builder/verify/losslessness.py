@@ -19,7 +19,6 @@ from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import shape_of
 from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -155,9 +154,7 @@ def _ways(engine: Engine) -> dict[str, DraftSetting]:
     if isinstance(executor, DeviceExecutor):
         able = ProgramTable(executor.plan).shapes()
         ways = {name: way for name, way in ways.items() if _shape(way, several=several) in able}
-        drafters = engine.manifest.drafters
-        offering = [d.kind for d in drafters if isinstance(d, SuffixDrafter)]
-        ways |= {name: DraftSetting(drafter=name) for name in offering}
+        ways |= {d.kind: DraftSetting(drafter=d.kind) for d in engine.manifest.host_drafters}
     return ways
 
 

@@ -7,13 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specbuild.builder.checkpoint.source import read_config
 from specbuild.builder.families.checkpoints import OWN_DRAFT, is_own_draft, read_draft, read_target
-from specbuild.builder.families.dflash.reference import load_reference_dflash
-from specbuild.builder.families.eagle3.reference import ReferenceDraft, load_reference_draft
-from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
-from specbuild.builder.families.registry import target_family
+from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
 from specbuild.builder.verify.engine_probe import EngineProbe
@@ -30,13 +26,7 @@ from specbuild.builder.verify.stages import (
 )
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
-from specbuild.runtime.engine_dir.geometry import (
-    DFlashGeometry,
-    DraftGeometry,
-    Eagle3Geometry,
-    MtpGeometry,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import SpecbuildError
 
@@ -62,7 +52,8 @@ def verify_engine(
     built = None if model_record is None else model_record.geometry
     if draft is not None and built is None:
         raise SpecbuildError(f"{engine}: has no draft to compare with {draft}; leave it out")
-    own = isinstance(built, MtpGeometry)
+    family = None if built is None else draft_family(built.architecture)
+    own = family is not None and family.in_target
     if own and draft is not None and not is_own_draft(draft):
         raise SpecbuildError(
             f"{engine}: its draft is an MTP layer of the model, not {draft}; leave --draft out"
@@ -72,13 +63,9 @@ def verify_engine(
     target = ReferenceTarget(model)
     _check_same_model(engine, manifest, model, target)
     reference_draft: PathDraft | BlockDraft | None = None
-    if own:
-        reference_draft = load_reference_mtp(model, target.model, read_config(model))
-    elif draft is not None and isinstance(built, DFlashGeometry):
-        reference_draft = _load_block_draft(draft, target, built, engine)
-    elif draft is not None:
-        assert built is not None
-        reference_draft = _load_draft(draft, target, built, engine)
+    draft_path = model if own else draft
+    if family is not None and draft_path is not None:
+        reference_draft = family.reference(draft_path, target.model, built, engine)
     rows = StageCheck(probe, reference_draft)
     progress.start("stages", len(TEXTS), "samples")
     for seed, text_like in enumerate(TEXTS):
@@ -188,45 +175,3 @@ def _check_same_model(
 
 def _sizes(g: TargetGeometry) -> tuple[str, int, int, int, int]:
     return g.model_type, g.layers, g.hidden, g.vocab, 0 if g.moe is None else g.moe.experts
-
-
-def _load_block_draft(
-    path: Path, target: ReferenceTarget, built: DFlashGeometry, engine: Path
-) -> BlockDraft:
-    model = target.model.model
-    draft = load_reference_dflash(
-        path,
-        read_config(path),
-        embedding=model.embed_tokens.weight,
-        head=target.model.lm_head.weight,
-    )
-    if (draft.layers, draft.block_size) != (built.layers, built.block_size):
-        raise SpecbuildError(
-            f"{engine}: its draft has {built.layers} layers and blocks of {built.block_size}, but "
-            f"{path} has {draft.layers} and {draft.block_size}; give the draft it was built from"
-        )
-    # A window chosen when building bounds the engine's draft, not the checkpoint's.
-    draft.window = built.sliding_window or None
-    return draft
-
-
-def _load_draft(
-    path: Path, target: ReferenceTarget, built: DraftGeometry, engine: Path
-) -> ReferenceDraft:
-    model = target.model
-    draft = load_reference_draft(
-        path, embedding=model.model.embed_tokens.weight, head=model.lm_head.weight
-    )
-    fused = (len(built.aux_layers) * model.config.hidden_size, built.hidden)
-    given = tuple(reversed(draft.weights["fc.weight"].shape))
-    if fused != given or built.vocab != len(draft.head):
-        raise SpecbuildError(
-            f"{engine}: its draft fuses {fused[0]} values into {fused[1]} and knows "
-            f"{built.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
-            f"{len(draft.head)}; give the draft it was built from"
-        )
-    # A window chosen when building bounds the engine's draft, not the checkpoint's.
-    draft.window = built.sliding_window or None
-    if isinstance(built, Eagle3Geometry):
-        draft.flags["norm_output"] = built.norm_output
-    return draft

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from specbuild.builder.option_group import HostDrafterName
 from specbuild.builder.options import (
     BuildOptions,
     DraftOptions,
@@ -17,7 +18,7 @@ from specbuild.builder.options import (
     SpecPvOptions,
 )
 from specbuild.builder.suffix_options import SuffixOptions
-from specbuild.builder.synth.options import DEFAULT_ACCEPTANCE, SynthOptions
+from specbuild.builder.synth.options import DEFAULT_ACCEPTANCE, DEFAULT_DRAFT_KIND, SynthOptions
 from specbuild.cli.options.derived import Without, takes_options
 from specbuild.cli.options.shared import Debug
 from specbuild.runtime.errors import SpecbuildError
@@ -78,7 +79,7 @@ def synth(
         typer.Option("--force", help="Replace an existing output.", rich_help_panel=_OUTPUT),
     ] = False,
     drafter: Annotated[
-        Literal["suffix"] | None,
+        HostDrafterName | None,
         typer.Option(
             "--drafter",
             metavar="NAME",
@@ -113,7 +114,7 @@ def synth(
 
     if asked.acceptance is not None and not draft:
         raise SpecbuildError(f"--acceptance {asked.acceptance} needs a draft; add --draft")
-    if asked.draft_kind != "eagle3" and not draft:
+    if asked.draft_kind != DEFAULT_DRAFT_KIND and not draft:
         raise SpecbuildError(f"--draft-kind {asked.draft_kind} needs a draft; add --draft")
     if draft and asked.acceptance is None:
         asked = replace(asked, acceptance=DEFAULT_ACCEPTANCE)

@@ -18,14 +18,12 @@ from specbuild.cli.model.reference import (
 )
 from specbuild.cli.model.reference import model_reference as model_reference  # noqa: PLC0414
 from specbuild.cli.terminal.console import size_text
+from specbuild.runtime.engine_dir.drafters.registry import HOST_NAMES, TARGET_LAYERS
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
     from specbuild.builder.build import BuildReport
     from specbuild.builder.progress import Progress
-
-_SUFFIX_DRAFTER = "suffix"
-_OWN_DRAFT = "mtp"
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def engine_for(
             )
         return NamedEngine(reference.path, reference.title)
     stated.pop("revision", None)
-    if drafter == _SUFFIX_DRAFTER:
+    if drafter in HOST_NAMES:
         stated["drafter"] = drafter
     with ProgressBar() as progress:
         path = local_checkpoint(reference, options.revision, progress)
@@ -107,7 +105,7 @@ def build_checked(
 
 
 def _draft_path(draft: str, progress: Progress) -> str:
-    if draft == _OWN_DRAFT and not Path(draft).exists():
+    if draft in TARGET_LAYERS and not Path(draft).exists():
         return draft
     reference = model_reference(draft)
     if isinstance(reference, EngineReference):

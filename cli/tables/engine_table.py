@@ -14,17 +14,13 @@ from specbuild.cli.tables.dsa_text import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry, HostRecord
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     MoeFeedForward,
 )
 from specbuild.runtime.engine_dir.geometry import (
-    DFlashGeometry,
-    DraftGeometry,
-    Eagle3Geometry,
-    PEagleGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
@@ -64,7 +60,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
         engine_table(manifest),
         target_table(manifest.target),
         *[draft_table(model.geometry) for model in manifest.models],
-        *[suffix_table(d) for d in manifest.drafters if isinstance(d, SuffixDrafter)],
+        *map(host_drafter_table, manifest.host_drafters),
         parts_table(manifest),
         *([roles_table(manifest)] if manifest.roles else []),
         memory_table(memory),
@@ -183,15 +179,8 @@ def _range(values: list[int]) -> str:
 def draft_table(draft: DraftGeometry) -> Table:
     """Return layers, heads and vocabulary of a draft."""
     table = fact_table(f"draft: {draft.architecture}")
-    if isinstance(draft, PEagleGeometry):
-        table.add_row("kind", f"P-EAGLE, one pass; mask token {draft.mask_token}")
-    if isinstance(draft, DFlashGeometry):
-        kind = "JetSpec, causal" if draft.causal else "DFlash, non-causal"
-        table.add_row("kind", f"{kind}; blocks of {draft.block_size}, mask {draft.mask_token}")
-    if isinstance(draft, Eagle3Geometry | DFlashGeometry):
-        table.add_row("layers, hidden, inner", f"{draft.layers}, {draft.hidden}, {draft.inner}")
-    else:
-        table.add_row("kind", "MTP layer of the model")
+    for label, text in draft.facts():
+        table.add_row(label, text)
     table.add_row("vocabulary", f"{draft.vocab} ({draft.d2t_form})")
     table.add_row("weights", draft.dtype or "unknown")
     table.add_row("attention", _draft_attention(draft))
@@ -206,13 +195,11 @@ def _draft_attention(draft: DraftGeometry) -> str:
     return f"{draft.q_heads} query and {draft.kv_heads} KV heads of {draft.head_dim}"
 
 
-def suffix_table(suffix: SuffixDrafter) -> Table:
-    """Return the parameters of suffix decoding."""
-    table = fact_table("drafter: suffix")
-    table.add_row("matches", f"fewer than {suffix.cache_max_depth} tokens")
-    least = f"with an acceptance probability of at least {suffix.min_token_prob:g}"
-    table.add_row("proposes", f"up to {suffix.max_tokens} tokens, {least}")
-    table.add_row("stores", f"{suffix.cached_tokens} tokens of earlier requests")
+def host_drafter_table(drafter: HostRecord) -> Table:
+    """Return the settings of a drafter that proposes on the host."""
+    table = fact_table(f"drafter: {drafter.kind}")
+    for label, text in drafter.facts():
+        table.add_row(label, text)
     return table
 
 

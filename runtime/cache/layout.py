@@ -8,8 +8,9 @@ from functools import cached_property
 from itertools import groupby
 
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import FP8_DTYPE, INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import EngineFileError

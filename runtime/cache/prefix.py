@@ -27,7 +27,7 @@ from specbuild.runtime.cache.prefix_tree import (
 from specbuild.runtime.cache.resume_points import ResumePoint, ResumePoints
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.cache_groups import allocators
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import CacheGroup
 from specbuild.runtime.errors import SpecbuildError
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache
@@ -19,7 +19,6 @@ from specbuild.runtime.draft.choice import PolicyByKind, asked_for
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
-from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request
@@ -105,9 +104,9 @@ class Decoder(ABC):
         return None
 
     @property
-    def suffix_statistics(self) -> SuffixStatistics | None:
-        """Counters of suffix decoding; None if it was never used."""
-        return None
+    def host_statistics(self) -> Mapping[str, Any]:
+        """Return the counters of the host drafters in use, by kind."""
+        return {}
 
     def _max_step_tokens(self, policy: DraftPolicy) -> int | None:
         """Most tokens a step emits per sequence; None if all pages are reserved at admission."""

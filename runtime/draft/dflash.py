@@ -12,7 +12,7 @@ from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
 from specbuild.runtime.draft.tree import DraftTrees, pack_bits
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 
@@ -65,7 +65,7 @@ class DFlashDrafter(OnePassDrafter):
     def _block(self, sequences: Sequence[SequenceState], depth: int) -> np.ndarray:
         """Logits [B·depth, V] of the first ``depth`` mask rows of each sequence's block."""
         d, batch = self._geometry, len(sequences)
-        rows = depth + 1 if d.causal else d.block_size
+        rows = d.block_rows(depth)
         first = [self._draft_length(s) for s in sequences]
         for sequence in sequences:
             self._append(sequence, rows)

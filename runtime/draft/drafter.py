@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import SlotCounter
+from specbuild.runtime.draft.offer import Offers
 from specbuild.runtime.draft.tree import DraftTrees
-from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters.record import DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.request import SequenceState
@@ -80,6 +81,15 @@ class CachingDrafter(Drafter, Protocol):
         ...
 
 
+class HostDrafter(Drafter, Offers, Protocol):
+    """A drafter that proposes on the host, without a model. It outlives a generation."""
+
+    @property
+    def statistics(self) -> Any:
+        """An object whose fields :class:`HostMetric` names."""
+        ...
+
+
 @dataclass(frozen=True)
 class DrafterParts:
     """What the drafter of an engine is made of; ``record`` is what the manifest says of it."""
@@ -104,3 +114,34 @@ class DrafterKind:
     def name(self) -> str:
         """What ``--drafter`` and the manifest call it."""
         return self.capabilities.name
+
+
+@dataclass(frozen=True)
+class HostMetric:
+    """A Prometheus metric that reads ``field`` of a host drafter's statistics.
+
+    It is a counter, or a gauge where ``is_gauge``; ``description`` is its help text.
+    """
+
+    name: str
+    field: str
+    description: str
+    is_gauge: bool = False
+
+
+@dataclass(frozen=True)
+class HostDrafterKind:
+    """As :class:`DrafterKind`, of drafters whose record is all that they are made of."""
+
+    capabilities: DrafterCapabilities
+    open: Callable[[Any], HostDrafter]
+    metrics: tuple[HostMetric, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What ``--drafter`` and the manifest call it."""
+        return self.capabilities.name
+
+    def make(self, parts: DrafterParts) -> HostDrafter:
+        """The drafter of ``parts.record``."""
+        return self.open(parts.record)

@@ -12,7 +12,7 @@ from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, Dr
 from specbuild.runtime.draft.static_levels import grow
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import SequenceState
 
@@ -67,7 +67,7 @@ class Eagle3Drafter:
         capabilities: DrafterCapabilities = _CAPABILITIES,
     ) -> None:
         record = parts.record
-        assert not isinstance(record, SuffixDrafter)
+        assert isinstance(record, ModelRecord)
         self.capabilities = capabilities
         self.cache_groups = (record.cache_group,)
         self._executor = parts.executor

@@ -13,7 +13,7 @@ from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
 from specbuild.runtime.draft.tree import DraftTrees
-from specbuild.runtime.engine_dir.geometry import PEagleGeometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 

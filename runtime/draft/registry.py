@@ -6,28 +6,36 @@ Which of them a run takes is a name: that of a kind, ``auto`` or ``none``.
 from __future__ import annotations
 
 from specbuild.runtime.draft.dflash import DFLASH
-from specbuild.runtime.draft.drafter import DrafterKind
+from specbuild.runtime.draft.drafter import DrafterKind, HostDrafter, HostDrafterKind
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.mtp import MTP
 from specbuild.runtime.draft.p_eagle import P_EAGLE
 from specbuild.runtime.draft.suffix import SUFFIX
-from specbuild.runtime.engine_dir.drafters import Drafter, ModelDrafter, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, HostRecord, ModelRecord
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError
 
-KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP, SUFFIX)}
+MODEL_KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
+HOST_KINDS: dict[str, HostDrafterKind] = {kind.name: kind for kind in (SUFFIX,)}
 # What a run may ask for beside a kind: whatever pays, or no draft.
 AUTO = "auto"
 NONE = "none"
-NAMES = (AUTO, *KINDS, NONE)
+NAMES = (AUTO, *MODEL_KINDS, *HOST_KINDS, NONE)
 
 
-def kind_of(record: Drafter) -> DrafterKind:
+def kind_of(record: DrafterRecord) -> DrafterKind | HostDrafterKind:
     """The kind of an engine's drafter."""
-    return KINDS[record.kind]
+    if isinstance(record, HostRecord):
+        return HOST_KINDS[record.kind]
+    return MODEL_KINDS[record.kind]
 
 
-def drafter_named(manifest: Manifest, name: str) -> Drafter | None:
+def open_host_drafter(record: HostRecord) -> HostDrafter:
+    """A drafter that proposes on the host, of an engine's record."""
+    return HOST_KINDS[record.kind].open(record)
+
+
+def drafter_named(manifest: Manifest, name: str) -> DrafterRecord | None:
     """The engine's drafter of this name; its first one for ``auto``, None where it has none.
 
     RequestError where the engine was built without a drafter of this name.
@@ -43,12 +51,12 @@ def drafter_named(manifest: Manifest, name: str) -> Drafter | None:
     return found
 
 
-def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelDrafter, ...], SuffixDrafter | None]:
-    """What proposes under this name: draft models, and what offers tokens before each step.
+def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelRecord, ...], HostRecord | None]:
+    """What proposes under this name: draft models, and the drafter that proposes on the host.
 
     Under ``auto`` all of the engine's, else the one of the name alone.
     """
     asked = drafter_named(manifest, name)
     named = manifest.drafters if name == AUTO else ([] if asked is None else [asked])
-    models = tuple(d for d in named if not isinstance(d, SuffixDrafter))
-    return models, next((d for d in named if isinstance(d, SuffixDrafter)), None)
+    models = tuple(d for d in named if isinstance(d, ModelRecord))
+    return models, next((d for d in named if isinstance(d, HostRecord)), None)

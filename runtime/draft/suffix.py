@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from specbuild.runtime.draft.confidence import Confidence
-from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
+from specbuild.runtime.draft.drafter import DrafterCapabilities, HostDrafterKind, HostMetric
 from specbuild.runtime.draft.offer import Offer
 from specbuild.runtime.draft.suffix_cache import SuffixCache, SuffixStatistics
 from specbuild.runtime.draft.suffix_tree import (
@@ -24,7 +24,7 @@ from specbuild.runtime.draft.suffix_tree import (
     continuation,
 )
 from specbuild.runtime.draft.tree import DraftTrees
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter as SuffixRecord
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 
@@ -151,9 +151,32 @@ class SuffixDrafter:
         self._confidence.learn(found.shares, found.matched, right)
 
 
-def _made(parts: DrafterParts) -> SuffixDrafter:
-    assert isinstance(parts.record, SuffixRecord)
-    return SuffixDrafter(parts.record)
-
-
-SUFFIX = DrafterKind(_CAPABILITIES, _made)
+SUFFIX = HostDrafterKind(
+    _CAPABILITIES,
+    SuffixDrafter,
+    metrics=(
+        HostMetric(
+            "specbuild:suffix_proposed_tokens", "proposed_tokens", "Tokens that were proposed."
+        ),
+        HostMetric(
+            "specbuild:suffix_accepted_tokens", "accepted_tokens", "Those that were accepted."
+        ),
+        HostMetric(
+            "specbuild:suffix_cache_proposed_tokens",
+            "cached_proposed_tokens",
+            "Tokens that texts of earlier requests proposed.",
+        ),
+        HostMetric(
+            "specbuild:suffix_cache_accepted_tokens", "cached_accepted_tokens", "Those accepted."
+        ),
+        HostMetric(
+            "specbuild:suffix_cache_evicted_tokens", "evicted_tokens", "Tokens of texts let go."
+        ),
+        HostMetric(
+            "specbuild:suffix_cache_tokens",
+            "kept_tokens",
+            "Tokens of earlier requests' texts that are kept.",
+            is_gauge=True,
+        ),
+    ),
+)

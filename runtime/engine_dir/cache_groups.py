@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import (
     FP8_DTYPE,
     INDEXER_GROUP,
@@ -16,8 +17,6 @@ from specbuild.runtime.engine_dir.manifest import (
 FULL_GROUP = "full"
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
-# The first draft model's; that of another is named after its kind.
-DRAFT_GROUP = next(iter(DRAFT_GROUPS))
 # Element types of caches, and their bytes.
 CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
 

@@ -11,12 +11,8 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.cache_groups import (
-    DRAFT_GROUP,
-    choosing_group,
-    pages_held,
-    tree_slots,
-)
+from specbuild.runtime.engine_dir.cache_groups import choosing_group, pages_held, tree_slots
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import (
     TENSOR_BYTES,
     WEIGHTS_FILE,

@@ -17,7 +17,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from specbuild.runtime.engine_dir.strict_json import VALUES, field_types, to_json
+from specbuild.runtime.engine_dir.strict_json import VALUES, field_types, open_union, to_json
 from specbuild.runtime.errors import SpecbuildError
 
 # A value, and the feature that brings it: None for one that the version has always had.
@@ -118,6 +118,8 @@ def _add_features(record: Any, found: set[str | None]) -> None:
 def _of_schema(kind: Any, seen: set[Any]) -> Iterator[str | None]:
     for argument in typing.get_args(kind):
         yield from _of_schema(argument, seen)
+    for member in (open_union(kind) or {}).values():
+        yield from _of_schema(member, seen)
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or kind in seen:
         return
     seen.add(kind)

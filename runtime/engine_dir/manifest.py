@@ -10,16 +10,18 @@ from typing import Any, Literal
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
-from specbuild.runtime.engine_dir.drafters import (
+from specbuild.runtime.engine_dir.drafters.record import (
     DRAFT_ROLES,
-    Drafter,
-    ModelDrafter,
-    SuffixDrafter,
+    DrafterRecord,
+    DraftGeometry,
+    HostRecord,
+    ModelRecord,
     aux_layers_of,
 )
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -71,7 +73,7 @@ class Limits:
     def levels_of(self, draft: DraftGeometry | None) -> int:
         """Levels of the deepest chain that a draft model makes; a block holds its root too."""
         deepest = min(self.draft_depth, self.draft_tokens)
-        return min(deepest, draft.block_size - 1) if isinstance(draft, DFlashGeometry) else deepest
+        return min(deepest, draft.block - 1) if draft is not None and draft.block else deepest
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ class Manifest:
     backend: BackendName
     device: str
     target: TargetGeometry
-    drafters: tuple[Drafter, ...]
+    drafters: tuple[DrafterRecord, ...]
     limits: Limits
     draft_default: DraftShape | None
     cache_groups: tuple[CacheGroup, ...]
@@ -299,9 +301,14 @@ class Manifest:
             raise ValueError(f"format version {self.format_version}, expected {FORMAT_VERSION}")
 
     @property
-    def models(self) -> tuple[ModelDrafter, ...]:
+    def models(self) -> tuple[ModelRecord, ...]:
         """The draft models among the drafters."""
-        return tuple(d for d in self.drafters if not isinstance(d, SuffixDrafter))
+        return tuple(d for d in self.drafters if isinstance(d, ModelRecord))
+
+    @property
+    def host_drafters(self) -> tuple[HostRecord, ...]:
+        """The drafters that propose on the host, without a model."""
+        return tuple(d for d in self.drafters if isinstance(d, HostRecord))
 
     @property
     def draft(self) -> DraftGeometry | None:
@@ -316,7 +323,7 @@ class Manifest:
     @property
     def lossy_groups(self) -> tuple[str, ...]:
         """The cache groups whose keys and values are codes; a draft's change no output."""
-        beside = (INDEXER_GROUP, *(drafter.cache_group for drafter in self.drafters))
+        beside = (INDEXER_GROUP, *DRAFT_GROUPS)
         return tuple(g.name for g in self.cache_groups if g.coded and g.name not in beside)
 
     def group(self, name: str) -> CacheGroup:

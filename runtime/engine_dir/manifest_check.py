@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.claims_check import check_claims
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.record import HostRecord, ModelRecord
 from specbuild.runtime.engine_dir.features import require_listed
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
@@ -25,7 +25,6 @@ from specbuild.runtime.errors import EngineFileError
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**31 - 1
-_MOST_MATCHED = 1024
 DECODING_ROLES = ("target", "choose")
 # What takes a tree in, whichever drafter made it.
 TREE_ROLES = ("accept", "commit")
@@ -112,8 +111,9 @@ def _check_drafters(manifest: Manifest) -> None:
     groups = {group.name for group in manifest.cache_groups}
     owner: dict[str, int] = {}
     for place, drafter in enumerate(manifest.drafters):
-        if isinstance(drafter, SuffixDrafter):
-            _check_suffix(place, drafter, manifest)
+        if isinstance(drafter, HostRecord):
+            _check_host_drafter(place, drafter, manifest.limits)
+        if not isinstance(drafter, ModelRecord):
             continue
         if drafter.cache_group not in groups:
             raise EngineFileError(
@@ -146,23 +146,13 @@ def _check_drafters(manifest: Manifest) -> None:
         raise EngineFileError(f"drafters: two of {kinds} have one cache group")
 
 
-def _check_suffix(place: int, drafter: SuffixDrafter, manifest: Manifest) -> None:
-    if not 2 <= drafter.cache_max_depth <= _MOST_MATCHED:
-        raise EngineFileError(
-            f"drafters[{place}]: cache_max_depth is {drafter.cache_max_depth}, must be 2 to "
-            f"{_MOST_MATCHED}"
-        )
-    limits = manifest.limits
-    most = min(limits.draft_depth, limits.draft_tokens)
-    if not 1 <= drafter.max_tokens <= most:
-        raise EngineFileError(
-            f"drafters[{place}]: max_tokens is {drafter.max_tokens}, the limits allow 1 to {most}"
-        )
-    if not 0 <= drafter.min_token_prob <= 1 or not 0 <= drafter.cached_tokens <= _LARGEST:
-        raise EngineFileError(
-            f"drafters[{place}]: min_token_prob is {drafter.min_token_prob} and cached_tokens "
-            f"{drafter.cached_tokens}, which are no chance and no number of tokens"
-        )
+def _check_host_drafter(place: int, drafter: HostRecord, limits: Limits) -> None:
+    problem = drafter.problem()
+    longest = min(limits.draft_depth, limits.draft_tokens)
+    if problem is None and not 1 <= drafter.max_tokens <= longest:
+        problem = f"max_tokens is {drafter.max_tokens}, the limits allow 1 to {longest}"
+    if problem is not None:
+        raise EngineFileError(f"drafters[{place}]: {problem}")
 
 
 def _check_roles(manifest: Manifest) -> None:

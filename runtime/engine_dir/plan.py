@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from specbuild.runtime.engine_dir.drafters import own_name
+from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.features import of_feature
 from specbuild.runtime.engine_dir.traffic import Traffic
 

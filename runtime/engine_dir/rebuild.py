@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from specbuild.runtime import FORMAT_VERSION
+from specbuild.runtime.engine_dir.drafters.record import ModelRecord
+from specbuild.runtime.engine_dir.drafters.registry import RECORDS
 from specbuild.runtime.engine_dir.strict_json import shown
 
 _MAX_VALUE_CHARACTERS = 100
@@ -41,8 +43,10 @@ def build_again(directory: Path, decoded: Any) -> str:
     words = ["specbuild", "build", "--model", "CHECKPOINT"]
     drafters = fields.get("drafters")
     for drafter in drafters if isinstance(drafters, list) else ():
-        if isinstance(drafter, dict) and drafter.get("kind") != "suffix":
-            words += ["--draft", "mtp" if drafter.get("kind") == "mtp" else "DRAFT"]
+        if isinstance(drafter, dict):
+            kind = drafter.get("kind")
+            record = RECORDS.get(kind, ModelRecord) if isinstance(kind, str) else ModelRecord
+            words += ["--draft", record.BUILD_ARGUMENT] if record.BUILD_ARGUMENT else []
     words += ["--output", str(directory)]
     if isinstance(backend := fields.get("backend"), str) and backend.isprintable():
         words += ["--backend", backend[:_MAX_VALUE_CHARACTERS]]

@@ -1,7 +1,8 @@
 """Frozen dataclasses from JSON and back: every field checked, unknown keys refused.
 
-A union of several dataclasses is tagged: each has a ``kind``, a Literal of one string. A field
-whose metadata have ``VALUES`` takes only the strings that are among these.
+A union of several dataclasses is tagged: each has a ``kind``, a Literal of one string. A class with
+a dictionary ``MEMBERS`` of its own is such a union too, of the dataclasses in it, by their tags. A
+field whose metadata have ``VALUES`` takes only the strings that are among these.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import re
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -158,9 +159,22 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
 
 def _tagged(kinds: list[Any], data: Any, where: str) -> Any:
     """The member of a union of dataclasses that ``data`` is of, by its ``kind``."""
+    tags = {typing.get_args(field_types(kind)["kind"])[0]: kind for kind in kinds}
+    return _member(tags, data, where)
+
+
+def open_union(kind: Any) -> Mapping[str, Any] | None:
+    """The members of a class that stands for them, by their tags; None for any other type."""
+    members: Mapping[str, Any] | None = (
+        vars(kind).get("MEMBERS") if isinstance(kind, type) else None
+    )
+    return members
+
+
+def _member(tags: Mapping[str, Any], data: Any, where: str) -> Any:
+    """The dataclass that ``data`` is tagged as."""
     if not isinstance(data, dict):
         raise _refusal(where, data, "an object")
-    tags = {typing.get_args(field_types(kind)["kind"])[0]: kind for kind in kinds}
     if "kind" not in data:
         raise SpecbuildError(f"{where}: key 'kind' is missing")
     tag = data["kind"]
@@ -186,6 +200,9 @@ def field_types(kind: Any) -> dict[str, Any]:
 
 
 def _decode_record(kind: Any, data: Any, where: str) -> Any:
+    members = open_union(kind)
+    if members is not None:
+        kind = _member(members, data, where)
     if not isinstance(data, dict):
         raise _refusal(where, data, "an object")
     fields = {field.name: field for field in dataclasses.fields(kind)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,7 +15,7 @@ from prometheus_client import (
 )
 
 from specbuild.runtime.cache.prefix import PrefixStatistics
-from specbuild.runtime.draft.suffix_cache import SuffixStatistics
+from specbuild.runtime.draft.registry import HOST_KINDS
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
 
@@ -49,18 +49,6 @@ _PREFIX_METRICS = (
     ("vllm:prefix_cache_hits", "hit_tokens", "Those that the prefix cache had."),
     ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
     ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
-)
-# Metrics of suffix decoding, what they count of its statistics, and what they are.
-_SUFFIX_METRICS = (
-    ("specbuild:suffix_proposed_tokens", "proposed_tokens", "Tokens that were proposed."),
-    ("specbuild:suffix_accepted_tokens", "accepted_tokens", "Those that were accepted."),
-    (
-        "specbuild:suffix_cache_proposed_tokens",
-        "cached_proposed_tokens",
-        "Tokens that texts of earlier requests proposed.",
-    ),
-    ("specbuild:suffix_cache_accepted_tokens", "cached_accepted_tokens", "Those accepted."),
-    ("specbuild:suffix_cache_evicted_tokens", "evicted_tokens", "Tokens of texts let go."),
 )
 # Parts of a request's time, in vLLM's words.
 _PHASES = {
@@ -153,18 +141,20 @@ class Metrics:
         )
 
     def _create_cache_metrics(self) -> None:
-        """Counters of what the prefix cache and suffix decoding keep."""
+        """Counters of the prefix cache and of drafters on the host."""
         self._prefixes = PrefixStatistics()
         self._prefix_counters = {
             metric: self._counter(metric, description) for metric, _, description in _PREFIX_METRICS
         }
-        self._suffixes = SuffixStatistics()
-        self._suffix_counters = {
-            metric: self._counter(metric, description) for metric, _, description in _SUFFIX_METRICS
+        # By the kind of a drafter that proposes on the host: its last counts, and its metrics.
+        self._host_counts: dict[str, Any] = {}
+        self._host_metrics: dict[str, Counter | Gauge] = {
+            metric.name: (self._gauge if metric.is_gauge else self._counter)(
+                metric.name, metric.description
+            )
+            for kind in HOST_KINDS.values()
+            for metric in kind.metrics
         }
-        self._suffix_tokens = self._gauge(
-            "specbuild:suffix_cache_tokens", "Tokens of earlier requests' texts that are kept."
-        )
 
     def _set_cache_info(self, manifest: Manifest) -> None:
         info = Gauge(
@@ -246,12 +236,15 @@ class Metrics:
         for metric, counted, _ in _PREFIX_METRICS:
             self._prefix_counters[metric].inc(getattr(now, counted) - getattr(before, counted))
 
-    def count_suffixes(self, now: SuffixStatistics) -> None:
-        """What suffix decoding has counted since the engine was opened."""
-        before, self._suffixes = self._suffixes, replace(now)
-        for metric, counted, _ in _SUFFIX_METRICS:
-            self._suffix_counters[metric].inc(getattr(now, counted) - getattr(before, counted))
-        self._suffix_tokens.set(now.kept_tokens)
+    def count_host_drafter(self, kind: str, now: Any) -> None:
+        """What a drafter that proposes on the host has counted since the engine was opened."""
+        before, self._host_counts[kind] = self._host_counts.get(kind), replace(now)
+        for metric in HOST_KINDS[kind].metrics:
+            exposed, value = self._host_metrics[metric.name], getattr(now, metric.field)
+            if isinstance(exposed, Gauge):
+                exposed.set(value)
+            else:
+                exposed.inc(value if before is None else value - getattr(before, metric.field))
 
     def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
         """All metrics in Prometheus' text format."""

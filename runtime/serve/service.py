@@ -249,9 +249,8 @@ class Service:
         """Prometheus' text."""
         if self.engine.prefixes is not None:
             self.metrics.count_prefixes(self.engine.prefixes.statistics)
-        suffixes = self.engine.decoder.suffix_statistics
-        if suffixes is not None:
-            self.metrics.count_suffixes(suffixes)
+        for kind, statistics in self.engine.decoder.host_statistics.items():
+            self.metrics.count_host_drafter(kind, statistics)
         return self.metrics.exposed(**asdict(self.load))
 
     def abort(self) -> None:

@@ -137,7 +137,7 @@ def test_suffix_decoding_in_a_file() -> None:
     alone = SpeculativeConfig(method="suffix", suffix_cache_max_depth=12)
     assert alone.build_options() == {"drafter": "suffix", "suffix_cache_max_depth": 12}
     assert alone.run_options() == {"drafter": "suffix"}
-    assert SpeculativeConfig(suffix_min_token_prob=0.2).wants_suffixes
+    assert SpeculativeConfig(suffix_min_token_prob=0.2).host_drafter == "suffix"
     off = SpeculativeConfig(enable_speculative_decoding=False, suffix_max_tokens=9)
     assert off.build_options() == {} and off.run_options() == {"no_spec": True}
 

@@ -61,8 +61,7 @@ def test_the_tokens_are_those_without(engines: dict[str, Path], name: str) -> No
         chains = dict(speculation=DraftShape(1, 10, 10), drafter="suffix")
         for options in (chains, dict(drafter="suffix"), dict(drafter="auto"), chains):
             assert decoded(engine, temperature, **options) == plain
-    statistics = engine.decoder.suffix_statistics
-    assert statistics is not None and statistics.kept_tokens > 0
+    assert engine.decoder.host_statistics["suffix"].kept_tokens > 0
 
 
 def test_verify_decodes_with_what_is_proposed(engines: dict[str, Path], text_target: Path) -> None:

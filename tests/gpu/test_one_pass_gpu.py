@@ -21,7 +21,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Phase
 from specbuild.cli.bench.steps import StepSweep
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.measure.byte_floor import engine_traffic

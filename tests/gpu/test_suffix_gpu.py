@@ -70,8 +70,7 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
         assert outputs(made) == plain
         steps.append(sum(record.stats.steps for record in made))
     assert steps[1] < 0.7 * sum(len(ids) for ids, _ in plain)
-    counted = engine.decoder.suffix_statistics
-    assert counted is not None and counted.cached_accepted_tokens > 0
+    assert engine.decoder.host_statistics["suffix"].cached_accepted_tokens > 0
 
 
 def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from specbuild.builder.families.registry import DRAFTS, TARGETS
+from specbuild.runtime.draft.registry import HOST_KINDS
+from specbuild.runtime.engine_dir.drafters.registry import RECORDS
+from specbuild.runtime.engine_dir.strict_json import field_types
 
 ROOT = Path(__file__).parents[2]
 FAMILIES = ROOT / "builder" / "families"
@@ -23,6 +26,40 @@ ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
 # They name kinds of vocabularies there.
 VOCABULARIES = {Path("builder/checkpoint/gguf") / f"{name}.py" for name in
                 ("pre_tokenizers", "tokenizer")}  # fmt: skip
+
+
+# The files of a kind of drafter, by the end of their names: its record, its code, its families.
+PACKAGES = ("builder", "cli", "runtime")
+OWN_FILES = {
+    kind: re.compile(
+        rf"runtime/engine_dir/drafters/{name}\.py|runtime/draft/{name}(_\w+)?\.py"
+        rf"|builder/families/{name}/.*|builder/{name}_options\.py"
+    )
+    for kind in RECORDS
+    for name in [kind.replace("-", "_")]
+}
+REGISTRIES = {
+    Path("runtime/engine_dir/drafters/registry.py"),
+    Path("runtime/draft/registry.py"),
+    Path("builder/families/registry.py"),
+}
+# Where the word is another's, and whose.
+OTHER_WORDS = {
+    Path("builder/training/config.py"): "kinds that are trained",
+    Path("builder/training/draft_kinds.py"): "kinds that are trained",
+    Path("cli/bench/modes/engines.py"): "a part of a mode, as users type it",
+    Path("runtime/engine_dir/manifest.py"): "a feature of the format",
+    Path("runtime/serve/request_fields.py"): "a field of the API",
+}
+
+
+def own_classes() -> set[str]:
+    """The names of classes that one kind of drafter alone has."""
+    records = {name for record in RECORDS.values() for name in (record.__name__,)}
+    hints = (field_types(record).get("geometry") for record in RECORDS.values())
+    geometries = {hint.__name__ for hint in hints if isinstance(hint, type)}
+    made = (kind.open for kind in HOST_KINDS.values())
+    return records | geometries | {kind.__name__ for kind in made if isinstance(kind, type)}
 
 
 def literals(file: Path) -> Iterator[tuple[int, str]]:
@@ -74,7 +111,6 @@ def test_others_import_families_through_the_registry() -> None:
     allowed = {
         "builder/synth": {"eagle3"},
         "builder/training": {"dflash", "eagle3"},
-        "builder/verify": {"dflash", "eagle3", "mtp"},
     }
     folders = {*TARGETS, *DRAFTS}
     wrong = []
@@ -90,3 +126,26 @@ def test_others_import_families_through_the_registry() -> None:
         may = allowed.get("/".join(place.parts[:2]), set())
         wrong += [f"{place}: {name}" for name in (found & folders) - may]
     assert not wrong
+
+
+def test_no_kind_of_drafter_is_named_outside_its_own_files() -> None:
+    """Neither a kind as a string, nor a class that one kind alone has: no code asks which it is."""
+    classes = own_classes()
+    assert {"DFlashGeometry", "MtpRecord", "SuffixRecord", "SuffixDrafter"} <= classes
+    wrong, used = [], set()
+    for file in sorted(f for package in PACKAGES for f in (ROOT / package).rglob("*.py")):
+        place = file.relative_to(ROOT)
+        if place in REGISTRIES:
+            continue
+        own = {kind for kind, files in OWN_FILES.items() if files.fullmatch(place.as_posix())}
+        if own:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        names = [n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id in classes]
+        kinds = [text for _, text in literals(file) if text in RECORDS]
+        if place in OTHER_WORDS and kinds:
+            used.add(place)
+            kinds = []
+        wrong += [f"{place}: {name}" for name in (*names, *kinds)]
+    assert not wrong
+    assert used == set(OTHER_WORDS)

@@ -57,21 +57,24 @@ BUILDER = {
     "yaml_file": "",
     "speculative_config": "option_group options yaml_file",
     "checkpoint": "durable",
-    "families": "checkpoint",
+    "backends/cuda/kernel_limits": "",
+    "backends/cuda/step": "graph engine",
+    "families": "checkpoint backends/cuda/kernel_limits backends/cuda/step",
     "graph": "checkpoint",
-    "engine": "durable progress options checkpoint graph",
+    "engine": "durable progress option_group options checkpoint graph",
     "op_graphs": "families graph",
     "graphs": "progress families graph engine op_graphs",
     "backends/foreign_options": "tensorrt_options options",
     "backends/unlowered_parts": "",
     "backends/backend": "options progress graph engine",
     "backends/cpu": "options progress graph engine backends/backend backends/foreign_options",
-    "backends/cuda": "durable options progress graph engine backends/backend "
-    "backends/foreign_options backends/unlowered_parts",
+    "backends/cuda": "durable options progress families graph engine backends/backend "
+    "backends/foreign_options backends/unlowered_parts backends/cuda/kernel_limits "
+    "backends/cuda/step",
     "backends/tensorrt": "durable tensorrt_options options progress",
-    "backends/tensorrt/plugins": "options progress graph engine backends/backend backends/cuda "
-    "backends/tensorrt",
-    "backends/tensorrt/standard": "options progress graph engine backends/backend "
+    "backends/tensorrt/plugins": "options progress families graph engine backends/backend "
+    "backends/cuda backends/cuda/step backends/tensorrt",
+    "backends/tensorrt/standard": "options progress families graph engine backends/backend "
     "backends/tensorrt backends/unlowered_parts",
     "backends/registry": "backends/backend backends/cpu backends/cuda backends/tensorrt/plugins "
     "backends/tensorrt/standard",

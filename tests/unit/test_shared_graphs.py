@@ -22,7 +22,8 @@ from specbuild.builder.graph.passes.metadata import clear_metadata
 from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def nodes(model: ir.Model) -> list[str]:

@@ -24,7 +24,8 @@ from specbuild.builder.graph.passes.portable import portable_bytes
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -21,6 +21,7 @@ from specbuild.builder.backends.cuda.check import (
     require_readable_keys,
 )
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
+from specbuild.builder.backends.cuda.draft_models import draft_parts
 from specbuild.builder.backends.cuda.engine import (
     CudaEngine,
     CudaModel,
@@ -31,7 +32,6 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
 from specbuild.builder.backends.cuda.sizes import SIZES
-from specbuild.builder.backends.cuda.step.draft_parts import draft_parts
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
@@ -41,7 +41,8 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def fused_model(

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from specbuild.builder.backends.cuda.kernel_limits import (
+    require_coded_experts,
+    require_heads,
+    require_mla,
+    require_tiles,
+)
 from specbuild.builder.backends.cuda.step.programs import (
     batch_buckets,
     deepest,
@@ -11,22 +17,18 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.sizes import NO_DRAFT, EnginePlan
-from specbuild.plugins_cuda.absorb_query.lowering import MOST_NOPE
+from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
-from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import (
-    ABSORBED_VALUE_WIDTHS,
-    MOST_ABSORBED,
-    MOST_ABSORBED_VALUE,
     MOST_REBUILT,
 )
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     CODED_WIDTHS,
-    MOST_GROUP,
-    WIDTHS,
 )
 from specbuild.plugins_cuda.rms_moe.choice import Choice, unknown_choice
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
@@ -34,14 +36,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     routed_part,
 )
 from specbuild.runtime.engine_dir.geometry import (
-    AttentionParts,
-    DFlashGeometry,
-    DraftGeometry,
-    Eagle3Geometry,
     IndexerGeometry,
-    MlaGeometry,
-    MtpGeometry,
-    PEagleGeometry,
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
@@ -54,7 +49,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
     widths = _require_feed_forwards(target)
     if target.indexer is not None:
         _require_indexers(target.indexer)
-    _require_tiles(
+    require_tiles(
         "model",
         rows={"vocab_size": target.vocab},
         columns={"hidden_size": target.hidden, **widths},
@@ -63,25 +58,10 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         _require_keys(target)
     else:
         _require_no_lists(target)
-        _require_mla("model", target.q_heads, target.mla)
+        require_mla("model", target.q_heads, target.mla)
     if draft is None:
         return
-    if isinstance(draft, MtpGeometry):
-        # A block of the target's kind and sizes, with its embedding and head.
-        moe = routed_part(draft.feed_forward)
-        if moe is not None:
-            _require_coded_experts("--draft-dtype", "the MTP layer", draft.dtype, moe)
-        return
-    _require_variant(draft)
-    _require_tiles(
-        "draft",
-        rows={"draft_vocab_size": draft.vocab},
-        columns={"hidden_size": draft.hidden, "intermediate_size": draft.inner},
-    )
-    if draft.mla is None:
-        _require_heads("draft", draft)
-    else:
-        _require_mla("draft", draft.q_heads, draft.mla)
+    draft_family(draft.architecture).cuda.require(target, draft)
 
 
 def _require_keys(target: TargetGeometry) -> None:
@@ -94,7 +74,7 @@ def _require_keys(target: TargetGeometry) -> None:
             f"kernels rebuild keys of up to {MOST_REBUILT}; use a lower --rank in retrofit, or "
             "build with --backend cpu or --no-mla"
         )
-    _require_heads("model", target)
+    require_heads("model", target)
 
 
 def _require_no_lists(target: TargetGeometry) -> None:
@@ -103,34 +83,6 @@ def _require_no_lists(target: TargetGeometry) -> None:
         raise SpecbuildError(
             f"the model is a {target.model_type} with indexers (DSA): CUDA kernels of absorbed "
             "queries take no lists of tokens; build with --backend cpu or --no-dsa"
-        )
-
-
-def _require_mla(model: str, heads: int, mla: MlaGeometry) -> None:
-    """SpecbuildError naming what no kernel computes of layers that were made with latents."""
-    columns = {
-        "kv_lora_rank": mla.kv_lora_rank,
-        "qk_nope_head_dim": mla.nope_dim,
-        "num_attention_heads * v_head_dim": heads * mla.v_dim,
-    }
-    if mla.q_lora_rank is not None:
-        columns["q_lora_rank"] = mla.q_lora_rank
-    _require_tiles(model, rows={"qk_rope_head_dim": mla.rope_dim}, columns=columns)
-    most = {
-        "kv_lora_rank": (mla.kv_lora_rank, MOST_ABSORBED_VALUE),
-        "kv_lora_rank + qk_rope_head_dim": (mla.entry_width, MOST_ABSORBED),
-        "qk_nope_head_dim": (mla.nope_dim, MOST_NOPE),
-    }
-    for name, (size, largest) in most.items():
-        if size > largest:
-            raise SpecbuildError(
-                f"the {model}'s {name} is {size}, CUDA kernels take up to {largest}; build with "
-                "--backend cpu"
-            )
-    if mla.v_dim not in ABSORBED_VALUE_WIDTHS:
-        raise SpecbuildError(
-            f"the {model}'s v_head_dim is {mla.v_dim}, CUDA kernels take "
-            f"{', '.join(map(str, ABSORBED_VALUE_WIDTHS))}; build with --backend cpu"
         )
 
 
@@ -151,7 +103,7 @@ def _require_feed_forwards(target: TargetGeometry) -> dict[str, int]:
 
 def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
     """SpecbuildError naming what no kernel computes of routed experts."""
-    _require_coded_experts("--weights-dtype", "the model", target.dtype, moe)
+    require_coded_experts("--weights-dtype", "the model", target.dtype, moe)
     choice = Choice(
         routed=moe.experts,
         top_k=moe.experts_per_token,
@@ -168,39 +120,6 @@ def _require_experts(target: TargetGeometry, moe: MoeFeedForward) -> None:
         raise SpecbuildError(
             f"the model routes rows of {target.hidden} values to experts, CUDA kernels take up to "
             f"{MOST_HIDDEN}; build with --backend cpu"
-        )
-
-
-def _require_coded_experts(option: str, what: str, dtype: str | None, moe: MoeFeedForward) -> None:
-    """SpecbuildError where an option wants experts in a form that no kernel decodes."""
-    if dtype == "fp8" and moe.storage != "mxfp4":
-        raise SpecbuildError(
-            f"{option} fp8: {what} has experts, which CUDA kernels take in bf16 or mxfp4; leave it "
-            f"out, or build with {option} mxfp4"
-        )
-
-
-def _require_head_norms(attention: AttentionParts) -> None:
-    """SpecbuildError for norms of a draft's queries and keys that no kernel computes."""
-    if attention.qk_norm == "all_heads":
-        raise SpecbuildError(
-            "the draft norms the queries of all heads together before they turn: CUDA kernels "
-            "norm head by head; build with --backend cpu"
-        )
-
-
-def _require_heads(model: str, g: TargetGeometry | Eagle3Geometry | DFlashGeometry) -> None:
-    """SpecbuildError naming heads that no kernel attends with."""
-    _require_tiles(
-        model,
-        rows={"head_dim": g.head_dim},
-        columns={"num_attention_heads * head_dim": g.q_heads * g.head_dim},
-    )
-    if g.head_dim not in WIDTHS or g.q_heads // g.kv_heads > MOST_GROUP:
-        raise SpecbuildError(
-            f"the {model} has {g.q_heads} query and {g.kv_heads} KV heads of {g.head_dim}, CUDA "
-            f"kernels take heads of {', '.join(map(str, WIDTHS))} and up to {MOST_GROUP} query "
-            "heads per KV head; build with --backend cpu"
         )
 
 
@@ -252,10 +171,10 @@ def require_one_view(plan: EnginePlan) -> None:
             f"--draft is given {len(plan.model_shapes)} times: CUDA engines with {mode} hold one "
             "draft model; leave the others out, or build with --backend cpu"
         )
-    if plan.suffix is not None and mode is not None:
+    if plan.host_drafter is not None and mode is not None:
         raise SpecbuildError(
-            f"--drafter suffix: CUDA engines with {mode} have no steps that verify what the host "
-            "proposes; leave one of both out, or build with --backend cpu"
+            f"--drafter {plan.host_drafter.kind}: CUDA engines with {mode} have no steps that "
+            "verify what the host proposes; leave one of both out, or build with --backend cpu"
         )
 
 
@@ -275,23 +194,3 @@ def batch_warnings(plan: EnginePlan) -> tuple[str, ...]:
         f"{limits.max_batch_size} sequences can draft together, since a launch verifies "
         f"{MAX_DECODE_ROWS} rows; a smaller draft lets more of them",
     )
-
-
-def _require_variant(draft: Eagle3Geometry | DFlashGeometry) -> None:
-    of_one_pass = isinstance(draft, PEagleGeometry | DFlashGeometry)
-    if draft.layers > 1 and not of_one_pass:
-        raise SpecbuildError(
-            f"the draft has {draft.layers} layers, which is built for the CPU only; build with "
-            "--backend cpu or without --draft"
-        )
-    _require_head_norms(draft.attention)
-
-
-def _require_tiles(model: str, *, rows: dict[str, int], columns: dict[str, int]) -> None:
-    for sizes, tile in ((rows, TILE_ROWS), (columns, BLOCK)):
-        for name, size in sizes.items():
-            if size % tile:
-                raise SpecbuildError(
-                    f"the {model}'s {name} is {size}, CUDA kernels need a multiple of {tile}; "
-                    "build with --backend cpu"
-                )

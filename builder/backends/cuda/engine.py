@@ -247,7 +247,7 @@ def _parts(
         sparse=plan.dsa is not None,
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
         adjusts=plan.adjusted_steps,
-        offered=0 if plan.suffix is None else plan.suffix.max_tokens,
+        offered=0 if plan.host_drafter is None else plan.host_drafter.max_tokens,
     )
     return EngineParts(
         graphs,
@@ -310,8 +310,9 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
 def _offered(
     parts: EngineParts, plan: EnginePlan, lower: Lower
 ) -> list[tuple[ProgramEntry, LoweredProgram]]:
-    """The steps that verify the host's chains; none in an engine without suffix decoding."""
-    lengths = () if plan.suffix is None else offered_lengths(plan.suffix.max_tokens)
+    """The steps that verify the host's chains; none without a drafter on the host."""
+    drafter = plan.host_drafter
+    lengths = () if drafter is None else offered_lengths(drafter.max_tokens)
     kinds: tuple[KeptLogits, ...] = ("none", "all")
     return [
         _step(parts, StepForm(batch, shape, logits, offered=True), lower)

@@ -37,7 +37,8 @@ from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_table
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.plugins_cuda.linear.storage import BF16, storage_named
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, DRAFT_MODEL_ROLES, own_name
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_MODEL_ROLES, own_name
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 
 
 def _everywhere(rule: Callable[[ir.Graph, ir.Node], bool]) -> Callable[[ir.Model], int]:

@@ -16,8 +16,8 @@ from specbuild.builder.families.dflash.config import (
     read_dflash_config,
 )
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
-from specbuild.runtime.engine_dir.drafters import DFlashDrafter
-from specbuild.runtime.engine_dir.geometry import AttentionParts, DFlashGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry, DFlashRecord
+from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
@@ -52,7 +52,7 @@ def read_dflash(
         geometry,
         tensors,
         config.warnings + _rope_note(top, geometry, target),
-        record=DFlashDrafter,
+        record=DFlashRecord,
     )
 
 

@@ -12,7 +12,8 @@ from specbuild.builder.families.parts.graph_io import GroupView, Launch, LayerPo
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.rope import rotate
 from specbuild.plugins_cuda.torch_ops import torch_op
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class DFlashAttention(nn.Module):

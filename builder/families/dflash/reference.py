@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from specbuild.builder.checkpoint.source import read_config
 from specbuild.builder.families.parts.path_draft import BlockDraft
 from specbuild.builder.families.parts.reference_rope import rotary_frequencies
 from specbuild.builder.families.parts.stored_weights import stored_weights
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -92,11 +94,22 @@ class ReferenceDFlash(BlockDraft):
         return x * scale * self.weights[f"{name}.weight"]
 
 
-def load_reference_dflash(
-    path: Path, config: dict[str, Any], *, embedding: torch.Tensor, head: torch.Tensor
-) -> ReferenceDFlash:
-    """The checkpoint at ``path`` with this ``config.json``; SpecbuildError where it is none."""
+def read_reference(path: Path, target: Any, built: DFlashGeometry, engine: Path) -> ReferenceDFlash:
+    """See :class:`ReferenceReader`."""
     try:
-        return ReferenceDFlash(config, stored_weights(path, None), embedding=embedding, head=head)
+        draft = ReferenceDFlash(
+            read_config(path),
+            stored_weights(path, None),
+            embedding=target.model.embed_tokens.weight,
+            head=target.lm_head.weight,
+        )
     except KeyError as error:
         raise SpecbuildError(f"{path}: the draft lacks {error}; give a DFlash draft") from error
+    if (draft.layers, draft.block_size) != (built.layers, built.block_size):
+        raise SpecbuildError(
+            f"{engine}: its draft has {built.layers} layers and blocks of {built.block_size}, but "
+            f"{path} has {draft.layers} and {draft.block_size}; give the draft it was built from"
+        )
+    # A window chosen when building bounds the engine's draft, not the checkpoint's.
+    draft.window = built.sliding_window or None
+    return draft

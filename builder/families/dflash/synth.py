@@ -37,8 +37,8 @@ from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.drafters import DFlashDrafter
-from specbuild.runtime.engine_dir.geometry import AttentionParts, DFlashGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry, DFlashRecord
+from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
 # Rows of a block: each but the first has a KV head. The published drafts have eight layers.
 BLOCK, LAYERS = 8, 8
@@ -109,7 +109,7 @@ def draft_config(d: DFlashGeometry, target: TargetGeometry) -> dict[str, Any]:
 
 def draft_checkpoint(d: DFlashGeometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
     """What the reader would give of these tensors."""
-    return DraftCheckpoint(d, tensors, (), DFlashDrafter)
+    return DraftCheckpoint(d, tensors, (), DFlashRecord)
 
 
 def block_places(noise: Noise, d: DFlashGeometry, rules: DraftRules) -> Places:

@@ -22,8 +22,8 @@ from specbuild.builder.families.eagle3.tensors import (
 )
 from specbuild.builder.families.eagle3.vocabulary_map import read_offsets
 from specbuild.builder.families.parts.mla_config import read_mla
-from specbuild.runtime.engine_dir.drafters import Eagle3Drafter
-from specbuild.runtime.engine_dir.geometry import AttentionParts, Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry, Eagle3Record
+from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 10000.0
@@ -63,7 +63,7 @@ def read_tensors(
     geometry, warnings = _read_vocabulary_map(path, geometry, tensors, target)
     warnings = config.warnings + _layers_note(config.decoder, geometry) + warnings
     warnings += _rope_warning(config.top, geometry, target)
-    return DraftCheckpoint(geometry, tensors_for_engine(tensors, geometry), warnings, Eagle3Drafter)
+    return DraftCheckpoint(geometry, tensors_for_engine(tensors, geometry), warnings, Eagle3Record)
 
 
 def _layers_note(decoder: Config, g: Eagle3Geometry) -> tuple[str, ...]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from specbuild.builder.families.eagle3.checkpoint import read_eagle3
 from specbuild.builder.families.eagle3.config import ARCHITECTURES
+from specbuild.builder.families.eagle3.cuda import EAGLE3_CUDA
 from specbuild.builder.families.eagle3.hints import draft_hints
 from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
+from specbuild.builder.families.eagle3.reference import read_reference
 from specbuild.builder.families.eagle3.synth import EAGLE3_SYNTH
 from specbuild.builder.families.family import DraftFamily
 
@@ -16,5 +18,7 @@ EAGLE3 = DraftFamily(
     hints=draft_hints,
     fuse=DraftFuse,
     draft=Eagle3,
+    reference=read_reference,
     synth=EAGLE3_SYNTH,
+    cuda=EAGLE3_CUDA,
 )

@@ -13,7 +13,8 @@ from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Lau
 from specbuild.builder.families.parts.llama import LlamaNorm, SwigluMlp
 from specbuild.builder.families.parts.mla import EngineMlaAttention
 from specbuild.builder.families.parts.rope import rotate
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class DraftAttention(nn.Module):

@@ -16,6 +16,7 @@ from specbuild.builder.checkpoint.source import read_json
 from specbuild.builder.families.eagle3.reference_mla import ReferenceMla
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.builder.families.parts.reference_rope import rotary_frequencies
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.errors import SpecbuildError
 
 FLAGS = ("norm_before_residual", "norm_output")
@@ -175,4 +176,23 @@ def load_reference_draft(
         raise SpecbuildError(
             f"{path}: no fc.weight, so no EAGLE3 draft; give the draft's directory"
         )
+    return draft
+
+
+def read_reference(path: Path, target: Any, built: Eagle3Geometry, engine: Path) -> ReferenceDraft:
+    """See :class:`ReferenceReader`."""
+    draft = load_reference_draft(
+        path, embedding=target.model.embed_tokens.weight, head=target.lm_head.weight
+    )
+    fused = (len(built.aux_layers) * target.config.hidden_size, built.hidden)
+    given = tuple(reversed(draft.weights["fc.weight"].shape))
+    if fused != given or built.vocab != len(draft.head):
+        raise SpecbuildError(
+            f"{engine}: its draft fuses {fused[0]} values into {fused[1]} and knows "
+            f"{built.vocab} tokens, but {path} fuses {given[0]} into {given[1]} and knows "
+            f"{len(draft.head)}; give the draft it was built from"
+        )
+    # A window chosen when building bounds the engine's draft, not the checkpoint's.
+    draft.window = built.sliding_window or None
+    draft.flags["norm_output"] = built.norm_output
     return draft

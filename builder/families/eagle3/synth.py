@@ -12,8 +12,8 @@ from specbuild.builder.families.eagle3.synth_weights import DraftWriter
 from specbuild.builder.families.family import DraftSizes, SynthDraft
 from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.draft_heads import draft_heads
-from specbuild.runtime.engine_dir.drafters import Eagle3Drafter
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry, Eagle3Record
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 def draft_geometry(target: TargetGeometry, sizes: DraftSizes) -> Eagle3Geometry:
@@ -78,7 +78,7 @@ def draft_config(d: Eagle3Geometry, target: TargetGeometry) -> dict[str, Any]:
 def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> DraftCheckpoint:
     """What the reader would give of these tensors."""
     held = {name: tensor for name, tensor in tensors.items() if name != "t2d"}
-    return DraftCheckpoint(d, held, (), Eagle3Drafter)
+    return DraftCheckpoint(d, held, (), Eagle3Record)
 
 
 EAGLE3_SYNTH = SynthDraft(

@@ -25,7 +25,8 @@ from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 _CONSTANT_POWER = 4.0  # of the constant part of g, against what says the token
 _FUSED_NOISE = 0.1  # rms of what fc adds to it, against the rms of g

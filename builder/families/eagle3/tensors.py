@@ -11,8 +11,9 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor
 from specbuild.builder.families.parts.mla_layer import MlaLayer
 from specbuild.builder.families.parts.mla_tensors import layer_for_engine, layer_shapes
 from specbuild.builder.families.parts.tensor_shapes import Shapes, prefixed, swiglu_shapes
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Swiglu
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, MlaGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MlaGeometry, TargetGeometry
 
 LAYER = "midlayer."
 LAYER_ALIAS = "layers.0."

@@ -20,8 +20,9 @@ from specbuild.builder.families.parts.tensor_shapes import (
     grouped_attention_shapes,
     prefixed,
 )
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.feed_forward import routed_part
-from specbuild.runtime.engine_dir.geometry import MlaGeometry, MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import MlaGeometry, TargetGeometry
 
 
 def block_parts(

@@ -23,8 +23,8 @@ from specbuild.builder.families.mtp.naming import (
     embedding_first,
 )
 from specbuild.builder.families.parts.tensor_shapes import Shapes
-from specbuild.runtime.engine_dir.drafters import MtpDrafter
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry, MtpRecord
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 # The layer's copies of what it shares with the model, and their names there.
@@ -100,7 +100,7 @@ def mtp_checkpoint(
     d: MtpGeometry, tensors: Tensors, warnings: tuple[str, ...] = ()
 ) -> DraftCheckpoint:
     """What a reader gives of these tensors, which have the names of :func:`mtp_shapes`."""
-    return DraftCheckpoint(d, block_for_engine(d, tensors), warnings, MtpDrafter)
+    return DraftCheckpoint(d, block_for_engine(d, tensors), warnings, MtpRecord)
 
 
 def mtp_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:

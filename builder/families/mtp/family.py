@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from specbuild.builder.families.family import DraftFamily
 from specbuild.builder.families.mtp.checkpoint import read_mtp
+from specbuild.builder.families.mtp.cuda import MTP_CUDA
 from specbuild.builder.families.mtp.model import FinalNorm, Mtp
 from specbuild.builder.families.mtp.naming import DEEPSEEK, NAMINGS
+from specbuild.builder.families.mtp.reference import read_reference
 from specbuild.builder.families.mtp.synth import MTP_SYNTH
 
 MTP = DraftFamily(
@@ -15,5 +17,8 @@ MTP = DraftFamily(
     hints=lambda _: [],
     fuse=FinalNorm,
     draft=Mtp,
+    reference=read_reference,
     synth=MTP_SYNTH,
+    cuda=MTP_CUDA,
+    in_target=True,
 )

@@ -16,7 +16,8 @@ from specbuild.builder.families.mtp.block import block_parts
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.llama import LlamaNorm
 from specbuild.builder.families.parts.target import Block
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class _Norm(nn.Module):

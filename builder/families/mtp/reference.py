@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from specbuild.builder.checkpoint.source import read_config
 from specbuild.builder.families.mtp.naming import (
     DEEPSEEK,
     NAMINGS,
@@ -15,6 +16,7 @@ from specbuild.builder.families.mtp.naming import (
 )
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
 from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -78,6 +80,16 @@ def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> Refere
     if naming.hidden_first:
         weights[PROJECTION] = embedding_first(weights[PROJECTION])
     return ReferenceMtp(model, weights)
+
+
+def read_reference(
+    path: Path,
+    target: Any,
+    built: MtpGeometry,  # noqa: ARG001 - it follows from the target's
+    engine: Path,  # noqa: ARG001
+) -> ReferenceMtp:
+    """See :class:`ReferenceReader`; ``path`` is the target's."""
+    return load_reference_mtp(path, target, read_config(path))
 
 
 def _stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

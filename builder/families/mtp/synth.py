@@ -29,7 +29,8 @@ from specbuild.builder.synth.places import READ_SHARE, Places, told_places
 from specbuild.builder.synth.streams import embedding_rms
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 _PROJECTED_NOISE = 0.1  # rms of what else eh_proj gives, against the rms of its output

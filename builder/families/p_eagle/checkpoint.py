@@ -15,8 +15,9 @@ from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, open
 from specbuild.builder.families.eagle3.checkpoint import read_tensors
 from specbuild.builder.families.eagle3.config import NormOutput, read_draft_config
 from specbuild.builder.families.p_eagle.config import ARCHITECTURES, as_eagle3, mask_token
-from specbuild.runtime.engine_dir.drafters import PEagleDrafter
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry, PEagleRecord
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 MASK_HIDDEN = "mask_hidden"
@@ -60,7 +61,7 @@ def read_p_eagle(
         draft,
         geometry=geometry,
         tensors=draft.tensors | made,
-        record=PEagleDrafter,
+        record=PEagleRecord,
     )
 
 

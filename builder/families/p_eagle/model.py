@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from specbuild.builder.families.eagle3.model import DraftFuse
-from specbuild.runtime.engine_dir.geometry import PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class PEagleFuse(DraftFuse):

@@ -34,8 +34,9 @@ from specbuild.builder.synth.places import phi, places_along, rotation, turns_of
 from specbuild.builder.synth.self_attention import self_amplitudes
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
-from specbuild.runtime.engine_dir.drafters import PEagleDrafter
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry, PEagleRecord
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 # Positions of a pass: each has a KV head. The published drafts have four layers.
 POSITIONS, LAYERS = 8, 4
@@ -73,7 +74,7 @@ def draft_checkpoint(d: Eagle3Geometry, tensors: dict[str, SourceTensor]) -> Dra
     assert isinstance(d, PEagleGeometry)
     held = {n: t for n, t in tensors.items() if n not in ("t2d", MASK_HIDDEN)}
     held |= mask_tensors(tensors[MASK_HIDDEN], tensors, d)
-    return DraftCheckpoint(d, held, (), PEagleDrafter)
+    return DraftCheckpoint(d, held, (), PEagleRecord)
 
 
 class PEagleWriter(DraftWriter):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
@@ -21,6 +22,7 @@ from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.choice import require_shape
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
+from specbuild.runtime.draft.drafter import HostDrafter
 from specbuild.runtime.draft.offer_policy import OfferPolicy, UnmeasuredOffers
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
@@ -28,11 +30,9 @@ from specbuild.runtime.draft.policy import (
     default_policy,
     undrafted,
 )
-from specbuild.runtime.draft.registry import AUTO, sources
+from specbuild.runtime.draft.registry import AUTO, open_host_drafter, sources
 from specbuild.runtime.draft.static_tree import StaticTree
-from specbuild.runtime.draft.suffix import SuffixDrafter
-from specbuild.runtime.draft.suffix_cache import SuffixStatistics
-from specbuild.runtime.engine_dir.drafters import ModelDrafter
+from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -68,7 +68,7 @@ class DeviceDecoder(Decoder):
         self._learned_unmeasured = LearnedPolicies()
         self._without_costs = without_costs
         self._proposal_costs: dict[bool, ProposalCosts] = {}
-        self._suffix: SuffixDrafter | None = None
+        self._host_drafters: dict[str, HostDrafter] = {}
         self._last: DraftPolicy | None = None
 
     @property
@@ -77,9 +77,9 @@ class DeviceDecoder(Decoder):
         return self._last or self._default_policy(AUTO, sampled=False, full_logits=False)
 
     @property
-    def suffix_statistics(self) -> SuffixStatistics | None:
-        """Counters of suffix decoding; None if it was never used."""
-        return None if self._suffix is None else self._suffix.statistics
+    def host_statistics(self) -> Mapping[str, Any]:
+        """Return the counters of the host drafters in use, by kind."""
+        return {kind: drafter.statistics for kind, drafter in self._host_drafters.items()}
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
         """Raise RequestError if the draft is not available, or no steps serve the requests."""
@@ -174,18 +174,18 @@ class DeviceDecoder(Decoder):
         _, record = sources(self._manifest, setting.drafter)
         if record is None:
             return None
-        if self._suffix is None:
-            self._suffix = SuffixDrafter(record)
-        return DeviceProposals(self._suffix, self._executor, self._programs)
+        if record.kind not in self._host_drafters:
+            self._host_drafters[record.kind] = open_host_drafter(record)
+        return DeviceProposals(self._host_drafters[record.kind], self._executor, self._programs)
 
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        models, suffix_record = sources(self._manifest, drafter)
-        kinds = [record.kind for record in (models or (suffix_record,)) if record is not None]
+        models, host_record = sources(self._manifest, drafter)
+        kinds = [record.kind for record in (models or (host_record,)) if record is not None]
         costs = self._step_costs
         policy: DraftPolicy
         if costs is None or not kinds:
             policy = self._unmeasured(models, sampled=sampled, full_logits=full_logits)
-            if suffix_record is not None:
+            if host_record is not None:
                 policy = UnmeasuredOffers(policy, most_depth=self._programs.max_host_chain)
         else:
             names = [self._name_of(model) for model in models]
@@ -195,7 +195,7 @@ class DeviceDecoder(Decoder):
                 full_logits=full_logits,
                 drafter="+".join(kinds),
             )
-            if suffix_record is not None:
+            if host_record is not None:
                 offers = self._proposal_costs.setdefault(
                     full_logits, ProposalCosts(costs, self._programs, full_logits=full_logits)
                 )
@@ -204,7 +204,7 @@ class DeviceDecoder(Decoder):
         return policy
 
     def _unmeasured(
-        self, models: Sequence[ModelDrafter], *, sampled: bool, full_logits: bool
+        self, models: Sequence[ModelRecord], *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
         """Create the default policy without measured costs.
 
@@ -228,7 +228,7 @@ class DeviceDecoder(Decoder):
             costs, sampled=sampled, full_logits=full_logits, drafter="+".join(names)
         )
 
-    def _default_of(self, model: ModelDrafter) -> DraftShape | None:
+    def _default_of(self, model: ModelRecord) -> DraftShape | None:
         """Return a draft model's default shape, or the next smaller one that has steps."""
         name, default = self._name_of(model), self._manifest.draft_default
         if default is None or not name:
@@ -242,7 +242,7 @@ class DeviceDecoder(Decoder):
             else max(smaller, key=lambda s: s.draft_tokens, default=None)
         )
 
-    def _name_of(self, model: ModelDrafter) -> str:
+    def _name_of(self, model: ModelRecord) -> str:
         """Return the name of a draft model in shapes; empty if the engine has a single model."""
         return model.kind if len(self._manifest.models) > 1 else ""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from specbuild.runtime.cache.sequence_pages import AheadPages
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.engine_dir.cache_groups import allocators, tree_slots
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import SequenceState
 
@@ -26,8 +26,7 @@ class DevicePages:
         self._tree = {name: tree_slots(name, limits) for name in self._shared}
         self._drafts = tuple(name for name in self._shared if name in DRAFT_GROUPS)
         # A step ingests the accepted tokens of a host chain into the drafts' caches.
-        chain_lengths = (d.max_tokens for d in manifest.drafters if isinstance(d, SuffixDrafter))
-        longest = max(chain_lengths, default=0)
+        longest = max((d.max_tokens for d in manifest.host_drafters), default=0)
         for name in self._drafts:
             self._tree[name] = max(self._tree[name], longest)
         # Later steps write to the pages that a SpecPV view names, so all are allocated at first.

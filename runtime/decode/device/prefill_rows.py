@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import ProgramEntry, draft_write_slot
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import CHOOSE_INPUTS

@@ -15,7 +15,7 @@ from specbuild.runtime.draft.cost_table import SPREAD, CostTable
 from specbuild.runtime.draft.drafter import Drafter, DrafterParts
 from specbuild.runtime.draft.registry import kind_of
 from specbuild.runtime.draft.tree import chain_trees
-from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
+from specbuild.runtime.engine_dir.drafters.record import DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import DECODING_ROLES, TREE_ROLES
 from specbuild.runtime.errors import SpecbuildError

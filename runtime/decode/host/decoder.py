@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.prefix import PrefixCache, PrefixLookup
@@ -23,7 +24,6 @@ from specbuild.runtime.draft.policy import (
     FixedPolicy,
 )
 from specbuild.runtime.draft.registry import AUTO, NONE
-from specbuild.runtime.draft.suffix_cache import SuffixStatistics
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -70,10 +70,9 @@ class HostDecoder(Decoder):
         return self._clock
 
     @property
-    def suffix_statistics(self) -> SuffixStatistics | None:
-        """Counters of suffix decoding; None if it was never used."""
-        suffix = self._drafting.suffix
-        return None if suffix is None else suffix.statistics
+    def host_statistics(self) -> Mapping[str, Any]:
+        """Return the counters of the host drafters in use, by kind."""
+        return self._drafting.host_statistics
 
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:  # noqa: ARG002
         """Raise RequestError if this draft is not available."""

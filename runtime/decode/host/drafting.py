@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import SlotCounter
@@ -11,7 +13,7 @@ from specbuild.runtime.decode.host.costs import CannotMeasureError, CostMeasurem
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, DraftCosts
 from specbuild.runtime.draft.draft_models import DraftModels
-from specbuild.runtime.draft.drafter import CachingDrafter, Drafter, DrafterParts
+from specbuild.runtime.draft.drafter import CachingDrafter, Drafter, DrafterParts, HostDrafter
 from specbuild.runtime.draft.offer import Offers
 from specbuild.runtime.draft.offer_policy import OfferPolicy, OfferTimes
 from specbuild.runtime.draft.policy import (
@@ -20,11 +22,9 @@ from specbuild.runtime.draft.policy import (
     default_policy,
     undrafted,
 )
-from specbuild.runtime.draft.registry import kind_of, sources
+from specbuild.runtime.draft.registry import kind_of, open_host_drafter, sources
 from specbuild.runtime.draft.static_tree import StaticTree
-from specbuild.runtime.draft.suffix import SuffixDrafter
-from specbuild.runtime.engine_dir.drafters import Drafter as DrafterRecord
-from specbuild.runtime.engine_dir.drafters import ModelDrafter
+from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.manifest_check import TREE_ROLES
 from specbuild.runtime.errors import RequestError
@@ -52,12 +52,12 @@ class HostDrafting:
         self._cost_file = cost_file
         self._tables: dict[str, tuple[CostTable, str]] = {}
         self._times: dict[str, OfferTimes] = {}
-        self._suffix: SuffixDrafter | None = None
+        self._host_drafters: dict[str, HostDrafter] = {}
 
     @property
-    def suffix(self) -> SuffixDrafter | None:
-        """The suffix drafter; None if it was never used."""
-        return self._suffix
+    def host_statistics(self) -> Mapping[str, Any]:
+        """Return the counters of the host drafters in use, by kind."""
+        return {kind: drafter.statistics for kind, drafter in self._host_drafters.items()}
 
     def drafter(self, name: str, *, fixed: bool = False) -> Drafter:
         """Return the drafter of this name and load its graphs.
@@ -70,9 +70,9 @@ class HostDrafting:
         roles = [role for model in selected for role in model.roles]
         self._executor.prepare((*roles, *TREE_ROLES))
         if not selected:
-            suffix = self._suffix_drafter(name)
-            assert suffix is not None, "a policy with drafts needs a drafter"
-            return suffix
+            host_drafter = self._host_drafter(name)
+            assert host_drafter is not None, "a policy with drafts needs a drafter"
+            return host_drafter
         drafters: dict[str, CachingDrafter] = {
             model.kind: self._create_drafter(model) for model in selected
         }
@@ -80,14 +80,14 @@ class HostDrafting:
 
     def proposer(self, name: str) -> Offers | None:
         """Return the drafter of this name that proposes tokens before each step, or None."""
-        return self._suffix_drafter(name)
+        return self._host_drafter(name)
 
     def policy(
         self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
     ) -> DraftPolicy:
         """Create the policy that selects the fastest drafter of this name, by measured costs."""
-        models, suffix_record = sources(self._manifest, name)
-        records: tuple[DrafterRecord, ...] = models or ((suffix_record,) if suffix_record else ())
+        models, host_record = sources(self._manifest, name)
+        records: tuple[DrafterRecord, ...] = models or ((host_record,) if host_record else ())
         if not records:
             return undrafted()
         try:
@@ -104,18 +104,18 @@ class HostDrafting:
             depth = limits.levels_of(models[0].geometry) if models else 0
             costs = ChainCosts(table, max_depth=depth, origin=origin)
         policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=kinds)
-        if suffix_record is None:
+        if host_record is None:
             return policy
         if kinds not in self._times:
-            max_rows = limits.max_batch_size * (1 + suffix_record.max_tokens)
+            max_rows = limits.max_batch_size * (1 + host_record.max_tokens)
             self._times[kinds] = OfferTimes(table, max_rows)
-        return OfferPolicy(policy, self._times[kinds], most_depth=suffix_record.max_tokens)
+        return OfferPolicy(policy, self._times[kinds], most_depth=host_record.max_tokens)
 
     def require(self, name: str, shape: DraftShape) -> None:
         """Raise RequestError if the drafter of this name cannot draft such a tree."""
-        models, suffix_record = sources(self._manifest, name)
+        models, host_record = sources(self._manifest, name)
         model = next(iter(models), None)
-        record = model or suffix_record
+        record = model or host_record
         if record is None:
             return
         max_levels = self._manifest.limits.levels_of(record.geometry)
@@ -138,20 +138,21 @@ class HostDrafting:
                 "levels; use a smaller depth"
             )
 
-    def _create_drafter(self, record: ModelDrafter) -> CachingDrafter:
+    def _create_drafter(self, record: ModelRecord) -> CachingDrafter:
         parts = DrafterParts(self._executor, self._manifest, self._counter, record)
         drafter = kind_of(record).make(parts)
         assert isinstance(drafter, CachingDrafter)
         return drafter
 
-    def _suffix_drafter(self, name: str) -> SuffixDrafter | None:
-        _, suffix_record = sources(self._manifest, name)
-        if suffix_record is None:
+    def _host_drafter(self, name: str) -> HostDrafter | None:
+        """Return the host drafter of this name. It is created once and keeps its texts."""
+        _, record = sources(self._manifest, name)
+        if record is None:
             return None
         self._executor.prepare(TREE_ROLES)
-        if self._suffix is None:
-            self._suffix = SuffixDrafter(suffix_record)
-        return self._suffix
+        if record.kind not in self._host_drafters:
+            self._host_drafters[record.kind] = open_host_drafter(record)
+        return self._host_drafters[record.kind]
 
     def _cost_table(self, record: DrafterRecord) -> tuple[CostTable, str]:
         """Return the cost table of a drafter and its origin. It is measured on first use.
@@ -163,13 +164,13 @@ class HostDrafting:
             file = self._cost_file
             if file is not None:
                 file = file.with_stem(f"{file.stem}-{record.kind}")
-            _, suffix_record = sources(self._manifest, "auto")
+            _, host_record = sources(self._manifest, "auto")
             measurement = CostMeasurement(
                 self._executor,
                 self._manifest,
                 self._kv,
                 record,
-                max_rows=1 if suffix_record is None else 1 + suffix_record.max_tokens,
+                max_rows=1 if host_record is None else 1 + host_record.max_tokens,
             )
             entry = self._tables[record.kind] = load_or_measure(file, measurement.run)
         return entry

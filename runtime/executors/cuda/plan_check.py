@@ -8,7 +8,7 @@ import numpy as np
 
 from specbuild.runtime.cache.layout import KvLayout, layouts, validate_caches
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
-from specbuild.runtime.engine_dir.drafters import own_name
+from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, OFFERED, Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError

@@ -13,7 +13,7 @@ import numpy as np
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
 from specbuild.runtime.lossy.mode import HostPlan

@@ -23,7 +23,7 @@ from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.families.registry import synth_draft
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.training.frozen_target import load_target
-from specbuild.runtime.engine_dir.geometry import MtpGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 

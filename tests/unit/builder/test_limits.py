@@ -24,7 +24,8 @@ from specbuild.builder.engine.dsa import dsa_of, dsa_warnings
 from specbuild.builder.families.checkpoints import read_draft, read_target
 from specbuild.builder.inputs import BuildInputs
 from specbuild.builder.options import BuildOptions, LimitOptions
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, IndexerGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 

@@ -19,7 +19,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.draft_models import shape_of as named
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError

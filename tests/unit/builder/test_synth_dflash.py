@@ -17,7 +17,7 @@ from specbuild.builder.families.dflash.synth import BLOCK
 from specbuild.builder.families.family import DraftSizes
 from specbuild.builder.families.registry import synth_draft
 from specbuild.builder.synth.geometry import named_geometry
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 LEVELS = BLOCK - 1

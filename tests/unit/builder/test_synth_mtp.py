@@ -14,7 +14,7 @@ from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.synth import build_engine, write_checkpoints
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.geometry import MtpGeometry
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import Prompt

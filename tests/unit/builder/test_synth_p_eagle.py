@@ -22,8 +22,8 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine
 from specbuild.cli.main import main
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
 from specbuild.runtime.engine_dir.files import read_manifest
-from specbuild.runtime.engine_dir.geometry import PEagleGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 LEVELS = POSITIONS - 1

@@ -8,8 +8,9 @@ import pytest
 from geometries import gpt_oss_parts
 
 from specbuild.runtime import FORMAT_VERSION
-from specbuild.runtime.engine_dir.drafters import DRAFT_ROLES, Eagle3Drafter
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry, Eagle3Record
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_ROLES
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftShape,
@@ -61,7 +62,7 @@ DRAFT = Eagle3Geometry(
     norm_before_residual=False,
     norm_output=False,
 )
-DRAFTER = Eagle3Drafter(cache_group="draft", roles=DRAFT_ROLES, geometry=DRAFT)
+DRAFTER = Eagle3Record(cache_group="draft", roles=DRAFT_ROLES, geometry=DRAFT)
 
 
 def cache_group(name: str, layers: tuple[int, ...], pages: int, window: int) -> CacheGroup:

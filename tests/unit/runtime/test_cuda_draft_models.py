@@ -33,12 +33,10 @@ from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.drafters import (
-    DFlashDrafter,
-    Eagle3Drafter,
-    ModelDrafter,
-    PEagleDrafter,
-)
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashRecord
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Record
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleRecord
+from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
@@ -56,10 +54,10 @@ SIZES = {
 }
 # A step of four: a draft, the name of a program, or None for no draft.
 Way: TypeAlias = DraftShape | str | None
-RECORDS: dict[str, type[ModelDrafter]] = {
-    "eagle3": Eagle3Drafter,
-    "p-eagle": PEagleDrafter,
-    "dflash": DFlashDrafter,
+RECORDS: dict[str, type[ModelRecord]] = {
+    "eagle3": Eagle3Record,
+    "p-eagle": PEagleRecord,
+    "dflash": DFlashRecord,
 }
 # The references round differently with the number of rows, unlike the kernels.
 NEAR = 0.05

@@ -24,14 +24,14 @@ from specbuild.runtime.draft.costs import Outlook
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.offer import LATER, Later, Offer, OfferedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams
 
 LONGEST = 9
-RECORD = SuffixDrafter(cache_max_depth=6, max_tokens=LONGEST, min_token_prob=0.0, cached_tokens=100)
+RECORD = SuffixRecord(cache_max_depth=6, max_tokens=LONGEST, min_token_prob=0.0, cached_tokens=100)
 LIMITS = DraftShape(3, LONGEST, 12)
 CHAIN = SHAPES[1]
 
@@ -108,7 +108,7 @@ def mixed(
     toy = offering(drafted=drafted, max_batch_size=4)
     toy.engine.decoder._default_policy = lambda _, **__: policy
     knowing = Knowing(outputs, errors=errors)
-    toy.engine.decoder._suffix = knowing
+    toy.engine.decoder._host_drafters["suffix"] = knowing
     return toy, knowing
 
 
@@ -203,8 +203,7 @@ def test_text_that_repeats_is_proposed_without_costs_and_with(drafted: bool) -> 
         assert any("offered" in name for name in toy.device.started)
         steps = [name for name in toy.device.started if name.startswith("step")]
         assert len(steps) < 20
-        counted = toy.engine.decoder.suffix_statistics
-        assert counted is not None and counted.cached_accepted_tokens > 10
+        assert toy.engine.decoder.host_statistics["suffix"].cached_accepted_tokens > 10
         assert "suffixes in" in toy.engine.default_draft.reason
         assert run(toy.engine, [[5, 6, 7]], params).ids == plain
         assert run(toy.engine, [[5, 6, 7]], params, speculation=None).ids == plain

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import typing
-
 import pytest
 from toy_engine import run, toy_engine
 
 from specbuild.builder.families.registry import DRAFTS
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.draft.registry import KINDS, NAMES
-from specbuild.runtime.engine_dir.drafters import Drafter
+from specbuild.runtime.draft.registry import HOST_KINDS, MODEL_KINDS, NAMES
+from specbuild.runtime.engine_dir.drafters.registry import RECORDS
 from specbuild.runtime.engine_dir.manifest import ROLES, DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
 
 PARAMS = GenerateParams(max_new_tokens=12)
-RECORDS = typing.get_args(Drafter)
+KINDS = {**MODEL_KINDS, **HOST_KINDS}
 
 
 def test_manifest_runtime_and_builder_know_the_same_drafters() -> None:
-    named = {record.kind: record for record in RECORDS}
     families = {name.replace("_", "-"): family for name, family in DRAFTS.items()}
-    assert named.keys() == KINDS.keys()
+    assert RECORDS.keys() == KINDS.keys()
     assert {n for n, kind in KINDS.items() if kind.capabilities.needs_weights} == families.keys()
     for name, kind in KINDS.items():
         assert kind.name == kind.capabilities.name == name
-        assert set(named[name].ROLES) <= set(ROLES)
+        assert set(RECORDS[name].ROLES) <= set(ROLES)
         assert (kind.capabilities.passes == "none") == (not kind.capabilities.needs_weights)
     assert ("auto", *KINDS, "none") == NAMES
 

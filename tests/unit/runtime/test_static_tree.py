@@ -21,7 +21,7 @@ from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import check_shape
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.request import GenerateParams
@@ -188,7 +188,7 @@ def test_a_draft_takes_so_many_inner_nodes() -> None:
 
 
 def test_suffix_decoding_takes_chains_alone() -> None:
-    engine = toy_engine(suffix=SuffixDrafter(max_tokens=4))
+    engine = toy_engine(suffix=SuffixRecord(max_tokens=4))
     with pytest.raises(RequestError, match="proposes only chains"):
         run(engine, [[1]], GenerateParams(), drafter="suffix", speculation=StaticTree.of([-1, -1]))
 

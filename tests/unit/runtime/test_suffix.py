@@ -19,7 +19,7 @@ from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.suffix import SuffixDrafter
 from specbuild.runtime.draft.suffix_cache import SuffixCache, SuffixStatistics
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter as SuffixRecord
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import GenerateParams
@@ -102,10 +102,10 @@ def test_what_it_saw_is_kept_by_salt() -> None:
     counted = []
     for salt in salts:
         run(engine, [[8, 1, 6]], params(0.0, cache_salt=salt), **asked)
-        statistics = engine.decoder._drafting.suffix.statistics
+        statistics = engine.decoder.host_statistics["suffix"]
         counted.append(statistics.kept_tokens)
     assert counted == [28, 56, 84]
-    trees = engine.decoder._drafting.suffix._cache._by_salt
+    trees = engine.decoder._drafting._host_drafters["suffix"]._cache._by_salt
     assert {salt: len(kept.texts) for salt, kept in trees.items()} == {"a": 2, "b": 1}
 
 

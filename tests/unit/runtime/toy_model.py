@@ -17,8 +17,10 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.cache.row_placement import groups_of
 from specbuild.runtime.engine_dir.cache_groups import pages_per_sequence
-from specbuild.runtime.engine_dir.drafters import DRAFT_ROLES, Eagle3Drafter, SuffixDrafter
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry, Eagle3Record
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_ROLES
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftShape,
@@ -96,7 +98,7 @@ def toy_manifest(
     page_size: int = 4,
     drafted: bool = True,
     kv_pages: int | None = None,
-    suffix: SuffixDrafter | None = None,
+    suffix: SuffixRecord | None = None,
     draft_window: int = 0,
 ) -> Manifest:
     """A manifest for the toy; only what the runtime reads is meaningful.
@@ -129,7 +131,7 @@ def toy_manifest(
         return Role("graphs/any.onnx", ports, (), (), {})
 
     target, draft = _geometry()
-    drafter = Eagle3Drafter(cache_group="draft", roles=DRAFT_ROLES, geometry=draft)
+    drafter = Eagle3Record(cache_group="draft", roles=DRAFT_ROLES, geometry=draft)
     names = ("expand", "select", "choose", "accept", "draft_fuse")
     return Manifest(
         format_version=FORMAT_VERSION,

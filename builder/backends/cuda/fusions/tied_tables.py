@@ -8,7 +8,8 @@ from specbuild.builder.backends.cuda.fusions.fused_node import packed, stem
 from specbuild.builder.graph.weight_sources import DRAFT_PREFIX
 from specbuild.plugins_cuda.linear.packing import pack_rows
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS, own_name
+from specbuild.runtime.engine_dir.drafters.record import own_name
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 
 _READERS = ("Embed", "DraftInput")
 # What names of a draft's own weights begin with.

@@ -28,7 +28,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     LATENT_GROUP,
     choosing_group,
 )
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
 
@@ -180,8 +180,8 @@ class EngineParts:
 
     def mask_states(self, draft: DraftParts) -> Tensor:
         """What mask rows have in the place of the target's states, bf16 [C]."""
-        assert draft.mask is not None
-        return self.weights.tensor(mask_weight(draft), draft.mask.states)
+        assert draft.mask_states is not None
+        return self.weights.tensor(mask_weight(draft), draft.mask_states)
 
     def offsets(self, draft: DraftParts) -> Tensor:
         """A draft vocabulary's offsets, int32 [Vd]."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbuild.builder.backends.cuda.step.draft import keep_rows
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.runtime.engine_dir.plan import OFFERED
@@ -61,4 +60,4 @@ def keep_accepted(
         )
         placed = {"token_ids": chosen["choice"], "write_slot": rows["write_slot_full"]}
         inputs = draft.inputs({**rows, **placed}, table)
-        keep_rows(parts, draft, program, aux_hidden, inputs)
+        draft.step.keep_rows(parts, draft, program, aux_hidden, inputs)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from specbuild.builder.backends.cuda.step.block_draft import block_rows
-from specbuild.builder.backends.cuda.step.draft import Drafting, keep_rows
+from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_chains
@@ -27,7 +26,7 @@ from specbuild.builder.backends.cuda.step.views import (
     view_rows,
 )
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, DraftGeometry, PEagleGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
 from specbuild.runtime.engine_dir.plan import (
     ACCEPT,
@@ -67,12 +66,12 @@ def deepest(shapes: tuple[DraftShape, ...]) -> int:
 def fits(batch: int, shape: DraftShape, depth: int, draft: DraftGeometry | None = None) -> bool:
     """Whether every launch of a step stays batch-invariant; ``depth`` is the deepest draft's.
 
-    The draft's mask rows stand behind those that it takes up, a block's in a launch of its own.
+    The draft's mask rows follow those that it ingests; a block has a launch of its own.
     """
     rows = [shape.draft_tokens + 1]
     if shape.draft_depth:
-        masks = shape.draft_depth - 1 if isinstance(draft, PEagleGeometry) else 0
-        block = block_rows(draft, shape.draft_depth) if isinstance(draft, DFlashGeometry) else 0
+        masks = 0 if draft is None else draft.mask_rows(shape.draft_depth)
+        block = 0 if draft is None else draft.block_rows(shape.draft_depth)
         rows += [depth + 1 + masks, shape.draft_top_k, block]
     return batch * max(rows) <= MAX_DECODE_ROWS
 
@@ -325,7 +324,7 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
         slots = parts.ports.first(f"prefill.{draft_write_slot(draft.group)}", rows)
         placed = {**given, "token_ids": tokens, "write_slot": slots}
         inputs = draft.inputs(placed, parts.page_table(draft.group, batch))
-        keep_rows(parts, draft, program, target.aux_hidden, inputs)
+        draft.step.keep_rows(parts, draft, program, target.aux_hidden, inputs)
     return program
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.plugins_cuda.launches import TensorInfo
-from specbuild.runtime.engine_dir.drafters import DRAFT_GROUPS
+from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
     CHECK_BUDGET,

@@ -28,11 +28,13 @@ from specbuild.builder.backends.tensorrt.plugins.engine import (
 from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
 from specbuild.builder.backends.tensorrt.plugins.sizes import SIZES
 from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.families.registry import draft_family
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -59,10 +61,11 @@ class PluginBackend:
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
-        if isinstance(draft, PEagleGeometry):
+        family = None if draft is None else draft_family(draft.architecture)
+        if family is not None and self.facts.name in family.refused_by:
             raise SpecbuildError(
-                "the draft is P-EAGLE's, whose pass no TensorRT engine has; build with --backend "
-                "cpu or cuda"
+                f"the draft is {family.title}'s, whose pass no TensorRT engine has; build with "
+                "--backend cpu or cuda"
             )
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:

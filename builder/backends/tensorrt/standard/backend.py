@@ -21,7 +21,8 @@ from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.geometry import DraftGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class StandardBackend:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
+from specbuild.builder.families.registry import draft_family
 from specbuild.builder.options import BuildOptions
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.feed_forward import ClampedSwiglu
-from specbuild.runtime.engine_dir.geometry import (
-    DFlashGeometry,
-    DraftGeometry,
-    PEagleGeometry,
-    TargetGeometry,
-)
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.check import LIBRARIES
+
+STANDARD = facts_of("tensorrt-rtx")
 
 
 def require_standard_support(
     target: TargetGeometry, draft: DraftGeometry | None, asked: BuildOptions
 ) -> None:
     """SpecbuildError naming what a model or build has that no engine of standard ops computes."""
-    title = LIBRARIES["tensorrt-rtx"].title
+    title = LIBRARIES[STANDARD.name].title
     require_lowered_parts(target, f"engines of {title}")
-    if isinstance(draft, PEagleGeometry | DFlashGeometry):
-        kind = "P-EAGLE" if isinstance(draft, PEagleGeometry) else "DFlash"
+    family = None if draft is None else draft_family(draft.architecture)
+    if family is not None and STANDARD.name in family.refused_by:
         raise SpecbuildError(
-            f"the draft is {kind}'s, whose pass has no form for {title}; build with --backend cpu "
-            "or cuda"
+            f"the draft is {family.title}'s, whose pass has no form for {title}; build with "
+            "--backend cpu or cuda"
         )
     if draft is not None and (draft.latent_dims or draft.layers > 1):
         kind, others = "caches latents (MLA)", "cpu or cuda"

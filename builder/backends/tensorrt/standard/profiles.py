@@ -12,7 +12,8 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.runtime.engine_dir.cache_groups import DRAFT_GROUP, pages_held
+from specbuild.runtime.engine_dir.cache_groups import pages_held
+from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     DraftShape,

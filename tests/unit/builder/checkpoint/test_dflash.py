@@ -11,7 +11,8 @@ from checkpoint_files import edit_config, edit_tensors, remove_fields
 from dflash_drafts import AUX_LAYERS, BLOCK, MASK_TOKEN, write_dflash
 
 from specbuild.builder.families.checkpoints import read_draft
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -14,7 +14,8 @@ from checkpoints import write_draft
 from specbuild.builder.families.checkpoints import read_draft
 from specbuild.builder.families.eagle3.checkpoint import default_aux_layers
 from specbuild.builder.families.eagle3.tensors import draft_tensors
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 

@@ -18,8 +18,9 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.engine.draft_window import windowed_draft
 from specbuild.builder.families.checkpoints import is_own_draft, read_own_draft, read_target
 from specbuild.builder.options import BuildOptions, DraftOptions
+from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.features import used_features
-from specbuild.runtime.engine_dir.geometry import MtpGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 FIRST = f"model.layers.{LAYERS}."

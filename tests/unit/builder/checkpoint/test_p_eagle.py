@@ -10,7 +10,9 @@ from checkpoint_files import edit_config, edit_tensors, remove_fields
 from p_eagle_drafts import MASK_TOKEN, PlainPEagle, write_p_eagle
 
 from specbuild.builder.families.checkpoints import read_draft
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, PEagleGeometry, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 

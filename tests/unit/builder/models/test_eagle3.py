@@ -15,7 +15,7 @@ from specbuild.builder.families.eagle3.model import DraftFuse, Eagle3
 from specbuild.builder.families.eagle3.reference import load_reference_draft
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
 from specbuild.builder.families.parts.rope import rope_tables
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 
 PAGE, PAGES = 4, 12
 COMMITTED = 9

@@ -15,7 +15,8 @@ from planning import plan_engine
 from specbuild.builder.backends.tensorrt.standard.profiles import role_profiles
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
-from specbuild.runtime.engine_dir.geometry import Eagle3Geometry, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
+from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape, Port, Role
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.tensorrt.feeds import chosen_profile, profile_sizes

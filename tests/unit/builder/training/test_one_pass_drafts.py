@@ -24,7 +24,8 @@ from specbuild.builder.training.draft_layers import Drafted, DraftShape, Trained
 from specbuild.builder.training.frozen_target import Teaching
 from specbuild.builder.training.objective import Batch, Objective
 from specbuild.builder.training.p_eagle_module import PEagleModule
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry, PEagleGeometry
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
+from specbuild.runtime.engine_dir.drafters.p_eagle import PEagleGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 VOCAB, STEPS, LENGTH, MASK = 40, 4, 13, 39

@@ -6,7 +6,7 @@ import httpx
 from serve.served import served, worded
 
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.engine_dir.drafters import SuffixDrafter
+from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 
@@ -20,7 +20,7 @@ def numbers(at: str) -> dict[str, float]:
 
 
 def test_metrics_count_proposals_and_kept_texts() -> None:
-    record = SuffixDrafter(cache_max_depth=6, max_tokens=4, min_token_prob=0.0, cached_tokens=60)
+    record = SuffixRecord(cache_max_depth=6, max_tokens=4, min_token_prob=0.0, cached_tokens=60)
     engine = worded(drafted=False, suffix=record)
     body = {"model": "toy", "max_tokens": 20, "prompt": "abcab", "seed": 1, "ignore_eos": True}
     with served(engine, setting=DraftSetting(DraftShape(1, 4, 4), "suffix")) as (at, _):

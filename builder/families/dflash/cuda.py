@@ -1,4 +1,4 @@
-"""A DFlash draft in a step's program: context of the target's states, and a block of queries."""
+"""DFlash in CUDA engines: context of the target's states, and a block of queries over it."""
 
 from __future__ import annotations
 
@@ -6,52 +6,57 @@ from collections.abc import Mapping
 
 import torch
 
+from specbuild.builder.backends.cuda.kernel_limits import require_draft_layers
+from specbuild.builder.backends.cuda.step.draft import CudaDraft, Drafting
 from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
-from specbuild.builder.backends.cuda.step.draft_trees import expand
+from specbuild.builder.backends.cuda.step.draft_trees import expand, tree_of_levels
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.target import logits
 from specbuild.plugins_cuda.tree_select.op import pack_bits
-from specbuild.runtime.engine_dir.geometry import DFlashGeometry
-from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 
-# Rows of a block stand where they stand, whatever a sequence may still emit.
+# A sequence's token limit does not move the rows of a block.
 _NO_LIMIT = 1 << 30
 
 
-def block_rows(draft: DFlashGeometry, depth: int) -> int:
-    """Rows of a block that drafts ``depth`` levels; one that is not causal is run whole."""
-    return depth + 1 if draft.causal else draft.block_size
+class BlockStep:
+    """See :class:`DraftStep`: one pass over a block drafts all levels."""
+
+    def tree(self, drafting: Drafting) -> dict[str, Tensor]:
+        """See :class:`DraftStep`."""
+        drafting.take_up()
+        return tree_of_levels(drafting.parts, drafting.program, drafting.shape, _block(drafting))
+
+    def keep_rows(
+        self,
+        parts: EngineParts,
+        draft: DraftParts,
+        program: ProgramIr,
+        states: Tensor,
+        inputs: Mapping[str, Tensor],
+    ) -> None:
+        """See :class:`DraftStep`. ``inputs``: positions [T] and the cache's write_slot [T]."""
+        placement = parts.placement(
+            draft.own("draft_fuse"),
+            program,
+            {**inputs, "captured": parts.own_states(draft, program, states)},
+            rows=states.shape[0],
+            logit_rows=1,
+        )
+        placement.place(placement.graph.pools)
 
 
-def keep_context(
-    parts: EngineParts,
-    draft: DraftParts,
-    program: ProgramIr,
-    states: Tensor,
-    inputs: Mapping[str, Tensor],
-) -> None:
-    """Keys and values of the target's ``states`` [T, C] go into a draft's cache.
-
-    ``inputs``: positions [T] and the cache's write_slot [T], by the names of the graph's.
-    """
-    placement = parts.placement(
-        draft.own("draft_fuse"),
-        program,
-        {**inputs, "captured": parts.own_states(draft, program, states)},
-        rows=states.shape[0],
-        logit_rows=1,
-    )
-    placement.place(placement.graph.pools)
+DFLASH_CUDA = CudaDraft(BlockStep(), require_draft_layers)
 
 
-def draft_block(
-    parts: EngineParts, draft: DraftParts, program: ProgramIr, batch: int, shape: DraftShape
-) -> dict[str, Tensor]:
+def _block(drafting: Drafting) -> dict[str, Tensor]:
     """The TreeExpand of all levels: one node a level, of the first mask rows of each block."""
-    block, depth = draft.block, shape.draft_depth
-    assert block is not None
-    count, every = block_rows(block, depth), parts.ports.sizes.batch
+    parts, draft, program = drafting.parts, drafting.draft, drafting.program
+    batch, shape, block = drafting.batch, drafting.shape, draft.geometry
+    assert isinstance(block, DFlashGeometry)
+    depth, every = shape.draft_depth, parts.ports.sizes.batch
+    count = block.block_rows(depth)
     table = parts.page_table(draft.group, batch)
     rows = _rows(parts, program, block, table, count)
     wanted = torch.arange(every)[:, None] * count + torch.arange(1, depth + 1)

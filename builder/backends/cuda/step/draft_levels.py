@@ -1,0 +1,102 @@
+"""A draft model that drafts a tree level by level: EAGLE3's form, and that of MTP layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.builder.backends.cuda.step.draft import Drafting, fuse
+from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
+from specbuild.builder.backends.cuda.step.draft_trees import select
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.runtime.engine_dir.plan import SELECT, level_section
+
+
+class LevelStep:
+    """See :class:`DraftStep`: one pass a level, whose hidden states are the next one's input."""
+
+    def tree(self, drafting: Drafting) -> dict[str, Tensor]:
+        """See :class:`DraftStep`."""
+        depth = drafting.shape.draft_depth
+        pool = _candidates(drafting)
+        rows = drafting.waiting(0, drafting.batch)
+        hidden, expanded = drafting.run(rows, drafting.fused(rows))
+        parents = {"parent_rows": rows["logit_rows"]}
+        for level in range(1, depth):
+            rows = _level(drafting, level, hidden, expanded, {**parents, **pool})
+            hidden, expanded = drafting.run(rows, rows["hidden_rows"])
+            parents = {"parent_bits": rows["ancestor_bits"]}
+        _level(drafting, depth, hidden, expanded, {**parents, **pool})
+        return select(drafting.parts, drafting.program, drafting.shape, pool)
+
+    def keep_rows(
+        self,
+        parts: EngineParts,
+        draft: DraftParts,
+        program: ProgramIr,
+        states: Tensor,
+        inputs: Mapping[str, Tensor],
+    ) -> None:
+        """See :class:`DraftStep`."""
+        placement = parts.placement(
+            draft.own("draft"),
+            program,
+            {**inputs, "hidden": fuse(parts, draft, program, states)},
+            rows=states.shape[0],
+            logit_rows=inputs[f"{draft.group}.page_table"].shape[0],
+        )
+        placement.place(placement.graph.pools)
+
+
+LEVELS = LevelStep()
+
+
+def _level(
+    drafting: Drafting,
+    level: int,
+    hidden: Tensor,
+    expanded: Mapping[str, Tensor],
+    others: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """LevelInputs: candidates into the pool and, but for the deepest level, the next rows."""
+    k, depth = drafting.shape.draft_top_k, drafting.shape.draft_depth
+    last = level == depth
+    drafting.program.section = SELECT if last else level_section(level + 1)
+    return drafting.program.call(
+        "LevelInputs",
+        {
+            **expanded,
+            "hidden": hidden,
+            **others,
+            **drafting.parts.state("LevelInputs", drafting.batch),
+            "page_table": drafting.table,
+        },
+        {
+            "level": level,
+            "depth": depth,
+            "page_size": drafting.parts.page_size,
+            "last": int(last),
+        },
+        optional_outputs=not last,
+        sizes={
+            "T": drafting.batch * k,
+            "B1": drafting.batch + 1,
+            "words": max(1, -(-k * (depth - 1) // 32)),
+        },
+    )
+
+
+def _candidates(drafting: Drafting) -> dict[str, Tensor]:
+    """The candidate pool and the frontier's places in it, as LevelInputs fills them."""
+    pool, k = drafting.shape.candidates, drafting.shape.draft_top_k
+    shapes = {
+        "pool_tokens": (pool, "int32"),
+        "pool_scores": (pool, "float32"),
+        "pool_parents": (pool, "int32"),
+        "frontier_pool": (k, "int32"),
+    }
+    return {
+        name: drafting.program.scratch(name, TensorInfo((drafting.batch, width), dtype))
+        for name, (width, dtype) in shapes.items()
+    }

@@ -1,0 +1,111 @@
+"""DFlash and JetSpec drafts in the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from specbuild.runtime.engine_dir.drafters.record import (
+    DraftDefaults,
+    Facts,
+    ModelRecord,
+    PortContext,
+    group_names,
+)
+from specbuild.runtime.engine_dir.features import one_of
+from specbuild.runtime.engine_dir.feed_forward import WEIGHT_STORAGES
+from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope
+from specbuild.runtime.engine_dir.port_forms import Forms, floats, ints, launch_forms, written
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashGeometry(DraftDefaults):
+    """Shape of a DFlash draft: layers whose queries are a block, over keys of the target's states.
+
+    The block is the newest token and ``block_size`` − 1 of ``mask_token``; ``causal`` blocks see
+    what stands before a row alone (JetSpec). Embedding and head are the target's. ``attention``
+    and ``dtype`` are as in :class:`Eagle3Geometry`.
+    """
+
+    FEATURE: ClassVar[str] = "dflash"
+    architecture: str
+    hidden: int
+    vocab: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    layers: int
+    rms_eps: float
+    rope: Rope
+    aux_layers: tuple[int, ...]
+    max_positions: int | None
+    block_size: int
+    mask_token: int
+    causal: bool
+    attention: AttentionParts
+    sliding_window: int = 0
+    dtype: str | None = field(default=None, metadata=one_of(WEIGHT_STORAGES))
+
+    @property
+    def block(self) -> int:  # type: ignore[override]
+        """See :class:`DraftGeometry`."""
+        return self.block_size
+
+    def block_rows(self, depth: int) -> int:
+        """See :class:`DraftGeometry`: a block that is not causal runs whole, as it was trained."""
+        return depth + 1 if self.causal else self.block_size
+
+    @property
+    def window_obstacle(self) -> str | None:
+        """See :class:`DraftGeometry`.
+
+        A window's launch places a row by its ancestors. In a block that is not causal these also
+        follow the row.
+        """
+        return None if self.causal else "a DFlash draft that is not causal"
+
+    def facts(self) -> Facts:
+        """See :class:`DraftGeometry`."""
+        kind = "JetSpec, causal" if self.causal else "DFlash, non-causal"
+        return (
+            ("kind", f"{kind}; blocks of {self.block_size}, mask {self.mask_token}"),
+            ("layers, hidden, inner", f"{self.layers}, {self.hidden}, {self.inner}"),
+        )
+
+    @property
+    def latent_dims(self) -> tuple[int, ...]:
+        """None: it caches keys and values."""
+        return ()
+
+    @property
+    def mla(self) -> None:
+        """None."""
+        return None
+
+    @property
+    def d2t_form(self) -> Literal["identity"]:
+        """It drafts tokens of the target's vocabulary."""
+        return "identity"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DFlashRecord(ModelRecord):
+    """A DFlash draft: one pass over a block. Its caches hold keys and values of target states."""
+
+    FEATURE: ClassVar[str] = "dflash"
+    kind: Literal["dflash"] = "dflash"
+    cache_group: str = field(metadata=one_of(group_names("dflash")))
+    geometry: DFlashGeometry
+
+    def fuse_ports(self, given: PortContext) -> tuple[Forms, Forms]:
+        """See :class:`ModelRecord`: the target's states are written to the caches."""
+        inputs = {"captured": self.aux_hidden(given), "positions": ints("T")}
+        inputs |= {f"{given.group}.write_slot": ints("T")} | given.pools
+        return inputs, written(given.pools)
+
+    def draft_ports(self, given: PortContext) -> tuple[Forms, Forms]:
+        """See :class:`ModelRecord`: it reads tokens alone."""
+        inputs = launch_forms() | given.view | given.pools
+        logits = {"draft_logits": floats("R", self.geometry.vocab)}
+        return inputs, logits | written(given.pools)

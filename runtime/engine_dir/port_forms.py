@@ -1,0 +1,57 @@
+"""The element type and axes of graph ports, as checks compare them.
+
+Letters of axes are those of docs/developers/contracts.md#graphs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+# What follows a pool's name where a graph returns it.
+OUT = ".out"
+
+
+class Form(NamedTuple):
+    """A port's element type and axes: a size, or the letter of an axis of any size."""
+
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+Forms: TypeAlias = dict[str, Form]
+
+
+def ints(*shape: int | str) -> Form:
+    """An int32 port."""
+    return Form("int32", shape)
+
+
+def floats(*shape: int | str) -> Form:
+    """An fp32 port."""
+    return Form("float32", shape)
+
+
+def launch_forms() -> Forms:
+    """What every launch of a model's graph takes, whatever its caches."""
+    return {
+        "token_ids": ints("T"),
+        "positions": ints("T"),
+        "row_start": ints("B1"),
+        "ancestor_bits": ints("T", "W"),
+        "logit_rows": ints("R"),
+    }
+
+
+def view_forms(group: str) -> Forms:
+    """What places rows in the caches of a group."""
+    return {
+        f"{group}.page_table": ints("Lg", "B", "G", "P"),
+        f"{group}.row_slot": ints("T"),
+        f"{group}.tree_start": ints("B"),
+        f"{group}.write_slot": ints("T"),
+    }
+
+
+def written(pools: Forms) -> Forms:
+    """Pools as a graph returns them."""
+    return {name + OUT: form for name, form in pools.items()}
