@@ -96,7 +96,7 @@ class GenerateParams:
     max_new_tokens: Annotated[
         int,
         Parameter(
-            help="Generate at most N tokens.", metavar="N", range=Range(1), model_default=True
+            help="Maximum number of output tokens.", metavar="N", range=Range(1), model_default=True
         ),
     ] = 128
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -113,14 +113,14 @@ class GenerateParams:
     min_tokens: Annotated[
         int,
         Parameter(
-            help="Generate at least N tokens before the output may end.", metavar="N",
+            help="Minimum number of output tokens before an end-of-sequence token.", metavar="N",
             range=Range(0), in_api=True,
         ),
     ] = 0  # fmt: skip
     top_logprobs: Annotated[
         int,
         Parameter(
-            help="Also those of the N most likely tokens.", metavar="N",
+            help="Add the N most likely tokens at each position to --json.", metavar="N",
             range=Range(0, MAX_TOP_LOGPROBS),
         ),
     ] = 0  # fmt: skip
@@ -128,7 +128,7 @@ class GenerateParams:
         bool,
         Parameter(help="Add the log-probability of each output token to --json.", in_line=False),
     ] = False
-    raw: Annotated[bool, Parameter(help="Tokenize text without the chat template.")] = False
+    raw: Annotated[bool, Parameter(help="Do not apply the chat template.")] = False
     detokenize: Annotated[bool, Parameter(in_line=False)] = True
     specpv_retrieval_blocks: Annotated[int | Literal["auto"] | None, Parameter(json_type=Any)] = (
         None

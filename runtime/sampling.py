@@ -62,7 +62,7 @@ class SamplingParams:
     temperature: Annotated[
         float,
         Parameter(
-            help="0 takes the most likely token.", metavar="T",
+            help="Sampling temperature; 0 is greedy.", metavar="T",
             range=Range(1e-6, 1e6, allows_zero=True),
             server_default=1.0, model_default=True, in_api=True,
         ),
@@ -77,14 +77,14 @@ class SamplingParams:
     top_k: Annotated[
         int,
         Parameter(
-            help="Sample from the K most likely tokens; 0 is all.", metavar="K",
+            help="Sample from the K most likely tokens; 0 uses all.", metavar="K",
             range=Range(0, 2**31 - 1), aliases={-1: 0}, model_default=True, in_api=True,
         ),
     ] = 0  # fmt: skip
     seed: Annotated[
         int,
         Parameter(
-            help="Prompt i (from 0) samples with seed S + i.", metavar="S",
+            help="Random seed; prompt i, counted from 0, uses S + i.", metavar="S",
             range=Range(MIN_SEED, MAX_SEED, text="-2^63 to 2^64 - 1"), in_api=True,
         ),
     ] = 0  # fmt: skip

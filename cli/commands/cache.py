@@ -23,11 +23,11 @@ def _cache(context: typer.Context) -> None:
 
 @cache.command("list", cls=Command)
 def list_engines(as_json: Json = False, _debug: Debug = False) -> None:
-    """List the engines that run, serve and chat built, the last used first.
+    """List the engines that run, serve and chat built, most recently used first.
 
-    They are below SPECBUILD_CACHE_DIR, by default ~/.cache/specbuild. Nothing is
-    removed from there but by [b]specbuild cache rm[/b]. Downloads of models are in the
-    cache of Hugging Face: [b]hf cache ls[/b] lists these.
+    They are in SPECBUILD_CACHE_DIR (default ~/.cache/specbuild). Only
+    [b]specbuild cache rm[/b] removes them. Downloaded models are in the cache of
+    Hugging Face: [b]hf cache ls[/b] lists them.
 
     \b
     Examples:
@@ -56,12 +56,14 @@ def list_engines(as_json: Json = False, _debug: Debug = False) -> None:
 def remove_engines(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ENGINE", help="Id of an engine, or a model: all engines of it."),
+        typer.Argument(
+            metavar="ENGINE", help="Id of an engine, or a model to remove all its engines."
+        ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove every engine.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all engines.")] = False,
     _debug: Debug = False,
 ) -> None:
-    """Remove engines of the cache; the next run of their model builds them again.
+    """Remove engines from the cache; the next use of a model builds its engine again.
 
     \b
     Examples:

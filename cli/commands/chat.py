@@ -46,7 +46,7 @@ def chat(
             "--max-new-tokens",
             metavar="N",
             min=1,
-            help="Tokens of an answer at most.",
+            help="Maximum number of tokens of an answer.",
             rich_help_panel=_PANEL,
         ),
     ] = _MAX_NEW_TOKENS,
@@ -54,7 +54,7 @@ def chat(
         bool,
         typer.Option(
             "--raw-terminal",
-            help="Write control characters of the text to a terminal as they are.",
+            help="Do not escape control characters on a terminal.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
@@ -73,12 +73,12 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    A checkpoint, a GGUF file or a Hugging Face model is built into an engine once.
-    On a terminal the tokens that were accepted from the draft have another colour.
-    [b]/help[/b] shows the commands, ctrl-C stops an answer, ctrl-D leaves.
+    If MODEL is a checkpoint, a GGUF file or a Hugging Face model, an engine is built
+    once. On a terminal, accepted draft tokens have another colour. [b]/help[/b] shows
+    the commands, ctrl-C stops an answer, ctrl-D ends the chat.
 
-    Over a pipe each line is a message: answers go to standard output, statistics to
-    standard error.
+    If standard input is a pipe, each line is a message. Answers go to standard output,
+    and statistics to standard error.
 
     \b
     Examples:

@@ -28,14 +28,16 @@ def inspect(
         typer.Option(
             "--gpu",
             metavar="NAME",
-            help="Of a checkpoint: what fits this GPU, h100 or h200.",
+            help="For a checkpoint: show what fits on this GPU (h100 or h200).",
             show_default=False,
         ),
     ] = None,
     revision: Annotated[
         str | None,
         typer.Option(
-            "--revision", metavar="REVISION", help="Of a model on Hugging Face; default main."
+            "--revision",
+            metavar="REVISION",
+            help="Branch, tag or commit of a Hugging Face model; default: main.",
         ),
     ] = None,
     max_batch_size: Annotated[

@@ -14,7 +14,7 @@ from specbuild.builder.speculative_config import EngineConfig
 from specbuild.cli.terminal import machine
 from specbuild.cli.terminal.console import messages
 
-_PANEL = "Building MODEL (where it is no engine)"
+_PANEL = "Building MODEL (if it is not an engine)"
 
 ModelName = Annotated[
     str,
@@ -66,13 +66,15 @@ class ModelBuildOptions(OptionGroup):
     backend: Annotated[
         Literal["cpu", "cuda"] | None,
         Described(
-            "What the engine runs on.", "NAME", shown="cuda where a supported GPU is visible"
+            "Backend of the engine.", "NAME", shown="cuda if a supported GPU is visible, else cpu"
         ),
     ] = None
     gpu: Annotated[
-        str | None, Described("GPU to compile for: h100, h200 or sm_90a.", "GPU", shown="h100")
+        str | None, Described("GPU architecture: h100, h200 or sm_90a.", "GPU", shown="h100")
     ] = None
-    no_mla: Annotated[bool, Described("Ignore mla_kv.safetensors: cache keys and values.")] = False
+    no_mla: Annotated[bool, Described("Ignore mla_kv.safetensors and cache keys and values.")] = (
+        False
+    )
     limits: _Limits = _Limits()
     draft_storage: _DraftStorage = _DraftStorage()
     kernels: _Kernels = _Kernels()
