@@ -1,1 +1,1 @@
-"""An engine directory as a service: OpenAI's API over a session. Needs the extra ``serve``."""
+"""An HTTP server with OpenAI's API for an engine directory. Needs the extra ``serve``."""

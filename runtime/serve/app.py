@@ -120,7 +120,7 @@ class App:
         return self._engine.session.join(timeout_s)
 
     def close(self) -> None:
-        """End the processes that the application started, also where it was not shut down."""
+        """End the application's processes, even without a shutdown."""
         if self._serving is not None:
             self.service.close()
 

@@ -1,4 +1,4 @@
-"""From the engine's thread to an event loop, with one wake-up for each turn of the engine."""
+"""Delivery of events from the engine's thread to an event loop, with one wake-up per step."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from specbuild.runtime.decode.session import EventBatch
 
 
 class Bridge:
-    """Carries batches of events to their receivers on the event loop it is made in.
+    """Delivers batches of events to their receivers on the event loop in which it was created.
 
-    A turn of the engine gives every stream a batch; the loop is woken for the first, and finds the
-    others there too.
+    A step of the engine produces a batch for every stream. The first batch wakes the loop, which
+    then delivers all of them.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._waiting: deque[tuple[Callable[[EventBatch], None], EventBatch]] = deque()
-        self._woken = False
+        self._is_woken = False
 
     def sender(self, receive: Callable[[EventBatch], None]) -> Callable[[EventBatch], None]:
-        """What the engine's thread calls so that ``receive`` is called on the loop."""
+        """Return the function for the engine's thread that runs ``receive`` on the loop."""
 
         def send(batch: EventBatch) -> None:
             with self._lock:
                 self._waiting.append((receive, batch))
-                wake, self._woken = not self._woken, True
+                wake, self._is_woken = not self._is_woken, True
             if wake:
-                # A loop that is closed serves nobody any more.
+                # The loop is closed after shutdown; the events have no receiver then.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._deliver)
 
@@ -41,6 +41,6 @@ class Bridge:
     def _deliver(self) -> None:
         with self._lock:
             batches, self._waiting = self._waiting, deque()
-            self._woken = False
+            self._is_woken = False
         for receive, batch in batches:
             receive(batch)

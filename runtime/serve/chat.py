@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: messages in, content, reasoning and calls of tools out."""
+"""``/v1/chat/completions``: answers chats with content, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from specbuild.runtime.text.stream import StopRule
 
 
 class ChatFields(TextFields):
-    """The body of a chat."""
+    """The body of a chat completion."""
 
     route: ClassVar[RouteName] = "chat"
     messages: JsonList[dict[str, Any]]
@@ -48,18 +48,18 @@ class ChatFields(TextFields):
     modalities: JsonList[str] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    # The chat template writes them.
+    # The chat template adds special tokens.
     add_special_tokens: bool = False
 
     @property
     def token_limit(self) -> int | None:
-        """``max_completion_tokens``, else the older ``max_tokens``."""
+        """Return ``max_completion_tokens``, or the older ``max_tokens`` if that is absent."""
         limits = (self.max_completion_tokens, self.max_tokens)
         return next((limit for limit in limits if limit is not None), None)
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the template is told beside the messages. ApiError where an effort is unknown."""
+        """Return the chat template's variables. ApiError if the reasoning effort is unknown."""
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             if self.reasoning_effort not in EFFORTS:
@@ -73,7 +73,7 @@ class ChatFields(TextFields):
 
     @property
     def prompt_options(self) -> ChatPromptOptions:
-        """Return how the messages become a prompt. ApiError where two fields contradict."""
+        """Return how the messages become a prompt. ApiError if two fields contradict each other."""
         return ChatPromptOptions.of(
             self.add_generation_prompt,
             self.continue_final_message,
@@ -82,21 +82,21 @@ class ChatFields(TextFields):
         )
 
     def check(self) -> None:
-        """ApiError for what is not offered, and for what contradicts itself."""
+        """Raise ApiError for unsupported values and for fields that contradict each other."""
         if self.top_logprobs and not self.logprobs:
             raise invalid_value("top_logprobs", "top_logprobs needs logprobs")
         if self.modalities and self.modalities != ["text"]:
-            raise unsupported("modalities", "the model gives text")
+            raise unsupported("modalities", "the model generates text only")
 
 
 class Chat:
-    """The route, over a server."""
+    """Handles chat completions."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def answer(self, body: ChatFields) -> Mapping[str, Any] | Chunks:
-        """An answer, or the chunks of one."""
+        """Return the answer, or the chunks of a stream."""
         serving = self._serving
         model = serving.model(body.model)
         body.check()
@@ -118,7 +118,8 @@ class Chat:
                 else "add_generation_prompt"
             )
             raise invalid_value(
-                field, f"{constraint.name} is the form of a full turn: leave {field} out"
+                field,
+                f"{constraint.name} constrains a complete turn of the assistant: leave {field} out",
             )
         prompt = await chat_prompt(serving, messages, tools, variables, prompt_options)
         ids = body.truncated(
@@ -203,12 +204,12 @@ def available_tools(
     tools: Sequence[Mapping[str, Any]] | None,
     choice: str | Mapping[str, Any] | None,
 ) -> list[dict[str, Any]] | None:
-    """The tools that the model may call. ApiError where it cannot call any."""
+    """Return the tools that the model may call. ApiError if the model cannot call tools."""
     function_tools = tool_list(tools)
     if function_tools is None or choice == "none":
         return None
     if serving.output_format is None or not serving.output_format.supports_tools:
-        raise unsupported("tools", "this model's outputs have no form for calls of tools")
+        raise unsupported("tools", "this model has no format for tool calls")
     return function_tools
 
 
@@ -219,7 +220,7 @@ async def chat_prompt(
     variables: Mapping[str, Any],
     options: ChatPromptOptions = NEW_TURN,
 ) -> ChatPrompt:
-    """A chat as the template renders it. ApiError where there is no template, or it refuses."""
+    """Return the chat as rendered by the template. ApiError if there is no template or it fails."""
     if serving.output_format is None or not serving.codec.has_template:
         raise ApiError(
             400,
@@ -239,7 +240,10 @@ async def chat_requests(
     *,
     may_shorten: bool,
 ) -> list[Request]:
-    """A chat as requests, one for each choice, that end where its form ends a turn. ApiError."""
+    """Return a request for each choice, which ends where the output format ends a turn.
+
+    Raises ApiError if the engine cannot serve them.
+    """
     assert serving.output_format is not None
     stops = (*choice_params[0].stop_token_ids, *serving.output_format.stop_token_ids)
     params_with_stops = [replace(params, stop_token_ids=stops) for params in choice_params]
@@ -248,7 +252,7 @@ async def chat_requests(
 
 
 class _Choice:
-    """One output of a chat, in OpenAI's form."""
+    """One output of a chat, in OpenAI's format."""
 
     def __init__(
         self, serving: Serving, body: ChatFields, index: int, request: Request, output: Output
@@ -260,18 +264,18 @@ class _Choice:
         self.output = output
 
     def add(self, batch: TokenBatch) -> list[Delta]:
-        """What a turn adds: nothing where a stop string has ended the output."""
+        """Return the deltas of a batch; none if a stop string has ended the output."""
         return [] if self.output.finish_reason is not None else self.output.add(batch)
 
     def begin(self) -> dict[str, Any]:
-        """The first chunk's choice, with the ids of the prompt where they are requested."""
+        """Return the choice of the first chunk, with the prompt's token ids if requested."""
         choice = self.choice({"role": "assistant", "content": ""}, None)
         if self._body.return_token_ids:
             choice["prompt_token_ids"] = list(self.request.prompt_ids)
         return choice
 
     def complete(self) -> dict[str, Any]:
-        """All of it, at once."""
+        """Return the choice of an answer that is not streamed."""
         output, body = self.output, self._body
         message: dict[str, Any] = {"role": "assistant", "content": output.content or None}
         if output.reasoning and body.include_reasoning:
@@ -290,13 +294,16 @@ class _Choice:
         return self.choice(message, output.finish_reason, output.tokens, "message")
 
     def chunks(self, batch: TokenBatch) -> list[dict[str, Any]]:
-        """Chunks of what a turn gave; the last one has its tokens' log-probabilities and end."""
+        """Return the choices of chunks for a batch.
+
+        The last one has the log-probabilities and the finish reason.
+        """
         if self.output.finish_reason is not None:
             return []
         num_before = len(self.output.tokens)
         deltas = map(self._delta, self.add(batch))
         chunks = [self.choice(delta, None) for delta in deltas if delta]
-        # A stop string may end the output before the turn ends.
+        # A stop string may end the output within the batch.
         tokens = self.output.tokens[num_before:]
         finish_reason, body = self.output.finish_reason, self._body
         by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
@@ -317,7 +324,7 @@ class _Choice:
         tokens: Sequence[TokenEvent] | None = None,
         key: str = "delta",
     ) -> dict[str, Any]:
-        """A choice of an answer or of a chunk."""
+        """Return a choice object of an answer or of a chunk."""
         choice = {
             "index": self._index,
             key: content,

@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts as text or ids, one output for each choice."""
+"""``/v1/completions``: continues prompts of text or token ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specbuild.runtime.serve.token_logprobs import checked_top_logprobs, complet
 from specbuild.runtime.serve.usage import response_head, usage
 
 MAX_PROMPTS = 1024
-# What OpenAI's API emits where a completion names no number.
+# OpenAI's default of max_tokens for completions.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -39,7 +39,7 @@ class CompletionFields(TextFields):
 
     @property
     def prompts(self) -> list[Prompt]:
-        """The prompts in their order. ApiError where one is empty, or there are too many."""
+        """Return the prompts in order. ApiError if one is empty or there are too many."""
         prompt = self.prompt
         if isinstance(prompt, str):
             return [self._prompt(prompt, "0")]
@@ -53,7 +53,7 @@ class CompletionFields(TextFields):
 
     @staticmethod
     def _prompt(content: Any, prompt_id: str) -> Prompt:
-        """Text, or ids; pydantic has seen to their types."""
+        """Return a prompt of text or token ids, whose types pydantic has checked."""
         if not content:
             raise invalid_value("prompt", "prompt is empty; give text or token ids")
         if isinstance(content, str):
@@ -61,21 +61,23 @@ class CompletionFields(TextFields):
         return Prompt(prompt_id, prompt_ids=tuple(content))
 
     def check(self) -> None:
-        """ApiError for what is not offered, and for what contradicts itself."""
+        """Raise ApiError for unsupported values and for fields that contradict each other."""
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise unsupported("best_of", "ask for n choices and take the best")
+            raise unsupported("best_of", "request n choices and select one in the client")
         if self.logprobs is not None and self.echo:
-            raise unsupported("echo", "log-probabilities are those of outputs: leave one out")
+            raise unsupported(
+                "echo", "prompts have no log-probabilities: leave echo or logprobs out"
+            )
 
 
 class Completions:
-    """The route, over a server."""
+    """Handles completions."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def answer(self, body: CompletionFields) -> Mapping[str, Any] | Chunks:
-        """A completion, or the chunks of one."""
+        """Return the answer, or the chunks of a stream."""
         serving = self._serving
         model = serving.model(body.model)
         body.check()
@@ -106,7 +108,7 @@ class Completions:
         return head | {"choices": choice_objects, "usage": _usage(choices, body.num_choices)}
 
     async def _tokenized(self, prompt: Prompt, body: CompletionFields) -> Prompt:
-        """A prompt as the ids that are left of it. ApiError where it cannot be read."""
+        """Return the prompt as its truncated token ids. ApiError if it cannot be tokenized."""
         serving, ids = self._serving, prompt.prompt_ids
         if ids is None:
             try:
@@ -138,7 +140,7 @@ class Completions:
 
 
 class _Choice:
-    """One output, as far as it was shown."""
+    """One output of a completion, and how much of it was returned."""
 
     def __init__(
         self, serving: Serving, body: CompletionFields, index: int, request: Request
@@ -153,7 +155,9 @@ class _Choice:
         self._has_begun = False
 
     def of(self, batch: TokenBatch) -> dict[str, Any]:
-        """What a turn adds to it; the first one has the prompt where it is wanted."""
+        """Return the choice object of a batch. The first one starts with the prompt if it is
+        echoed.
+        """
         body, text = self._body, "".join(token.text for token in batch.tokens)
         if body.echo and not self._has_begun:
             text = self._serving.text_of(self.request.prompt_ids) + text
@@ -185,7 +189,7 @@ class _Choice:
 
 
 def _usage(choices: Sequence[_Choice], num_choices: int) -> dict[str, Any]:
-    """Each prompt counts once, however many choices it has: they follow each other."""
+    """Return the token counts. A prompt counts once, whatever its number of choices."""
     prompt_tokens = sum(len(choice.request.prompt_ids) for choice in choices[::num_choices])
     cached_tokens = sum(choice.cached_tokens for choice in choices[::num_choices])
     return usage(prompt_tokens, sum(choice.tokens for choice in choices), cached=cached_tokens)

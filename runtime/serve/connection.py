@@ -1,4 +1,4 @@
-"""One HTTP connection: who sends or reads too slowly, or too long a head, loses it."""
+"""HTTP connections with limits for slow clients and long headers."""
 
 from __future__ import annotations
 
@@ -13,96 +13,96 @@ from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import BODY_TIMEOUT_S
 from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, new_request_id
 
-# From the connection, or the first byte of a later request, to the end of the head.
+# Time for the request line and headers, from the connection or the first byte of the request.
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10
-# Routes that read their body answer first.
+# The extra time lets the route answer with 408 before the connection is closed.
 BODY_GRACE_S = 5.0
-# How long a connection between two requests is kept: longer than clients and proxies keep theirs.
+# Idle time between two requests, longer than that of common clients and proxies.
 KEEP_ALIVE_S = 75
-# How long a client may leave what was sent to it in the socket's buffers.
+# Time in which a client must read data when the socket's buffers are full.
 WRITE_TIMEOUT_S = 60.0
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's protocol, which waits for requests for ever, with limits of time and size.
+    """uvicorn's HTTP protocol with limits of time and size; uvicorn itself waits for ever.
 
-    A head that is late or too long is answered with 408 or 431; a connection on which nothing came,
-    whose body is late or whose answer nobody reads is closed.
+    Headers that are late or too long get 408 or 431. The connection is closed if it stays silent,
+    if a body is late or if the client does not read the answer.
     """
 
-    # What closes the connection, and what it waits for.
+    # The running timeouts, and the size of the headers so far.
     _read_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
     _is_in_head = False
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The head of the first request is to come."""
+        """Start the timeout for the headers of the first request."""
         super().connection_made(transport)
         self._set_timeout(HEAD_TIMEOUT_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Cancel all timeouts."""
         self._set_timeout(None)
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Counts what belongs to a head that has not ended."""
+        """Count the bytes of incomplete headers."""
         super().data_received(data)
         if self.transport.is_closing():
             return
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self._reject(431, f"the head has over {MAX_HEAD_BYTES >> 10} KiB")
+                self._reject(431, f"the headers have more than {MAX_HEAD_BYTES >> 10} KiB")
         elif self._read_timer is None and self.timeout_keep_alive_task is None and self._is_idle:
-            # Line ends between two requests stop uvicorn's timer and begin no request.
+            # Line ends between two requests stop uvicorn's timer without starting a request.
             self._set_timeout(HEAD_TIMEOUT_S)
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Start to read the headers of a request."""
         super().on_message_begin()
         self._is_in_head, self._head_bytes = True, 0
         if self._read_timer is None:
             self._set_timeout(HEAD_TIMEOUT_S)
 
     def on_headers_complete(self) -> None:
-        """Its body is to come."""
+        """Start the timeout for the body."""
         self._is_in_head = False
         self._set_timeout(BODY_TIMEOUT_S + BODY_GRACE_S)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """It is there as a whole."""
+        """Cancel the timeout: the request is complete."""
         self._set_timeout(None)
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client has not read what fills the buffers."""
+        """Start the timeout for a client that does not read."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It reads."""
+        """Cancel that timeout: the client reads again."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP."""
+        """Reject data that is not HTTP."""
         self._reject(400, msg)
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request waits for its answer."""
+        """Whether the last request has been answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _set_timeout(self, seconds: float | None) -> None:
-        """The next part of a request has so long; None: nothing is to come."""
+        """Replace the timeout of the next part of a request. None sets no new one."""
         if self._read_timer is not None:
             self._read_timer.cancel()
         self._read_timer = (
@@ -111,12 +111,12 @@ class Connection(HttpToolsProtocol):
 
     def _on_timeout(self) -> None:
         if self._is_in_head:
-            self._reject(408, f"the head did not come within {HEAD_TIMEOUT_S:g} seconds")
+            self._reject(408, f"the headers did not arrive within {HEAD_TIMEOUT_S:g} seconds")
         else:
             self.transport.abort()
 
     def _reject(self, status: int, message: str) -> None:
-        """Answers where no route can, and closes. Behind a request without its answer, closes."""
+        """Send an error without a route and close. If an answer is pending, only close."""
         if not self._is_idle:
             self.transport.abort()
             return

@@ -1,4 +1,4 @@
-"""What a client is told when a request cannot be served: OpenAI's error object."""
+"""Errors that clients get, as OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TYPES = {
 }
 
 
-# Errors repeat what the client sent, which may be megabytes.
+# Messages quote values of the client, which may have megabytes.
 MAX_MESSAGE_LENGTH = 1000
 
 
@@ -26,7 +26,7 @@ def _shortened(text: str) -> str:
 
 
 class ApiError(Exception):
-    """A request that is refused: HTTP status, one sentence, and the field that is wrong."""
+    """An HTTP error: its status, a message, and the name of the invalid field (``param``)."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The object that OpenAI's clients read."""
+        """The JSON object that OpenAI's clients expect."""
         error_type = _TYPES.get(self.status, "invalid_request_error")
         error = {
             "message": self.message,
@@ -58,19 +58,21 @@ class ApiError(Exception):
 
 
 def engine_error(error: RequestError, param: str | None = None) -> ApiError:
-    """What the engine does not serve; the field is the error's own, or ``param``."""
+    """Return the ApiError for a request that the engine rejects. ``param`` is used if the error
+    names no field.
+    """
     message = str(error)
     code = "context_length_exceeded" if "max_seq_len" in message else None
     return ApiError(400, message, param=error.field or param, code=code)
 
 
 def invalid_value(param: str, message: str) -> ApiError:
-    """A field that has a wrong value."""
+    """Return the ApiError for a field with an invalid value."""
     return ApiError(400, message, param=param, code="invalid_value")
 
 
 def unsupported(param: str, advice: str) -> ApiError:
-    """A field of OpenAI's that this server does not have; ``instead`` says what to do."""
+    """Return the ApiError for an unsupported field; ``advice`` says what to do instead."""
     return ApiError(
-        400, f"{param} is not offered: {advice}", param=param, code="unsupported_parameter"
+        400, f"{param} is not supported: {advice}", param=param, code="unsupported_parameter"
     )

@@ -1,4 +1,4 @@
-"""Fields that several routes share, and what they mean to the engine."""
+"""Request fields that several routes share, and their meaning for the engine."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from specbuild.runtime.serve.errors import ApiError, invalid_value
 from specbuild.runtime.serve.request_fields import JsonList
 from specbuild.runtime.serve.structured import StructuredFields
 
-# A priority, less is earlier, and a deadline in time.monotonic's seconds.
+# A priority (lower is served first) and a deadline in seconds of time.monotonic.
 Urgency: TypeAlias = tuple[int, float | None]
 MAX_TIMEOUT_S = 7 * 86400.0
-# The number of new tokens of a request that names none: as many as fit.
+# Stands for all tokens that the context has left.
 ALL_REMAINING_TOKENS = 2**31 - 1
-# Choices of one call.
+# The maximum of n.
 MAX_CHOICES = 128
-# Each is looked for with each token: stop strings, the characters of all, and stop tokens.
+# Stops are searched with each token, so their number and total length are limited.
 MAX_STOPS = 128
 MAX_STOP_LENGTH = 4096
 MAX_STOP_TOKENS = 1024
 
 
 Model = TypeVar("Model", bound=BaseModel)
-# The parameters that all routes of generation have, by name.
+# The parameters of all generating routes, by name.
 API_PARAMETERS = {
     name: parameter
     for kind in (SamplingParams, GenerateParams)
@@ -50,7 +50,7 @@ API_PARAMETERS = {
 def with_request_parameters(model: type[Model]) -> type[Model]:
     """Return the model with a field for each of ``API_PARAMETERS`` that it does not define itself.
 
-    A number, an object or a string may be null, which stands for its default.
+    A number, an object or a string may be null, which means its default.
     """
     fields: dict[str, Any] = {}
     for name, parameter in API_PARAMETERS.items():
@@ -67,9 +67,9 @@ def with_request_parameters(model: type[Model]) -> type[Model]:
 
 
 class StreamOptions(BaseModel):
-    """``stream_options``: ``include_usage`` adds a last chunk with the numbers of tokens.
+    """``stream_options``: ``include_usage`` adds a last chunk with the token counts.
 
-    ``continuous_usage_stats`` adds the numbers so far to every other chunk too.
+    ``continuous_usage_stats`` adds the counts so far to every other chunk too.
     """
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -79,10 +79,10 @@ class StreamOptions(BaseModel):
 
 @with_request_parameters
 class GenerationFields(StructuredFields):
-    """The fields that completions, chats and responses have in common."""
+    """The fields of completions, chats and responses."""
 
     model: str
-    # The other sampling fields are those of SamplingParams and GenerateParams.
+    # with_request_parameters adds the fields of SamplingParams and GenerateParams.
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: str | JsonList[str] | None = None
     stop_token_ids: JsonList[int] | None = None
@@ -96,12 +96,12 @@ class GenerationFields(StructuredFields):
 
     @property
     def urgency(self) -> Urgency:
-        """The priority, and the time at which ``timeout`` seconds from now are over."""
+        """Return the priority and the deadline that ``timeout`` sets."""
         return (self.priority, None if self.timeout is None else time.monotonic() + self.timeout)
 
     @property
     def num_choices(self) -> int:
-        """How many outputs a prompt has. ApiError where it is out of range."""
+        """Return the number of outputs per prompt. ApiError if it is out of range."""
         num_choices = 1 if self.n is None else self.n
         if not 1 <= num_choices <= MAX_CHOICES:
             raise invalid_value("n", f"n is {num_choices}, must be 1 to {MAX_CHOICES}")
@@ -109,12 +109,12 @@ class GenerationFields(StructuredFields):
 
     @property
     def usage_options(self) -> StreamOptions:
-        """Return which chunks of a stream have usage. ApiError where nothing is streamed."""
+        """Return which chunks of a stream have token counts. ApiError without a stream."""
         options = self.stream_options
         if options is None:
             return StreamOptions()
         if not self.stream:
-            raise invalid_value("stream_options", "stream_options is for streams: set stream too")
+            raise invalid_value("stream_options", "stream_options requires stream: true")
         if options.continuous_usage_stats and not options.include_usage:
             raise invalid_value(
                 "stream_options.continuous_usage_stats",
@@ -124,11 +124,11 @@ class GenerationFields(StructuredFields):
 
     @property
     def splits_by_source(self) -> bool:
-        """Whether chunks hold tokens of the draft or of the target. ApiError without a stream."""
+        """Whether chunks separate tokens of the draft from those of the target. ApiError without a
+        stream.
+        """
         if self.return_draft_tokens and not self.stream:
-            raise invalid_value(
-                "return_draft_tokens", "return_draft_tokens is for streams: set stream"
-            )
+            raise invalid_value("return_draft_tokens", "return_draft_tokens requires stream: true")
         return bool(self.return_draft_tokens)
 
     def params(
@@ -140,21 +140,22 @@ class GenerationFields(StructuredFields):
         num_top_logprobs: int | None = None,
         guide: Guide | None = None,
     ) -> list[GenerateParams]:
-        """What each choice asks of the engine; ``max_tokens`` None: the default, or as many as fit.
+        """Return the engine's parameters of each choice.
 
-        ``likeliest`` tokens come with each token and its log-probability; None: neither does.
-        ``guide`` is the form of the whole output.
+        ``max_tokens`` None is the model's default, else all tokens that fit. ``num_top_logprobs``
+        most likely tokens are returned for each token; None returns no log-probabilities. ``guide``
+        constrains the complete output. Without ``with_text`` the caller decodes the tokens and
+        searches stop strings itself.
 
-        Choice i samples with ``choice_seed(seed, i)``; without a seed a random one stands for it.
-        ``text`` False leaves the text, and with it stop strings, to the reader of the output.
-        Raises ApiError.
+        Choice i samples with ``choice_seed(seed, i)``; without a seed, a random one is used.
+        Raises ApiError if a value is invalid.
         """
         stop, stop_tokens = self.stop_strings, self.stop_tokens
         if max_tokens is None:
             max_tokens = defaults.max_new_tokens
         max_new_tokens = ALL_REMAINING_TOKENS if max_tokens is None else max_tokens
         if max_new_tokens < 1:
-            raise invalid_value("max_tokens", f"max_tokens is {max_new_tokens}, must be 1 or more")
+            raise invalid_value("max_tokens", f"max_tokens is {max_new_tokens}, must be 1 or above")
         values = {name: getattr(self, name) for name in API_PARAMETERS}
         other_params = {
             name: parameter.resolve(values[name])
@@ -183,7 +184,7 @@ class GenerationFields(StructuredFields):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """``stop`` as strings. ApiError where one is empty, or they are too many or too long."""
+        """Return ``stop`` as strings. ApiError if one is empty, or there are too many."""
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if not all(stop):
             raise invalid_value("stop", "a stop string is empty; leave it out")
@@ -192,13 +193,13 @@ class GenerationFields(StructuredFields):
             raise invalid_value(
                 "stop",
                 f"stop has {len(stop)} strings with {length} characters, at most {MAX_STOPS} "
-                f"strings with {MAX_STOP_LENGTH} characters in total are looked for",
+                f"strings with {MAX_STOP_LENGTH} characters in total are supported",
             )
         return stop
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """``stop_token_ids``. ApiError where they are too many."""
+        """Return ``stop_token_ids``. ApiError if there are too many."""
         ids = tuple(self.stop_token_ids or ())
         if len(ids) > MAX_STOP_TOKENS:
             raise invalid_value(
@@ -208,7 +209,7 @@ class GenerationFields(StructuredFields):
 
 
 class TextFields(GenerationFields):
-    """The fields of completions and chats beside: how the prompt becomes token ids."""
+    """The further fields of completions and chats, which control tokenization."""
 
     add_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
@@ -218,9 +219,9 @@ class TextFields(GenerationFields):
     def truncated(
         self, ids: tuple[int, ...], *, max_seq_len: int, max_tokens: int | None
     ) -> tuple[int, ...]:
-        """Return the ids that ``truncate_prompt_tokens`` keeps, the last ones by default.
+        """Return the token ids that ``truncate_prompt_tokens`` keeps, by default the last ones.
 
-        -1 keeps what leaves ``max_tokens`` to the output. ApiError where nothing would be kept.
+        -1 keeps as many as leave room for ``max_tokens``. ApiError if none would be kept.
         """
         keep = self.truncate_prompt_tokens
         if keep is None:
@@ -233,7 +234,7 @@ class TextFields(GenerationFields):
 
 
 def first_error(errors: list[Any]) -> ApiError:
-    """Pydantic's errors as one sentence about the first."""
+    """Return the first of pydantic's errors as an ApiError."""
     error = errors[0]
     path = ".".join(str(part) for part in error["loc"])
     if error["type"] == "json_invalid":

@@ -1,4 +1,4 @@
-"""ASGI layers around all routes: hosts, keys, and one sentence where a route fails."""
+"""ASGI middleware around all routes: host check, key check and error responses."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class KeyCheck:
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves or refuses one request."""
+        """Serve or reject one request."""
         if scope["type"] != "http" or not self._digests or not self._needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         header = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = header.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        # Every key is compared, in constant time: an answer's time tells nothing of them.
+        # All keys are compared in constant time, so that response times reveal nothing.
         matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]
         if scheme.lower() == b"bearer" and any(matches):
             await self._app(scope, receive, send)
@@ -44,18 +44,18 @@ class KeyCheck:
 
 
 def _is_disconnect(error: Exception) -> bool:
-    """Whether this is uvloop's word for a closed connection.
+    """Return whether uvloop raised this because the connection was closed.
 
-    uvicorn writes to one where a client sent a second request behind the first, and left.
+    uvicorn writes to a closed connection if a client pipelined a second request and left.
     """
     return isinstance(error, RuntimeError) and "the handler is closed" in str(error)
 
 
 class HostCheck:
-    """Refuses requests whose ``Host`` names another host than ``allowed``; ``*`` allows any.
+    """Rejects requests whose ``Host`` header is not in ``allowed``; ``*`` allows any host.
 
-    A page of another site that rebinds its own name to this address could read the answers.
-    Ports are not compared.
+    This prevents DNS rebinding: another site could point its own name to this address and read the
+    answers. Ports are not compared.
     """
 
     def __init__(self, app: ASGIApp, allowed: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class HostCheck:
         self._allowed = {_normal_host(host) for host in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve or refuse one request."""
+        """Serve or reject one request."""
         if scope["type"] == "http" and "*" not in self._allowed:
             headers = [
                 value.decode("latin-1") for name, value in scope["headers"] if name == b"host"
@@ -72,7 +72,7 @@ class HostCheck:
             unknown = next((host for host in hosts if host not in self._allowed), None)
             if unknown is not None:
                 message = (
-                    f"the Host header names {unknown!r}, this server answers to "
+                    f"the Host header is {unknown!r}, but this server accepts "
                     f"{', '.join(sorted(self._allowed))}; add others with --allowed-hosts"
                 )
                 await send_error(send, ApiError(403, message, code="host_not_allowed"))
@@ -81,7 +81,7 @@ class HostCheck:
 
 
 def _host_of(header: str) -> str:
-    """The host of a ``Host`` header, without its port."""
+    """Return the host of a ``Host`` header, without its port."""
     text = header.strip()
     if text.startswith("["):
         return _normal_host(text.partition("]")[0] + "]")
@@ -89,13 +89,13 @@ def _host_of(header: str) -> str:
 
 
 def _normal_host(host: str) -> str:
-    """A host in lower case; IPv6 addresses have brackets, as in a header."""
+    """Return the host in lower case; IPv6 addresses get brackets, as in a header."""
     host = host.lower().removesuffix(".")
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 class ErrorHandler:
-    """Answers what a route raised: an ApiError's object, or 500 for an internal fault."""
+    """Turns exceptions of routes into responses: ApiError as its object, others as status 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class ErrorHandler:
         except Exception as error:
             if _is_disconnect(error):
                 return
-            # A path may hold line ends.
+            # %r, because a path may contain line ends.
             log.exception("%s %.200r failed", scope["method"], scope["path"])
             if not started:
                 await send_error(

@@ -1,4 +1,4 @@
-"""JSON in, JSON or a stream of events out, over ASGI. A client that leaves cancels its request."""
+"""Endpoints with a JSON body that return JSON or server-sent events. A disconnect cancels them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from specbuild.runtime.serve.fields import first_error
 from specbuild.runtime.serve.request_fields import RequestFields
 
 MAX_BODY_BYTES = 32 << 20
-# A number takes up to 40 bytes once it is read, a list or an object 100, and an error of pydantic's
-# a kilobyte.
+# Parsed, a number takes up to 40 bytes, a list or object 100 and a pydantic error 1000.
 MAX_BODY_VALUES = 1 << 20
 MAX_BODY_PARTS = 1 << 17
-# How long a client may take to send its request.
+# Time in which a client must send its body.
 BODY_TIMEOUT_S = 60.0
 
 Chunks = AsyncGenerator[Mapping[str, Any], None]
@@ -28,10 +27,10 @@ Body = TypeVar("Body", bound=RequestFields)
 
 
 class Endpoint(Generic[Body]):
-    """A route that takes a JSON body: ``handle`` gives the answer, or the chunks of a stream.
+    """A route with a JSON body: ``handle`` returns the answer, or the chunks of a stream.
 
-    Chunks are closed when the client leaves. What ``handle`` raises as ApiError is the answer; in a
-    stream that has begun it is its last chunk.
+    The chunks' generator is closed when the client disconnects. An ApiError of ``handle`` becomes
+    the answer; in a stream that has started it becomes the last chunk.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class Endpoint(Generic[Body]):
         self._handle = handle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
+        """Serve one request."""
         try:
             check_media_type(scope)
             body = self._read(await read_body(scope, receive))
@@ -66,8 +65,8 @@ class Endpoint(Generic[Body]):
         except ValidationError as error:
             raise first_error(error.errors(include_url=False)) from error
         except ValueError as error:
-            # Whole numbers of more digits than Python reads.
-            raise ApiError(400, f"the body is not JSON that can be read: {error}") from error
+            # Python refuses to parse integers with thousands of digits.
+            raise ApiError(400, f"the body cannot be parsed as JSON: {error}") from error
         fields.refuse_unsupported()
         return fields
 
@@ -86,7 +85,7 @@ class Endpoint(Generic[Body]):
 def check_media_type(scope: Scope) -> None:
     """Raise ApiError unless the body is declared as JSON.
 
-    A browser sends other types across origins without asking the server first.
+    Browsers send other types across origins without a preflight request.
     """
     content_type = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0]
     if content_type.strip().lower() != b"application/json":
@@ -99,10 +98,10 @@ def check_media_type(scope: Scope) -> None:
 
 
 def check_structure(body: bytes) -> None:
-    """Raise ApiError if a JSON text has more values, or lists, objects and names, than are read."""
+    """Raise ApiError if a JSON text has too many values, or too many lists, objects and names."""
     if not _exceeds_structure(body):
         return
-    # Texts may have any number of these signs.
+    # Strings may contain any number of these characters.
     parts = body.replace(rb"\\", b"").replace(rb"\"", b"")
     too_many_texts = parts.count(b'"') > 2 * MAX_BODY_VALUES
     if too_many_texts or _exceeds_structure(b"".join(parts.split(b'"')[::2])):
@@ -119,7 +118,7 @@ def _exceeds_structure(text: bytes) -> bool:
 
 
 async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The body of a request. ApiError where it is too long or comes too slowly."""
+    """Return the body of a request. ApiError if it is too long or arrives too slowly."""
     content_length = dict(scope["headers"]).get(b"content-length", b"0")
     if content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
         raise _too_long()
@@ -129,7 +128,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise ApiError(400, "the client left before its request was complete")
+                    raise ApiError(400, "the client disconnected before its request was complete")
                 part = message.get("body", b"")
                 size += len(part)
                 if size > MAX_BODY_BYTES:
@@ -138,11 +137,11 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError as error:
-        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:g} seconds") from error
+        raise ApiError(408, f"the body did not arrive within {BODY_TIMEOUT_S:g} seconds") from error
 
 
 def json_bytes(value: Any) -> bytes:
-    """Return a value as JSON. A number that is not finite, which a client may send, is null."""
+    """Return a value as JSON. Numbers that are not finite, which clients may send, become null."""
     return to_json(value, inf_nan_mode="null")
 
 
@@ -152,7 +151,7 @@ async def send_json(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> None:
-    """A whole answer."""
+    """Send a complete JSON answer."""
     body = json_bytes(answer)
     all_headers = {"content-type": "application/json", "content-length": str(len(body))}
     await send(_start(status, all_headers | dict(headers or {})))
@@ -160,16 +159,16 @@ async def send_json(
 
 
 async def send_error(send: Send, error: ApiError) -> None:
-    """The answer of a request that is refused."""
-    # What is left of a body that is too long is not read.
+    """Send an error."""
+    # The rest of a body that is too long or late is not read, so the connection must close.
     headers = error.headers | ({"connection": "close"} if error.status in (408, 413) else {})
     await send_json(send, error.body, error.status, headers)
 
 
 async def _send_events(send: Send, chunks: Chunks) -> None:
-    """``data:`` lines. The status waits for the first chunk, or an error.
+    """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
 
-    Chunks that have a ``type`` are events of that name; others end with ``[DONE]``.
+    Chunks with a ``type`` are events of that name. A stream of others ends with ``[DONE]``.
     """
     started = has_types = False
     try:

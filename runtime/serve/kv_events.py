@@ -1,9 +1,9 @@
-"""What the prefix cache keeps, told to routers on ZeroMQ in the form that vLLM publishes.
+"""Events of the prefix cache for routers, published on ZeroMQ in vLLM's format.
 
-A message has three frames: the topic, a number from 0 on in eight bytes (big-endian), and
+A message has three frames: the topic, a sequence number from 0 in eight bytes (big-endian), and
 MessagePack of ``[time, events, null]``. Events are maps whose ``type`` is ``BlockStored``,
-``BlockRemoved`` or ``AllBlocksCleared``. A block is a page of the target's layers that attend to
-everything.
+``BlockRemoved`` or ``AllBlocksCleared``. A block is a page of the target layers that attend to all
+tokens.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.cache.prefix_tree import PrefixEntry
 from specbuild.runtime.errors import RequestError
 
-# What waits for the publishing thread at most; behind it everything is told anew.
+# Queued changes before the queue is replaced by the full state of the cache.
 MAX_QUEUED_CHANGES = 1 << 16
-# Messages that a subscriber which missed some can ask for.
+# Messages that stay available for subscribers that missed some.
 MAX_REPLAYED_MESSAGES = 10_000
-# The number that ends a replay.
+# The sequence number of the message that ends a replay.
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 20
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks that continue each other are there now, behind the one of ``parent_block_hash``.
+    """Consecutive blocks were stored after the block of ``parent_block_hash``.
 
-    ``extra_keys`` has the salt of each block, where requests gave one.
+    ``extra_keys`` has the cache salt of each block if the request has one.
     """
 
     block_hashes: list[int]
@@ -49,21 +49,21 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True):
-    """Blocks are gone."""
+    """Blocks were removed."""
 
     block_hashes: list[int]
     medium: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True):
-    """No block is there."""
+    """All blocks were removed."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, array_like=True):
-    """Events of one message; ``ts`` is Unix time in seconds."""
+    """The events of one message; ``ts`` is the Unix time in seconds."""
 
     ts: float
     events: list[Event]
@@ -72,7 +72,7 @@ class EventBatch(msgspec.Struct, array_like=True):
 
 @dataclass(frozen=True)
 class EventEndpoints:
-    """Where events are published, and where they can be asked for again; ZeroMQ's endpoints."""
+    """ZeroMQ endpoints where events are published, and where they can be replayed."""
 
     endpoint: str
     replay: str | None = None
@@ -81,7 +81,9 @@ class EventEndpoints:
 
 @dataclass(frozen=True)
 class _Change:
-    """Pages ``first … end − 1`` of an entry came or went; no entry: all went."""
+    """Pages ``first … end − 1`` of an entry were stored or removed; without an entry, all were
+    removed.
+    """
 
     entry: PrefixEntry | None
     first: int = 0
@@ -90,10 +92,10 @@ class _Change:
 
 
 class KvEventPublisher:
-    """Tells a cache's changes from a thread of its own: who decodes appends to a queue.
+    """Publishes the changes of a prefix cache, which the decoding thread queues, from its thread.
 
-    A queue that grows too long is emptied, and what is there then is told anew behind
-    ``AllBlocksCleared``. RequestError where an endpoint cannot be had.
+    If the queue is full, it is replaced by ``AllBlocksCleared`` and the full state of the cache.
+    RequestError if an endpoint is not available.
     """
 
     def __init__(
@@ -101,7 +103,7 @@ class KvEventPublisher:
     ) -> None:
         self._cache = cache
         self._max_queued = max_queued
-        # More where as many are told anew.
+        # Larger than max_queued if the state of the cache itself has more entries.
         self._limit = max_queued
         self._changes: deque[_Change] = deque([_Change(None)])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -121,29 +123,29 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """Where subscribers connect."""
+        """The endpoint to which subscribers connect."""
         return _last_endpoint(self._publisher)
 
     @property
     def num_queued(self) -> int:
-        """Changes that no message has yet."""
+        """The number of changes that are not published yet."""
         return len(self._changes)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where they ask for what they missed."""
+        """The endpoint from which subscribers request missed messages."""
         return None if self._replay is None else _last_endpoint(self._replay)
 
     def stored(self, entry: PrefixEntry, first: int, end: int) -> None:
-        """Called by the engine's thread: pages came."""
+        """Queue an event of stored pages. Called by the engine's thread."""
         self._add(_Change(entry, first, end, stored=True))
 
     def removed(self, entry: PrefixEntry, index: int) -> None:
-        """Called by the engine's thread: a page went."""
+        """Queue an event of a removed page. Called by the engine's thread."""
         self._add(_Change(entry, index, index + 1))
 
     def close(self) -> None:
-        """Publishes what is left."""
+        """Publish the queued events and stop the thread."""
         self._cache.listener = None
         self._closing.set()
         self._thread.join()
@@ -162,7 +164,7 @@ class KvEventPublisher:
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise RequestError(
-                f"cannot publish events at {endpoint}: {error}; give one like tcp://127.0.0.1:5557"
+                f"cannot publish events at {endpoint}: {error}; use an endpoint like tcp://127.0.0.1:5557"
             ) from error
         return bound_socket
 
@@ -176,7 +178,7 @@ class KvEventPublisher:
         self._limit = max(self._max_queued, 2 * len(stored))
 
     def _publish(self) -> None:
-        """The thread: what waits is one message."""
+        """Publish queued events until closed, all that are queued as one message."""
         try:
             while not self._closing.is_set():
                 if self._replay is None:
@@ -199,7 +201,7 @@ class KvEventPublisher:
         self._publisher.send_multipart((self._topic, number, payload))
 
     def _replay_messages(self, replay: zmq.Socket[bytes]) -> None:
-        """Who asks ``[empty, number]`` gets the messages from there on that are still known."""
+        """Answer ``[empty, number]`` with the stored messages from this sequence number on."""
         client, *frames = replay.recv_multipart()
         if len(frames) != 2 or len(frames[1]) != 8:
             return
@@ -209,12 +211,12 @@ class KvEventPublisher:
         replay.send_multipart((client, b"", END_OF_REPLAY, b""))
 
     def _take_events(self) -> Iterator[Event]:
-        """What waits now; pages that went one after another are one event."""
+        """Yield the queued events. Consecutive removals become one event."""
         removed: list[int] = []
         while self._changes:
             try:
                 change = self._changes.popleft()
-            except IndexError:  # all of it was told anew meanwhile
+            except IndexError:  # the queue was replaced meanwhile
                 break
             if change.entry is not None and not change.stored:
                 removed += self._page_hashes(change.entry, change.first, change.end)
@@ -240,7 +242,7 @@ class KvEventPublisher:
         )
 
     def _parent_hash(self, entry: PrefixEntry, index: int) -> int | None:
-        """The hash of the page before one; None for the first."""
+        """Return the hash of the preceding page; None for the first page."""
         if index > entry.first:
             return self._page_hashes(entry, index - 1, index)[0]
         if entry.parent is None or not index:
@@ -248,7 +250,10 @@ class KvEventPublisher:
         return self._page_hashes(entry.parent, index - 1, index)[0]
 
     def _page_hashes(self, entry: PrefixEntry, first: int, end: int) -> list[int]:
-        """Each page's: of the hash before it, its tokens, and the one behind it with a draft."""
+        """Return the hash of each page.
+
+        It covers the parent's hash, the page's tokens and, with a draft, the token after the page.
+        """
         hashes = self._hashes_by_entry.setdefault(entry, [])
         if entry.first + len(hashes) < end:
             size, num_following = self._cache.page_size, self._cache.lookahead_tokens

@@ -1,4 +1,4 @@
-"""Messages of a chat as clients send them, and as chat templates take them."""
+"""Chat messages: conversion from the form that clients send to the form that templates expect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.runtime.serve.errors import invalid_value, unsupported
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
-# What clients ask for, in the words that templates know.
+# Reasoning efforts of requests, and the corresponding ones of chat templates.
 EFFORTS = {
     "none": "low",
     "minimal": "low",
@@ -24,12 +24,11 @@ EFFORTS = {
 
 
 def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages for a template: content is text, arguments of calls are objects.
+    """Return messages for a template: content is text, arguments of tool calls are objects.
 
-    Several text parts are joined by newlines, as vLLM does.
-
-    Reasoning of earlier turns comes as ``reasoning`` or ``reasoning_content`` and goes into every
-    name that templates look for. ApiError names the first part that has no text.
+    Text parts are joined with newlines, as in vLLM. Reasoning of earlier turns, sent as
+    ``reasoning`` or ``reasoning_content``, is stored under every name that templates use.
+    Raises ApiError for the first message that is invalid.
     """
     if not messages:
         raise invalid_value("messages", "messages is empty; give at least one")
@@ -52,7 +51,7 @@ def _message(message: Mapping[str, Any], path: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if calls:
         if not isinstance(calls, list):
-            raise invalid_value(f"{path}.tool_calls", f"{path}.tool_calls is no list of calls")
+            raise invalid_value(f"{path}.tool_calls", f"{path}.tool_calls is not a list of calls")
         converted["tool_calls"] = [
             _call(call, f"{path}.tool_calls.{i}") for i, call in enumerate(calls)
         ]
@@ -65,13 +64,17 @@ def _text(content: Any, path: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise invalid_value(f"{path}.content", f"{path}.content is no text and no list of parts")
+        raise invalid_value(
+            f"{path}.content", f"{path}.content is neither text nor a list of parts"
+        )
     texts = []
     for i, part in enumerate(content):
         part_type = part.get("type") if isinstance(part, dict) else None
         text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
         if part_type not in _TEXT_PARTS or not isinstance(text, str):
-            raise unsupported(f"{path}.content.{i}", f"parts are text, this one is {part_type!r}")
+            raise unsupported(
+                f"{path}.content.{i}", f"only text parts are accepted, this part is {part_type!r}"
+            )
         texts.append(text)
     return "\n".join(texts)
 
@@ -82,7 +85,7 @@ def _call(call: Any, path: str) -> dict[str, Any]:
         raise invalid_value(path, f"{path} has no function with a name")
     arguments = function.get("arguments") or "{}"
     if isinstance(arguments, str):
-        # A model's own words may be no JSON: the template shows them as they are.
+        # Arguments that a model wrote may be invalid JSON; the template gets them unchanged.
         with suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return {
@@ -93,17 +96,17 @@ def _call(call: Any, path: str) -> dict[str, Any]:
 
 
 def count_calls(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many tools the assistant has called in messages for a template."""
+    """Return the number of tool calls in messages for a template."""
     return sum(len(message.get("tool_calls", ())) for message in messages)
 
 
 def with_call_ids(
     messages: Sequence[Mapping[str, Any]], call_id: Callable[[str, int], str]
 ) -> list[dict[str, Any]]:
-    """Return messages for a template with the ids of calls that ``call_id`` makes.
+    """Return messages for a template with new ids of tool calls.
 
-    It makes them of a function's name and of the number of calls before. Answers of tools get the
-    new id of their call.
+    ``call_id`` maps a function's name and the number of earlier calls to an id. Tool results get
+    the new id of their call.
     """
     new_ids: dict[str, str] = {}
     converted, count = [], 0
@@ -123,7 +126,7 @@ def with_call_ids(
 
 
 def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Function tools as templates take them. ApiError where one is of another kind."""
+    """Return tools in the form that templates expect. ApiError if one is not a function."""
     if not tools:
         return None
     return [_tool(tool, f"tools.{i}") for i, tool in enumerate(tools)]
@@ -131,8 +134,10 @@ def tool_list(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise unsupported(path, f"tools are functions, this one is {tool.get('type')!r}")
-    # The Responses API has a function's fields beside its type.
+        raise unsupported(
+            path, f"only function tools are accepted, this tool is {tool.get('type')!r}"
+        )
+    # The Responses API has the function's fields next to its type.
     function = tool.get("function", {k: v for k, v in tool.items() if k not in ("type", "strict")})
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise invalid_value(path, f"{path} has no name")

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names, so that its dashboards show this server too, and finer ones."""
+"""Prometheus metrics with vLLM's names, for its dashboards, and with finer buckets."""
 
 from __future__ import annotations
 
@@ -34,26 +34,34 @@ _ITL_BUCKETS = (
 _REQUEST_BUCKETS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
-# What this server's steps take: from 0.2 ms on, six for each power of ten.
+# Seconds, for steps of this server: from 0.2 ms, six buckets for each power of ten.
 _FINE_BUCKETS = tuple(
     round(base * power, 7) for power in (1e-4, 1e-3, 1e-2, 1e-1) for base in (2, 3, 4, 5, 7, 10)
 )
 _LENGTH_BUCKETS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
-# Of an engine's launch, as vLLM counts its iterations.
+# Tokens of a launch, which corresponds to vLLM's iteration.
 _LAUNCH_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# Labels must not be the clients' own.
+# Clients must not create labels, so other methods share one.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-# Metrics of the prefix cache, what they count of its statistics, and what they are.
+# Metrics of the prefix cache, the fields of its statistics that they count, and descriptions.
 _PREFIX_METRICS = (
-    ("vllm:prefix_cache_queries", "query_tokens", "Prompt tokens that were looked up."),
-    ("vllm:prefix_cache_hits", "hit_tokens", "Those that the prefix cache had."),
-    ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that were not read."),
-    ("specbuild:prefix_cache_evicted_pages", "evicted_pages", "Pages whose place was wanted."),
+    (
+        "vllm:prefix_cache_queries",
+        "query_tokens",
+        "Prompt tokens that were looked up in the prefix cache.",
+    ),
+    ("vllm:prefix_cache_hits", "hit_tokens", "Prompt tokens that were found in the prefix cache."),
+    ("vllm:prompt_tokens_cached", "hit_tokens", "Prompt tokens that needed no prefill."),
+    (
+        "specbuild:prefix_cache_evicted_pages",
+        "evicted_pages",
+        "Pages that were evicted from the prefix cache.",
+    ),
 )
-# Parts of a request's time, in vLLM's words.
+# Phases of a request, with vLLM's names.
 _PHASES = {
-    "queue": "From arrival until it was admitted.",
-    "prefill": "From then to the first token.",
+    "queue": "From arrival to admission.",
+    "prefill": "From admission to the first token.",
     "decode": "From the first token to the last.",
     "inference": "From admission to the last token.",
 }
@@ -62,18 +70,18 @@ _REASONS["deadline"] = _REASONS["guide_failed"] = "abort"
 
 
 class Metrics:
-    """What the server counts; :meth:`events` is called with all that a turn gave a client."""
+    """The metrics of a server. :meth:`events` counts all events of a client's call."""
 
     def __init__(self, manifest: Manifest, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._values = (model_name, "0")
         self._first_s: dict[tuple[int, int], float] = {}
         self._last_s: dict[tuple[int, int], float] = {}
-        self._running = self._gauge("vllm:num_requests_running", "Requests that are decoded.")
+        self._running = self._gauge("vllm:num_requests_running", "Requests that are running.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
-        self._preemptions = self._counter("vllm:num_preemptions", "Requests without their pages.")
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read.")
+        self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of requests.")
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self._create_cache_metrics()
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._create_draft_metrics()
@@ -96,7 +104,7 @@ class Metrics:
             "vllm:inter_token_latency_seconds", "Between two deliveries to a client.", _ITL_BUCKETS
         )
         self._tpot = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Of a request, on average.", _ITL_BUCKETS
+            "vllm:request_time_per_output_token_seconds", "Mean over a request.", _ITL_BUCKETS
         )
         self._e2e = self._histogram(
             "vllm:e2e_request_latency_seconds", "From arrival to the last token.", _REQUEST_BUCKETS
@@ -109,44 +117,44 @@ class Metrics:
             "vllm:request_prompt_tokens", "Prompt tokens of a request.", _LENGTH_BUCKETS
         )
         self._output_length = self._histogram(
-            "vllm:request_generation_tokens", "Tokens that a request generated.", _LENGTH_BUCKETS
+            "vllm:request_generation_tokens", "Output tokens of a request.", _LENGTH_BUCKETS
         )
         self._launch_tokens = self._histogram(
-            "vllm:iteration_tokens_total",
-            "Tokens of a launch: of prompts, and new.",
-            _LAUNCH_BUCKETS,
+            "vllm:iteration_tokens_total", "Prompt and output tokens of a launch.", _LAUNCH_BUCKETS
         )
         self._fine_itl = self._histogram(
-            "specbuild:inter_token_latency_seconds", "As vllm's, in finer buckets.", _FINE_BUCKETS
+            "specbuild:inter_token_latency_seconds",
+            "As vLLM's metric, with finer buckets.",
+            _FINE_BUCKETS,
         )
         self._fine_tpot = self._histogram(
-            "specbuild:request_time_per_output_token_seconds", "As vllm's, finer.", _FINE_BUCKETS
+            "specbuild:request_time_per_output_token_seconds", "As vLLM's metric.", _FINE_BUCKETS
         )
         self._set_cache_info(manifest)
 
     def _create_draft_metrics(self) -> None:
-        """Counters of what drafts proposed, and of what became of it."""
+        """Create the counters of proposed and accepted draft tokens."""
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Steps with a draft.")
         self._proposed = self._counter(
-            "vllm:spec_decode_num_draft_tokens", "Drafted tokens that were verified."
+            "vllm:spec_decode_num_draft_tokens", "Draft tokens that were verified."
         )
         self._accepted = self._counter(
-            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted."
+            "vllm:spec_decode_num_accepted_tokens", "Draft tokens that were accepted."
         )
         self._per_position = Counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Drafted tokens that were accepted, by their place in the draft.",
+            "Accepted draft tokens by their position in the draft.",
             (*_LABELS, "position"),
             registry=self.registry,
         )
 
     def _create_cache_metrics(self) -> None:
-        """Counters of the prefix cache and of drafters on the host."""
+        """Create the metrics of the prefix cache and of drafters that run on the host."""
         self._prefixes = PrefixStatistics()
         self._prefix_counters = {
             metric: self._counter(metric, description) for metric, _, description in _PREFIX_METRICS
         }
-        # By the kind of a drafter that proposes on the host: its last counts, and its metrics.
+        # The last counts of each kind of drafter on the host, and the metrics by name.
         self._host_counts: dict[str, Any] = {}
         self._host_metrics: dict[str, Counter | Gauge] = {
             metric.name: (self._gauge if metric.is_gauge else self._counter)(
@@ -159,7 +167,7 @@ class Metrics:
     def _set_cache_info(self, manifest: Manifest) -> None:
         info = Gauge(
             "vllm:cache_config_info",
-            "How the caches are cut.",
+            "Page size and number of pages of the KV cache.",
             (*_LABELS, "block_size", "num_gpu_blocks"),
             registry=self.registry,
         )
@@ -167,15 +175,15 @@ class Metrics:
         info.labels(*self._values, str(largest.page_size), str(largest.pages)).set(1)
 
     def count_http(self, method: str, handler: str, status: int) -> None:
-        """Count an answered HTTP request, refused ones too."""
+        """Count an answered HTTP request, including errors."""
         self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
 
     def launched(self, tokens: int) -> None:
-        """A launch read and gave so many tokens together; called by the engine's thread."""
+        """Count the prompt and output tokens of a launch. Called by the engine's thread."""
         self._launch_tokens.observe(tokens)
 
     def events(self, generation: Generation, batch: list[Event]) -> None:
-        """A turn gave a call these events."""
+        """Count the events of one engine step for a call."""
         now_s = time.monotonic()
         tokens: dict[int, int] = {}
         for event in batch:
@@ -223,7 +231,7 @@ class Metrics:
                 self._per_position.labels(*self._values, str(position)).inc(accepted)
 
     def _show_parts(self, stats: RunStats, whole_s: float) -> None:
-        """Where the time of a request went: the engine's clock begins when it is admitted."""
+        """Observe the phases of a request. The engine's times start at admission."""
         decode_s = (stats.tpot_s or 0.0) * (stats.output_tokens - 1)
         inference_s = stats.ttft_s + decode_s
         parts = {"prefill": stats.ttft_s, "decode": decode_s, "inference": inference_s}
@@ -231,13 +239,13 @@ class Metrics:
             self._phases[phase].observe(passed_s)
 
     def count_prefixes(self, now: PrefixStatistics) -> None:
-        """What the prefix cache has counted since the engine was opened."""
+        """Add what the prefix cache has counted since the last call."""
         before, self._prefixes = self._prefixes, replace(now)
         for metric, counted, _ in _PREFIX_METRICS:
             self._prefix_counters[metric].inc(getattr(now, counted) - getattr(before, counted))
 
     def count_host_drafter(self, kind: str, now: Any) -> None:
-        """What a drafter that proposes on the host has counted since the engine was opened."""
+        """Add what a drafter on the host has counted since the last call."""
         before, self._host_counts[kind] = self._host_counts.get(kind), replace(now)
         for metric in HOST_KINDS[kind].metrics:
             exposed, value = self._host_metrics[metric.name], getattr(now, metric.field)
@@ -247,7 +255,7 @@ class Metrics:
                 exposed.inc(value if before is None else value - getattr(before, metric.field))
 
     def exposed(self, *, running: int, waiting: int, used_pages: float) -> bytes:
-        """All metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         self._running.set(running)
         self._waiting.set(waiting)
         self._usage.set(used_pages)

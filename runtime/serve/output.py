@@ -1,4 +1,4 @@
-"""One output as its parser reads it: content, reasoning, calls of tools, and its end."""
+"""One output, parsed into content, reasoning, tool calls and a finish reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.runtime.serve.token_batches import TokenBatch
 
 @dataclass
 class ToolCall:
-    """A call of a function, as it comes."""
+    """A tool call, which may be incomplete."""
 
     name: str
     pieces: list[str] = field(default_factory=list)
@@ -21,15 +21,16 @@ class ToolCall:
 
     @property
     def arguments(self) -> str:
-        """The model's own words."""
+        """The arguments as the model wrote them."""
         return "".join(self.pieces)
 
 
 class Output:
-    """Collects what a parser reads. ``tokens`` are those up to the end or a stop string.
+    """Collects the deltas of a parser. ``tokens`` end at the finish or with a stop string.
 
-    ``by_delta``: deltas of content have their tokens. The text of a last token that is one of
-    ``hidden_ends`` is left out. With ``single_call`` calls after the first one are left out.
+    With ``tracks_tokens`` content deltas have their tokens. If the last token is one of
+    ``hidden_end_tokens``, its text is omitted. With ``single_call`` only the first tool call is
+    kept.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Output:
         self._single_call = single_call
         self._parser = parser
         self._tracks_tokens = tracks_tokens
-        # Tokens of content whose text is not complete.
+        # Content tokens whose text the parser still holds back.
         self._incomplete: list[TokenEvent] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
@@ -56,7 +57,7 @@ class Output:
 
     @property
     def content(self) -> str:
-        """The answer so far."""
+        """The content so far."""
         return "".join(self._content)
 
     @property
@@ -65,7 +66,7 @@ class Output:
         return "".join(self._reasoning)
 
     def add(self, batch: TokenBatch) -> list[Delta]:
-        """What a turn adds; where it ends the output, :attr:`finish_reason` is set."""
+        """Return the deltas of a batch, and set :attr:`finish_reason` if it ends the output."""
         deltas: list[Delta] = []
         last = batch.tokens[-1] if batch.tokens and batch.finish_reason == "stop" else None
         for token in batch.tokens:
@@ -98,7 +99,7 @@ class Output:
         return deltas
 
     def _with_tokens(self, deltas: list[Delta]) -> list[Delta]:
-        """The first one of content has the tokens that it completes."""
+        """Add the tokens that are complete now to the first content delta."""
         index = next((i for i, delta in enumerate(deltas) if delta.content), None)
         if index is None or not self._tracks_tokens:
             return deltas
@@ -109,7 +110,7 @@ class Output:
     def _finish_reason(self, finish_reason: str | None) -> str:
         if self._parser.stopped or finish_reason is None:
             return "stop"
-        # What was cut off is no call yet.
+        # A truncated output may end within a call.
         return "tool_calls" if self.calls and finish_reason == "stop" else finish_reason
 
     def _collect(self, deltas: Sequence[Delta]) -> None:

@@ -1,7 +1,7 @@
-"""An engine in replicas on Ray Serve: ``serve run specbuild.runtime.serve.ray:build engine=PATH``.
+"""Replicas of an engine on Ray Serve: ``serve run specbuild.runtime.serve.ray:build engine=PATH``.
 
-Every replica is a process with an engine of its own behind our routes; Ray starts them, sends
-requests to them, and replaces those that die. Ray is read when :func:`build` is called.
+Each replica is a process with its own engine and routes. Ray starts the replicas, routes requests
+to them and replaces failed ones. Ray is imported when :func:`build` is called.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specbuild.runtime.settings import PrefixCaching, RuntimeSettings
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-# Requests with one session go to one replica, where the pages of their earlier turns are.
+# "session" sends the requests of a session to the replica that caches its earlier turns.
 _ROUTERS = {
     "session": "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter",
     "load": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
@@ -33,11 +33,11 @@ _ROUTERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaOptions:
-    """What stands behind ``serve run``'s target, as ``name=value``.
+    """The options of ``serve run``, as ``name=value``.
 
-    ``routing`` is ``session`` or ``load``. ``num_gpus`` of each replica, None: one, and none for an
-    engine for CPUs. ``drain_s`` is how long a replica that is replaced serves its open requests.
-    Raises RequestError where a value is none that it can be.
+    ``routing`` is ``session`` or ``load``. ``num_gpus`` is per replica; None is one, or none for
+    CPU engines. ``drain_s`` is the time in which a replica that is replaced finishes its requests.
+    Raises RequestError if a value is invalid.
     """
 
     engine: str
@@ -62,17 +62,19 @@ class ReplicaOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> ReplicaOptions:
-        """From strings, as the command line gives them. RequestError names what is wrong."""
+        """Return options from the strings of a command line. RequestError names the invalid one."""
         types = {field.name: str(field.type).split(" ", maxsplit=1)[0] for field in fields(cls)}
         if unknown := sorted(options.keys() - types.keys()):
-            raise RequestError(f"{unknown[0]} is no option; there are {', '.join(types)}")
+            raise RequestError(f"{unknown[0]} is not an option; the options are {', '.join(types)}")
         if not options.get("engine"):
-            raise RequestError("say which engine: engine=PATH, as every machine sees it")
+            raise RequestError(
+                "the engine is missing: add engine=PATH, a path that exists on every machine"
+            )
         return cls(**{name: _value(name, value, types[name]) for name, value in options.items()})
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the key file. RequestError where it holds none."""
+        """Return the API keys of the key file. RequestError if it contains none."""
         if not self.api_key_file:
             return ()
         try:
@@ -80,18 +82,18 @@ class ReplicaOptions:
         except (OSError, UnicodeDecodeError) as error:
             raise RequestError(f"api_key_file {self.api_key_file}: {error}") from error
         if not keys:
-            raise RequestError(f"api_key_file {self.api_key_file} holds no key")
+            raise RequestError(f"api_key_file {self.api_key_file} contains no key")
         return keys
 
     def gpus(self, manifest: Manifest) -> float:
-        """GPUs of a replica."""
+        """Return the number of GPUs per replica."""
         if self.num_gpus is not None:
             return self.num_gpus
         return float(facts_of(manifest.backend).on_gpu)
 
 
 class Replica:
-    """One engine behind the routes of ``specbuild serve``; Ray calls its methods."""
+    """One engine with the routes of ``specbuild serve``. Ray calls its methods."""
 
     def __init__(self, options: ReplicaOptions) -> None:
         caching: PrefixCaching = "auto" if options.prefix_cache else "off"
@@ -108,19 +110,19 @@ class Replica:
         )
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        """What Ray sends requests to."""
+        """Return the ASGI application to which Ray sends requests."""
         return self._app.asgi
 
     def check_health(self) -> None:
-        """Raises where the engine failed: Ray replaces the replica."""
+        """Raise SpecbuildError if the engine failed, so that Ray replaces the replica."""
         if self._app.service.failure is not None:
             raise SpecbuildError(f"the engine failed: {self._app.service.failure}")
 
 
 def build(arguments: Mapping[str, Any]) -> Any:
-    """The Ray Serve application of an engine.
+    """Return the Ray Serve application of an engine.
 
-    Raises RequestError for an option that is none, EngineFileError where there is no engine,
+    Raises RequestError for an invalid option, EngineFileError if there is no engine, and
     SpecbuildError without the extra ``ray``.
     """
     options = ReplicaOptions.read(arguments)
@@ -135,7 +137,7 @@ def build(arguments: Mapping[str, Any]) -> Any:
         name="engine",
         num_replicas=options.replicas,
         ray_actor_options={"num_cpus": options.num_cpus, "num_gpus": options.gpus(manifest)},
-        # The replica itself answers 429 where its queue is full.
+        # Ray must not reject requests: the replica answers 429 if its queue is full.
         max_ongoing_requests=manifest.limits.max_batch_size + options.max_queue + 16,
         graceful_shutdown_timeout_s=options.drain_s,
         request_router_config=RequestRouterConfig(request_router_class=_ROUTERS[options.routing]),
@@ -144,7 +146,7 @@ def build(arguments: Mapping[str, Any]) -> Any:
 
 
 def _value(name: str, value: Any, type_: str) -> Any:
-    """A value of the wanted type, from a string where it is one."""
+    """Return a value as the type of its option, converted if it is a string."""
     if not isinstance(value, str):
         return value
     if type_ == "bool":

@@ -1,11 +1,11 @@
-"""Request fields of OpenAI's and vLLM's APIs that this server does not act on.
+"""Request fields of OpenAI's and vLLM's APIs that this server does not implement.
 
-Every other field of these APIs is a field of a route's pydantic model. A field that would change
-the output is refused by name; a field that cannot change it is ignored, with the reason here.
-``docs/write_request_fields.py`` writes the table of all fields into docs/request-fields.md.
+All other fields of these APIs belong to the pydantic model of a route. A field that would change
+the output is refused with its name. A field that cannot change it is ignored, for the reason given
+here. ``docs/write_request_fields.py`` writes the table of all fields to docs/request-fields.md.
 
-A field that neither API defines has no meaning that could be lost. Such fields are ignored, and the
-server logs each name once. Some names that other servers give a meaning are refused too.
+Fields of neither API are ignored, and each name is logged once. Some names to which other servers
+give a meaning are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from specbuild.runtime.serve.errors import unsupported
 
 Item = TypeVar("Item")
-# Of a list only the first wrong item is an error: an error of each would take a kilobyte.
+# Validation stops at the first invalid item, since each error takes a kilobyte.
 JsonList = Annotated[list[Item], Field(fail_fast=True)]
 RouteName = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
 GENERATION: tuple[RouteName, ...] = ("completions", "chat", "responses")
@@ -29,7 +29,7 @@ CHATS: tuple[RouteName, ...] = ("chat", "tokenize")
 _COMPLETIONS: tuple[RouteName, ...] = ("completions",)
 _CHAT: tuple[RouteName, ...] = ("chat",)
 _RESPONSES: tuple[RouteName, ...] = ("responses",)
-# Unknown field names that the log has mentioned, and how many it mentions at most.
+# Unknown field names that were logged; the number is limited.
 _LOGGED: set[str] = set()
 _MAX_LOGGED = 100
 log = logging.getLogger("specbuild.serve")
@@ -37,7 +37,7 @@ log = logging.getLogger("specbuild.serve")
 
 @dataclass(frozen=True)
 class IgnoredField:
-    """A field without effect on the output; ``name`` has a dot before a key of an object."""
+    """A field without effect on the output. In ``name`` a dot separates an object and its key."""
 
     name: str
     routes: tuple[RouteName, ...]
@@ -46,7 +46,7 @@ class IgnoredField:
 
 @dataclass(frozen=True)
 class RefusedField:
-    """A field that would change the output; values in ``neutral``, and null, request nothing."""
+    """A field that would change the output. Null and the values in ``neutral`` are accepted."""
 
     name: str
     routes: tuple[RouteName, ...]
@@ -54,13 +54,13 @@ class RefusedField:
     neutral: tuple[Any, ...] = ()
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value requests nothing; 0 is not False here."""
+        """Return whether a value is null or neutral. Types must match: 0 is not False."""
         return value is None or any(type(value) is type(n) and value == n for n in self.neutral)
 
 
 _IDENTITY = "identifies the end user to OpenAI"
 _CACHE = "the prefix cache needs no hint; cache_salt separates tenants"
-_MEDIA = "images, audio and video are refused themselves"
+_MEDIA = "images, audio and video are refused"
 _RENDER = "an option of vLLM's render routes only"
 IGNORED = (
     IgnoredField("user", GENERATION, _IDENTITY),
@@ -97,8 +97,8 @@ _EXTENSION = "there are no extensions of vLLM here"
 _TRANSFER = "prefill and decode run in one server"
 _NO_TEMPLATE = "start the server with --chat-template FILE"
 _TOOLS = "use tools and tool_choice"
-_FORM = "state it in the schema, the pattern or the grammar"
-_ROUTED = "the choice of experts is not returned"
+_FORM = "express it in the schema, the pattern or the grammar"
+_ROUTED = "the selected experts are not returned"
 _SERVER_SEARCH = "this server runs no tools; pass functions in tools"
 REFUSED = (
     # Sampling.
@@ -114,7 +114,7 @@ REFUSED = (
     ),
     RefusedField("thinking_token_budget", GENERATION, "set reasoning_effort or max_tokens", (-1,)),
     RefusedField("best_of", _CHAT, "request n choices and choose in the client", (1,)),
-    # What comes back.
+    # Answers.
     RefusedField("prompt_logprobs", GENERATION, "score texts with specbuild verify", (False,)),
     RefusedField("logprob_token_ids", GENERATION, "request top_logprobs", ([],)),
     RefusedField("return_tokens_as_token_ids", GENERATION, "set return_token_ids", (False,)),
@@ -123,7 +123,7 @@ REFUSED = (
     RefusedField("return_prompt_text", _CHAT, "use /tokenize and /detokenize", (False,)),
     RefusedField("routed_experts_prompt_start", GENERATION, _ROUTED, (0,)),
     RefusedField("request_id", _RESPONSES, "the server chooses the ids of stored responses"),
-    RefusedField("enable_response_messages", _RESPONSES, "read the items of output", (False,)),
+    RefusedField("enable_response_messages", _RESPONSES, "use the items of output", (False,)),
     RefusedField(
         "stream_options.include_obfuscation", GENERATION, "chunks are not padded", (False,)
     ),
@@ -140,7 +140,7 @@ REFUSED = (
     RefusedField("prompt_embeds", _COMPLETIONS, "send the prompt as text or token ids", ([], "")),
     RefusedField("chat_template", CHATS, _NO_TEMPLATE),
     RefusedField("documents", _CHAT, "put documents into messages, or chat_template_kwargs", ([],)),
-    RefusedField("echo", _CHAT, "the client has the last message", (False,)),
+    RefusedField("echo", _CHAT, "prepend the last message in the client", (False,)),
     RefusedField("prompt", _RESPONSES, "stored prompt templates are OpenAI's; send input"),
     RefusedField("conversation", _RESPONSES, "pass previous_response_id"),
     RefusedField("context_management", _RESPONSES, "shorten the input", ([],)),
@@ -149,7 +149,7 @@ REFUSED = (
     RefusedField("continue_final_message", _RESPONSES, "use chat completions", (False,)),
     RefusedField("add_generation_prompt", _RESPONSES, "use chat completions", (True,)),
     RefusedField("truncate_prompt_tokens", _RESPONSES, "shorten the input"),
-    # What models and servers of OpenAI do beside text.
+    # Features of OpenAI's models and servers other than text.
     RefusedField("audio", _CHAT, "the model produces text"),
     RefusedField("moderation", ("chat", "responses"), "outputs are not moderated"),
     RefusedField("web_search_options", _CHAT, _SERVER_SEARCH),
@@ -158,11 +158,13 @@ REFUSED = (
     RefusedField("verbosity", _CHAT, "ask for a length in the messages", ("medium",)),
     RefusedField("text.verbosity", _RESPONSES, "ask for a length in the input", ("medium",)),
     # A model without summaries answers "auto" without one.
-    RefusedField("reasoning.summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
-    RefusedField("reasoning.generate_summary", _RESPONSES, "reasoning comes as it is", ("auto",)),
+    RefusedField("reasoning.summary", _RESPONSES, "reasoning is returned unchanged", ("auto",)),
+    RefusedField(
+        "reasoning.generate_summary", _RESPONSES, "reasoning is returned unchanged", ("auto",)
+    ),
     RefusedField("reasoning.context", _RESPONSES, "send the reasoning items to keep", ("auto",)),
     RefusedField("reasoning.mode", _RESPONSES, "set reasoning.effort", ("standard",)),
-    # Forms.
+    # Structured output.
     RefusedField("guided_whitespace_pattern", GENERATION, _FORM),
     RefusedField("structured_outputs.whitespace_pattern", GENERATION, _FORM),
     RefusedField("structured_outputs.disable_any_whitespace", GENERATION, _FORM, (False,)),
@@ -170,8 +172,8 @@ REFUSED = (
     RefusedField("structured_outputs.structural_tag", GENERATION, "use a grammar"),
 )
 
-# Fields of SGLang, llama.cpp, Text Generation Inference and OpenRouter that change their output.
-# They are no part of the documented table: neither OpenAI nor vLLM defines them.
+# Fields of SGLang, llama.cpp, Text Generation Inference and OpenRouter that change the output.
+# The documented table omits them, since neither OpenAI nor vLLM defines them.
 _OTHER_NAME = "use max_tokens and min_tokens"
 _OTHER_FORM = "use structured_outputs"
 _OTHER_SAMPLER = "use top_p, min_p or a penalty"
@@ -198,13 +200,13 @@ OTHER_SERVERS = (
 
 
 class RequestFields(BaseModel):
-    """The body of a request to ``route``. Other fields are refused or ignored by the table."""
+    """The body of a request to ``route``. The tables refuse or ignore all other fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     route: ClassVar[RouteName]
 
     def refuse_unsupported(self) -> None:
-        """Raise ApiError for the first field that would change the output; log unknown names."""
+        """Raise ApiError for the first refused field, and log unknown names."""
         for field in (*REFUSED, *OTHER_SERVERS):
             if self.route in field.routes and not field.allows(_value(self, field.name)):
                 raise unsupported(field.name, field.instead)
@@ -216,12 +218,12 @@ class RequestFields(BaseModel):
 
 
 def field_names(fields: Iterable[IgnoredField | RefusedField], route: RouteName) -> list[str]:
-    """Return the names that the table has for a route."""
+    """Return the names of the table's fields of a route."""
     return [field.name for field in fields if route in field.routes]
 
 
 def field_states(body: type[RequestFields]) -> dict[str, Literal["yes", "ignored", "refused"]]:
-    """Return what a route does with each field; a dot is before a key of an object."""
+    """Return what a route does with each field, by name; a dot separates an object and its key."""
     states: dict[str, Literal["yes", "ignored", "refused"]] = {}
     states.update(dict.fromkeys(_fields_of(body), "yes"))
     states.update(dict.fromkeys(field_names(IGNORED, body.route), "ignored"))
@@ -238,7 +240,7 @@ def _fields_of(body: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _value(body: BaseModel, name: str) -> Any:
-    """A field of a body, or a key of one of its objects; None where it is absent."""
+    """Return a field of a body, or a key of one of its objects; None if it is absent."""
     value: Any = body
     for part in name.split("."):
         if isinstance(value, BaseModel):

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specbuild.runtime.request import Event, Request, TokenEvent
 
 REQUEST_ID_HEADER = "x-request-id"
-# Characters of HTTP tokens, and those that ids of other servers have. None can end a log field.
+# Characters of HTTP tokens and of other servers' ids. None of them ends a field of a log line.
 _VALID_ID = re.compile(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~:/=@]{1,128}")
 _MAX_LOGGED_PATH = 200
-# nginx's status for a request whose client left before the answer.
+# nginx's status for a client that disconnected before the answer.
 CLIENT_LEFT = 499
-# Counts (method, handler, status) of an answered request.
+# Called with the method, handler and status of each answered request.
 CountRequest = Callable[[str, str, int], None]
 
 
@@ -35,7 +35,7 @@ def new_request_id() -> str:
 
 @dataclass
 class RequestRecord:
-    """What is known of one HTTP request. Token counts are None where it did not generate."""
+    """Facts about one HTTP request. Token counts are None if it did not generate."""
 
     id: str
     status: int = CLIENT_LEFT
@@ -45,20 +45,20 @@ class RequestRecord:
     started_s: float = field(default_factory=time.monotonic)
 
     def count_prompts(self, requests: Sequence[Request]) -> None:
-        """Count the prompts of requests; the choices of one prompt share it."""
+        """Count the prompt tokens. The choices of a prompt share one tuple of ids."""
         prompts = {id(request.prompt_ids): len(request.prompt_ids) for request in requests}
         self.prompt_tokens = (self.prompt_tokens or 0) + sum(prompts.values())
         self.output_tokens = self.output_tokens or 0
 
     def events(self, batch: Sequence[Event]) -> None:
-        """Count the tokens of one engine turn."""
+        """Count the tokens of one engine step."""
         tokens = sum(isinstance(event, TokenEvent) for event in batch)
         if tokens and self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self.output_tokens = (self.output_tokens or 0) + tokens
 
     def line(self, scope: Scope, handler: str) -> str:
-        """Return the log line of the finished request. No part of it can hold a line end."""
+        """Return the log line of the finished request. No value in it can contain a line end."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         client = scope.get("client")
         client_text = "-" if not client else f"{quote(str(client[0]), safe=':.')}:{client[1]}"
@@ -75,20 +75,20 @@ class RequestRecord:
         )
 
 
-# The handler's name of requests that no route serves: their paths are the clients' own.
+# The handler of unknown paths, so that clients cannot create labels of metrics.
 UNKNOWN_HANDLER = "none"
 _RECORD: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 
 
 def current_record() -> RequestRecord | None:
-    """Return the record of the HTTP request that the caller serves; None outside of one."""
+    """Return the record of the HTTP request that is being served; None outside of a request."""
     return _RECORD.get()
 
 
 class RequestRecords:
-    """ASGI middleware: gives each response an ``x-request-id``, counts and logs it.
+    """ASGI middleware that gives each response an ``x-request-id``, counts it and logs it.
 
-    The id is the client's if it is valid. With ``log`` a line goes to standard error.
+    The id is the client's if that is valid. With ``log`` a line is written to standard error.
     """
 
     def __init__(

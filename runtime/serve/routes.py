@@ -162,7 +162,7 @@ async def page(app: App, _request: HttpRequest) -> Answer:
 
 
 async def page_settings(app: App, _request: HttpRequest) -> Answer:
-    """Return what the web page has to know of the server."""
+    """Return the settings of the web page."""
     return app.page.settings()
 
 

@@ -1,4 +1,4 @@
-"""Runs the application: a socket, signals, and a closing that loses no accepted request."""
+"""Runs the application: listening socket, signals, and a shutdown that finishes open requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.serve.app import App
 from specbuild.runtime.serve.connection import KEEP_ALIVE_S, Connection
 
-# How long open requests may run after the first signal.
+# Time for open requests after the first signal.
 DRAIN_TIMEOUT_S = 30
-# How long clients have to read the error of an aborted request, and the engine to end a turn.
+# Time for clients to read the error of an aborted request, and for the engine to end its step.
 CLOSE_TIMEOUT_S = 5.0
 _BACKLOG = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a server listens: a host and a port (0 is a free one), or a Unix socket."""
+    """Where a server listens: a host and a port (0 selects a free one), or a Unix socket."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -44,7 +44,7 @@ class Address:
 
     @property
     def default_hosts(self) -> tuple[str, ...]:
-        """What a ``Host`` header may name: on loopback its names, elsewhere anything (empty)."""
+        """The accepted ``Host`` headers: the loopback names on loopback, else any (empty)."""
         if self.uds is not None or self.is_public:
             return ()
         return tuple(dict.fromkeys(("localhost", "127.0.0.1", "[::1]", self.host)))
@@ -60,7 +60,7 @@ class Address:
                 listening = socket.socket(family, socket_type, protocol)
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listening.bind(socket_address)
-            # At once: another server must see a live socket, and a port in use is found here.
+            # Listen at once: this detects a port in use, and makes the socket live.
             listening.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
             raise RequestError(f"cannot listen on {self}: {error}; choose another") from error
@@ -69,7 +69,7 @@ class Address:
     def _bind_uds(self, path: Path) -> socket.socket:
         if path.is_socket():
             if _is_live(path):
-                raise OSError("another server listens there")
+                raise OSError("another server listens on it")
             path.unlink()  # its server was killed
         listening = socket.socket(socket.AF_UNIX)
         listening.bind(str(path))
@@ -80,7 +80,7 @@ class Address:
 
 
 def _is_live(path: Path) -> bool:
-    """Whether a process listens on a Unix socket; also if that cannot be found out."""
+    """Return whether a process listens on a Unix socket, or may do so."""
     with socket.socket(socket.AF_UNIX) as client:
         client.setblocking(False)
         try:
@@ -88,12 +88,12 @@ def _is_live(path: Path) -> bool:
         except ConnectionRefusedError:
             return False
         except OSError:
-            return True  # its backlog is full, or it is another user's
+            return True  # its backlog is full, or it belongs to another user
         return True
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:
-    """The identity of a file; None if there is none."""
+    """Return the identity of a file; None if it does not exist."""
     try:
         status = path.lstat()
     except OSError:
@@ -139,7 +139,7 @@ class Server(uvicorn.Server):
             self._ready(sockets[0].getsockname())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let open requests finish, and abort those that do not within the drain timeout."""
+        """Let open requests finish, and abort those that exceed the drain timeout."""
         self._app.drain()
         await self._app.responses.close()
         if count := len(self.server_state.tasks):
@@ -172,14 +172,14 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle signals from now on: the process ends after serving, and may get more of them."""
+        """Install the signal handlers and keep them, since more signals may arrive at shutdown."""
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, self.handle_exit)
         yield
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        """Count a signal. A requested end is no failure of the process."""
+        """Count a signal. It is not raised again: a requested end is not a failure."""
         self._signals += 1
         self.should_exit = True
         if self._signals > 2:
@@ -201,7 +201,7 @@ def serve(
     finally:
         listening.close()
         app.close()
-        # The path may have become another server's.
+        # Another server may have replaced the socket file.
         if address.uds is not None and socket_file == _file_id(address.uds):
             address.uds.unlink(missing_ok=True)
     if not app.is_stopped(CLOSE_TIMEOUT_S):

@@ -1,4 +1,4 @@
-"""An engine behind a bounded queue: what every route asks to generate."""
+"""An engine with a bounded queue, which runs the requests of all routes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from specbuild.runtime.serve.errors import ApiError, engine_error
 from specbuild.runtime.serve.metrics import Metrics
 from specbuild.runtime.serve.request_record import current_record
 
-# What a client whose request found the queue full is asked to wait.
+# Value of Retry-After if the queue is full.
 RETRY_AFTER_S = 1
-# Threads that tokenise and render templates. Each keeps for good what the longest text took.
+# Threads for tokenizers and templates. Each retains the memory of its longest text.
 TEXT_THREADS = 4
-# Guides that are compiled at once, each in a process of its own.
+# Guides that are compiled concurrently, each in its own process.
 GUIDE_THREADS = 2
 
 Result = TypeVar("Result")
-# A guide that waits longer to be compiled is not followed.
+# Maximum time from the request to the compiled guide.
 MAX_COMPILE_S = 15.0
 
 
@@ -36,8 +36,9 @@ MAX_COMPILE_S = 15.0
 class ServiceOptions:
     """How an engine is served.
 
-    ``max_queue`` requests may wait beside those that run; ``setting`` is the draft of all, which
-    has none where they are ``exact``; ``names`` are those of the model, the first one is shown.
+    ``max_queue`` requests may wait in addition to those that run. All requests use the draft of
+    ``setting``, or no draft if they are ``exact``. ``names`` are the model's names; metrics have
+    the first one.
     """
 
     names: tuple[str, ...]
@@ -48,7 +49,7 @@ class ServiceOptions:
 
 @dataclass(frozen=True)
 class Load:
-    """Requests that run and that wait, and the share of cache pages in use."""
+    """The running and waiting requests, and the share of cache pages in use."""
 
     running: int
     waiting: int
@@ -56,9 +57,9 @@ class Load:
 
 
 class Generation:
-    """Requests of one call, which run: an asynchronous iterator of their events by turns.
+    """The running requests of one call: an asynchronous iterator over their events by engine step.
 
-    :meth:`cancel` aborts what is not done, and is to be called whatever happens.
+    :meth:`cancel` must be called in any case; it aborts unfinished requests.
     """
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
@@ -73,11 +74,11 @@ class Generation:
             self._record.count_prompts(self.requests)
 
     def start(self, stream: Stream) -> None:
-        """The requests are with the engine."""
+        """Store the stream of the engine that runs the requests."""
         self._stream = stream
 
     def receive(self, batch: EventBatch) -> None:
-        """Called on the event loop with what a turn gave."""
+        """Accept the events of one engine step. Called on the event loop."""
         if isinstance(batch, BaseException):
             self._finish(self._open)
             self._service.record_failure(batch)
@@ -100,13 +101,15 @@ class Generation:
             yield batch
 
     def cancel(self) -> None:
-        """Aborts what is left; its pages come back within a turn of the engine."""
+        """Abort unfinished requests. The engine releases their pages after its current step."""
         if self._open and self._stream is not None:
             self._stream.leave()
 
     def abort(self) -> None:
-        """Abort what is left, and end the iteration with an error."""
-        self._batches.put_nowait(RequestError("the server is shutting down; the request ended"))
+        """Abort unfinished requests, and end the iteration with an error."""
+        self._batches.put_nowait(
+            RequestError("the server is shutting down; the request was aborted")
+        )
         self.cancel()
 
     def _finish(self, requests: int) -> None:
@@ -117,7 +120,7 @@ class Generation:
 
 
 class Service:
-    """Generates for any number of clients; made and used on one event loop."""
+    """Generates for any number of clients. It is created and used on one event loop."""
 
     def __init__(self, engine: Engine, options: ServiceOptions) -> None:
         self.engine = engine
@@ -138,22 +141,24 @@ class Service:
 
     @property
     def open_requests(self) -> int:
-        """Requests that wait or run."""
+        """The number of waiting and running requests."""
         return self._open
 
     @property
     def failure(self) -> str | None:
-        """Why the engine's last work failed; None where it did not."""
+        """The error of the engine's last work; None if that succeeded."""
         return self._failure
 
     async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """What a call on texts gives: a long one lasts many steps, and other clients go on."""
+        """Run a slow call on texts in a thread, so that it does not delay the streams of other
+        clients.
+        """
         return await asyncio.get_running_loop().run_in_executor(
             self._text_threads, call, *arguments
         )
 
     async def check(self, prompts: Sequence[Prompt], params: GenerateParams) -> list[Request]:
-        """The prompts as requests of the engine. ApiError where one cannot be served."""
+        """Return the prompts as requests of the engine. ApiError if the engine rejects one."""
         params = replace(params, exact=True) if self.options.exact else params
         try:
             return await self.in_thread(self.engine.check_prompts, prompts, params)
@@ -161,10 +166,9 @@ class Service:
             raise engine_error(error) from error
 
     async def compile_guide(self, guide: Guide | None) -> Guide | None:
-        """The guide, once the engine keeps it compiled. ApiError where it is none.
+        """Compile a guide and return it. ApiError if it is invalid or takes too long.
 
-        Compiling takes at most a few seconds of processor time. Two guides are compiled at once,
-        apart from the threads that tokenize.
+        Compilation takes at most a few seconds of processor time, in its own threads.
         """
         if guide is None:
             return None
@@ -184,17 +188,17 @@ class Service:
 
     @property
     def max_sequences(self) -> int:
-        """How many sequences may be open: those that run, and those that are queued."""
+        """The maximum number of running and queued sequences."""
         return self.engine.manifest.limits.max_batch_size + self.options.max_queue
 
     def check_admission(self, sequences: int) -> None:
         """Raise ApiError if a call with this many sequences cannot be admitted now.
 
-        The status is 400 if the call can never fit, 429 if it does not fit beside the open ones,
-        and 503 while the server shuts down. Routes call this before they tokenize prompts.
+        The status is 400 if the call can never fit, 429 if it does not fit now, and 503 during
+        shutdown. Routes call this before they tokenize prompts.
         """
         if self.is_draining:
-            raise ApiError(503, "the server is shutting down; try another one")
+            raise ApiError(503, "the server is shutting down; use another server")
         if sequences > self.max_sequences:
             raise ApiError(
                 400,
@@ -227,7 +231,7 @@ class Service:
         return generation
 
     def release(self, requests: int) -> None:
-        """So many requests are through."""
+        """Count requests as finished."""
         self._open -= requests
         if requests:
             self._failure = None
@@ -235,18 +239,18 @@ class Service:
             self._idle.set()
 
     def record_failure(self, error: BaseException) -> None:
-        """The engine raised: until it serves a request again the server is not healthy."""
+        """Store an error of the engine. The server is unhealthy until a request succeeds."""
         if not isinstance(error, RequestError):
             self._failure = f"{type(error).__name__}: {error}"
 
     @property
     def load(self) -> Load:
-        """What the engine has to do now."""
+        """The load of the engine now."""
         running = min(self._open, self.engine.manifest.limits.max_batch_size)
         return Load(running, self._open - running, self.engine.used_pages)
 
     def exposed_metrics(self) -> bytes:
-        """Prometheus' text."""
+        """Return the metrics in Prometheus' text format."""
         if self.engine.prefixes is not None:
             self.metrics.count_prefixes(self.engine.prefixes.statistics)
         for kind, statistics in self.engine.decoder.host_statistics.items():
@@ -259,7 +263,7 @@ class Service:
             generation.abort()
 
     def abandon(self) -> None:
-        """End :meth:`drained` although requests are open."""
+        """End :meth:`drained` even if requests are open."""
         self._idle.set()
 
     async def drained(self) -> None:

@@ -1,4 +1,4 @@
-"""What every route needs of the server: its models, its requests and its text."""
+"""What all routes share: the model's names, prompts, requests and texts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.token_batches import TokenBatches
 from specbuild.runtime.text.codec import TextCodec, check_unicode
 
-# Clients that cut a text ask for its tokens first: it may be this many times the longest sequence.
+# Texts to tokenize may exceed the maximum sequence length by this factor: clients truncate them.
 MAX_TOKENIZED_SEQUENCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPromptOptions:
-    """How a chat becomes a prompt; see the fields of a request with these names.
+    """How a chat becomes a prompt; the request fields of these names explain them.
 
-    A prompt that ``may_be_long`` is truncated afterwards.
+    A prompt that ``may_be_long`` is truncated later.
     """
 
     add_generation_prompt: bool = True
@@ -45,7 +45,7 @@ class ChatPromptOptions:
         add_special_tokens: bool,
         may_be_long: bool = False,
     ) -> ChatPromptOptions:
-        """Return the form that a request's fields state. ApiError where two contradict."""
+        """Return the options of a request's fields. ApiError if two contradict each other."""
         if continue_final_message and add_generation_prompt:
             raise invalid_value(
                 "continue_final_message",
@@ -63,7 +63,7 @@ class ChatPromptOptions:
 
 
 NEW_TURN = ChatPromptOptions()
-# What a template gets from fields of the request, never from chat_template_kwargs.
+# Template variables of request fields, which chat_template_kwargs must not set.
 _OWN_VARIABLES = (
     "messages",
     "tools",
@@ -74,7 +74,7 @@ _OWN_VARIABLES = (
 
 
 class Serving:
-    """A service with the form of its outputs; None where the engine has no tokenizer."""
+    """A service with the format of its outputs, which is None without a tokenizer."""
 
     def __init__(self, service: Service, output_format: OutputFormat | None) -> None:
         self.service = service
@@ -87,18 +87,18 @@ class Serving:
 
     @property
     def codec(self) -> TextCodec:
-        """The engine's tokenizer. ApiError where it has none."""
+        """The engine's tokenizer. ApiError if it has none."""
         if self.service.engine.text is None:
             raise ApiError(400, "the engine has no tokenizer: give token ids to /v1/completions")
         return self.service.engine.text
 
     def model(self, name: str) -> str:
-        """The name of a model. ApiError where it is another one's."""
+        """Return the name of a model. ApiError if the server does not have it."""
         names = self.service.options.names
         if name not in names:
             raise ApiError(
                 404,
-                f"the model {name!r} does not exist; this server has {', '.join(names)}",
+                f"the model {name!r} does not exist; this server serves {', '.join(names)}",
                 param="model",
                 code="model_not_found",
             )
@@ -112,10 +112,10 @@ class Serving:
         raw: bool,
         may_shorten: bool = False,
     ) -> list[Request]:
-        """Requests for each choice of each prompt, in this order. ApiError where one is refused.
+        """Return a request for each choice of each prompt, in this order.
 
-        Choices differ in how they sample alone. A number of new tokens that does not fit behind a
-        prompt is refused too, unless ``may_clip``.
+        Choices differ in their sampling only. Raises ApiError if the engine rejects a request. New
+        tokens that exceed the context are rejected too, unless ``may_shorten``.
         """
         checked_requests = await self.service.check(prompts, replace(choice_params[0], raw=raw))
         if not may_shorten:
@@ -145,7 +145,7 @@ class Serving:
             )
 
     async def guide(self, constraint: OutputConstraint | None, prompt: ChatPrompt) -> Guide | None:
-        """The guide of a full output that continues ``prompt``, compiled. ApiError."""
+        """Return the compiled guide of a complete output that continues ``prompt``. ApiError."""
         if constraint is None or self.output_format is None:
             return None
         try:
@@ -161,7 +161,7 @@ class Serving:
         variables: Mapping[str, Any],
         options: ChatPromptOptions = NEW_TURN,
     ) -> ChatPrompt:
-        """The chat, rendered and tokenized. RequestError where the template refuses it."""
+        """Return the chat, rendered and tokenized. RequestError if the template fails."""
         codec = self.codec
         for name in _OWN_VARIABLES:
             if variables.get(name) is not None:
@@ -189,7 +189,7 @@ class Serving:
         return await self.service.in_thread(render)
 
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The ids of a text. RequestError where it is so long that no part could be meant."""
+        """Return the token ids of a text. RequestError if the text is far too long."""
         check_unicode(text, "prompt")
         encode = partial(
             self.codec.encode,
@@ -201,19 +201,19 @@ class Serving:
 
     @property
     def max_seq_len(self) -> int:
-        """Tokens of the engine's longest sequence, prompt and output together."""
+        """The maximum number of tokens of a sequence, prompt and output together."""
         return self.service.engine.manifest.limits.max_seq_len
 
     def start(
         self, requests: Sequence[Request], urgency: Urgency, *, splits_by_source: bool = False
     ) -> TokenBatches:
-        """Starts requests. ApiError where the server takes no more, or they come too late."""
+        """Start requests. ApiError if the server cannot admit them."""
         priority, deadline_s = urgency
         scheduled = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
         return TokenBatches(self.service.generate(scheduled), splits_by_source=splits_by_source)
 
     def hidden_end_tokens(self, params: GenerateParams) -> frozenset[int]:
-        """Return the tokens that end a chat without being part of its text."""
+        """Return the tokens that end a chat and are omitted from its text."""
         if params.include_stop_str_in_output or self.output_format is None:
             return frozenset()
         eos = () if params.ignore_eos else self.service.engine.manifest.target.eos_token_ids
@@ -222,5 +222,5 @@ class Serving:
         )
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """The text of tokens; empty where there is no tokenizer."""
+        """Return the text of tokens; empty without a tokenizer."""
         return self.codec.decode(ids) if self.has_tokenizer else ""

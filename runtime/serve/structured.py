@@ -1,4 +1,4 @@
-"""The form that a client asks of an answer: the fields of OpenAI's API and of vLLM's."""
+"""Fields that constrain an output: those of OpenAI's and of vLLM's API."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
 from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, JsonList, RequestFields
 
-# Keys of structured_outputs beside the form. The table of fields refuses all but neutral values.
+# Keys of structured_outputs that are not constraints, and are refused or ignored by the tables.
 _OUTPUT_OPTIONS = {
     field.name.partition(".")[2]
     for field in (*IGNORED, *REFUSED)
@@ -21,7 +21,9 @@ _OUTPUT_OPTIONS = {
 
 
 class StructuredFields(RequestFields):
-    """Fields of which one may ask for a form; ``structured_outputs`` has the last four as keys."""
+    """Fields of which one may constrain the output. ``structured_outputs`` has the last four as
+    keys.
+    """
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -31,7 +33,7 @@ class StructuredFields(RequestFields):
     guided_grammar: str | None = None
 
     def guide(self) -> Guide | None:
-        """The guide of the answer; None where none is asked for. ApiError where two are."""
+        """Return the guide of the output, or None. ApiError if two fields constrain it."""
         fields = [
             (f"guided_{kind}", kind, getattr(self, f"guided_{kind}"))
             for kind in ("json", "regex", "choice", "grammar")
@@ -47,12 +49,14 @@ class StructuredFields(RequestFields):
         guides += [] if format_guide is None else [format_guide]
         if len(guides) > 1:
             first, second = guides[0].name, guides[1].name
-            raise invalid_value(second, f"{first} and {second} both ask for a form; leave one out")
+            raise invalid_value(
+                second, f"{first} and {second} both constrain the output; leave one out"
+            )
         return guides[0] if guides else None
 
 
 def field_guide(name: str, kind: str, value: Any) -> Guide:
-    """The guide of one of vLLM's fields. ApiError where it is no form."""
+    """Return the guide of one of vLLM's fields. ApiError if its value is invalid."""
     try:
         return Guide.of({kind: value}, name=name)
     except RequestError as error:
@@ -60,10 +64,10 @@ def field_guide(name: str, kind: str, value: Any) -> Guide:
 
 
 def response_guide(response_format: Mapping[str, Any] | None, name: str) -> Guide | None:
-    """The guide of ``response_format``, or of ``text.format``: its schema is beside its type.
+    """Return the guide of ``response_format``, or of ``text.format``, or None.
 
-    ApiError where it is none. Where it is not ``strict``, keywords that cannot be enforced are left
-    out.
+    Unless the schema is ``strict``, keywords that cannot be enforced are ignored. ApiError if the
+    format is invalid.
     """
     type_ = "text" if response_format is None else response_format.get("type", "text")
     if response_format is None or type_ == "text":
@@ -71,7 +75,7 @@ def response_guide(response_format: Mapping[str, Any] | None, name: str) -> Guid
     if type_ == "json_object":
         return Guide.json(name=name)
     if type_ != "json_schema":
-        raise unsupported(f"{name}.type", "it is text, json_object or json_schema")
+        raise unsupported(f"{name}.type", "use text, json_object or json_schema")
     schema_object = response_format.get("json_schema", response_format)
     path = f"{name}.json_schema" if "json_schema" in response_format else name
     if not isinstance(schema_object, Mapping) or "schema" not in schema_object:
@@ -86,23 +90,21 @@ def output_constraint(
     *,
     parallel: bool | None,
 ) -> OutputConstraint | None:
-    """What an output has to be; None where it is free. ``tools`` are those that may be called.
+    """Return the constraint of an output; None if the model may write anything.
 
-    ApiError where the choice is none, or names no tool.
+    ``tools`` are those that may be called. ApiError if the tool choice is invalid.
     """
     requires_call = choice not in (None, "auto", "none")
     if not requires_call and content is None:
         return None
     callable_tools = list(tools or ())
     if requires_call and not callable_tools:
-        raise invalid_value("tool_choice", "tool_choice asks for a call, but there are no tools")
+        raise invalid_value("tool_choice", "tool_choice requires a call, but tools is empty")
     if requires_call and choice != "required":
         name = _chosen_function(choice)
         callable_tools = [tool for tool in callable_tools if tool["function"]["name"] == name]
         if not callable_tools:
-            raise invalid_value(
-                "tool_choice", f"tool_choice names {name!r}, which is none of the tools"
-            )
+            raise invalid_value("tool_choice", f"tool_choice is {name!r}, which is not in tools")
     return OutputConstraint(
         content=content,
         calls=[_call(tool["function"], f"tools.{i}") for i, tool in enumerate(callable_tools)],
@@ -113,7 +115,7 @@ def output_constraint(
 
 
 def _chosen_function(choice: Any) -> Any:
-    """The function that a choice names, in the form of chats or of responses."""
+    """Return the function of a tool choice, in the form of chats or of responses."""
     if isinstance(choice, Mapping) and choice.get("type") == "function":
         name = choice.get("function", choice)
         if isinstance(name, Mapping) and isinstance(name.get("name"), str):

@@ -1,4 +1,4 @@
-"""What the turns of the engine give each choice of a call."""
+"""The tokens of each choice of a call, by engine step."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from specbuild.runtime.serve.service import Generation
 from specbuild.runtime.serve.usage import FINISH_REASONS
 
 _GUIDE_FAILED = (
-    "the output could not go on in the form that was asked for: its grammar met a limit, or none "
-    "of the model's tokens continues it; ask for a simpler form"
+    "the output could not continue under its constraint: the grammar reached a limit, or no token "
+    "of the model fits; use a simpler schema or grammar"
 )
-_TIMED_OUT = "the request was not done within its timeout; allow more, or ask for less"
+_TIMED_OUT = "the request exceeded its timeout; increase timeout or lower max_tokens"
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Tokens of one choice; ``finish_reason`` in OpenAI's words where it ends with them."""
+    """Tokens of one choice from one engine step, and OpenAI's finish reason if it ends there."""
 
     choice: int
     tokens: list[TokenEvent] = field(default_factory=list)
     finish_reason: str | None = None
 
     def split_by_source(self) -> list[TokenBatch]:
-        """The turn in parts whose tokens are all of the draft, or all of the target."""
+        """Return parts whose tokens all come from the draft or all from the target."""
         parts = [
             TokenBatch(self.choice, list(tokens))
             for _, tokens in groupby(self.tokens, key=lambda token: token.from_draft)
@@ -39,15 +39,16 @@ class TokenBatch:
 
 
 def source_fields(tokens: Sequence[TokenEvent]) -> dict[str, Any]:
-    """What ``return_draft_tokens`` adds to a chunk: tokens of one source, and how many."""
+    """Return the fields that ``return_draft_tokens`` adds to a chunk."""
     return {"from_draft": any(token.from_draft for token in tokens), "token_count": len(tokens)}
 
 
 class TokenBatches:
-    """Turns of a generation by choice, as they come; ``by_source``: in parts of one source each.
+    """The batches of a generation as they arrive; with ``splits_by_source``, in parts of one
+    source.
 
-    :meth:`aclose` aborts what is left, also before the first turn: an asynchronous generator that
-    has not begun runs no ``finally``.
+    :meth:`aclose` aborts unfinished requests, also before the first batch: an asynchronous
+    generator that has not started runs no ``finally``.
     """
 
     def __init__(self, generation: Generation, *, splits_by_source: bool = False) -> None:
@@ -58,7 +59,7 @@ class TokenBatches:
         return self._batches
 
     async def aclose(self) -> None:
-        """Abort what is left."""
+        """Abort unfinished requests."""
         self._generation.cancel()
         await self._batches.aclose()
 
@@ -85,7 +86,7 @@ async def _iterate_batches(
 
 
 async def collect_outputs(batches: TokenBatches, choices: int) -> list[TokenBatch]:
-    """Whole outputs, by choice."""
+    """Return the complete outputs, by choice."""
     tokens: list[list[TokenEvent]] = [[] for _ in range(choices)]
     finish_reasons: list[str | None] = [None] * choices
     async with aclosing(batches):

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and of the likeliest in their places, in OpenAI's forms."""
+"""Log-probabilities of tokens and of the most likely alternatives, in OpenAI's forms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.serve.serving import Serving
 
 
 def checked_top_logprobs(name: str, value: int | None) -> int:
-    """How many of the likeliest tokens a field asks for. ApiError where it is out of range."""
+    """Return the number of most likely tokens that a field requests. ApiError if out of range."""
     value = value or 0
     if not 0 <= value <= MAX_TOP_LOGPROBS:
         raise invalid_value(name, f"{name} is {value}, must be 0 to {MAX_TOP_LOGPROBS}")
@@ -20,13 +20,13 @@ def checked_top_logprobs(name: str, value: int | None) -> int:
 
 
 def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
-    """A token of a chat or of a response."""
+    """Return the entry of a token of a chat or a response."""
     top_logprobs = [_entry(serving, *pair) for pair in token.top_logprobs]
     return _entry(serving, token.token_id, _logprob(token)) | {"top_logprobs": top_logprobs}
 
 
 def _logprob(token: TokenEvent) -> float:
-    """That of a token whose request asked for it."""
+    """Return the log-probability of a token of a request that asked for it."""
     assert token.logprob is not None
     return token.logprob
 
@@ -39,9 +39,9 @@ def _entry(serving: Serving, token_id: int, logprob: float) -> dict[str, Any]:
 def completion_logprobs(
     serving: Serving, tokens: Sequence[TokenEvent], *, offset: int, with_top_logprobs: bool
 ) -> dict[str, Any]:
-    """Tokens of a completion whose text before them has ``offset`` characters.
+    """Return the log-probabilities of a completion's tokens, whose text starts at ``offset``.
 
-    With the ``likeliest`` stands the chosen token, whether it is among them or not.
+    ``with_top_logprobs`` adds the most likely tokens, and always the chosen one.
     """
     texts = [serving.text_of([token.token_id]) for token in tokens]
     offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
@@ -57,7 +57,7 @@ def completion_logprobs(
 
 
 def _by_text(serving: Serving, text: str, token: TokenEvent) -> dict[str, float]:
-    """Of tokens that look alike the likelier one stands."""
+    """Return log-probabilities by text. Of tokens with equal text the most likely one is kept."""
     logprobs: dict[str, float] = {}
     for token_id, logprob in token.top_logprobs:
         logprobs.setdefault(serving.text_of([token_id]), logprob)

@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``: what a text's tokens are, as vLLM's routes say it."""
+"""``/tokenize`` and ``/detokenize``, as in vLLM."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ class DetokenizeFields(RequestFields):
 
 
 class TokenRoutes:
-    """The routes, over a server."""
+    """Handles tokenization."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
 
     async def tokenize(self, body: TokenizeFields) -> Mapping[str, Any]:
-        """The ids of a text or a chat, as they would be read."""
+        """Return the token ids of a text or a chat, as generation would use them."""
         serving = self._serving
         if body.model is not None:
             serving.model(body.model)
         if (body.prompt is None) == (body.messages is None):
-            raise invalid_value("prompt", "give prompt or messages, one of them")
+            raise invalid_value("prompt", "give either prompt or messages")
         try:
             if body.prompt is not None:
                 ids = await serving.text_ids(body.prompt, body.add_special_tokens is not False)
@@ -77,7 +77,7 @@ class TokenRoutes:
         return answer
 
     async def detokenize(self, body: DetokenizeFields) -> Mapping[str, Any]:
-        """The text of ids."""
+        """Return the text of token ids."""
         serving = self._serving
         if body.model is not None:
             serving.model(body.model)

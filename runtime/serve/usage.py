@@ -1,4 +1,4 @@
-"""What every answer says of its tokens, its end and itself."""
+"""Token counts, finish reasons and common fields of answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from specbuild.runtime.records import FinishReason
 
-# OpenAI's words for the ends of outputs. One that was aborted ends where its client left, or where
-# the server found a stop string. What is late is an error.
+# OpenAI's finish reasons. The server aborts an output when it finds a stop string. Timeouts are
+# errors and have no finish reason.
 FINISH_REASONS: Mapping[FinishReason, str] = {
     "eos": "stop",
     "stop": "stop",
@@ -20,7 +20,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
 
 
 def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None) -> dict[str, Any]:
-    """Numbers of tokens; ``cached`` are of the prompt, ``reasoning`` None leaves it out."""
+    """Return token counts. ``cached`` counts prompt tokens; ``reasoning`` None is omitted."""
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -35,6 +35,6 @@ def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None
 def response_head(
     prefix: str, object_type: str, model: str, request_id: str | None
 ) -> dict[str, Any]:
-    """The fields that begin an answer, and each chunk of a stream."""
+    """Return the first fields of an answer and of each chunk of a stream."""
     response_id = f"{prefix}-{request_id or uuid.uuid4().hex}"
     return {"id": response_id, "object": object_type, "created": int(time.time()), "model": model}

@@ -44,7 +44,7 @@ class WebPage:
         self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
 
     def settings(self) -> Response:
-        """Return what the page has to know of the server."""
+        """Return whether there is a chat template, and whether a key is needed."""
         return JSONResponse(self._settings, headers=_HEADERS)
 
     def file(self, name: str) -> Response:

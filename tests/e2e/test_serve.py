@@ -126,7 +126,7 @@ def test_refusals_before_anything_is_served(
         "holds no key": ("--api-key-file", empty),
         "No such file": ("--chat-template", tmp_path / "none"),
         "cannot listen on": ("--host", "203.0.113.1", "--api-key", "k"),
-        "do not go together": ("--reasoning-parser", "harmony", "--tool-call-parser", "hermes"),
+        "cannot be combined": ("--reasoning-parser", "harmony", "--tool-call-parser", "hermes"),
         "needs the token <|start|>": ("--reasoning-parser", "harmony"),
         "--reasoning-parser is 'other'": ("--reasoning-parser", "other"),
         "was built for cpu, not for cuda:1": ("--device", "cuda:1"),

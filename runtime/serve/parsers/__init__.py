@@ -1,1 +1,1 @@
-"""What an output's tokens mean: text, reasoning, and calls of tools. One file for each form."""
+"""Parsers of outputs: content, reasoning and tool calls. One file for each format."""

@@ -1,4 +1,4 @@
-"""Arguments of calls: JSON objects, and values that a model writes one by one as text."""
+"""Arguments of tool calls: JSON objects, and single values that a model writes as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 Tools = Sequence[Mapping[str, Any]]
 
-# A schema whose references go deeper than this has no types.
+# Schemas with deeper references are treated as unrestricted.
 _MAX_DEPTH = 16
 _TYPES: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -19,16 +19,16 @@ _TYPES: tuple[tuple[type, str], ...] = (
     (list, "array"),
     (dict, "object"),
 )
-# Some templates show these values as Python writes them.
+# Some templates show these values in Python's notation, and models follow them.
 _PYTHON_VALUES = {"True": True, "False": False, "None": None}
 
 
 class UnclosedTextError(Exception):
-    """The body of a call ends inside a text: a mark behind it may belong to the text."""
+    """The body of a call ends within a string, so the next marker may be part of that string."""
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. ValueError where it is none: NaN and Infinity are not."""
+    """Return the value of a JSON text. ValueError if it is invalid; NaN and Infinity are."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError as error:
@@ -36,9 +36,9 @@ def json_value(text: str) -> Any:
 
 
 def json_object(text: str) -> dict[str, Any] | None:
-    """Return the object that a JSON text is; None where it is not one.
+    """Return the object of a JSON text; None if it is not an object.
 
-    UnclosedTextError where the text ends inside a string.
+    UnclosedTextError if the text ends within a string.
     """
     try:
         value = json_value(text)
@@ -52,20 +52,20 @@ def json_object(text: str) -> dict[str, Any] | None:
 
 
 def parameters_of(name: str, tools: Tools) -> Mapping[str, Any]:
-    """Return the schema of a function's parameters; empty where no tool has the name."""
+    """Return the schema of a function's parameters; empty if no tool has this name."""
     functions = (tool.get("function", {}) for tool in tools)
     schema = next((f.get("parameters") for f in functions if f.get("name") == name), None)
     return schema if isinstance(schema, Mapping) else {}
 
 
 def properties_of(root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the properties of a schema of parameters, which may be a reference."""
+    """Return the properties of a parameter schema, which may be a reference."""
     properties = resolved(root, root).get("properties")
     return properties if isinstance(properties, Mapping) else {}
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema that local references lead to; empty where it is none."""
+    """Return the schema to which local references lead; empty if there is none."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
@@ -90,17 +90,17 @@ def json_types(
     depth: int = 0,
     types_by_id: dict[int, frozenset[str] | None] | None = None,
 ) -> frozenset[str] | None:
-    """Return the JSON types that a schema allows; None where it does not restrict them.
+    """Return the JSON types that a schema allows; None if it does not restrict them.
 
-    ``known`` are the types of schemas that were read before, by identity: each is read once, since
-    schemas that refer to each other have exponentially many paths.
+    ``types_by_id`` has the types of schemas that were visited, by identity. Each is visited once,
+    because schemas that refer to each other have exponentially many paths.
     """
     schema = resolved(schema, root)
     types_by_id = {} if types_by_id is None else types_by_id
     if depth > _MAX_DEPTH or not schema:
         return None
     if id(schema) not in types_by_id:
-        # A schema that leads back to itself restricts nothing there.
+        # A recursive reference restricts nothing.
         types_by_id[id(schema)] = None
         types_by_id[id(schema)] = _json_types(schema, root, depth, types_by_id)
     return types_by_id[id(schema)]
@@ -138,10 +138,11 @@ def _json_types(
 
 
 def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a value that a model wrote as text: a text where the schema allows only that.
+    """Return the value of a text that a model wrote, with a type that the schema allows.
 
-    Where the schema allows texts and other types, what reads as one of the others is one. Without
-    a type, what reads as JSON is JSON.
+    If the schema allows only strings, that is the text. If it allows strings and other types, it is
+    one of the others if the text can be parsed as such. Without a type it is the value of the JSON
+    text, or the text.
     """
     types = json_types(schema, root)
     choices = resolved(schema, root).get("enum")
@@ -171,7 +172,7 @@ def _has_type(value: Any, types: frozenset[str]) -> bool:
 
 
 def _at(reference: str, root: Mapping[str, Any]) -> Any:
-    """The part of a schema at a JSON pointer such as ``#/$defs/Place``."""
+    """Return the part of a schema at a JSON pointer such as ``#/$defs/Place``."""
     start, *keys = reference.split("/")
     value: Any = root if start == "#" else None
     for escaped in keys:

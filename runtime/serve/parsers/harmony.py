@@ -1,12 +1,12 @@
-"""Harmony, the form of GPT-OSS: channels of messages between control tokens.
+"""Harmony, the format of GPT-OSS: messages in channels, between control tokens.
 
     <|start|>assistant<|channel|>analysis<|message|>…<|end|>
     <|start|>assistant<|channel|>commentary to=functions.F <|constrain|>json<|message|>{…}<|call|>
     <|start|>assistant<|channel|>final<|message|>…<|return|>
 
-The prompt ends behind the first ``<|start|>assistant``. Models err: what has no form is skipped, a
-message may begin without the end of the one before, and where no message was for the user what was
-skipped last is the answer. (OpenAI, "Harmony response format".)
+The prompt ends with the first ``<|start|>assistant``. The parser tolerates deviations. Text outside
+of messages is skipped. A message may start before the previous one ended. If no message is for the
+user, the text that was skipped last is the content. (OpenAI, "Harmony response format".)
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _CHANNELS = ("analysis", "commentary", "final")
 
 
 class HarmonyParser:
-    """``control`` maps the names of CONTROL_TOKENS to the engine's own ids.
+    """``control`` maps the names of CONTROL_TOKENS to the engine's token ids.
 
-    Analysis is reasoning; a message to a function is a call of it; all else, commentary without a
-    recipient included, is content. Stop strings are looked for in content.
+    Analysis is reasoning, a message to a function is a tool call, and all other messages are
+    content, including commentary without a recipient. Stop strings are searched in content only.
     """
 
     def __init__(self, control: Mapping[str, int], decode: Decode, stop: Stop) -> None:
         self._names = {token_id: name for name, token_id in control.items()}
         self._decode = decode
         self._stop = stop
-        # The ids of a header by the control token in front of them; None between messages.
+        # Token ids of the header, by the control token that precedes them; None between messages.
         self._header: dict[str, list[int]] | None = {"start": []}
         self._header_part: list[int] = self._header["start"]
         self._body: TextStream | None = None
@@ -49,7 +49,7 @@ class HarmonyParser:
         return self._body is not None and self._kind == "content"
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Read the tokens of the turn that the prompt already has: they are not output."""
+        """Process the part of the assistant's turn that the prompt contains. It is not output."""
         for token_id in ids:
             self.push(token_id)
         self.stopped = False
@@ -57,7 +57,7 @@ class HarmonyParser:
             self._body = self._new_body()
 
     def push(self, token_id: int) -> list[Delta]:
-        """What became complete with a token."""
+        """Return the deltas that a token completes."""
         name = self._names.get(token_id)
         if name is None and self._body is None:
             self._header_part.append(token_id)
@@ -75,12 +75,12 @@ class HarmonyParser:
         if name in ("start", "channel", "constrain") and self._header is not None:
             self._header_part = self._header[name] = []
         elif not self._header_part:
-            # Behind text that has no form yet, an end ends nothing.
+            # Keep text outside of messages: it may become the content.
             self._header, self._header_part = None, []
         return deltas
 
     def finish(self, *, truncated: bool = False) -> list[Delta]:
-        """Return what was held back, or what was skipped last."""
+        """Return the text that was held back, or else the text that was skipped last."""
         deltas = self._end_message()
         if self._has_answer or not self._header_part:
             return deltas
@@ -94,7 +94,7 @@ class HarmonyParser:
         return [*deltas, Delta(skipped)] if skipped else deltas
 
     def _begin_message(self) -> list[Delta]:
-        """A message begins, if there is a header that it belongs to."""
+        """Start the message of the header. Without a header there is no message."""
         if self._header is None:
             return []
         role, channel = (self._decode(self._header.get(part, [])) for part in ("start", "channel"))
@@ -116,7 +116,7 @@ class HarmonyParser:
         return TextStream(self._decode, self._stop if self._kind == "content" else ())
 
     def _end_message(self) -> list[Delta]:
-        """The message that is open, if one is, ends."""
+        """End the open message, if any, and return its last delta."""
         body, self._body = self._body, None
         return [] if body is None else self._delta(body, body.finish())
 

@@ -1,7 +1,7 @@
-"""Outputs with marks in the text: ``<think>`` around reasoning, and the marks of calls.
+"""Outputs with markers in the text: ``<think>`` around reasoning, and markers of tool calls.
 
-Either the model or the end of the prompt writes ``<think>`` (DeepSeek, Qwen3, GLM). For calls see
-call_forms.py.
+``<think>`` is written by the model, or by the template at the end of the prompt (DeepSeek, Qwen3,
+GLM). For tool calls see tool_call_formats.py.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from specbuild.runtime.serve.parsers.tool_call_formats import ToolCallFormat
 from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
 
 THINK, THINK_END = "<think>", "</think>"
-# Marks that may be part of a text in a call's arguments, before the call is taken for none.
+# Markers that arguments of a call may contain before the call is rejected.
 _MAX_UNCLOSED = 16
 _MAX_MARKER_LENGTH = 32
 
 
 class ReasoningState(Enum):
-    """What a prompt's end does with the thought of the assistant's turn."""
+    """How the end of the prompt leaves the reasoning of the assistant's turn."""
 
-    OPEN = "the output begins inside a thought"
-    CLOSED = "the output begins with the answer"
-    UNMARKED = "the output opens a thought, or has none"
+    OPEN = "the output starts within reasoning"
+    CLOSED = "the output starts with content"
+    UNMARKED = "the output may start with <think>"
 
 
 def reasoning_state(prompt: ChatPrompt) -> ReasoningState:
-    """Return the state of the thought at the end of a rendered prompt.
+    """Return the state of the reasoning at the end of a rendered prompt.
 
-    The template decides it: Qwen3 with ``enable_thinking`` false ends the prompt with an empty
-    thought, DeepSeek-V3.1 without ``thinking`` with ``</think>``. Marks elsewhere in the prompt
-    belong to earlier messages.
+    The template decides it. With ``enable_thinking`` false, Qwen3's template ends the prompt with
+    empty reasoning. Without ``thinking``, DeepSeek-V3.1's ends it with ``</think>``. Markers
+    elsewhere in the prompt belong to earlier messages.
     """
     if prompt.continued:
         is_open = prompt.continued.rfind(THINK) > prompt.continued.rfind(THINK_END)
@@ -45,13 +45,14 @@ def reasoning_state(prompt: ChatPrompt) -> ReasoningState:
 
 
 class MarkerParser:
-    """Splits an output at its marks.
+    """Splits an output at its markers.
 
-    ``thought`` is the state that the prompt leaves; None where the model has no thoughts. ``calls``
-    is the form of calls, of which ``tools`` may be called. A call ends a thought that is open. What
-    is between its marks and is none stays text; the beginning of a call that a limit cut off is
-    left out. ``decode`` keeps special tokens, which marks are in some vocabularies; those of
-    ``dropped``, such as ends of sequence, are left out.
+    ``reasoning`` is the state at the end of the prompt; None if the model does not reason.
+    ``calls`` is the format of tool calls, and ``tools`` are the tools that may be called. A call
+    ends open reasoning. Text between call markers that is not a valid call stays text. A call that
+    is truncated by the token limit is omitted. ``decode`` keeps special tokens, because some
+    vocabularies have markers as such. The tokens of ``dropped``, such as the end of sequence, are
+    omitted.
     """
 
     def __init__(
@@ -70,14 +71,14 @@ class MarkerParser:
         self._calls, self._tools = calls, tools
         self._section: tuple[str, ...] = () if calls is None else calls.section or ()
         self._call_markers = () if calls is None else (*self._section[:1], calls.begin)
-        # "start", "think" or "content", and inside of these "section" and "call".
+        # "start", "think" or "content"; within the latter two also "section" and "call".
         self._state = "content" if reasoning is None else "start"
         if reasoning is ReasoningState.OPEN:
             self._state = "think"
         self._outer_state = self._state
         self._in_section = False
         self._has_reasoning_begun = False
-        # A call ended the thought: the mark of its end may still come.
+        # A call ended the reasoning, whose end marker may still follow.
         self._may_end_reasoning = False
         self._buffer = ""
         self._num_calls = 0
@@ -85,7 +86,7 @@ class MarkerParser:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string was found in content."""
+        """Whether a stop string was found in the content."""
         return self._stop.stopped
 
     @property
@@ -94,7 +95,7 @@ class MarkerParser:
         return self._state in ("start", "content")
 
     def push(self, token_id: int) -> list[Delta]:
-        """Return what became complete with a token."""
+        """Return the deltas that a token completes."""
         if token_id in self._dropped:
             return []
         self._buffer += self._detokenizer.push(token_id)
@@ -125,7 +126,9 @@ class MarkerParser:
         return deltas
 
     def _read_start(self, *, final: bool) -> list[Delta] | None:
-        """The output may open a thought, behind white space; else it begins with content."""
+        """Decide whether the output starts with reasoning, after optional white space, or with
+        content.
+        """
         stripped = self._buffer.lstrip()
         if not stripped.startswith(THINK) and THINK.startswith(stripped) and not final:
             return None
@@ -133,7 +136,7 @@ class MarkerParser:
         return []
 
     def _read_text(self, *, final: bool, truncated: bool) -> list[Delta] | None:
-        """Reasoning or content, up to the mark that ends it."""
+        """Read reasoning or content up to the marker that ends it."""
         is_reasoning = self._state == "think"
         if is_reasoning and not self._has_reasoning_begun:
             stripped = self._buffer.lstrip()
@@ -160,7 +163,7 @@ class MarkerParser:
         return deltas
 
     def _read_section(self, *, final: bool, truncated: bool) -> list[Delta] | None:
-        """In a section of calls, where other text is content all the same."""
+        """Read up to the next call of a section. Other text in a section is content."""
         assert self._calls is not None
         begin, end = self._calls.begin, self._section[1]
         markers = {
@@ -180,13 +183,13 @@ class MarkerParser:
         return deltas
 
     def _begin_call(self) -> None:
-        """Forget what is known of the last call."""
+        """Reset the state of the current call."""
         self._is_call = False
         self._searched = self._num_unclosed = 0
         self._next_begin: int | None = None
 
     def _read_call(self, *, final: bool, truncated: bool) -> list[Delta] | None:
-        """A call up to the mark that ends it; text where it is none."""
+        """Read a call up to its end marker. Text that is not a call stays text."""
         call_format, buffer = self._calls, self._buffer
         assert call_format is not None
         if not self._is_call:
@@ -219,7 +222,7 @@ class MarkerParser:
         return self._read_unclosed_call(truncated=truncated)
 
     def _read_unclosed_call(self, *, truncated: bool) -> list[Delta]:
-        """A call that no mark ended."""
+        """Read a call without an end marker, at the end of the output."""
         call_format, buffer = self._calls, self._buffer
         assert call_format is not None
         if truncated:
@@ -236,7 +239,7 @@ class MarkerParser:
         )
 
     def _accept_call(self, call: tuple[str, str], length: int) -> list[Delta]:
-        """A call of so many characters of what is held."""
+        """Return the deltas of a call, which is the first ``length`` characters of the buffer."""
         assert self._calls is not None
         name, arguments = call
         number, self._num_calls = self._num_calls, self._num_calls + 1
@@ -250,7 +253,9 @@ class MarkerParser:
         ]
 
     def _reject_call(self, length: int) -> list[Delta]:
-        """So many characters are no call: they are text, with the mark before them."""
+        """Return the first ``length`` characters of the buffer, and the marker before them, as
+        text.
+        """
         assert self._calls is not None
         text = self._calls.begin + self._buffer[:length]
         self._end_call(length)
@@ -262,7 +267,7 @@ class MarkerParser:
         self._begin_call()
 
     def _text_deltas(self, text: str, *, flush: bool = False) -> list[Delta]:
-        """Text of the thought or of the content that is open, around a call or not."""
+        """Return text as a delta of the open reasoning or content."""
         state = self._outer_state if self._state in ("call", "section") else self._state
         if state == "think":
             return [Delta(reasoning=text)] if text else []
@@ -272,9 +277,11 @@ class MarkerParser:
     def _text_before(
         self, markers: Sequence[str], *, final: bool, truncated: bool
     ) -> tuple[str, str]:
-        """The held text before the first mark, and the mark; the beginning of one stays held."""
+        """Return the buffered text before the first marker, and the marker. Keep an incomplete
+        marker.
+        """
         buffer = self._buffer
-        if "<" not in buffer:  # every mark begins with it
+        if "<" not in buffer:  # every marker starts with it
             self._buffer = ""
             return buffer, ""
         match = _first_marker(buffer, markers, 0)
@@ -285,11 +292,11 @@ class MarkerParser:
         num_kept = max((begun(buffer, marker) for marker in markers), default=0)
         text = buffer[: len(buffer) - num_kept]
         self._buffer = "" if final else buffer[len(text) :]
-        # One sign is more likely text than the beginning of a mark.
+        # A single character is more likely text than an incomplete marker.
         return (buffer if final and not (truncated and num_kept > 1) else text), ""
 
 
 def _first_marker(text: str, markers: Sequence[str], start: int) -> tuple[int, str] | None:
-    """The place of the first mark from ``start`` on, and the mark."""
+    """Return the index of the first marker from ``start`` on, and the marker."""
     matches = ((text.find(marker, start), marker) for marker in markers)
     return min((match for match in matches if match[0] >= 0), default=None)

@@ -1,4 +1,4 @@
-"""The form of a whole output: what is asked of its content and calls, and what is around it."""
+"""The constraint of a complete output: of its content and tool calls, within the model's format."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _TEXT = "TEXT: /(?s:.*)/"
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConstraint:
-    """What an output has to be.
+    """The allowed outputs of a request.
 
-    ``content`` is a guide of the answer, ``calls`` are the arguments of each function that may be
-    called: one of these has to be where ``must_call``, and where it is not, either. Several calls
-    may follow each other where ``several``. Reasoning in front of it all is free.
+    ``content`` is the guide of the answer. ``calls`` are the functions that may be called, with the
+    guides of their arguments. With ``requires_call`` the output must be a call, else it is an
+    answer or a call. ``allows_several`` calls may follow each other. Reasoning before them is
+    unconstrained.
     """
 
     content: Guide | None
@@ -30,27 +31,29 @@ class OutputConstraint:
 
     @property
     def answer(self) -> Guide | None:
-        """The guide of an answer that is not a call; None where there must be a call."""
+        """The guide of an answer; None if the output must be a call."""
         return None if self.requires_call else self.content
 
     @property
     def alternatives(self) -> str:
-        """What may be, as names of rules of a grammar."""
+        """The grammar expression of the alternatives: an answer, calls, or both."""
         answers = [] if self.answer is None else ["answer"]
         return " | ".join([*answers, *(["calls"] if self.calls else [])])
 
     def grammar(self, rules: Sequence[str], parts: Mapping[str, Guide]) -> Guide:
-        """Return a grammar whose rules refer to ``parts``, and to the answer as ``content``."""
+        """Return a grammar of rules that refer to the guides ``parts`` and to the answer as
+        ``content``.
+        """
         answer = {} if self.answer is None else {"content": self.answer}
         text = "\n".join([*rules, _TEXT])
         return Guide.grammar(text, parts={**parts, **answer}, name=self.name)
 
 
 def harmony_guide(control: Mapping[str, int], constraint: OutputConstraint) -> Guide:
-    """Messages to analysis as the model likes, then the final one or a call, which ends the turn.
+    """Return a guide: any analysis messages, then the final message or a call, which ends the turn.
 
-    The output begins behind ``<|start|>assistant``. Ends of messages are control tokens, which no
-    text can be: inside a message every text stays free.
+    The output starts after ``<|start|>assistant``. Messages end with control tokens, which cannot
+    occur in text, so text within messages is unconstrained.
     """
     token = {name: f"<[{token_id}]>" for name, token_id in control.items()}
     channel, message = token["channel"], token["message"]
@@ -79,10 +82,10 @@ def marker_guide(
     reasoning: ReasoningState | None,
     call_format: ToolCallFormat | None,
 ) -> Guide:
-    """Reasoning as the prompt's end leaves it (``thought``); then the answer, or ``calls``.
+    """Return a guide: reasoning as the prompt requires (``reasoning``), then the answer or calls.
 
-    ``token_id`` is that of a mark which is one token. RequestError where a strict schema of
-    arguments has keywords that the form of calls cannot enforce.
+    ``token_id`` returns the id of a marker that is one token. RequestError if a strict schema of
+    arguments has keywords that the call format cannot enforce.
     """
     reasoning_rule = {
         ReasoningState.OPEN: "thought ",
@@ -125,7 +128,9 @@ def _call_rules(
     bodies: Sequence[str],
     marker: Callable[[str], str],
 ) -> list[str]:
-    """The rule ``calls`` and what it refers to, with the bodies of calls between their marks."""
+    """Return the rule ``calls`` and its dependencies; ``bodies`` are the expressions between
+    markers.
+    """
     call = (
         f"call: {marker(call_format.begin)} SPACE ({' | '.join(bodies)}) SPACE "
         f"{marker(call_format.end)}"
@@ -143,5 +148,5 @@ def _call_rules(
 
 
 def _literal(text: str) -> str:
-    """A text as a grammar's literal."""
+    """Return a text as a literal of a grammar."""
     return json.dumps(text, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""Which parsers there are, and which one an engine's tokenizer and template ask for."""
+"""The output formats, and their selection by the engine's tokenizer and template."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from specbuild.runtime.serve.parsers.tool_call_formats import (
 from specbuild.runtime.text.codec import TextCodec
 from specbuild.runtime.text.stream import Stop
 
-# Both options take these names; "auto" goes by the engine's template.
+# Values of the two options; "auto" selects by the engine's template.
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
 TOOL_CALL_PARSERS = ("auto", "harmony", *TOOL_CALL_FORMATS, "none")
 _NO_PROMPT = ChatPrompt()
@@ -38,16 +38,16 @@ _HARMONY_TURN = "<|start|>assistant"
 
 
 class OutputFormat(Protocol):
-    """Makes the parser of one output."""
+    """The format of a model's outputs, which creates parsers and guides."""
 
     supports_tools: bool
-    """Whether it finds calls of tools."""
+    """Whether outputs may contain tool calls."""
 
     stop_token_ids: tuple[int, ...]
-    """Tokens that end a turn, beside the model's own ends of sequence."""
+    """Tokens that end a turn in addition to the model's ends of sequence."""
 
     call_id: MakeCallId | None
-    """Makes ids of calls, of the function's name and the number of calls before; None: any id."""
+    """Returns a call's id for a function's name and the number of earlier calls; None: any id."""
 
     def parser(
         self,
@@ -59,18 +59,19 @@ class OutputFormat(Protocol):
     ) -> OutputParser:
         """Return a parser of the output that continues ``prompt`` and may call ``tools``.
 
-        Without ``tools`` marks of calls are content, as in vLLM with ``tool_choice: "none"``.
-        Where marks are special tokens, content may have special tokens in any case.
+        Without ``tools`` markers of calls are content, as in vLLM with ``tool_choice: "none"``.
+        If markers are special tokens, content may contain special tokens despite
+        ``skip_special_tokens``.
         """
         ...
 
     def guide(self, constraint: OutputConstraint, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
-        """Return the guide of full outputs whose content, or calls, are what is asked."""
+        """Return the guide of complete outputs under a constraint."""
         ...
 
 
 class TextFormat:
-    """Outputs that are text alone."""
+    """Outputs that consist of content only."""
 
     supports_tools = False
     call_id: MakeCallId | None = None
@@ -87,20 +88,20 @@ class TextFormat:
         *,
         skip_special_tokens: bool = True,
     ) -> OutputParser:
-        """See :class:`ParserForm`."""
+        """See :class:`OutputFormat`."""
         del tools, prompt
         codec = self._codec
         return TextParser(codec.decode if skip_special_tokens else codec.decode_all, stop)
 
     def guide(self, constraint: OutputConstraint, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
-        """Return the content's guide: nothing is around it."""
+        """Return the content's guide, since there is nothing else."""
         del prompt
         assert constraint.content is not None
         return constraint.content
 
 
 class HarmonyFormat:
-    """Harmony, by the engine's own control tokens. RequestError where it lacks one."""
+    """Harmony, with the engine's control tokens. RequestError if the tokenizer lacks one."""
 
     supports_tools = True
     call_id: MakeCallId | None = None
@@ -112,12 +113,12 @@ class HarmonyFormat:
         if missing:
             raise RequestError(
                 f"the harmony parser needs the token <|{missing[0]}|>, which the engine's "
-                "tokenizer has not"
+                "tokenizer lacks"
             )
         self._control = {
             name: token_id for name, token_id in token_ids.items() if token_id is not None
         }
-        # One call a turn: its end is the turn's.
+        # A turn has one call, whose end also ends the turn.
         self.stop_token_ids: tuple[int, ...] = (self._control["call"], self._control["return"])
 
     def parser(
@@ -128,25 +129,25 @@ class HarmonyFormat:
         *,
         skip_special_tokens: bool = True,
     ) -> OutputParser:
-        """See :class:`ParserForm`."""
+        """See :class:`OutputFormat`."""
         del tools
         codec = self._codec
         decode = codec.decode if skip_special_tokens else codec.decode_all
         parser = HarmonyParser(self._control, decode, stop)
-        # A turn that the prompt has begun, such as an open message of the final channel.
+        # The prompt may contain the start of the turn, such as an open message.
         _, _, turn = prompt.text.rpartition(_HARMONY_TURN)
         if turn:
             parser.skip(self._codec.encode_rendered(turn, most_tokens=len(turn.encode())))
         return parser
 
     def guide(self, constraint: OutputConstraint, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
-        """Return one grammar of all channels."""
+        """Return a grammar of all channels."""
         del prompt
         return harmony_guide(self._control, constraint)
 
 
 class MarkerFormat:
-    """Marks in the text."""
+    """Outputs with markers of reasoning and tool calls in the text."""
 
     stop_token_ids: tuple[int, ...] = ()
 
@@ -172,7 +173,7 @@ class MarkerFormat:
         *,
         skip_special_tokens: bool = True,
     ) -> OutputParser:
-        """See :class:`ParserForm`."""
+        """See :class:`OutputFormat`."""
         return MarkerParser(
             self._codec.decode_all,
             stop,
@@ -185,7 +186,7 @@ class MarkerFormat:
         )
 
     def guide(self, constraint: OutputConstraint, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
-        """Return a grammar of the reasoning, if any, and of the answer or the calls."""
+        """Return a grammar of the reasoning, if any, followed by the answer or calls."""
         token_id, reasoning = self._codec.token_id, self._reasoning(prompt)
         return marker_guide(
             token_id, constraint, reasoning=reasoning, call_format=self._call_format
@@ -198,7 +199,7 @@ class MarkerFormat:
 def output_format(
     codec: TextCodec, eos_token_ids: Sequence[int], *, reasoning: str, tool_calls: str
 ) -> OutputFormat:
-    """The form by the names of two parsers. RequestError where there are no such."""
+    """Return the format for the names of two parsers. RequestError if a name is unknown."""
     for option, name, names in (
         ("--reasoning-parser", reasoning, REASONING_PARSERS),
         ("--tool-call-parser", tool_calls, TOOL_CALL_PARSERS),
@@ -214,8 +215,8 @@ def output_format(
     if "harmony" in (reasoning, tool_calls):
         if {reasoning, tool_calls} - {"harmony", "none"}:
             raise RequestError(
-                f"--reasoning-parser {reasoning} and --tool-call-parser {tool_calls} do not go "
-                "together: harmony reads both"
+                f"--reasoning-parser {reasoning} and --tool-call-parser {tool_calls} cannot "
+                "be combined: harmony parses both"
             )
         return HarmonyFormat(codec)
     has_reasoning, call_format = reasoning == "think", TOOL_CALL_FORMATS.get(tool_calls)

@@ -1,4 +1,4 @@
-"""The protocol of output parsers, and the one of outputs that are text alone."""
+"""The protocol of output parsers, and the parser of outputs that are content only."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ Decode = Callable[[Sequence[int]], str]
 class ChatPrompt:
     """A rendered chat: the prompt that an output continues.
 
-    ``continued`` is the content of the assistant's message that the output continues. It is empty
-    where the template opened a new turn. ``num_past_calls`` are the calls in all messages before.
+    ``continued`` is the content of the assistant's message that the output continues; it is empty
+    if the template opened a new turn. ``num_past_calls`` is the number of tool calls in earlier
+    messages.
     """
 
     text: str = ""
@@ -30,9 +31,9 @@ class ChatPrompt:
 class Delta:
     """A piece of an output.
 
-    ``tool`` is the number of a call, from 0 on: its first piece has its name, the others
-    ``arguments``. ``call_id`` is the id of a call, empty where any id will do. ``tokens`` are those
-    of its content, where they are requested.
+    ``tool`` is the index of a tool call. The first delta of a call has its name, the others have
+    ``arguments``. ``call_id`` is the call's id, empty if any id will do. ``tokens`` are the
+    content's tokens if they were requested.
     """
 
     content: str = ""
@@ -45,32 +46,32 @@ class Delta:
 
 
 class OutputParser(Protocol):
-    """Reads the tokens of one output in order. It never raises: what has no form is content."""
+    """Parses the tokens of one output in order. It never raises: invalid parts become content."""
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the content: what comes behind it is of no use."""
+        """Whether a stop string ended the content. Later tokens must be discarded."""
         ...
 
     @property
     def in_content(self) -> bool:
-        """Whether content stands at this place of the output."""
+        """Whether the current position is in content."""
         ...
 
     def push(self, token_id: int) -> list[Delta]:
-        """What became complete with a token."""
+        """Return the deltas that a token completes."""
         ...
 
     def finish(self, *, truncated: bool = False) -> list[Delta]:
-        """Return what was held back, once no more tokens come.
+        """Return the deltas that were held back, after the last token.
 
-        Of an output that a limit ``truncated``, the beginning of a call is left out.
+        If the token limit ``truncated`` the output, an incomplete call is omitted.
         """
         ...
 
 
 class TextParser:
-    """Every token is content."""
+    """Parses outputs that consist of content only."""
 
     in_content = True
 
@@ -83,7 +84,7 @@ class TextParser:
         return self._text.stopped
 
     def push(self, token_id: int) -> list[Delta]:
-        """The text that the token completes."""
+        """Return the text that the token completes."""
         text = self._text.push(token_id)
         return [Delta(text)] if text else []
 

@@ -1,6 +1,7 @@
-"""Calls whose arguments are written one by one, as text: those of GLM and of Qwen3-Coder.
+"""Tool calls whose arguments are written one by one as text: those of GLM and Qwen3-Coder.
 
-Texts are written as they are, all else as JSON. So only the function's schema says which it is.
+Strings are written without quotes and other values as JSON, so only the function's schema tells the
+type of a value.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from specbuild.runtime.serve.parsers.arguments import (
 
 Quote = Callable[[str], str]
 
-# What a grammar cannot hold a text to while it looks for the text's end.
+# Keywords that a grammar cannot enforce in a text without quotes, whose end it must also find.
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 
 
 @dataclass(frozen=True)
 class TextArguments:
-    """A form of calls with written arguments.
+    """A format of tool calls with arguments as text.
 
-    ``name`` matches the beginning, up to the first argument, with the function's name as its group;
-    ``argument`` one argument, with its name and its value; ``opened`` an argument whose value has
-    no end; ``nested`` the beginning of another call, which no value holds. ``end`` follows the last
-    argument and may be missing.
+    ``name_pattern`` matches the start of a call up to the first argument; its group is the
+    function's name. ``argument_pattern`` matches an argument; its groups are name and value.
+    ``unclosed_pattern`` matches an argument whose value has no end, and ``nested_pattern`` the
+    start of another call, which no value may contain. ``end`` follows the last argument and may be
+    absent.
 
-    The other fields write a call: ``head`` has the function's name in place of ``{}``; marks are
-    ``before`` an argument's name, ``between`` name and value, and ``behind`` the value; ``gap`` is
-    a pattern of the white space behind the head and behind each argument.
+    The other fields describe how a call is written. ``header`` has ``{}`` for the function's name.
+    ``name_markers`` precede an argument's name, ``value_markers`` its value, and ``end_marker``
+    follows the value. ``whitespace`` is the pattern of white space after the header and each
+    argument.
     """
 
     name_pattern: re.Pattern[str]
@@ -55,7 +58,9 @@ class TextArguments:
     whitespace: str
 
     def read(self, body: str, tools: Tools) -> tuple[str, str] | None:
-        """Return the name and the arguments. UnclosedTextError where a value has no end."""
+        """Return the name and the arguments; None if invalid. UnclosedTextError if a value has no
+        end.
+        """
         header = self.name_pattern.match(body)
         if header is None or self.nested_pattern.search(body, header.end()):
             return None
@@ -79,10 +84,11 @@ class TextArguments:
     def grammar(
         self, prefix: str, name: str, arguments: Guide, marker: Quote, text: Quote
     ) -> tuple[str, tuple[str, ...], dict[str, Guide]]:
-        """Return an expression of the call's body, with the rules and guides it refers to.
+        """Return the grammar expression of a call's body, with the rules and guides to which it
+        refers.
 
-        Arguments come in the order of the schema. RequestError where it is strict and has keywords
-        that a grammar of a text cannot enforce.
+        Arguments must follow the order of the schema. RequestError if a strict schema has keywords
+        that a grammar of text cannot enforce.
         """
         root = json.loads(arguments.source)
         parameters = resolved(root, root)
@@ -128,7 +134,7 @@ class TextArguments:
         return body, tuple(rules), all_guides
 
     def _text_rule(self, name: str, marker: Quote, text: Quote) -> Iterator[str]:
-        """A text with what is behind it: up to a token, or up to the first such text."""
+        """Yield the rule of a text and its end marker, which is a token or the first such text."""
         end = marker(self.end_marker)
         if end == text(self.end_marker):
             yield f"{name}[suffix={end}]: TEXT"
@@ -143,9 +149,9 @@ def _choices(
     depth: int = 0,
     seen: set[int] | None = None,
 ) -> Iterator[str | Guide | None]:
-    """Yield what a value may be: a text as it is, JSON of a guide, or any text (None).
+    """Yield the possible values: a literal text, JSON of a guide, or any text (None).
 
-    ``seen`` has the identities of schemas whose choices were given before.
+    ``seen`` has the identities of schemas whose values were yielded before.
     """
     schema, seen = resolved(schema, root), set() if seen is None else seen
     if schema and id(schema) in seen:
@@ -164,7 +170,7 @@ def _choices(
         unenforced = [key for key in _TEXT_KEYWORDS if key in schema]
         if unenforced and not arguments.lenient:
             raise arguments.refused(
-                f"has {unenforced[0]!r}, which this model's form of calls cannot enforce; leave it "
+                f"has {unenforced[0]!r}, which this model's call format cannot enforce; leave it "
                 "out, or leave out strict"
             )
         yield None

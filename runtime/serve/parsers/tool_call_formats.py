@@ -1,6 +1,6 @@
-"""How models write calls of tools between marks: one form for each family.
+"""The formats of tool calls between markers, one for each model family.
 
-Each is what the family's chat template shows of earlier calls.
+Each format is that of the calls in the family's chat template.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.arguments import Tools, json_object
 from specbuild.runtime.serve.parsers.text_arguments import GLM, QWEN3_CODER, TextArguments
 
-# A piece of a grammar: a mark as a token or as text, and a text in quotes.
+# Returns a marker, or a literal text, as an expression of a grammar.
 Quote = Callable[[str], str]
 MakeCallId = Callable[[str, int], str]
 
@@ -22,13 +22,13 @@ DEEPSEEK_SEPARATOR, KIMI_ARGUMENTS = "<｜tool▁sep｜>", "<|tool_call_argument
 _FENCE, _FENCE_END = "\n```json\n", "```"
 _KIMI_NAME = re.compile(r"\s*(?:functions\.)?([^\s:]+)(?::\d+)?\s*")
 
-# What is no function's name at the beginning of a call: other signs, or several words.
+# Text that is not a function's name: other characters, or several words.
 _NOT_A_NAME = re.compile(r"[\w.\-]*(?:[^\w.\-\s<]|[ \t]+\w)")
 
 
 @dataclass(frozen=True)
 class ToolCallGrammar:
-    """What is between the marks of a call, as a grammar: an expression and what it refers to."""
+    """The grammar expression between a call's markers, with the rules and guides it refers to."""
 
     body: str
     rules: tuple[str, ...] = ()
@@ -37,15 +37,18 @@ class ToolCallGrammar:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """A call is between ``begin`` and ``end``, all calls within the marks of a ``section``.
+    """A call is between ``begin`` and ``end``, and all calls are between the markers of
+    ``section``.
 
-    ``read`` returns the name and the arguments, as the text of a JSON object, of what is between
-    the marks, and None where that is no call; UnclosedTextError where it ends inside a text.
-    ``grammar`` writes it: by a prefix of the names of its rules, the function's name, the guide of
-    its arguments, and how a mark and how a text is written. ``begins_call`` tells a call from text
-    that only mentions the mark by what follows it: None where that is not enough yet. ``call_id``
-    makes the id that the template shows, of the name and of the number of calls before in the
-    conversation.
+    ``read`` parses the text between the markers: it returns the name and the arguments as JSON
+    text, or None if the text is not a call. It raises UnclosedTextError if the text ends within a
+    string.
+    ``grammar`` returns the expression of a call. Its parameters are a prefix for names of rules,
+    the function's name, the guide of the arguments, and functions that quote a marker and a text.
+    ``begins_call`` returns whether text after the begin marker is a call rather than a mention of
+    the marker, or None if it is too short to tell.
+    ``call_id`` returns the id that the template shows, for the function's name and the number of
+    earlier calls in the conversation.
     """
 
     begin: str
@@ -57,7 +60,7 @@ class ToolCallFormat:
     call_id: MakeCallId | None = None
 
     def continue_ids(self, num_past_calls: int) -> ToolCallFormat:
-        """Return the form whose ids count on from the calls of the conversation before."""
+        """Return the format with ids that continue after the calls of the conversation."""
         make_id = self.call_id
         if make_id is None:
             return self
@@ -65,7 +68,7 @@ class ToolCallFormat:
 
 
 def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
-    """An object with the name and the arguments, which may be an object or its text."""
+    """Read a JSON object with a name and arguments, which are an object or its JSON text."""
     del tools
     call = json_object(body)
     if call is None:
@@ -77,7 +80,9 @@ def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
 
 
 def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
-    """V3's: ``function``, separator, name, arguments in a fence; V3.1's: name, separator, these."""
+    """Read V3's "function", separator, name and fenced arguments, or V3.1's name, separator,
+    arguments.
+    """
     del tools
     name, separator, arguments = body.partition(DEEPSEEK_SEPARATOR)
     fenced_name, fence, fenced = arguments.partition(_FENCE)
@@ -87,7 +92,7 @@ def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
 
 
 def _kimi(body: str, tools: Tools) -> tuple[str, str] | None:
-    """``functions.name:0``, separator, arguments."""
+    """Read ``functions.name:0``, separator and arguments."""
     del tools
     call, separator, arguments = body.partition(KIMI_ARGUMENTS)
     name = _KIMI_NAME.fullmatch(call)
@@ -95,7 +100,7 @@ def _kimi(body: str, tools: Tools) -> tuple[str, str] | None:
 
 
 def _call(name: object, arguments: str) -> tuple[str, str] | None:
-    """The call, where the name is a text and the arguments are the text of an object."""
+    """Return the call if the name is a string and the arguments are the JSON text of an object."""
     if not isinstance(name, str) or not name or not name.isprintable():
         return None
     return None if json_object(arguments) is None else (name, arguments)
@@ -138,7 +143,7 @@ def _kimi_grammar(
 
 
 def _kimi_id(name: str, number: int) -> str:
-    """See Moonshot AI, "Tool call guidance": the number counts over all calls before."""
+    """Return Kimi-K2's id, which counts all earlier calls (Moonshot AI, "Tool call guidance")."""
     return f"functions.{name}:{number}"
 
 
@@ -186,7 +191,7 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
 
 
 def detect_tool_call_format(template: str) -> str:
-    """Return the name of the form that a chat template shows; ``none`` where it shows none."""
+    """Return the name of the format that a chat template uses; ``none`` if it uses none."""
     if DEEPSEEK_SEPARATOR in template:
         return "deepseek3" if "```json" in template else "deepseek31"
     if KIMI_ARGUMENTS in template:

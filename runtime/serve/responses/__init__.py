@@ -1,1 +1,1 @@
-"""``/v1/responses``: items in, items out, kept for a while under their answer's id."""
+"""``/v1/responses``: creates responses, and stores them for a limited time."""

@@ -1,4 +1,4 @@
-"""The body of a response, and its input as messages of a chat."""
+"""The body of a response request, and its input as chat messages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specbuild.runtime.serve.request_fields import JsonList, RouteName
 from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
-# Reasoning items hold their text, which can be sent back as it is; the others concern tools and
-# inputs that are refused.
+# Values without effect: reasoning items contain plain text instead of encrypted content, and the
+# other values concern tools and inputs that are refused.
 INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -36,14 +36,14 @@ _FORMAT_KEYS = ("type", "name", "description", "schema", "strict", "json_schema"
 
 
 class Reasoning(BaseModel):
-    """How much the model reasons."""
+    """The requested reasoning effort."""
 
     model_config = ConfigDict(strict=True, extra="allow")
     effort: str | None = None
 
 
 class ResponseFields(GenerationFields):
-    """The body of a response."""
+    """The body of a response request."""
 
     route: ClassVar[RouteName] = "responses"
     input: str | JsonList[dict[str, Any]]
@@ -65,12 +65,12 @@ class ResponseFields(GenerationFields):
 
     @property
     def logprobs(self) -> bool:
-        """Whether text comes with the log-probabilities of its tokens."""
+        """Whether text is returned with the log-probabilities of its tokens."""
         return LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def effort(self) -> str | None:
-        """In the words that templates know. ApiError where it is another."""
+        """Return the reasoning effort for chat templates. ApiError if it is unknown."""
         effort = None if self.reasoning is None else self.reasoning.effort
         if effort is not None and effort not in EFFORTS:
             names = ", ".join(EFFORTS)
@@ -79,12 +79,12 @@ class ResponseFields(GenerationFields):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """The template's variables: ``chat_template_kwargs`` and the effort. ApiError."""
+        """Return the template's variables, including the effort. ApiError if that is unknown."""
         effort = {} if self.effort is None else {"reasoning_effort": self.effort}
         return {**(self.chat_template_kwargs or {}), **effort}
 
     def check(self) -> None:
-        """ApiError for what is not offered, and for what contradicts itself."""
+        """Raise ApiError for unsupported values and for fields that contradict each other."""
         for value in self.include or ():
             if value not in INCLUDABLE:
                 raise invalid_value(
@@ -96,38 +96,40 @@ class ResponseFields(GenerationFields):
             raise unsupported("truncation", "shorten the input")
         if self.background and self.stream:
             raise invalid_value(
-                "background", "a response is streamed or made in the background, not both"
+                "background", "a response cannot be both streamed and created in the background"
             )
         if self.background and self.store is False:
-            raise invalid_value("store", "what is made in the background has to be stored")
+            raise invalid_value("store", "a background response must be stored")
 
     @property
     def text_format(self) -> dict[str, Any]:
-        """The fields of ``text.format`` that the API has."""
+        """Return the fields of ``text.format`` that the API has."""
         text_format = (self.text or {}).get("format") or {"type": "text"}
         return {key: text_format[key] for key in _FORMAT_KEYS if key in text_format}
 
     def guide(self) -> Guide | None:
-        """That of ``text.format``, or of the other fields. ApiError where two ask for one."""
+        """Return the guide of ``text.format`` or of another field. ApiError if two constrain the
+        output.
+        """
         text_format, other_guide = (self.text or {}).get("format"), super().guide()
         if text_format is not None and not isinstance(text_format, dict):
-            raise invalid_value("text.format", "text.format is no object")
+            raise invalid_value("text.format", "text.format is not an object")
         text_guide = response_guide(text_format, "text.format")
         if text_guide is not None and other_guide is not None:
             raise invalid_value(
-                "text.format", f"{other_guide.name} asks for a form too; leave one out"
+                "text.format", f"{other_guide.name} also constrains the output; leave one out"
             )
         return other_guide if text_guide is None else text_guide
 
     def messages(self) -> list[dict[str, Any]]:
-        """The input as messages, without instructions. ApiError where an item is of no kind."""
+        """Return the input as messages, without instructions. ApiError if an item is invalid."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input)
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Items of inputs and outputs as messages: reasoning and calls join the assistant's turn."""
+    """Return items as messages. Reasoning and calls become part of the assistant's message."""
     messages: list[dict[str, Any]] = []
     for i, item in enumerate(items):
         item_type, path = item.get("type", "message"), f"input.{i}"
@@ -145,19 +147,19 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             )
         else:
-            raise unsupported(path, f"items of the kind {item_type!r} are not known")
+            raise unsupported(path, f"items of type {item_type!r} are unknown")
     return _joined(messages)
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's turn that is being put together, at the end of the messages."""
+    """Return the last message, which is an incomplete assistant message; append one if needed."""
     if not messages or messages[-1].get("role") != "assistant" or "content" in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Reasoning in front of an answer is the answer's."""
+    """Merge reasoning into the assistant message that follows it."""
     joined: list[dict[str, Any]] = []
     for message in messages:
         previous = joined[-1] if joined else {}

@@ -1,4 +1,4 @@
-"""Makes responses: at once, as a stream of named events, or in the background."""
+"""Creates responses: directly, as a stream of named events, or in the background."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger("specbuild.serve")
 
 @dataclass
 class _ResponseWork:
-    """A response that is being made."""
+    """A response in progress."""
 
     body: ResponseFields
     request: Request
@@ -48,7 +48,7 @@ class _ResponseWork:
 
 @dataclass
 class _BackgroundJob:
-    """A response that is made in the background. ``is_deleted``: its end is not stored."""
+    """A background response in progress. If ``is_deleted``, its result is not stored."""
 
     work: _ResponseWork
     is_deleted: bool = False
@@ -61,16 +61,16 @@ class _BackgroundJob:
 
 
 class Responses:
-    """The routes, over a server."""
+    """Handles responses and stores them."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._store = ResponseStore()
-        # Each one has an open sequence, so the queue's limit is theirs too.
+        # Each has an open sequence, so the limit of the queue also limits their number.
         self._background: dict[str, _BackgroundJob] = {}
 
     async def answer(self, body: ResponseFields) -> Mapping[str, Any] | Chunks:
-        """A response, the events of one, or the promise of one."""
+        """Return a complete response, the events of a stream, or a response in progress."""
         work = await self._begin(body)
         if body.stream:
             return self._stream(work)
@@ -83,7 +83,7 @@ class Responses:
         return work.answer
 
     def retrieve(self, name: str) -> bytes:
-        """Return a response as JSON; one in progress has the output so far."""
+        """Return a response as JSON. If it is in progress, it has the output so far."""
         job = self._job(name)
         if job is not None:
             return json_bytes({**job.work.answer, "output": job.work.items.items})
@@ -106,15 +106,15 @@ class Responses:
             await job.stop()
         response = self._store.get(name)
         if not response.is_background:
-            raise ApiError(400, "only responses made in the background can be cancelled")
+            raise ApiError(400, "only background responses can be cancelled")
         return response.answer
 
     async def close(self) -> None:
-        """Abort all background responses: a server that ends gives them to nobody."""
+        """Abort all background responses, since nobody can retrieve them after shutdown."""
         await asyncio.gather(*(job.stop() for job in self._background.values()))
 
     def _job(self, name: str) -> _BackgroundJob | None:
-        """The background job of a response in progress that was not deleted."""
+        """Return the job of a background response in progress, unless it was deleted."""
         job = self._background.get(name)
         return None if job is None or job.is_deleted else job
 
@@ -161,13 +161,13 @@ class Responses:
                 pass
 
     async def _run_in_background(self, job: _BackgroundJob) -> None:
-        """Make a response and store how it ended, unless it was deleted meanwhile."""
+        """Create a response and store its final state, unless it was deleted meanwhile."""
         work = job.work
         try:
             await self._finish(work)
             return
         except asyncio.CancelledError:
-            # The task is cancelled by stop() alone, which waits for this end.
+            # Only stop() cancels the task, and waits until it has ended.
             final_fields: dict[str, Any] = {"status": "cancelled"}
         except ApiError as error:
             final_fields = {"status": "failed", "error": error.body["error"]}
@@ -185,7 +185,7 @@ class Responses:
         self._keep(work, work.messages)
 
     def _keep(self, work: _ResponseWork, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Store a response as its request wishes. One that is too large says that it is not."""
+        """Store a response if requested. If it is too large, its ``store`` becomes false."""
         answer = work.answer
         if work.body.store is False or self._store.put(answer, messages):
             return
@@ -208,7 +208,7 @@ class Responses:
                 sequence_number += 1
 
     async def _events(self, work: _ResponseWork) -> AsyncGenerator[ResponseEvent, None]:
-        """The events of a response, whose answer is filled on the way and stored at the end."""
+        """Yield the events of a response. Complete its answer, and store it at the end."""
         items, answer = work.items, work.answer
         async with aclosing(work.batches):
             output = self._output(work)
@@ -253,7 +253,7 @@ def _system(text: str) -> dict[str, Any]:
 
 
 def _initial_answer(body: ResponseFields, model: str) -> dict[str, Any]:
-    """An answer before it has an output."""
+    """Return the answer of a response without output."""
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",

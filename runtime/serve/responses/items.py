@@ -1,4 +1,4 @@
-"""Deltas of an output as the items of a response, and as the events that a stream tells of them."""
+"""The items of a response and its stream events, from the deltas of an output."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ResponseEvent = dict[str, Any]
 
 
 class Items:
-    """The items of one response, in the order in which the model wrote them.
+    """The items of one response, in the order of the output.
 
-    Events lack their ``sequence_number``, which counts those of the whole stream. ``logprob`` is
-    what is said of a token of content.
+    Events lack ``sequence_number``, which the stream adds. ``logprob`` returns the log-probability
+    entry of a content token.
     """
 
     def __init__(self, logprob: Callable[[TokenEvent], dict[str, Any]]) -> None:
         self._logprob = logprob
         self._items: list[Item] = []
         self._open_type: str | None = None
-        # Of the open item's text or arguments: what it does not hold yet. To lengthen a string by
-        # each token would copy it each time.
+        # Text or arguments that are not appended to the open item yet. Appending each token
+        # would copy the whole string each time.
         self._pieces: list[str] = []
 
     @property
     def items(self) -> list[Item]:
-        """The items with all that came so far: always the same list."""
+        """The items so far. It is always the same list."""
         if self._pieces:
             item = self._items[-1]
             part, name = (
@@ -43,7 +43,7 @@ class Items:
         return self._items
 
     def add(self, deltas: Sequence[Delta]) -> Iterator[ResponseEvent]:
-        """The events of more deltas."""
+        """Yield the events of further deltas."""
         for delta in deltas:
             if delta.tool is not None and delta.name is not None:
                 yield from self._begin("function_call", _function_call(delta))
@@ -59,7 +59,9 @@ class Items:
                 yield from self._extend("output_text", delta.content, delta.tokens)
 
     def close(self, status: str) -> Iterator[ResponseEvent]:
-        """The output ends: the open item is ``completed`` or ``incomplete``."""
+        """Yield the final events of the open item, whose ``status`` is ``completed`` or
+        ``incomplete``.
+        """
         item_type = self._open_type
         if item_type is None:
             return
@@ -117,7 +119,7 @@ class Items:
 
 
 def _copy(item: Item) -> Item:
-    """The item as it is now: it goes on growing."""
+    """Return a copy of an item, which later deltas extend."""
     if "content" not in item:
         return dict(item)
     return {**item, "content": [_copy_part(part) for part in item["content"]]}

@@ -1,4 +1,4 @@
-"""Finished responses that clients may read again, bounded in number, age and bytes."""
+"""Storage of finished responses, limited in number, age and bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from specbuild.runtime.serve.http import json_bytes
 
 MAX_RESPONSES = 1000
 MAX_AGE_S = 3600.0
-# One response: its answer, and the messages of its conversation.
+# The limit for one response: its answer and the messages of its conversation.
 MAX_RESPONSE_BYTES = 16 << 20
 MAX_STORED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class StoredResponse:
-    """A finished response as JSON: the size in memory is the size that is counted.
+    """A finished response as JSON text, so that its size in memory is known.
 
     ``conversation`` is the list of messages that a following response continues.
     """
@@ -33,11 +33,11 @@ class StoredResponse:
 
     @property
     def size(self) -> int:
-        """Bytes of both texts."""
+        """The number of bytes of both texts."""
         return len(self.answer) + len(self.conversation)
 
     def messages(self) -> list[dict[str, Any]]:
-        """The messages of the conversation, including the response's own."""
+        """Return the messages of the conversation, including the response."""
         messages: list[dict[str, Any]] = from_json(self.conversation)
         return messages
 
@@ -48,7 +48,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by id. The oldest are evicted when there are too many, or too many bytes."""
+    """Stored responses by id. The oldest are evicted if there are too many, or too many bytes."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class ResponseStore:
         self.stored_bytes = 0
 
     def check(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
-        """Raise ApiError if a request alone has more bytes than a stored response may have."""
+        """Raise ApiError if a request alone exceeds the limit of a stored response."""
         size = len(json_bytes(answer)) + len(json_bytes(messages))
         if size > self._max_response_bytes:
             raise ApiError(
@@ -90,19 +90,19 @@ class ResponseStore:
         return True
 
     def get(self, name: str) -> StoredResponse:
-        """Return a response. Raise ApiError if it was never stored, or is not stored any more."""
+        """Return a response. ApiError if it is not stored or has been evicted."""
         self._evict_expired()
         if name not in self._responses:
             raise ApiError(
                 404,
-                f"there is no response {name[:100]!r}: the last {self._max_responses} are kept for "
-                f"{self._max_age_s / 60:g} minutes, in at most {self._max_bytes >> 20} MiB",
+                f"there is no response {name[:100]!r}: the last {self._max_responses} are stored "
+                f"for {self._max_age_s / 60:g} minutes, in at most {self._max_bytes >> 20} MiB",
                 param="response_id",
             )
         return self._responses[name]
 
     def delete(self, name: str) -> None:
-        """Delete a response. Raise ApiError if there is none."""
+        """Delete a response. ApiError if it is not stored."""
         self.stored_bytes -= self.get(name).size
         del self._responses[name]
 

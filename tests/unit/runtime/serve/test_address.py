@@ -20,7 +20,7 @@ def test_a_live_socket_is_not_taken_over(tmp_path: Path) -> None:
     address = Address(uds=tmp_path / "socket")
     first = address.listen()
     for _ in range(2):
-        with pytest.raises(RequestError, match="another server listens there"):
+        with pytest.raises(RequestError, match="another server listens on it"):
             address.listen()
     with socket.socket(socket.AF_UNIX) as client:
         client.connect(str(address.uds))

@@ -269,7 +269,7 @@ def test_parsers_go_by_the_template() -> None:
     assert not plain.supports_tools
     thinking = output_format(toy_codec("<think>"), (28,), reasoning="auto", tool_calls="hermes")
     assert thinking.supports_tools
-    with pytest.raises(RequestError, match="do not go together"):
+    with pytest.raises(RequestError, match="cannot be combined"):
         output_format(codec, (28,), reasoning="harmony", tool_calls="hermes")
     assert len(LETTERS) == 21
 

@@ -16,7 +16,7 @@ from specbuild.runtime.serve.ray import ReplicaOptions
     ("given", "message"),
     [
         ({}, "engine=PATH"),
-        ({"engine": "x", "replica": "2"}, "replica is no option"),
+        ({"engine": "x", "replica": "2"}, "replica is not an option"),
         ({"engine": "x", "replicas": "two"}, "must be a number"),
         ({"engine": "x", "replicas": "0"}, "1 or above"),
         ({"engine": "x", "routing": "best"}, "session or load"),
@@ -43,7 +43,7 @@ def test_options_are_read_by_their_types(tmp_path: Path) -> None:
     )
     assert options.keys == ("one", "two")
     keys.write_text("\n")
-    with pytest.raises(RequestError, match="holds no key"):
+    with pytest.raises(RequestError, match="contains no key"):
         _ = options.keys
 
 

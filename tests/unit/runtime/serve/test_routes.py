@@ -189,7 +189,7 @@ def test_chunks_tell_which_tokens_the_draft_proposed(path: str) -> None:
     drafted = sum(part["token_count"] for part in parts if part["from_draft"])
     assert 0 < drafted == accepted / 2
     assert not any("from_draft" in chunk["choices"][0] for chunk in plain)
-    assert refused.status_code == 400 and "streams" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "requires stream" in refused.json()["error"]["message"]
 
 
 def shown(choices: list[dict[str, Any]]) -> str:

@@ -96,7 +96,7 @@ def test_a_head_that_trickles_is_late(server: tuple[str, App]) -> None:
     with connected(server[0]) as client:
         client.sendall(HEAD.encode())
         assert trickle(client, lambda i: f"X-{i}: y\r\n".encode()) > 1
-        assert "head did not come" in error_of(rest_of(client), 408)
+        assert "headers did not arrive" in error_of(rest_of(client), 408)
 
 
 def test_a_head_without_end_is_too_long(server: tuple[str, App]) -> None:

@@ -245,7 +245,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "response_format.json_schema",
         "no schema",
     ),
-    ({"response_format": FORMAT, "guided_json": {}}, "response_format", "both ask"),
+    ({"response_format": FORMAT, "guided_json": {}}, "response_format", "both constrain"),
     ({"guided_regex": "(a"}, "guided_regex", "cannot be compiled"),
     ({"guided_grammar": "start: x"}, "guided_grammar", "cannot be"),
     ({"guided_choice": []}, "guided_choice", "1 to"),
@@ -253,7 +253,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "string", "format": "iri"}}, "guided_json", "iri"),
     ({"guided_json": {"$ref": "#/nowhere"}}, "guided_json", "nowhere"),
     ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "must be json, regex"),
-    ({"tool_choice": "required"}, "tool_choice", "no tools"),
+    ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
     (
         {"tool_choice": {"type": "function", "function": {"name": "g"}}, "tools": [tool("f")]},
         "tool_choice",
