@@ -1,4 +1,4 @@
-# make setup | setup-tensorrt | demo | serve | test | test-all | test-speed | test-slow | mutations | fuzz | lint | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
+# make setup | setup-tensorrt | demo | serve | test | test-all | test-speed | test-slow | mutations | fuzz | lint | wheel | docs | clean; with Ray: make test-ray; with a Hopper GPU: make test-gpu | sanitize | bench-gpu | test-tensorrt
 
 PYTHON ?= python3
 # Passed to pip, for example: make setup PIP_EXTRA_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -14,7 +14,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup setup-tensorrt demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint docs \
+.PHONY: setup setup-tensorrt demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint wheel docs \
   clean
 
 setup: $(INSTALLED)
@@ -159,6 +159,11 @@ lint: setup types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p specbuild
 	find plugins_cuda -name '*.cu' -o -name '*.cuh' | xargs -r $(BIN)/clang-format --dry-run --Werror
+
+# dist/specbuild-VERSION-py3-none-any.whl; tests/repo/test_packaging.py installs one and runs the example.
+wheel: setup
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation -w dist .
 
 # What documents take from elsewhere: options from the command line, the API's fields from the server,
 # figures from benchmarks/results.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,33 @@ def test_an_installed_wheel_gives_the_public_names(wheel: Path, tmp_path: Path) 
     found = public_package(installed(tmp_path, str(wheel)))
     assert found.is_relative_to(tmp_path)
     assert found.parts[-3:] == ("site-packages", "specbuild", "__init__.py")
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_builds_and_runs_the_example(wheel: Path, tmp_path: Path) -> None:
+    """The quickstart in a fresh environment, outside of the checkout and without its sources."""
+    python = installed(tmp_path / "environment", str(wheel))
+    example = shutil.copytree(ROOT / "examples/tiny-gpt-oss", tmp_path / "example")
+
+    def command(*words: str | Path) -> str:
+        return subprocess.run(
+            [python, "-P", "-m", "specbuild", *words],
+            check=True,
+            cwd=tmp_path,
+            env={"PATH": "", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        ).stdout
+
+    command("build", "--model", example / "target", "--draft", example / "draft",
+            "--output", "engine")  # fmt: skip
+    command("check", "engine")
+    prompt = ("--prompt", "def __eq__(self, other):", "--max-new-tokens", "24", "--json")
+    drafted, plain = (
+        json.loads(command("run", "engine", *prompt, *more)) for more in ((), ("--no-spec",))
+    )
+    assert drafted["text"] == plain["text"] and len(plain["output_ids"]) == 24
 
 
 @pytest.mark.slow
