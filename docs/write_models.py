@@ -45,6 +45,7 @@ MODELS = {
     "olmo2": ("OLMo 2", "olmo-2-7b"),
     "olmo3": ("OLMo 3", "olmo-3-7b"),
     "granite": ("Granite 3", "granite-3.3-8b"),
+    "gemma3_text": ("Gemma 3", "gemma-3-27b"),
     "glm4_moe": ("GLM-4.5, 4.6, 4.7", "glm-4.5-air"),
     "minimax_m2": ("MiniMax-M2", "minimax-m2"),
     "deepseek_v2": ("DeepSeek-V2", "deepseek-v2-lite"),
@@ -60,6 +61,7 @@ GGUF = {
     "ministral3": ("mistral3",),
     "mixtral": ("llama",),
     "olmo3": ("olmo2",),
+    "gemma3_text": ("gemma3",),
     "glm4_moe": ("glm4moe",),
     "minimax_m2": ("minimax-m2",),
 }
@@ -90,6 +92,7 @@ RUN = {
     ("cpu", "olmo2"): _GROUPED_TESTS,
     ("cpu", "olmo3"): _GROUPED_TESTS,
     ("cpu", "granite"): _GROUPED_TESTS,
+    ("cpu", "gemma3_text"): _GROUPED_TESTS,
     ("cpu", "glm4_moe"): _GROUPED_TESTS,
     ("cpu", "minimax_m2"): _GROUPED_TESTS,
     ("cpu", "deepseek_v2"): _MLA_TESTS,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from checkpoints import write_draft
 from drafted_outputs import drafted_outputs
-from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
+from llama_checkpoints import HIDDEN, LAYERS, OF_KIND, VOCAB, write_llama
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
@@ -26,6 +26,11 @@ NEW_TOKENS = 96
 def build_drafted(folder: Path, kind: str, changes: dict[str, Any]) -> None:
     """A checkpoint of this model type, a random EAGLE3 draft for it, and their engine."""
     write_llama(folder / "model", kind, **changes)
+    build_drafted_engine(folder, OF_KIND[kind] | changes)
+
+
+def build_drafted_engine(folder: Path, changes: dict[str, Any]) -> None:
+    """A random EAGLE3 draft for the checkpoint of these sizes, and their engine."""
     write_draft(
         folder / "draft", target_layers=changes.get("num_hidden_layers", LAYERS),
         target_hidden=changes.get("hidden_size", HIDDEN), target_vocab=VOCAB,

@@ -11,6 +11,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     FeedForward,
+    Geglu,
     MoeFeedForward,
     Swiglu,
     distinct_feed_forwards,
@@ -24,7 +25,7 @@ from specbuild.runtime.engine_dir.geometry import (
     Rope,
     TargetGeometry,
 )
-from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
+from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 def _dense(inner: int) -> DenseFeedForward:
@@ -208,6 +209,15 @@ GRANITE_33_8B = _grouped_query(
     eos=(0,), rope=Rope(1e7), tied=True, attention=AttentionParts(scale=0.0078125),
     multipliers=Multipliers(embedding=12.0, residual=0.22, logits_divisor=16.0),
 )  # fmt: skip
+GEMMA_3_27B = _grouped_query(
+    "gemma3_text", (5376, 62, 32, 16), _dense(21504), vocab=262208, positions=131072, eps=1e-6,
+    eos=(1,), rope=Rope(1e6, LinearScaling(factor=8.0)), tied=True,
+    attention=AttentionParts(qk_norm="head", scale=168**-0.5), norm=Norm(1e-6, "after_weight"),
+    layer_types=((("sliding_attention",) * 5 + ("full_attention",)) * 11)[:62],
+    sliding_window=1024, window_rope=Rope(10000.0), norm_places="both",
+    multipliers=Multipliers(embedding=5376**0.5),
+    feed_forwards=(DenseFeedForward(inner=21504, activation=Geglu()),),
+)  # fmt: skip
 GLM_45_AIR = _grouped_query(
     "glm4_moe", (4096, 46, 96, 8), _dense(10944), vocab=151552, positions=131072, eps=1e-5,
     eos=(151329,), rope=Rope(1e6, width=64), biased=True,
@@ -285,6 +295,7 @@ FAMILIES: dict[str, tuple[TargetGeometry, float]] = {
     "Phi-4": (PHI_4, 14.66),
     "OLMo-3-7B": (OLMO_3_7B, 7.30),
     "Granite-3.3-8B": (GRANITE_33_8B, 8.17),
+    "Gemma-3-27B": (GEMMA_3_27B, 27.01),
     # Published as 106, without the MTP layer.
     "GLM-4.5-Air": (GLM_45_AIR, 106.85),
     "MiniMax-M2": (MINIMAX_M2, 228.7),

@@ -107,6 +107,10 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         ".rope.scaling.type": "yarn", ".rope.scaling.factor": 4.0,
         ".rope.scaling.original_context_length": 32,
     }),
+    "gemma3_text": ("gemma3", {
+        ".block_count": 6, ".attention.key_length": 16, ".attention.value_length": 16,
+        ".attention.sliding_window": 12, ".rope.freq_base": 1e6,
+    }),
     "glm4_moe": ("glm4moe", {
         ".attention.key_length": 16, ".attention.value_length": 16, ".rope.dimension_count": 8,
         ".expert_count": 8, ".expert_used_count": 3, ".expert_shared_count": 1,

@@ -64,6 +64,11 @@ EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
 # What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
 OWN_NAMES = {
+    "gemma": {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    },
     "glm4_moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"},
     "olmo": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
@@ -175,7 +180,8 @@ def gpt_oss_twin(model: Path) -> dict[str, Stored]:
 def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     """The same of a model with grouped-query attention; of :data:`PAIRS` the rows that RoPE turns
     move together."""
-    own = [names for kind, names in OWN_NAMES.items() if config["model_type"].startswith(kind)]
+    own_type = config["model_type"]
+    own = [names for kind, names in OWN_NAMES.items() if own_type.startswith(kind)]
     twin = Twin(mixed, {**COMMON, **(own[0] if own else {})})
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
@@ -184,6 +190,10 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
             experts.setdefault(_stack_of(parts), []).append((name, tensor))
             continue
         twin.same(name, tensor)
+        if own_type.startswith("gemma") and name.endswith("norm.weight"):
+            array, dtype = twin.gguf[twin.called(name)]
+            twin.gguf[twin.called(name)] = array + np.float32(1), dtype
+            twin.hf[name] = torch.from_numpy(twin.gguf[twin.called(name)][0] - np.float32(1))
         heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(parts[-2])
         if heads and config["model_type"] in PAIRS:
             rows, dtype = twin.gguf[twin.called(name)]

@@ -78,6 +78,14 @@ OF_KIND: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     },
+    "gemma3_text": {
+        "head_dim": 16,
+        "num_hidden_layers": 6,
+        "sliding_window": 12,
+        "query_pre_attn_scalar": 16,
+        "pad_token_id": None,
+        "bos_token_id": 0,
+    },
     "glm4_moe": {
         "head_dim": 16,
         "attention_bias": True,
@@ -118,18 +126,23 @@ def write_llama(
 
     sizes = SIZES | OF_KIND[kind] | changes
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    randomise(model, kind)
+    model.to(getattr(torch, dtype))
+    size = sum(tensor.nbytes for tensor in model.state_dict().values())
+    model.save_pretrained(path, max_shard_size=size // shards + 1)
+
+
+def randomise(model: torch.nn.Module, kind: str) -> None:
+    """Random weights of a model of this type, of such sizes that random logits differ clearly."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                tensor.copy_(1 + 0.2 * noise)
+                tensor.copy_((0 if kind.startswith("gemma") else 1) + 0.2 * noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.1 * noise)
             elif name.endswith("bias"):
                 tensor.copy_(0.2 * noise)
             else:
                 tensor.copy_(1.3 * noise * tensor.shape[-1] ** -0.5)
-    model.to(getattr(torch, dtype))
-    size = sum(tensor.nbytes for tensor in model.state_dict().values())
-    model.save_pretrained(path, max_shard_size=size // shards + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -34,6 +35,11 @@ def _parts(g: TargetGeometry) -> Iterator[str]:
         yield "multiplies queries by a factor of their position (llama_4_scaling_beta)"
     if attention.scale is not None:
         yield f"multiplies scores by {attention.scale:g}, not by the head's width"
+    for feed_forward in g.feed_forwards:
+        if isinstance(feed_forward, DenseFeedForward) and isinstance(
+            feed_forward.activation, Geglu
+        ):
+            yield "has a feed-forward with GELU"
     if g.norm_places != "inputs":
         yield "norms what attention and feed-forward give"
     if g.multipliers is not None:

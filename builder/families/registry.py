@@ -7,6 +7,7 @@ from specbuild.builder.families.deepseek.family import DEEPSEEK
 from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
+from specbuild.builder.families.gemma3.family import GEMMA3
 from specbuild.builder.families.glm4_moe.family import GLM4_MOE
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.granite.family import GRANITE
@@ -31,6 +32,7 @@ TARGETS: dict[str, TargetFamily] = {
     "granite": GRANITE,
     "glm4_moe": GLM4_MOE,
     "minimax_m2": MINIMAX_M2,
+    "gemma3": GEMMA3,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

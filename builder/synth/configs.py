@@ -6,7 +6,7 @@ from typing import Any
 
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
-from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling, YarnScaling
+from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def rope_config(rope: Rope) -> dict[str, Any] | None:
             "original_max_position_embeddings": rope.scaling.original_max_positions,
             "rope_type": "llama3",
         }
+    if isinstance(rope.scaling, LinearScaling):
+        return {"factor": rope.scaling.factor, "rope_type": "linear"}
     return None if rope.scaling is None else yarn_config(rope)
 
 

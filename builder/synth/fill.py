@@ -30,13 +30,16 @@ class Fill:
         """Normal values around 0."""
         return self._rows("BF16", shape, lambda rows, w: self.noise.weight(name, rows, w, std))
 
-    def norm(self, name: str, shape: tuple[int, ...], mean: float = 1.0) -> SynthTensor:
-        """Normal values around ``mean``."""
-        return self._rows(
-            "BF16",
-            shape,
-            lambda rows, w: (mean * (1 + self.noise.normal(name, rows, w, NORM_STD))).bfloat16(),
-        )
+    def norm(
+        self, name: str, shape: tuple[int, ...], mean: float = 1.0, less: float = 0.0
+    ) -> SynthTensor:
+        """Normal values around ``mean``, stored ``less`` that."""
+
+        def make(rows: torch.Tensor, width: int) -> torch.Tensor:
+            noise = self.noise.normal(name, rows, width, NORM_STD)
+            return (mean * (1 + noise) - less).bfloat16()
+
+        return self._rows("BF16", shape, make)
 
     def router(self, name: str, shape: tuple[int, ...]) -> SynthTensor:
         """Unit logits that do not see the constant, which would favour some experts always."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, one_of
 
@@ -28,7 +28,17 @@ class ClampedSwiglu:
     limit: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Geglu:
+    """``gelu(gate) · up`` with GELU's approximation by tanh."""
+
+    FEATURE: ClassVar[str] = "geglu"
+    kind: Literal["geglu_tanh"] = "geglu_tanh"
+
+
+# That of experts, and that of a dense feed-forward.
 Activation: TypeAlias = Swiglu | ClampedSwiglu
+DenseActivation: TypeAlias = Swiglu | ClampedSwiglu | Geglu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +47,7 @@ class DenseFeedForward:
 
     kind: Literal["dense"] = "dense"
     inner: int
-    activation: Activation
+    activation: DenseActivation
     bias: bool = False
 
 

@@ -23,6 +23,7 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo 3": ("olmo3", {}),
     "Granite": ("granite", {}),
     "GLM-4.5": ("glm4_moe", {}),
+    "Gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 20}),
     "MiniMax-M2": ("minimax_m2", {"num_hidden_layers": 2}),
 }
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,6 +38,11 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
         "use_qk_norm": True, "first_k_dense_replace": 2, "n_group": 4, "topk_group": 2,
         "num_hidden_layers": 4, "norm_topk_prob": False, "dtype": "bfloat16"}),
     "MiniMax-M2, whole heads turn": ("minimax_m2", {"dtype": "bfloat16", "rope_parameters": None}),
+    "Gemma 3, scaled, untied": ("gemma3_text", {
+        "dtype": "bfloat16", "tie_word_embeddings": False, "sliding_window_pattern": 2,
+        "layer_types": None, "num_hidden_layers": 3, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}}),
     "OLMo 2": ("olmo2", {"dtype": "bfloat16", "attention_bias": True}),
     "OLMo 3 without scaling": ("olmo3", {"rope_parameters": None, "num_hidden_layers": 5}),
     "Granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),

@@ -76,6 +76,7 @@ MINIMAX_M2 = TargetFamily(
         load_options=reference.load_options,
         routers=reference.routers,
         margin=reference.routing_margin,
+        stored_name=reference.stored_name,
     ),
     synth=SynthTarget(
         geometries={

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from specbuild.builder.families.parts.grouped_reference import mixtral_name
 from specbuild.builder.families.parts.routing_margin import choice_margin
 from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
 
@@ -33,6 +34,12 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
         "pretrained_model_name_or_path": None,
         "state_dict": stored_weights(path, block),
     }
+
+
+def stored_name(name: str) -> str:
+    """Name a tensor as MiniMax's safetensors do, for transformers' conversion."""
+    named = mixtral_name(name).replace(f"mlp.gate.{_BIAS}", f"block_sparse_moe.{_BIAS}")
+    return named.replace("mlp.gate.weight", "block_sparse_moe.gate.weight")
 
 
 def routers(model: Any) -> dict[int, nn.Module]:

@@ -48,7 +48,8 @@ class MoeMlp(nn.Module):
 def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
     """A SwiGLU, or experts behind a router of rounded logits."""
     if isinstance(feed_forward, DenseFeedForward):
-        return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias)
+        kind = feed_forward.activation.kind
+        return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias, activation=kind)
     assert isinstance(feed_forward, MoeFeedForward)
     return MoeMlp(hidden, feed_forward)
 

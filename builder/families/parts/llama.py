@@ -42,14 +42,20 @@ def norm_module(norm: Norm, width: int) -> nn.Module:
 
 
 class SwigluMlp(nn.Module):
-    """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``."""
+    """SwiGLU feed-forward, ``W_down (silu(W_gate x) · W_up x)``, or with GELU in SiLU's place."""
 
-    def __init__(self, hidden: int, inner: int, *, bias: bool = False) -> None:
+    def __init__(
+        self, hidden: int, inner: int, *, bias: bool = False, activation: str = "swiglu"
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H] → [T, H]."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        if self.activation == "geglu_tanh":
+            return self.down_proj(F.gelu(gate, approximate="tanh") * self.up_proj(x))
+        return self.down_proj(F.silu(gate) * self.up_proj(x))

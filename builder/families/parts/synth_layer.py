@@ -18,12 +18,21 @@ _GATED_RMS = 0.6  # of silu(gate)·up, both of rms 1
 _OUTPUT_NORMS = tuple(f"post_{part}_layernorm.weight" for part in ("attention", "feedforward"))
 
 
-def layer_tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
-    """Makes the tensor of this name: a norm, a router, a bias, or a projection."""
+def layer_tensor(
+    fill: Fill,
+    g: TargetGeometry,
+    name: str,
+    shape: tuple[int, ...],
+    norms_less: float = 0.0,
+) -> SynthTensor:
+    """Makes the tensor of this name: a norm, a router, a bias, or a projection.
+
+    Checkpoints hold the weights of norms less ``norms_less``.
+    """
     if g.norm_places != "inputs" and name.endswith(_OUTPUT_NORMS):
-        return fill.norm(name, shape, CONTRIBUTION)
+        return fill.norm(name, shape, CONTRIBUTION, less=norms_less)
     if name.endswith("norm.weight"):
-        return fill.norm(name, shape)
+        return fill.norm(name, shape, less=norms_less)
     if name.endswith(".mlp.gate.weight"):
         return fill.router(name, shape)
     if name.endswith("bias"):

@@ -44,6 +44,7 @@ PUBLISHED = {
     "phi-4": "Phi-4",
     "olmo-3-7b": "OLMo-3-7B",
     "granite-3.3-8b": "Granite-3.3-8B",
+    "gemma-3-27b": "Gemma-3-27B",
     "glm-4.5-air": "GLM-4.5-Air",
     "minimax-m2": "MiniMax-M2",
     "deepseek-v2-lite": "DeepSeek-V2-Lite",
@@ -53,7 +54,7 @@ PUBLISHED = {
 TINY = (
     "tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo", "tiny-mistral",
     "tiny-ministral3", "tiny-mixtral", "tiny-smollm3", "tiny-phi3", "tiny-olmo3", "tiny-granite",
-    "tiny-glm4-moe", "tiny-minimax-m2",
+    "tiny-glm4-moe", "tiny-minimax-m2", "tiny-gemma3",
 )  # fmt: skip
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",

@@ -30,6 +30,14 @@ FEATURES = {
     "Ministral-3-8B": ("query_growth",),
     "SmolLM3-3B": ("unrotated_layers",),
     "OLMo-3-7B": ("norm_places", "window_rope"),
+    "Gemma-3-27B": (
+        "attention_scale",
+        "geglu",
+        "linear_rope",
+        "multipliers",
+        "norm_places",
+        "window_rope",
+    ),
     "Granite-3.3-8B": ("attention_scale", "multipliers"),
 }
 

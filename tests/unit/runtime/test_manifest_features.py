@@ -105,6 +105,7 @@ def test_what_version_3_brings_is_named() -> None:
         "draft_models",
         "draft_parts",
         "dsa",
+        "geglu",
         "generation_defaults",
         "latents",
         "linear_rope",
