@@ -15,6 +15,7 @@ from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.made import types_by_kind
 from specbuild.builder.checkpoint.source import SourceTensor, open_directory, read_config
 from specbuild.builder.checkpoint.target_parts import MadeText, TextFile, text_files
+from specbuild.builder.checkpoint.text_part import has_text_part, text_config, text_tensors
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 
 Roots = tuple[Path, ...]
@@ -26,7 +27,8 @@ class OpenedTarget:
 
     Those of a directory lie in the first of some folders that has them. ``source_types`` counts the
     types of a GGUF file's tensors, by kind; empty for a directory. ``generation`` gives the
-    sampling that the checkpoint recommends, and warnings.
+    sampling that the checkpoint recommends, and warnings. ``is_text_part``: the checkpoint is a
+    multimodal model's, of which ``warnings`` name what is left out.
     """
 
     config: Config
@@ -34,6 +36,8 @@ class OpenedTarget:
     text_files: Callable[[Roots], tuple[TextFile, ...]]
     source_types: dict[str, dict[str, int]] = field(default_factory=dict)
     generation: Callable[[Roots], tuple[GenerationDefaults, tuple[str, ...]]] = directory_defaults
+    is_text_part: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
@@ -43,6 +47,15 @@ def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
     """
     if not is_gguf(path):
         config = Config(str(path / "config.json"), "target config.json", read_config(path))
+        if has_text_part(config.fields):
+            tensors, warnings = text_tensors(open_directory(path))
+            return OpenedTarget(
+                text_config(config, tensors),
+                lambda: dict(tensors),
+                text_files,
+                is_text_part=True,
+                warnings=warnings,
+            )
         return OpenedTarget(config, partial(open_directory, path), text_files)
     opened = open_gguf(path, forms)
     return OpenedTarget(

@@ -61,6 +61,7 @@ def read_target(
     family = _family(opened)
     form = family.checkpoint
     geometry, warnings = form.read_config(path, config, strict=strict)
+    warnings = opened.warnings + warnings
     _check_sizes(config, geometry)
     if not family.retrofits:
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)

@@ -112,7 +112,7 @@ def _family(path: Path, model_type: object, *, teacher: bool) -> tuple[TargetFam
 
 def _source(path: Path, opened: OpenedTarget, family: TargetFamily) -> dict[str, Any]:
     """Arguments of ``from_pretrained`` for the checkpoint: its directory, or config and weights."""
-    if not is_gguf(path):
+    if not (is_gguf(path) or opened.is_text_part):
         return {"pretrained_model_name_or_path": path}
     import transformers
 

@@ -1,0 +1,80 @@
+"""The text part of multimodal checkpoints: what is read of them, and that it computes the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_files import edit_config
+from family_engines import build_drafted_engine, check_stages
+from llama_checkpoints import OF_KIND, SIZES, randomise
+
+from specbuild.builder.families.checkpoints import read_target
+from specbuild.runtime.errors import SpecbuildError
+
+VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+
+
+def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
+    """A random multimodal model around a text model of this type."""
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+    )
+
+    text = SIZES | OF_KIND[text_kind] | {"model_type": text_kind}
+    options = {"text_config": text, "image_token_index": 30, **changes}
+    if text_kind == "gemma3_text":
+        places = {"boi_token_index": 28, "eoi_token_index": 29, "mm_tokens_per_image": 4}
+        config = Gemma3Config(vision_config=VISION, **places, **options)
+        model = Gemma3ForConditionalGeneration(config)
+    else:
+        config = Mistral3Config(vision_config=VISION | {"head_dim": 8}, **options)
+        model = Mistral3ForConditionalGeneration(config)
+    randomise(model, text_kind)
+    model.save_pretrained(path)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3"])
+def test_the_text_part_is_read_and_the_rest_is_named(tmp_path: Path, kind: str) -> None:
+    write_wrapped(tmp_path, kind, tie_word_embeddings=True)
+    target = read_target(tmp_path, strict=True)
+    assert target.geometry.model_type == kind and target.geometry.tied_head
+    (warning,) = target.warnings
+    assert "multi_modal_projector (" in warning and "vision_tower (" in warning
+    source = target.tensors["model.layers.0.mlp.up_proj.weight"]
+    assert source.sources == ("language_model.model.layers.0.mlp.up_proj.weight",)
+
+
+def test_a_head_of_its_own_is_not_tied(tmp_path: Path) -> None:
+    write_wrapped(tmp_path, "ministral3", tie_word_embeddings=False)
+    edit_config(tmp_path, tie_word_embeddings=None)
+    target = read_target(tmp_path, strict=True)
+    assert not target.geometry.tied_head
+    assert not torch.equal(
+        target.tensors["lm_head.weight"].load(), target.tensors["model.embed_tokens.weight"].load()
+    )
+
+
+def test_an_unknown_text_model_is_refused_by_its_type(tmp_path: Path) -> None:
+    write_wrapped(tmp_path, "ministral3", tie_word_embeddings=True)
+    edit_config(tmp_path, text_config={"model_type": "mamba"})
+    with pytest.raises(SpecbuildError, match="text_config: model_type 'mamba' is not supported"):
+        read_target(tmp_path, strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3"])
+def test_an_engine_of_the_text_part_computes_what_transformers_computes(
+    tmp_path: Path, kind: str
+) -> None:
+    write_wrapped(tmp_path / "model", kind, tie_word_embeddings=True)
+    build_drafted_engine(tmp_path, OF_KIND[kind])
+    check_stages(tmp_path)
