@@ -24,7 +24,7 @@ from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.cli.bench.pairs import BenchReport, PromptSet
+    from specbuild.cli.bench.pairs import BenchPlan, BenchReport, PromptSet
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -179,7 +179,7 @@ def bench(
             "--batch, --context, --retrieved and --time-limit-s are for a --sweep: add one"
         )
     from specbuild.cli.bench import against as bench_against
-    from specbuild.cli.bench import pairs as bench_measure
+    from specbuild.cli.bench.pairs import BenchPlan
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
@@ -196,11 +196,20 @@ def bench(
             "--against compares one draft, and the default changes with what it meets: give "
             "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
         )
-    plan = bench_measure.BenchPlan(max_new_tokens, rounds, setting, raw)
-    report = bench_measure.measure(loaded, _prompt_sets(loaded, prompts or [], plan.params), plan)
+    plan = BenchPlan(max_new_tokens, rounds, setting, raw)
+    report = _measured(loaded, plan, prompts or [])
     if other is not None:
         report = bench_against.against(report, other)
     _tell(report, plot, as_json=as_json)
+
+
+def _measured(engine: Engine, plan: BenchPlan, files: Sequence[Path]) -> BenchReport:
+    from specbuild.cli.bench.pairs import measure
+    from specbuild.cli.terminal.progress_bar import ProgressBar
+
+    sets = _prompt_sets(engine, files, plan.params)
+    with ProgressBar() as progress:
+        return measure(engine, sets, plan, progress)
 
 
 def _tell(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ from statistics import median
 
 import numpy as np
 
+from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.cli.options.draft_choice import shape_text
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
@@ -128,10 +129,18 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
     return PromptSet("random tokens", prompts)
 
 
-def measure(engine: Engine, sets: Sequence[PromptSet], plan: BenchPlan) -> BenchReport:
+def measure(
+    engine: Engine,
+    sets: Sequence[PromptSet],
+    plan: BenchPlan,
+    progress: Progress | None = None,
+) -> BenchReport:
     """Decode every prompt both ways, alternating which way goes first."""
+    progress = SilentProgress() if progress is None else progress
+    progress.start("warming up", 1, "prompt")
     _warm_up(engine, sets[0].prompts[0], plan)
-    reports = tuple(_measure_set(engine, prompt_set, plan) for prompt_set in sets)
+    progress.start("measuring", plan.rounds * sum(len(s.prompts) for s in sets), "pairs")
+    reports = tuple(_measure_set(engine, prompt_set, plan, progress) for prompt_set in sets)
     ratios = [pair.ratio for report in reports for pair in report.pairs if pair.ratio is not None]
     speculation = plan.setting.speculation
     draft = _draft_text(engine, plan.setting)
@@ -157,11 +166,14 @@ def _warm_up(engine: Engine, prompt: Prompt, plan: BenchPlan) -> None:
         decoded(engine, prompt, params, setting)
 
 
-def _measure_set(engine: Engine, prompt_set: PromptSet, plan: BenchPlan) -> SetReport:
+def _measure_set(
+    engine: Engine, prompt_set: PromptSet, plan: BenchPlan, progress: Progress
+) -> SetReport:
     pairs = []
     for turn in range(plan.rounds):
         for i, prompt in enumerate(prompt_set.prompts):
             pairs.append(_measure_pair(engine, prompt, plan, draft_first=(turn + i) % 2 == 1))
+            progress.advance(1)
     return summarise(prompt_set.name, pairs)
 
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbuild.cli.terminal.console import messages
 from specbuild.cli.terminal.environment import cache_directory
+from specbuild.cli.terminal.heartbeat import Heartbeat, seconds_text
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
@@ -23,7 +25,14 @@ def load_engine(path: Path, settings: RuntimeSettings | None = None) -> Engine:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.settings import DEFAULT_SETTINGS
 
-    return Engine.load(path, replace(settings or DEFAULT_SETTINGS, cache_dir=cache_directory()))
+    def text(passed_s: float) -> str:
+        return f"loading {path}: {seconds_text(passed_s)}"
+
+    def say(line: str) -> None:
+        messages().print(line, soft_wrap=True)
+
+    with Heartbeat(text, say):
+        return Engine.load(path, replace(settings or DEFAULT_SETTINGS, cache_dir=cache_directory()))
 
 
 @contextmanager

@@ -1,17 +1,27 @@
-"""The builder's progress on standard error: a bar on a terminal, a line a stage elsewhere."""
+"""Progress on standard error: a bar on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import time
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from specbuild.cli.terminal.console import messages, size_text
+from specbuild.cli.terminal.heartbeat import Heartbeat, seconds_text
+
+# What is left is estimated from here on: the first units of a stage are often slower.
+_MIN_ESTIMATED_S = 2.0
 
 
 class ProgressBar:
-    """Draws ``builder.progress.Progress``; use as a context manager."""
+    """Draws ``builder.progress.Progress``; use as a context manager.
+
+    Both forms show the units that are done, the time that has passed, and, once units are done, an
+    estimate of the time that is left.
+    """
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = messages() if console is None else console
@@ -20,14 +30,21 @@ class ProgressBar:
             BarColumn(bar_width=30),
             TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
         )
+        self._heartbeat = Heartbeat(self._line, self._print)
+        self._open = ExitStack()
         self._task: TaskID | None = None
+        self._stage = ""
+        self._started_s = time.monotonic()
         self._done, self._total, self._unit = 0, 0, ""
 
     def __enter__(self) -> ProgressBar:
         self._bars.start()
+        if not self._console.is_terminal:
+            self._open.enter_context(self._heartbeat)
         return self
 
     def __exit__(
@@ -36,6 +53,7 @@ class ProgressBar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._open.close()
         if error is None:
             self._finish_stage()
         self._bars.stop()
@@ -43,16 +61,19 @@ class ProgressBar:
     def start(self, stage: str, total: int, unit: str) -> None:
         """A new stage of ``total`` ``unit``s begins; the one before is over."""
         self._finish_stage()
+        self._stage, self._started_s = stage, time.monotonic()
         self._done, self._total, self._unit = 0, total, unit
         if not self._console.is_terminal:
             self._print(f"{stage}: {self._amount(total)}")
-        self._task = self._bars.add_task(stage, total=total, amount=self._shown())
+            self._heartbeat.restart()
+        self._task = self._bars.add_task(stage, total=total, amount=self._shown(), left="")
 
     def advance(self, amount: int) -> None:
         """``amount`` more units of the stage are done."""
         self._done += amount
         if self._task is not None:
-            self._bars.update(self._task, advance=amount, amount=self._shown())
+            left = self._left(time.monotonic() - self._started_s)
+            self._bars.update(self._task, advance=amount, amount=self._shown(), left=left)
 
     def note(self, message: str) -> None:
         """A fact worth telling, above the bars."""
@@ -61,9 +82,23 @@ class ProgressBar:
     def _finish_stage(self) -> None:
         if self._task is not None:
             whole = self._amount(self._total)
-            self._bars.update(self._task, completed=self._total, amount=whole)
+            self._bars.update(self._task, completed=self._total, amount=whole, left="")
             self._bars.stop_task(self._task)
             self._task = None
+
+    def _line(self, passed_s: float) -> str:
+        """What a log shows of the stage."""
+        if self._task is None:
+            return f"starting: {seconds_text(passed_s)}"
+        left = self._left(passed_s)
+        shown = f"{self._stage}: {self._shown()}, {seconds_text(passed_s)}"
+        return f"{shown}, {left}" if left else shown
+
+    def _left(self, passed_s: float) -> str:
+        """An estimate of the time that is left, by the speed so far; empty without one."""
+        if not 0 < self._done < self._total or passed_s < _MIN_ESTIMATED_S:
+            return ""
+        return f"about {seconds_text((self._total - self._done) * passed_s / self._done)} left"
 
     def _shown(self) -> str:
         return f"{self._amount(self._done)} of {self._amount(self._total)}"
