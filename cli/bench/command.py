@@ -19,7 +19,15 @@ from specbuild.cli.bench.pair_table import bench_table
 from specbuild.cli.bench.server.command import bench_server
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
-from specbuild.cli.options.shared import Debug, DrafterName, DraftTree, Json, NoSpec, Threads
+from specbuild.cli.options.shared import (
+    Debug,
+    DrafterName,
+    DraftTree,
+    Json,
+    NoSpec,
+    Threads,
+    suggest_neighbour,
+)
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
@@ -36,7 +44,8 @@ MODE_CONTEXTS = (512, 1536)
 @takes_options
 def bench(
     engine: Annotated[
-        Path | None, typer.Argument(metavar="[ENGINE]", help="Engine directory.")
+        Path | None,
+        typer.Argument(metavar="[ENGINE]", help="Engine directory.", callback=suggest_neighbour),
     ] = None,
     *,
     prompts: Annotated[

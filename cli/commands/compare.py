@@ -9,7 +9,7 @@ import typer
 
 from specbuild.cli.compare.options import SpeedOptions, TextOptions
 from specbuild.cli.options.derived import takes_options
-from specbuild.cli.options.shared import Debug, Json, Threads
+from specbuild.cli.options.shared import Debug, Json, Threads, suggest_neighbour
 from specbuild.cli.terminal.plot_file import require_plot_place
 
 if TYPE_CHECKING:
@@ -19,8 +19,16 @@ if TYPE_CHECKING:
 
 @takes_options
 def compare(
-    reference: Annotated[Path, typer.Argument(metavar="REFERENCE", help="Reference engine.")],
-    other: Annotated[Path, typer.Argument(metavar="OTHER", help="Other engine of the same model.")],
+    reference: Annotated[
+        Path,
+        typer.Argument(metavar="REFERENCE", help="Reference engine.", callback=suggest_neighbour),
+    ],
+    other: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OTHER", help="Other engine of the same model.", callback=suggest_neighbour
+        ),
+    ],
     *,
     text: TextOptions,
     speed: SpeedOptions,

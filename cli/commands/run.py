@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from specbuild.cli.terminal.prompt_line import PlacedPrompt
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.records import RunRecord
-    from specbuild.runtime.request import FinishEvent, Request, TokenEvent
+    from specbuild.runtime.request import FinishEvent, GenerateParams, Request, TokenEvent
 
 
 @takes_options
@@ -90,7 +90,6 @@ def run(
     """
     from specbuild.cli.model.engine import engine_for, model_reference
     from specbuild.cli.terminal.engine_loading import load_engine, traced
-    from specbuild.cli.terminal.prompt_file import checked_requests
     from specbuild.cli.terminal.prompt_line import guide_of
     from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
     from specbuild.runtime.request import DEFAULT_PARAMS, GenerateParams
@@ -140,7 +139,7 @@ def run(
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
     )
-    requests = checked_requests(loaded, placed, params_of(loaded.generation_defaults))
+    requests = _requests(loaded, placed, params_of(loaded.generation_defaults), wanted)
     events = loaded.decode(requests, speculation=setting.speculation, drafter=setting.drafter)
     with traced(loaded, trace):
         if as_json:
@@ -157,6 +156,28 @@ def _prompts(prompt: str | None, options: PromptOptions) -> list[PlacedPrompt]:
     if prompt is not None and options.prompt is not None:
         raise SpecbuildError("the prompt was given twice: after MODEL and with --prompt")
     return read_prompts(options.prompt if prompt is None else prompt, options.prompts)
+
+
+def _requests(
+    engine: Engine,
+    placed: Sequence[PlacedPrompt],
+    params: Sequence[GenerateParams],
+    output: OutputOptions,
+) -> list[Request]:
+    """The prompts as requests, and a warning where the context ends before their outputs do."""
+    from specbuild.cli.terminal.console import messages
+    from specbuild.cli.terminal.prompt_file import checked_requests
+
+    requests, stated = checked_requests(engine, placed, params), output.max_new_tokens
+    cut = [r for r in requests if stated is not None and r.token_budget < stated]
+    if cut:
+        least = min(cut, key=lambda request: request.token_budget)
+        messages().print(
+            f"warning: --max-new-tokens {stated} exceeds the context: prompt {least.id} leaves "
+            f"{least.token_budget} tokens; --max-seq-len of the build sets the context",
+            soft_wrap=True,
+        )
+    return requests
 
 
 def _check_exact(exact: bool, *others: object) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.parsers.output_formats import OutputFormat
     from specbuild.runtime.serve.server import Address
+    from specbuild.runtime.serve.service import Service
     from specbuild.runtime.settings import PrefixCaching
 
 
@@ -135,6 +137,19 @@ class QueueOptions(OptionGroup):
     log_requests: Annotated[bool, Described("Print one line per request to standard error.")] = (
         False
     )
+    log_stats: Annotated[
+        bool, Described("Print throughput to standard error every 10 seconds while requests run.")
+    ] = False
+
+    def logged(
+        self, service: Service, write: Callable[[str], None]
+    ) -> AbstractContextManager[object]:
+        """Write throughput while it is open, if that is requested."""
+        if not self.log_stats:
+            return nullcontext()
+        from specbuild.runtime.serve.throughput_log import ThroughputLog
+
+        return ThroughputLog(service, write)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,15 +299,23 @@ def serve(
             ),
         )
 
+        notify = partial(messages().print, soft_wrap=True)
+
         def ready(name: object) -> None:
-            shown = (
-                str(place.uds) if place.uds is not None else f"http://{place.host}:{_port(name)}"
-            )
-            messages().print(f"serving {names[0]} at {shown}", soft_wrap=True)
+            notify(_address_line(names[0], place, name, page=not address.no_page))
+            logs.enter_context(queue.logged(app.service, notify))
             started()
 
-        with traced(loaded, trace), events.published(loaded):
-            run_server(app, place, ready=ready, notify=partial(messages().print, soft_wrap=True))
+        with traced(loaded, trace), events.published(loaded), ExitStack() as logs:
+            run_server(app, place, ready=ready, notify=notify)
+
+
+def _address_line(name: str, place: Address, socket_name: object, *, page: bool) -> str:
+    """The line that says where the server is; its last word is the address."""
+    if place.uds is not None:
+        return f"serving {name} at {place.uds}"
+    paths = "API below /v1, chat page at /" if page else "API below /v1"
+    return f"{paths}: serving {name} at http://{place.host}:{_port(socket_name)}"
 
 
 def _warn_without_keys(place: Address, keys: object) -> None:

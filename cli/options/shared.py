@@ -8,7 +8,9 @@ from typing import Annotated, Literal
 
 import typer
 
+from specbuild.cli.model.reference import nearest_path
 from specbuild.cli.terminal.log import show_log
+from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.settings import KvPolicy
 
 # The panel of help for what every command has.
@@ -30,7 +32,20 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
     return value
 
 
-EngineDirectory = Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine directory.")]
+def suggest_neighbour(path: Path | None) -> Path | None:
+    """Return the path; EngineFileError names the most similar entry of its folder if it is none."""
+    if path is None or path.exists():
+        return path
+    near = nearest_path(path)
+    if near is None:
+        return path  # the command says what is missing
+    raise EngineFileError(f"{path} does not exist; did you mean {near}?")
+
+
+EngineDirectory = Annotated[
+    Path,
+    typer.Argument(metavar="ENGINE", help="Engine directory.", callback=suggest_neighbour),
+]
 PromptText = Annotated[
     str | None, typer.Argument(metavar="PROMPT", help="The prompt.", show_default=False)
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Group
 from rich.table import Table
 
@@ -22,40 +24,40 @@ def cache_tables(manifest: Manifest, memory: PredictedMemory, capacity: CacheCap
     return Group(_pages_table(manifest, memory), concurrent)
 
 
-def footprint(manifest: Manifest, memory: PredictedMemory) -> Group:
-    """Return the memory that an engine allocates: caches by group, weights, and the total."""
+def footprint(manifest: Manifest, memory: PredictedMemory) -> str:
+    """Return two lines: the model with its limits, and the memory that the engine allocates."""
     caches = sum(memory.kv_bytes.values())
     drafts = ", ".join(model.geometry.architecture for model in manifest.models)
     draft = f"draft: {drafts}" if drafts else "no draft"
-    return Group(
-        _pages_table(manifest, memory),
-        f"{draft}; weights {size_text(memory.weights_bytes)}, caches {size_text(caches)}, total "
-        f"{size_text(memory.weights_bytes + caches)}",
+    limits = manifest.limits
+    return (
+        f"model: {manifest.target.model_type} for {manifest.backend}, {draft}, "
+        f"{limits.max_batch_size} sequences of {limits.max_seq_len} tokens\n"
+        f"memory: weights {size_text(memory.weights_bytes)}, KV caches {size_text(caches)}, total "
+        f"{size_text(memory.weights_bytes + caches)}"
     )
 
 
 def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
+    """Return a column for each group: there are up to five, and ten properties."""
+    groups = manifest.cache_groups
     table = Table(title="KV caches", title_justify="left")
-    table.add_column("group")
-    numbers = ("layers", "heads × width", "pages", "tokens/page", "bytes/page", "tokens", "total")
-    for column in numbers:
-        table.add_column(column, justify="right")
-    table.add_column("dtype")
-    table.add_column("keeps")
-    for group in manifest.cache_groups:
-        held, taken = group.pages - 1, memory.kv_bytes[group.name]
-        table.add_row(
-            group.name,
-            str(len(group.layers)),
-            f"{group.kv_heads} × {_widths(group)}",
-            str(held),
-            str(group.page_size),
-            str(memory.page_bytes[group.name]),
-            str(held * group.page_size),
-            size_text(taken),
-            group.dtype + " (lossy)" * (group.name in manifest.lossy_groups),
-            f"a window of {group.window}" if group.window else "all tokens",
-        )
+    table.add_column("group", style="bold")
+    for group in groups:
+        table.add_column(group.name, justify="right", overflow="fold")
+
+    def add(title: str, value: Callable[[CacheGroup], object]) -> None:
+        table.add_row(title, *(str(value(group)) for group in groups))
+
+    add("layers", lambda g: len(g.layers))
+    add("heads × width", lambda g: f"{g.kv_heads} × {_widths(g)}")
+    add("pages", lambda g: g.pages - 1)
+    add("tokens/page", lambda g: g.page_size)
+    add("bytes/page", lambda g: memory.page_bytes[g.name])
+    add("tokens", lambda g: (g.pages - 1) * g.page_size)
+    add("total", lambda g: size_text(memory.kv_bytes[g.name]))
+    add("dtype", lambda g: g.dtype + " (lossy)" * (g.name in manifest.lossy_groups))
+    add("keeps", lambda g: f"a window of {g.window}" if g.window else "all tokens")
     return table
 
 

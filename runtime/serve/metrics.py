@@ -261,6 +261,11 @@ class Metrics:
         self._usage.set(used_pages)
         return generate_latest(self.registry)
 
+    def value(self, name: str) -> float:
+        """Return the value of a counter or gauge of the engine, by its exposed name."""
+        labels = dict(zip(_LABELS, self._values, strict=True))
+        return self.registry.get_sample_value(name, labels) or 0.0
+
     def _gauge(self, name: str, description: str) -> Gauge:
         return Gauge(name, description, _LABELS, registry=self.registry).labels(*self._values)
 

@@ -312,3 +312,12 @@ def test_the_last_seed_has_to_exist(command: Command, tmp_path: Path, tiny_engin
     assert command("run", tiny_engine, *arguments).refused(
         f"--seed {2**64 - 1}", "give -9223372036854775808 to"
     )
+
+
+@pytest.mark.parametrize("name", ENGINE_COMMANDS)
+def test_a_typo_in_a_path_suggests_the_neighbour(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "my-engine").mkdir()
+    result = on_engine(command, name, tmp_path / "my-engin")
+    assert result.refused("does not exist; did you mean", str(tmp_path / "my-engine"))

@@ -336,3 +336,13 @@ light = ("option", "speculative_config", "suffix_options", "tensorrt_options", "
 assert all(name.removeprefix("specbuild.builder.").startswith(light) for name in built), built
 """
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, timeout=300)
+
+
+def test_an_output_that_the_context_cuts_is_warned_of(command: Command, tiny_engine: Path) -> None:
+    """The engine is built for 96 tokens."""
+    cut = command("run", tiny_engine, "ab", "--json", "--max-new-tokens", 200, "--raw")
+    (record,) = cut.records
+    left = 96 - len(record["prompt_ids"])
+    assert f"--max-new-tokens 200 exceeds the context: prompt 0 leaves {left} tokens" in cut.err
+    fits = command("run", tiny_engine, "ab", "--json", "--max-new-tokens", left, "--raw")
+    assert "exceeds the context" not in fits.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from specbuild.builder.engine.cache_capacity import cache_capacity
 from specbuild.cli.options.page_bytes import PageOptions
 from specbuild.cli.tables.cache_tables import cache_tables, footprint
 from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
+from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv, StoredTensor
 from specbuild.runtime.engine_dir.plan import Buffer, Plan
 from specbuild.runtime.errors import SpecbuildError
@@ -131,17 +133,16 @@ def test_pages_and_their_bytes_make_the_totals(
     parts = memory.weights_bytes + sum(memory.kv_bytes.values()) + memory.outputs_bytes
     assert memory.total_bytes == parts
     held = [capacity.groups[group.name] for group in sized.cache_groups]
-    for drawn in (cache_tables(sized, memory, capacity), footprint(sized, memory)):
-        text = io.StringIO()
-        Console(width=400, file=text).print(drawn)
-        rows = [line.split("│") for line in text.getvalue().splitlines()]
-        cells = {row[1].strip(): [c.strip() for c in row] for row in rows if len(row) > 8}
-        for group, kept in zip(sized.cache_groups, held, strict=True):
-            row = cells[group.name]
-            assert row[4:8] == [
-                str(kept.pages), str(page_size), str(memory.page_bytes[group.name]),
-                str(kept.tokens),
-            ]  # fmt: skip
+    text = io.StringIO()
+    Console(width=80, file=text).print(cache_tables(sized, memory, capacity))
+    rows = [re.split("[│┃]", line) for line in text.getvalue().splitlines()]
+    cells = {row[1].strip(): [cell.strip() for cell in row[2:-1]] for row in rows if len(row) > 2}
+    assert cells["group"] == [group.name for group in groups]
+    assert cells["pages"] == [str(kept.pages) for kept in held]
+    assert cells["tokens/page"] == [str(page_size)] * len(groups)
+    assert cells["bytes/page"] == [str(memory.page_bytes[group.name]) for group in groups]
+    assert cells["tokens"] == [str(kept.tokens) for kept in held]
+    assert size_text(sum(memory.kv_bytes.values())) in footprint(sized, memory)
     for group in sized.cache_groups:
         right = memory.page_bytes[group.name]
         PageOptions(page_bytes=(f"{group.name}={right}",)).check(sized.cache_groups, memory)

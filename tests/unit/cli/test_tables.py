@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specbuild.builder.engine.cache_capacity import cache_capacity
 from specbuild.builder.verify.report import LosslessRow, VerifyReport, VerifyRow
 from specbuild.cli.bench.against import against, read_report
 from specbuild.cli.bench.pair_table import bench_table
@@ -17,7 +18,7 @@ from specbuild.cli.bench.pairs import BenchReport, Pair, Speed, summarise
 from specbuild.cli.bench.plot import plot
 from specbuild.cli.commands.verify import verify_tables
 from specbuild.cli.options.page_bytes import PageOptions
-from specbuild.cli.tables.cache_tables import footprint
+from specbuild.cli.tables.cache_tables import cache_tables, footprint
 from specbuild.cli.tables.engine_table import build_summary, engine_tables, ops_text, specpv_summary
 from specbuild.cli.tables.predicted_memory import predict_memory
 from specbuild.cli.tables.run_table import histogram_text, milliseconds, run_table
@@ -182,8 +183,10 @@ def test_the_footprint_counts_pages_bytes_and_the_whole(
     page_bytes = len(group.layers) * 2 * (24 + 16) * group.page_size * element
     memory = predict_memory(manifest)
     text = drawn(footprint(manifest, memory))
+    capacity = cache_capacity(manifest.cache_groups, manifest.limits)
+    table = drawn(cache_tables(manifest, memory, capacity))
     for part in ("2 × 24+16", str(page_bytes), str(8 * group.page_size), group.dtype):
-        assert part in text
+        assert part in table
     assert memory.kv_bytes[group.name] == 9 * page_bytes
     whole = memory.weights_bytes + sum(memory.kv_bytes.values())
     assert size_text(whole) in text.splitlines()[-1]
