@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.session import Stream
+from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.records import RunRecord
@@ -89,6 +90,13 @@ class Conversation:
     def has_draft(self) -> bool:
         """Whether answers are drafted."""
         return bool(self.engine.manifest.drafters) and self.setting.speculation is not None
+
+    @property
+    def has_seen_answers(self) -> bool:
+        """Whether drafts may come from earlier answers, as those of suffix decoding do."""
+        kinds = [drafter.kind for drafter in self.engine.manifest.drafters]
+        chosen = self.setting.drafter
+        return chosen == "suffix" or (chosen == AUTO and "suffix" in kinds)
 
     def _requests(self) -> list[Request]:
         return self.engine.check_prompts(Prompt("chat", messages=self.messages()), self.params)  # type: ignore[arg-type]

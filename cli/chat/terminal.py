@@ -123,6 +123,8 @@ class ChatTerminal:
         plain, drafted = self._chat.compare(_shown(stream))
         stream.finish(0, drafted.text)
         self._console.print(comparison_table(plain, drafted))
+        if self._chat.has_seen_answers:
+            self._say("suffix decoding has seen this answer before: new text has fewer drafts")
 
     def _stream(self) -> TokenStream:
         return TokenStream(["answer"], raw_terminal=self._raw_terminal)

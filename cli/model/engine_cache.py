@@ -118,8 +118,9 @@ class EngineCache:
 
     def record(self, name: str, *, model: str, options: BuildOptions, build_s: float) -> None:
         """Store what ``list`` shows of a finished engine."""
-        drafts = ", ".join(map(str, options.drafts)) or None
-        record = _Record(model, options.backend, drafts, time.time(), build_s)
+        drafters = [*map(str, options.drafts), *filter(None, [options.drafter])]
+        draft = ", ".join(drafters) or None
+        record = _Record(model, options.backend, draft, time.time(), build_s)
         replace_bytes(self._record_file(name), json.dumps(asdict(record)).encode())
 
     @contextmanager

@@ -85,6 +85,8 @@ def test_inputs_and_options_make_engines_of_their_own(
     assert engines() == 1, "the same contents"
     assert engines("--max-batch-size", 2) == 2
     assert engines("--drafter", "suffix") == 3
+    listed = command("cache", "list", "--json").records
+    assert [entry["draft"] for entry in listed] == ["suffix", None, None]
     config = tmp_path / "engine.yaml"
     config.write_text("build:\n  max-batch-size: 3\n", encoding="utf-8")
     assert engines("--config", config) == 4
