@@ -7,20 +7,17 @@ Qwen3 and Qwen3-Coder.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
-import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve.lettered import TEMPLATE
 from serve.served import toy_codec
 from serve.test_parsers import decode, read, texts
-from serve.test_structured import SCHEMA, chat, client_of, tool
+from serve.test_structured import tool
 
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.marker_parser import MarkerParser, ReasoningState
@@ -388,19 +385,3 @@ def test_without_tools_marks_of_calls_are_content(form: str) -> None:
     assert [call.name for call in read(made.parser((), [tool("f")]), ids).calls] == ["f"]
     without = read(made.parser((), ()), ids)
     assert not without.calls and without.content == text
-
-
-@pytest.fixture(scope="module", params=[*WRITERS])
-def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    shown = WRITERS[request.param]([("f", {})])
-    yield from client_of("auto", f"{TEMPLATE}{{# {shown} #}}")
-
-
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
-def test_grammars_write_what_is_read(client: httpx.Client, choice: Any) -> None:
-    made = chat(client, tools=[tool("a"), tool("b")], tool_choice=choice, temperature=1, seed=2)
-    calls = [call["function"] for call in made["message"]["tool_calls"]]
-    assert made["finish_reason"] == "tool_calls" and calls
-    assert {call["name"] for call in calls} <= ({"a", "b"} if choice == "required" else {"b"})
-    for call in calls:
-        jsonschema.validate(json.loads(call["arguments"]), SCHEMA)

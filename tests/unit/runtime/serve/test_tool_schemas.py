@@ -1,12 +1,16 @@
-"""Schemas of tools that take time by their paths, not by their size."""
+"""Schemas of tools: grammars that enforce them, and schemas with many paths."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import httpx
+import jsonschema
 import pytest
-from serve.test_structured import tool
+from serve.lettered import TEMPLATE
+from serve.test_structured import SCHEMA, chat, client_of, tool
 from serve.test_tool_call_formats import WRITERS, output
 
 from specbuild.runtime.errors import RequestError
@@ -48,3 +52,19 @@ def test_a_grammar_of_arguments_is_bounded() -> None:
         TOOL_CALL_FORMATS["glm47"].grammar("p", "f", guide, json.dumps, json.dumps)
     odd = Guide.json({"properties": {"x": {"type": "integer"}}, "required": 5}, name="f")
     assert TOOL_CALL_FORMATS["glm47"].grammar("p", "f", odd, json.dumps, json.dumps).parts
+
+
+@pytest.fixture(scope="module", params=[*WRITERS])
+def client(request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
+    shown = WRITERS[request.param]([("f", {})])
+    yield from client_of("auto", f"{TEMPLATE}{{# {shown} #}}")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "b"}}])
+def test_grammars_write_what_is_read(client: httpx.Client, choice: Any) -> None:
+    made = chat(client, tools=[tool("a"), tool("b")], tool_choice=choice, temperature=1, seed=2)
+    calls = [call["function"] for call in made["message"]["tool_calls"]]
+    assert made["finish_reason"] == "tool_calls" and calls
+    assert {call["name"] for call in calls} <= ({"a", "b"} if choice == "required" else {"b"})
+    for call in calls:
+        jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
