@@ -30,7 +30,7 @@ class TokenSource:
     salt: str | None
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False, weakref_slot=True, kw_only=True)
 class PrefixEntry:
     """A branch of the tree: pages ``first … end − 1`` of the tokens of ``origin``.
 
@@ -227,7 +227,9 @@ class PrefixTree:
         root = self._roots.get(source.salt)
         if root is None:
             zeros = np.zeros((len(self._entry_of), 0), np.int32)
-            root = PrefixEntry(0, source, (0, b""), None, 0, 0, zeros)
+            root = PrefixEntry(
+                number=0, origin=source, key=(0, b""), parent=None, first=0, end=0, pages=zeros
+            )
             self._roots[source.salt] = root
         return root
 
@@ -235,7 +237,15 @@ class PrefixTree:
         self._added += 1
         key = self._key(source, first)
         pages = np.zeros((len(self._entry_of), end - first), np.int32)
-        entry = PrefixEntry(self._added, source, key, parent, first, end, pages)
+        entry = PrefixEntry(
+            number=self._added,
+            origin=source,
+            key=key,
+            parent=parent,
+            first=first,
+            end=end,
+            pages=pages,
+        )
         parent.children[key] = self._entries[self._added] = entry
         return entry
 

@@ -247,11 +247,9 @@ class DeviceStepper:
     def receive(self) -> LaunchResult:
         """Read the oldest launch in flight."""
         flight = self._flights.popleft()
-        return (
-            self._receive_step(flight)
-            if isinstance(flight, StepInFlight)
-            else self._receive_prompts(flight)
-        )
+        if isinstance(flight, StepInFlight):
+            return self._receive_step(flight)
+        return self._receive_prompts(flight)
 
     def _receive_prompts(self, flight: PromptsInFlight) -> LaunchResult:
         """Read a prefill launch and start to decode the sequences whose prompts ended."""
@@ -304,7 +302,14 @@ class DeviceStepper:
             verified.append((sequence, proposed, num_accepted))
             tokens = zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)
             token_logprobs = top_logprobs_of(flight.top_logprobs, sequence, row)
-            new = NewTokens(sequence, list(tokens), num_accepted, token_logprobs, proposed, allowed)
+            new = NewTokens(
+                sequence,
+                list(tokens),
+                accepted=num_accepted,
+                top_logprobs=token_logprobs,
+                proposed=proposed,
+                allowed=allowed,
+            )
             self._new_tokens.append(new)
         if not self._new_tokens or flight.pending is None:
             return LaunchResult(self._new_tokens)

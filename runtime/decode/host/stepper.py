@@ -270,7 +270,10 @@ class HostStepper:
             rows = verified.root_row[b] + slots
             top = _top_logprobs(sequence, verified.outputs["logits"], rows.tolist(), tokens)
             proposed = int(trees.count[b]) - 1
-            emitted.append(NewTokens(sequence, tokens, accepted, top, proposed))
+            new = NewTokens(
+                sequence, tokens, accepted=accepted, top_logprobs=top, proposed=proposed
+            )
+            emitted.append(new)
             self._committed.append((sequence, rows))
         return emitted
 

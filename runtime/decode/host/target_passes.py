@@ -198,4 +198,11 @@ def _tree_rows(
         "ancestor_bits": bits,
         "logit_rows": counter.range(0, plan.rows),
     }
-    return _TreeRows(plan, feeds, root_row, used, in_tree, trees.tokens.shape)
+    return _TreeRows(
+        plan=plan,
+        feeds=feeds,
+        root_row=root_row,
+        used=used,
+        in_tree=in_tree,
+        shape=trees.tokens.shape,
+    )
