@@ -76,8 +76,7 @@ class Decoder(ABC):
     """Creates loops that serve checked requests, one loop at a time.
 
     A caller that runs a loop, a measurement or a scoring holds the lock ``machine``. Up to
-    ``explored_share`` of the time is spent on trying drafts. ``observe_launch`` may be set before a
-    loop is created: the decoding thread calls it with the number of tokens of each launch.
+    ``explored_share`` of the time is spent on trying drafts.
     """
 
     explored_share = EXPLORED_SHARE
@@ -96,7 +95,14 @@ class Decoder(ABC):
         self._prefill = settings.prefill
         self._prefixes = prefixes
         self._on_demand = settings.allocates_on_demand(manifest)
-        self.observe_launch: Callable[[int], None] | None = None
+        self._observe_launch: Callable[[int], None] | None = None
+
+    def observe_launches(self, observe: Callable[[int], None]) -> None:
+        """Call ``observe`` with the number of tokens of each launch of later loops.
+
+        The decoding thread calls it, so it must not block.
+        """
+        self._observe_launch = observe
 
     @property
     def clock(self) -> StepClock | None:
@@ -198,4 +204,4 @@ class Decoder(ABC):
     ) -> Loop:
         eos, depth = self._manifest.target.eos_token_ids, policy.max_depth
         emission = Emission(eos, max_depth=depth, text_stream=text_stream)
-        return Loop(stepper, scheduler, emission, policy, self.observe_launch)
+        return Loop(stepper, scheduler, emission, policy, self._observe_launch)

@@ -126,7 +126,7 @@ class Service:
         self.engine = engine
         self.options = options
         self.metrics = Metrics(engine.manifest, options.names[0])
-        engine.decoder.observe_launch = self.metrics.launched
+        engine.decoder.observe_launches(self.metrics.launched)
         self.started_s = int(time.time())
         self.is_draining = False
         self.generations: set[Generation] = set()
