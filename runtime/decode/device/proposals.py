@@ -42,7 +42,8 @@ class DeviceProposals:
         max_tokens = [
             min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
         ]
-        # After a refusal the draft returns to the refused token, which must still be pending then.
+        # No chains with a guide: after a refusal the draft ingests from the refused token on, which
+        # must still be in its buffer.
         max_tokens = [
             0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
         ]

@@ -101,11 +101,8 @@ class DeviceRows:
 
     def set_step_kind(self, sequence: SequenceState, *, uses_logit_processor: bool) -> None:
         """Let logit-processor steps or ordinary steps decode a sequence from the next launch on."""
-        executor, row, sequence.uses_logit_processor = (
-            self._executor,
-            self.row_of(sequence),
-            uses_logit_processor,
-        )
+        executor, row = self._executor, self.row_of(sequence)
+        sequence.uses_logit_processor = uses_logit_processor
         if uses_logit_processor:
             executor.fill("done", 1, row=row)
             executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
@@ -119,7 +116,7 @@ class DeviceRows:
     ) -> None:
         """Restore an earlier state of a sequence: ``length`` committed tokens, then ``root``.
 
-        The draft has not ingested the last ``pending`` tokens; None for no draft.
+        The first ``pending`` tokens in the draft's buffer stay there; None for no draft.
         """
         values = {"length": length, "root": root}
         if pending is not None:
