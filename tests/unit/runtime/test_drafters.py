@@ -45,7 +45,7 @@ def test_none_is_decoding_without_a_draft() -> None:
                    (dict(speculation=None), dict(drafter="none")))  # fmt: skip
     assert none.ids == plain.ids
     assert not any(role == "draft" for role, _ in engine.executor.launches)
-    with pytest.raises(RequestError, match="leave one out"):
+    with pytest.raises(RequestError, match="omit one"):
         DraftSetting(DraftShape(1, 2, 2), "none")
 
 
