@@ -12,6 +12,7 @@ from pathlib import Path
 import xxhash
 
 from specbuild.builder.durable import replace_bytes
+from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.cli.model.reference import GGUF_SUFFIX
 
 # A build reads no other files of a checkpoint directory.
@@ -19,6 +20,8 @@ _READ = (".safetensors", ".json", ".jinja")
 _PACKAGES = ("specbuild.builder", "specbuild.plugins_cuda", "specbuild.runtime")
 _SOURCES = (".py", ".cu", ".cuh", ".json")
 _BLOCK_BYTES = 8 << 20
+# Files of fewer bytes are read within a second.
+_SHOWN_BYTES = 1 << 30
 # A file that was just written may change again within one tick of the file system's clock.
 _SETTLED_S = 2.0
 
@@ -29,34 +32,44 @@ class FileDigests:
     A checkpoint of 60 GB is read once for its digest, not at every start.
     """
 
-    def __init__(self, index: Path) -> None:
+    def __init__(self, index: Path, progress: Progress | None = None) -> None:
         self._index = index
+        self._progress = SilentProgress() if progress is None else progress
         self._entries = _read_index(index)
         self._changed = False
 
     def of_checkpoint(self, path: Path) -> str:
         """Return the digest of a directory's files by name, or of a GGUF model's files."""
-        digest = xxhash.xxh3_128()
-        for file in checkpoint_files(path):
+        digest, files = xxhash.xxh3_128(), checkpoint_files(path)
+        unread = sum(file.stat().st_size for file in files if self._remembered(file) is None)
+        if unread >= _SHOWN_BYTES:
+            self._progress.start(f"reading {path.name} for its digest", unread, "B")
+        for file in files:
             digest.update(f"{file.name}\0{self.of_file(file)}\n".encode())
         self._save()
         return digest.hexdigest()
 
     def of_file(self, file: Path) -> str:
         """Return the digest of what one file holds."""
-        found, key = file.stat(), str(file.resolve())
-        state = [found.st_size, found.st_mtime_ns]
-        entry = self._entries.get(key)
-        if entry is not None and entry[:2] == state:
-            return str(entry[2])
+        remembered, found = self._remembered(file), file.stat()
+        if remembered is not None:
+            return remembered
         digest = xxhash.xxh3_128()
         with file.open("rb") as stream:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
+                self._progress.advance(len(block))
         if time.time() - found.st_mtime > _SETTLED_S:
-            self._entries[key] = [*state, digest.hexdigest()]
+            entry = [found.st_size, found.st_mtime_ns, digest.hexdigest()]
+            self._entries[str(file.resolve())] = entry
             self._changed = True
         return digest.hexdigest()
+
+    def _remembered(self, file: Path) -> str | None:
+        """The digest of a file that has not changed since it was read."""
+        found, entry = file.stat(), self._entries.get(str(file.resolve()))
+        is_same = entry is not None and entry[:2] == [found.st_size, found.st_mtime_ns]
+        return str(entry[2]) if entry is not None and is_same else None
 
     def _save(self) -> None:
         if self._changed:

@@ -120,7 +120,7 @@ def _cached_engine(
     from specbuild.cli.model.engine_cache import EngineCache
 
     cache = EngineCache.of_user()
-    name = cache.name_of(title, options)
+    name = cache.name_of(title, options, progress)
     path = cache.path(name)
     if not cache.holds(name):
 

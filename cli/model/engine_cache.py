@@ -17,6 +17,7 @@ import xxhash
 
 from specbuild.builder.durable import replace_bytes
 from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import Progress
 from specbuild.cli.model.digests import FileDigests, sources_digest
 from specbuild.cli.terminal.environment import cache_directory
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
@@ -83,13 +84,13 @@ class EngineCache:
         """The directory of an engine."""
         return self.folder / name
 
-    def name_of(self, title: str, options: BuildOptions) -> str:
+    def name_of(self, title: str, options: BuildOptions, progress: Progress | None = None) -> str:
         """Return the engine's name: the model's, and a digest of everything that it depends on.
 
         These are the contents of the checkpoint and the drafts, the options, the backend and the
         sources of specbuild.
         """
-        digests = FileDigests(self.folder.parent / "digests.json")
+        digests = FileDigests(self.folder.parent / "digests.json", progress)
         drafts = [
             digests.of_checkpoint(path) if path.exists() else str(path) for path in options.drafts
         ]

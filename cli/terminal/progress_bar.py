@@ -37,13 +37,17 @@ class ProgressBar:
         self._heartbeat = Heartbeat(self._line, self._print)
         self._open = ExitStack()
         self._task: TaskID | None = None
+        # Shown on a terminal until the first stage: libraries may take seconds to import.
+        self._starting: TaskID | None = None
         self._stage = ""
         self._started_s = time.monotonic()
         self._done, self._total, self._unit = 0, 0, ""
 
     def __enter__(self) -> ProgressBar:
         self._bars.start()
-        if not self._console.is_terminal:
+        if self._console.is_terminal:
+            self._starting = self._bars.add_task("starting", total=None, amount="", left="")
+        else:
             self._open.enter_context(self._heartbeat)
         return self
 
@@ -54,12 +58,14 @@ class ProgressBar:
         trace: TracebackType | None,
     ) -> None:
         self._open.close()
+        self._end_start()
         if error is None:
             self._finish_stage()
         self._bars.stop()
 
     def start(self, stage: str, total: int, unit: str) -> None:
         """A new stage of ``total`` ``unit``s begins; the one before is over."""
+        self._end_start()
         self._finish_stage()
         self._stage, self._started_s = stage, time.monotonic()
         self._done, self._total, self._unit = 0, total, unit
@@ -78,6 +84,11 @@ class ProgressBar:
     def note(self, message: str) -> None:
         """A fact worth telling, above the bars."""
         self._print(message)
+
+    def _end_start(self) -> None:
+        if self._starting is not None:
+            self._bars.remove_task(self._starting)
+            self._starting = None
 
     def _finish_stage(self) -> None:
         if self._task is not None:
