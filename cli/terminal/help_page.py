@@ -26,8 +26,21 @@ class Command(TyperCommand):
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Columns that are empty, such as short names, take one character in place of two."""
+        """Write the help; paragraphs are wrapped to the terminal, not where the source wraps them.
+
+        Columns that are empty, such as short names, take one character in place of two.
+        """
         from typer import rich_utils
 
         rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]
-        super().format_help(ctx, formatter)
+        written, self.help = self.help, unwrapped(self.help or "")
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.help = written
+
+
+def unwrapped(text: str) -> str:
+    """Return a docstring with each paragraph on one line; examples (after ``\\b``) stay."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if "\b" in p else p.replace("\n", " ") for p in paragraphs)

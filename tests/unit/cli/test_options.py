@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -48,6 +49,22 @@ def test_every_option_is_readable_at_80_columns(
     assert {flag for flag in options if flag.startswith("--")} <= shown
     assert sum(line.strip().startswith(f"specbuild {name} ") for line in lines) <= 3
     assert [line for line in lines if line.startswith("│")][-1].split()[1] == "--help"
+
+
+@pytest.mark.parametrize(("name", "command"), every_command(), ids=[n for n, _ in every_command()])
+def test_paragraphs_of_help_fill_their_lines(
+    name: str, command: typer.core.TyperCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line ends where the first word of the next one would not fit into 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("NO_COLOR", "1")
+    output = CliRunner().invoke(command_line(), [*shlex.split(name), "--help"]).output
+    lines = [line.strip() for line in output.partition("Examples:")[0].splitlines()]
+    assert command.help is not None
+    for line, following in pairwise(lines):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 78, (line, following)
 
 
 def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
