@@ -1,1 +1,1 @@
-"""What an output must be: guides, and the grammars that they compile to."""
+"""Guides, which constrain outputs, and the grammars to which they are compiled."""

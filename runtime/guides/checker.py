@@ -1,9 +1,9 @@
-"""Processes in which guides are compiled, and followed, under limits of time and memory.
+"""Processes that compile guides, and compute their masks, under limits of time and memory.
 
 A guide is a client's program for llguidance, which is native code: it may overflow a stack, fill
 the memory, or compute for minutes. One process per vocabulary, started with the first guide, holds
-llguidance's tokenizer; for each guide it forks one that compiles it (``checker_process.py``). The
-death of that process is an error of that guide alone.
+llguidance's tokenizer. It forks a process for each guide (``checker_process.py``). If that process
+dies, only this guide fails.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import numpy as np
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 
-# A forked process that computes for longer is killed; so is one that waits for a processor.
+# Limits of a forked process: processor time, and time including waits for a processor.
 MAX_CPU_S = 2
 MAX_WALL_S = 15
-# What one may take besides the tokenizer.
+# Memory of a forked process in addition to the tokenizer.
 MAX_MEMORY_BYTES = 512 << 20
-# llguidance recurses: less than the stacks that compile and compute masks in this process.
+# Smaller than the stacks of this process on which llguidance, which recurses, runs later.
 STACK_BYTES = 4 << 20
-# Of a guide that is followed in a process of its own: for one mask, and in all.
+# Seconds for one mask, and for all masks, of a guide with its own process.
 MAX_MASK_S = 5
 MAX_FOLLOW_CPU_S = 30
 
@@ -47,8 +47,8 @@ _LENGTH = struct.Struct("<I")
 class CheckedGuide:
     """llguidance's ``text`` of a guide, and the bits of its ``first`` mask.
 
-    ``is_light``: it forces no long text and its masks took little time, so that the process that
-    decodes can follow it.
+    A guide that ``is_light`` forces no long text and computes masks quickly, so that the decoding
+    process can compute them.
     """
 
     text: str
@@ -81,7 +81,7 @@ def _receive(connection: socket.socket, count: int) -> bytes | None:
 
 
 class GuideChecker:
-    """Compiles guides in processes of their own; called from any thread.
+    """Compiles guides in separate processes. Callable from any thread.
 
     ``vocabulary`` describes llguidance's tokenizer in JSON: ``tokenizer``, ``size`` and ``ends``.
     """
@@ -94,7 +94,7 @@ class GuideChecker:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process that holds the tokenizer where none runs; it loads meanwhile."""
+        """Start the process that holds the tokenizer, unless it runs, without waiting for it."""
         with self._lock:
             if self._closed or (self._process is not None and self._process.poll() is None):
                 return
@@ -109,21 +109,18 @@ class GuideChecker:
                     stdin=vocabulary,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
-                    # Its forks are killed with it, and Ctrl-C does not reach them.
+                    # A new session: its forks are killed with it, and Ctrl-C does not reach it.
                     start_new_session=True,
                 )
 
     def check(self, guide: Guide) -> CheckedGuide:
-        """Return what is known of a guide that compiles within the limits.
-
-        RequestError states what is wrong with the guide, or which limit it exceeds.
-        """
+        """Return the checked guide. RequestError if it is invalid or exceeds a limit."""
         with self._fork(guide) as connection:
             reply = _reply(connection, guide)
         return CheckedGuide(reply["text"], bytes.fromhex(reply["first"]), reply["is_light"])
 
     def follow(self, guide: Guide) -> RemoteMatcher:
-        """Return a guide that a process of its own follows. RequestError as :meth:`check`."""
+        """Return a matcher whose process computes the masks. RequestError as :meth:`check`."""
         return RemoteMatcher(self._fork(guide, follow=True), guide)
 
     def close(self) -> None:
@@ -133,11 +130,11 @@ class GuideChecker:
             self._stop()
 
     def _fork(self, guide: Guide, *, follow: bool = False) -> socket.socket:
-        """A connection to a new process that was sent the guide."""
+        """Return a connection to a new process, to which the guide was sent."""
         self.start()
         ours, theirs = socket.socketpair()
         ours.settimeout(MAX_WALL_S)
-        # Whoever sends a guide does not wait until it is read.
+        # Sending must not wait for the reader.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         try:
             with theirs, self._lock:
@@ -163,7 +160,7 @@ class GuideChecker:
 
 
 class RemoteMatcher:
-    """A guide that another process follows: a mask is requested, and read when it is there."""
+    """A guide in another process: masks are requested, and read once they have arrived."""
 
     def __init__(self, connection: socket.socket, guide: Guide) -> None:
         self._connection = connection
@@ -173,13 +170,13 @@ class RemoteMatcher:
         self._failure: str | None = None
 
     def request(self, output: np.ndarray) -> None:
-        """Request the mask after ``output``; the last one was read."""
+        """Request the mask after ``output``. The previous mask must have been read."""
         common = min(len(self._sent), len(output))
         differing = np.flatnonzero(self._sent[:common] != output[:common])
         common = int(differing[0]) if len(differing) else common
         self._sent = output.copy()
         message = _LENGTH.pack(common) + output[common:].astype(np.int32).tobytes()
-        # A process that has died is noticed when its reply is read.
+        # If the process has died, reading its reply detects it.
         with contextlib.suppress(OSError):
             send_message(self._connection, message)
 
@@ -188,7 +185,7 @@ class RemoteMatcher:
         if not self._readable(timeout_s):
             return False
         if not self._compiled:
-            # The first reply states that the guide compiled; the mask comes after it.
+            # The first reply confirms the compilation; the mask follows it.
             self._read_compiled()
             return self._failure is not None or self._readable(timeout_s)
         return True
@@ -196,7 +193,7 @@ class RemoteMatcher:
     def read(self) -> tuple[bytes | None, str | None]:
         """Return the mask's bits, and a reason if the guide failed.
 
-        No bits and no reason: the output is complete.
+        Without bits and reason, the output is complete.
         """
         if not self._compiled:
             self._read_compiled()
@@ -230,7 +227,7 @@ class RemoteMatcher:
 
 
 def described(guide: Guide) -> dict[str, Any]:
-    """A guide in JSON."""
+    """Return a guide as JSON."""
     return {
         "kind": guide.kind,
         "source": guide.source,
@@ -241,19 +238,19 @@ def described(guide: Guide) -> dict[str, Any]:
 
 
 def guide_from(description: Mapping[str, Any]) -> Guide:
-    """The guide that :func:`described` describes."""
+    """Return the guide that :func:`described` encoded."""
     parts = tuple((name, guide_from(part)) for name, part in description["parts"])
     return Guide(**{**description, "parts": parts})
 
 
 def _reply(connection: socket.socket, guide: Guide) -> dict[str, Any]:
-    """What the process replies about a guide. RequestError where it refuses the guide, or died."""
+    """Return the reply of a process. RequestError if the guide was rejected or the process died."""
     try:
         message = receive_message(connection)
     except OSError:
         message = None
     if message is None:
-        raise guide.refused("cannot be checked: its process was ended; try again")
+        raise guide.refused("cannot be checked: its process was killed; try again")
     reply: dict[str, Any] = json.loads(message)
     if "refused" in reply:
         raise RequestError(reply["refused"], field=guide.name)

@@ -1,7 +1,7 @@
 """The process that :class:`~specbuild.runtime.guides.checker.GuideChecker` starts.
 
-It reads the tokenizer once. Each connection that it receives is served by two forks: one compiles
-the guide under limits, the other waits for it and states how it died, if it did.
+It loads the tokenizer once. Two forks serve each connection: one compiles the guide under limits,
+the other waits for it and reports how it died.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.limits import forces_little
 
-# Along so many tokens a guide is tried; a mask of a light one takes less than this.
+# A guide is tried over this many tokens; no mask of a light one may take longer.
 _WALK = 16
 _MAX_LIGHT_S = 0.01
-# Decoding goes before guides that are being checked.
+# Decoding has priority over checks.
 _NICE = 5
 _DEATHS = {
     signal.SIGXCPU: f"takes more than {MAX_CPU_S} seconds of processor time to compile",
@@ -59,11 +59,11 @@ _DEATHS = {
 
 
 def main(control: socket.socket) -> None:
-    """Fork for each connection that ``control`` carries, until it ends."""
+    """Fork for each connection that ``control`` delivers, until it closes."""
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     vocabulary = Vocabulary(**json.load(sys.stdin))
-    # The forks' parents reap them.
+    # Each fork is reaped by its parent.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     tokens = failure = None
     try:
@@ -72,7 +72,7 @@ def main(control: socket.socket) -> None:
     except RequestError as error:
         failure = str(error)
     if tokens is not None:
-        # What every fork would load or compute again.
+        # Load before forking what every fork needs.
         guide = Guide.json()
         grammar = compile_text(library, tokens, checked_text(library, guide), guide)
         _masks_take_little(grammar)
@@ -114,7 +114,7 @@ def _serve(connection: socket.socket, tokens: Any, failure: str | None) -> None:
 
 
 def _limit() -> None:
-    """Limit this process, whose signals kill it at a limit."""
+    """Limit this process. It is killed by a signal when it exceeds a limit."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_FOLLOW_CPU_S + MAX_CPU_S))
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
     status = Path("/proc/self/statm")
@@ -125,7 +125,7 @@ def _limit() -> None:
 
 
 def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) -> None:
-    """Compile a guide and reply; then answer requests for masks, if it is to be followed."""
+    """Compile a guide and reply. Then answer requests for masks if there are any."""
     try:
         library = load_library(guide)
         text = checked_text(library, guide)
@@ -136,7 +136,7 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
     except MemoryError:
         send_message(connection, _refused(str(guide.refused(_DEATHS[signal.SIGABRT]))))
         return
-    except BaseException as error:  # a panic of the library is no Exception
+    except BaseException as error:  # a panic of the library is not an Exception
         reason = " ".join(f"cannot be compiled: {error!r}".split())[:500]
         send_message(connection, _refused(str(guide.refused(reason))))
         return
@@ -144,7 +144,7 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
         state = grammar.begin()
         first = state.mask(np.zeros(0, np.int32))
         if first is None:
-            # Outputs share lexer states, whose limit a second one may meet.
+            # Outputs share lexer states, so a second output may exceed their limit.
             reason = f"cannot be followed: {state.failure or 'it allows nothing'}"
             send_message(connection, _refused(str(guide.refused(reason))))
             return
@@ -159,7 +159,7 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
 
 
 def _masks_take_little(grammar: Grammar) -> bool:
-    """Whether no mask takes long along an output of random tokens."""
+    """Return whether all masks along an output of random tokens are fast."""
     random = np.random.default_rng(0)
     state, output = grammar.begin(), np.zeros(0, np.int32)
     for _ in range(_WALK):
@@ -180,7 +180,7 @@ def _any(random: np.random.Generator, tokens: np.ndarray) -> int:
 
 
 def _follow(connection: socket.socket, grammar: Grammar) -> None:
-    """Send the mask after each output, until the connection ends."""
+    """Send the mask after each output, until the connection closes."""
     state, output = grammar.begin(), np.zeros(0, np.int32)
     signal.setitimer(signal.ITIMER_REAL, 0)
     while (message := receive_message(connection)) is not None:

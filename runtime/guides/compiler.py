@@ -1,9 +1,9 @@
-"""Compile guides to grammars over an engine's tokens with llguidance.
+"""Compilation of guides to grammars over an engine's tokens, with llguidance.
 
-llguidance is native code: a text that overflows its stack ends the process, and a text that it
-compiles for minutes holds a processor for as long. A guide therefore passes the checks of
-``limits.py`` first. A server also compiles it in a process of its own (``checker.py``) before it
-compiles it here. (M. Moskal et al., "llguidance", github.com/guidance-ai/llguidance.)
+llguidance is native code. A text that overflows its stack ends the process, and a text that
+compiles for minutes occupies a processor. So a guide must pass the checks of ``limits.py`` first. A
+server also compiles it in a separate process (``checker.py``) before it compiles it here. (M.
+Moskal et al., "llguidance", github.com/guidance-ai/llguidance.)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.limits import check_grammars
 from specbuild.runtime.guides.remote import MAX_FOLLOWERS, RemoteGrammar
 
-# The form of Python's json.dumps, which is the most frequent one in training data. With free
-# whitespace a model may emit it without end, and the text after a comma is not forced.
+# White space as in Python's json.dumps, the most frequent form in training data. If white space
+# were free, a model could emit it without end, and text after a comma would not be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # Compiled grammars in the cache; each may hold LIMITS' lexer states, of about 2 kB.
 MAX_CACHED = 16
@@ -40,8 +40,8 @@ LIMITS = {
     "step_max_items": 50_000,
     "verbose_errors": False,
 }
-# llguidance recurses. A checker's stack is a sixteenth of this one, and half of the 8 MiB on which
-# the decoding thread computes masks: a guide that passes the checker cannot overflow either.
+# llguidance recurses. A checker's stack is a sixteenth of this one, and half of the decoding
+# thread's 8 MiB, so a guide that passes the checker overflows neither.
 COMPILE_STACK_BYTES = 64 << 20
 _stack_size = threading.Lock()
 
@@ -50,10 +50,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens as llguidance reads them.
+    """The tokens of an engine, for llguidance.
 
-    ``tokenizer`` is the text of a tokenizer.json, or an llguidance.TokenizerWrapper; the model has
-    ``size`` tokens, and ``ends`` are its ends of sequence.
+    ``tokenizer`` is the text of a tokenizer.json, or an llguidance.TokenizerWrapper. The model has
+    ``size`` tokens; ``ends`` are its ends of sequence.
     """
 
     tokenizer: Any
@@ -62,9 +62,9 @@ class Vocabulary:
 
 
 class GrammarCompiler:
-    """Compile guides for one vocabulary, from any thread, and cache the latest grammars.
+    """Compiles guides for one vocabulary, from any thread, and caches the latest grammars.
 
-    ``isolated``: a process of its own compiles each guide first, under limits of processor time
+    With ``isolated`` a separate process compiles each guide first, under limits of processor time
     and memory. :meth:`close` ends that process.
     """
 
@@ -86,8 +86,8 @@ class GrammarCompiler:
     def compile(self, guide: Guide) -> Grammar | RemoteGrammar:
         """Return the grammar of a guide.
 
-        RequestError names the guide and the reason where it is invalid or exceeds a limit, where
-        llguidance is missing, and where it cannot read the tokenizer.
+        RequestError names the guide and the reason if it is invalid, exceeds a limit, llguidance is
+        missing, or llguidance cannot read the tokenizer.
         """
         with self._lock:
             cached = self._cached.get(guide)
@@ -128,7 +128,7 @@ class GrammarCompiler:
 
 
 def load_library(guide: Guide) -> Any:
-    """Return llguidance. RequestError where it cannot be imported."""
+    """Return the module llguidance. RequestError if it cannot be imported."""
     try:
         return import_module("llguidance")
     except ImportError as error:
@@ -138,21 +138,21 @@ def load_library(guide: Guide) -> Any:
 
 
 def read_tokens(library: Any, vocabulary: Vocabulary, guide: Guide) -> Any:
-    """Return llguidance's tokenizer. RequestError where it cannot read the vocabulary."""
+    """Return llguidance's tokenizer. RequestError if it cannot read the vocabulary."""
     try:
         return library.LLTokenizer(
             vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=list(vocabulary.ends) or None
         )
     except Exception as error:  # the library raises bare ones
         raise guide.refused(
-            f"cannot be had: llguidance cannot read the engine's tokenizer: {error}"
+            f"is not supported here: llguidance cannot read the engine's tokenizer: {error}"
         ) from error
 
 
 def checked_text(library: Any, guide: Guide) -> str:
-    """Return llguidance's text of a guide. RequestError where it exceeds a limit of ours.
+    """Return llguidance's text of a guide. RequestError if it exceeds a limit of ``limits.py``.
 
-    The first grammar is the guide's; its parts follow, which it refers to by name.
+    The first grammar is the guide's. Its parts follow; it refers to them by name.
     """
     try:
         grammars = [_one_grammar(library, guide)]
@@ -169,7 +169,7 @@ def checked_text(library: Any, guide: Guide) -> str:
 
 
 def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
-    """Return the grammar of llguidance's text, whose first mask has been computed.
+    """Compile llguidance's text. Return the grammar, with its first mask computed.
 
     llguidance releases the interpreter's lock while it compiles and while it computes a mask.
     """
@@ -185,7 +185,7 @@ def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
 
 
 def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """Return what ``call`` returns in a thread with a stack of this size; raise what it raises."""
+    """Return the result of ``call`` in a thread with a stack of this size; raise what it raises."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -221,5 +221,5 @@ def _one_grammar(library: Any, guide: Guide) -> dict[str, Any]:
     if guide.kind == "choice":
         quoted = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.source))
         return {"lark_grammar": f"start: {' | '.join(quoted)}"}
-    # The converter returns text in Lark as it is.
+    # The converter returns Lark text unchanged.
     return {"lark_grammar": library.gbnf_to_lark.any_to_lark(guide.source)}

@@ -1,10 +1,10 @@
-"""Guides as grammars over an engine's tokens, by llguidance.
+"""Grammars over an engine's tokens: masks and states of outputs, by llguidance.
 
-A mask says which tokens may come next: a token is allowed where the output can still become what
-the grammar derives, an end of sequence where it has. llguidance's masks are canonical: where the
-next bytes are forced, the one token that its tokenizer makes of them is allowed.
+A mask states which tokens may come next. A token is allowed if the output can still become a text
+of the grammar, and an end of sequence if it is one. llguidance's masks are canonical: if the next
+bytes are forced, only the tokenizer's own token for them is allowed.
 
-Compiling and masks are bounded in work and memory, whatever a client sends. (M. Moskal et al.,
+Work and memory for compilation and masks are limited, whatever a client sends. (M. Moskal et al.,
 "llguidance", github.com/guidance-ai/llguidance.)
 """
 
@@ -18,55 +18,55 @@ from typing import Any
 
 import numpy as np
 
-# Below what any other change to logits makes of a row: the grammar has the last word.
+# Lower than any other change to logits can make a token, so that the grammar always wins.
 REFUSED = np.float32(-3e30)
-# Other sequences wait while this process computes a mask. One takes at most so long; a guide that
-# took more, so long in sum, moves to a process of its own.
+# Other sequences wait while this process computes a mask. If masks exceed the first limit by the
+# second one in total, the guide moves to a separate process.
 MAX_LOCAL_MASK_S = 0.03
 MAX_LOCAL_EXCESS_S = 0.3
-# One that cannot move fails after so long.
+# The total after which a guide that cannot move fails.
 MAX_STAYING_EXCESS_S = 3.0
 
 
 class TokenMask:
-    """Which tokens may come next; ``bits`` has one bit a token, the lowest first."""
+    """The tokens that may come next. ``bits`` has one bit per token, the lowest first."""
 
     def __init__(self, bits: bytes) -> None:
         self.bits = bits
 
     def allows(self, token: int) -> bool:
-        """Whether a token may come."""
+        """Return whether a token may come next."""
         return bool(self.bits[token >> 3] >> (token & 7) & 1)
 
     @cached_property
     def only(self) -> int | None:
-        """The token that is allowed where it is one alone."""
+        """The allowed token if it is the only one, else None."""
         bits = int.from_bytes(self.bits, "little")
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
 
     def words(self, count: int) -> np.ndarray:
-        """The bits as int32 [count]: bit v % 32 of word v // 32."""
+        """The bits as int32 [count]: token v is bit v % 32 of word v // 32."""
         packed = np.zeros(4 * count, np.uint8)
         bits = np.frombuffer(self.bits, np.uint8)[: len(packed)]
         packed[: len(bits)] = bits
         return packed.view(np.int32)
 
     def refuse(self, logits: np.ndarray) -> None:
-        """Takes the other tokens out of one row ``logits`` fp32 [V], in place."""
+        """Exclude the other tokens from one row ``logits`` fp32 [V], in place."""
         packed = np.frombuffer(self.bits, np.uint8)
         allowed = np.unpackbits(packed, count=len(logits), bitorder="little")
         np.copyto(logits, REFUSED, where=allowed == 0)
 
 
 class GuideState:
-    """A grammar's state of one output, whose tokens are given with every call.
+    """The state of a grammar for one output, whose tokens are passed with every call.
 
-    It goes from one output to another by what they have in common. One that met its limits has
-    a :attr:`failure`, and masks nothing more. Where its masks take long, the state that ``move``
-    returns takes over at the next :meth:`prepare`, unless it :attr:`stays_here`.
+    It moves between outputs by their common prefix. A state that exceeds a limit has a
+    :attr:`failure` and masks nothing more. If its masks take long, the state that ``move`` returns
+    replaces it at the next :meth:`prepare`, unless it :attr:`stays_here`.
     """
 
-    # Its tokens are checked behind steps in flight, which cannot wait for another process.
+    # Tokens are checked while later steps are in flight, which cannot wait for another process.
     stays_here = False
     _moved: GuideState | None = None
     _excess_s = 0.0
@@ -80,7 +80,7 @@ class GuideState:
 
     @property
     def is_remote(self) -> bool:
-        """Whether another process computes the masks from the next one on (remote.py)."""
+        """Whether another process computes the masks from now on (remote.py)."""
         return self._moved is not None or self._is_slow
 
     @property
@@ -89,7 +89,9 @@ class GuideState:
         return is_movable and self._excess_s > MAX_LOCAL_EXCESS_S
 
     def mask(self, output: np.ndarray) -> TokenMask | None:
-        """What may follow ``output``, int32 [n]; None where nothing does, or it failed."""
+        """Return the mask after ``output``, int32 [n]; None if the output is complete or the guide
+        failed.
+        """
         if self._moved is not None:
             mask, self.failure = self._moved.mask(output), self._moved.failure
             return mask
@@ -101,15 +103,15 @@ class GuideState:
             self._fail()
             return None
         if not any(bits):
-            self.failure = "none of the model's tokens continues the output"
+            self.failure = "no token of the model can continue the output"
             return None
         return TokenMask(bits)
 
     def allows(self, output: np.ndarray, token: int) -> bool | None:
-        """What :meth:`mask` says of one token, None where it is None.
+        """Return whether :meth:`mask` allows a token; None if there is no mask.
 
-        It takes microseconds. A mask may take a millisecond for 200 000 tokens, where no text
-        before had such a place: in a text of bounded length none has.
+        This takes microseconds. A mask may take a millisecond for 200 000 tokens if no earlier text
+        had such a position.
         """
         if self._moved is not None:
             return self._moved.allows(output, token)
@@ -127,14 +129,14 @@ class GuideState:
         return bool(follows)
 
     def complete(self, output: np.ndarray) -> bool:
-        """Whether ``output`` is what the grammar derives, and no text may follow."""
+        """Return whether ``output`` is a text of the grammar that no token may continue."""
         if self._moved is not None:
             return self._moved.complete(output)
         self._follow(output)
         return self.failure is None and bool(self._matcher.is_stopped())
 
     def forced(self, output: np.ndarray) -> list[int]:
-        """The only tokens that may follow ``output``, as far as there is no choice."""
+        """Return the tokens that must follow ``output``, up to the next choice."""
         if self._moved is not None:
             return self._moved.forced(output)
         if self.complete(output) or self.failure is not None:
@@ -142,14 +144,14 @@ class GuideState:
         return list(self._matcher.compute_ff_tokens())
 
     def prepare(self, output: np.ndarray) -> None:
-        """Begin with what follows ``output`` in advance, where another process computes it."""
+        """Request the mask after ``output`` in advance, if another process computes it."""
         if self._moved is None and self._is_slow and self._move is not None:
             self._moved = self._move()
         if self._moved is not None:
             self._moved.prepare(output)
 
     def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:
-        """Return whether what follows ``output`` is known, after at most ``timeout_s``."""
+        """Return whether the mask after ``output`` is available, waiting at most ``timeout_s``."""
         if self._moved is None:
             return True
         is_ready = self._moved.ready(output, timeout_s)
@@ -157,13 +159,13 @@ class GuideState:
         return is_ready
 
     def close(self) -> None:
-        """Give back what the state holds besides memory: a process, where it has one."""
+        """End the state's process, if it has one."""
         if self._moved is not None:
             self._moved.close()
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Add up by how much masks take too long here."""
+        """Add the time by which a mask exceeded the limit."""
         started_s = time.thread_time()
         try:
             yield
@@ -201,11 +203,11 @@ class Grammar:
         self.move: Callable[[], GuideState] | None = None
 
     def begin(self) -> GuideState:
-        """The state of an output without tokens."""
+        """Return the state of an output without tokens."""
         return GuideState(self._matcher.deep_copy(), self.move)
 
 
 def reason_of(matcher: Any) -> str:
-    """Return the library's error message without its description of its own state."""
+    """Return the library's error message without the description of its internal state."""
     text = str(matcher.get_error()).partition("<state>")[0].strip()
-    return " ".join(text.split())[:500] or "no reason is known"
+    return " ".join(text.split())[:500] or "unknown reason"

@@ -1,4 +1,4 @@
-"""What a request asks of its output's form."""
+"""Guides: constraints that requests put on their outputs."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, Literal
 
 from specbuild.runtime.errors import RequestError
 
-# A larger one is refused before anything is made of it.
+# Larger guides are rejected before they are parsed.
 MOST_GUIDE_BYTES = 1 << 18
 MOST_CHOICES = 4096
 
 
 @dataclass(frozen=True)
 class Guide:
-    """The form of an output: made by one of the class methods, compiled by the engine.
+    """A constraint of an output, created by a class method and compiled by the engine.
 
-    ``source`` is a JSON Schema, a regular expression, a JSON array of choices, or a grammar of
-    Lark or GBNF. ``lenient`` leaves out the keywords of a schema that cannot be enforced; else they
-    are refused. ``parts`` are other guides by the names at which a grammar of Lark refers to them,
-    as ``@name``. Errors call the guide by ``name``, which is the field that asked for it.
-    Raises RequestError where the source is too long, or nothing that could be such a form.
+    ``source`` is a JSON Schema, a regular expression, a JSON array of choices, or a grammar in Lark
+    or GBNF. With ``lenient``, keywords of a schema that cannot be enforced are ignored; otherwise
+    they are rejected. ``parts`` are other guides, to which a Lark grammar refers as ``@name``.
+    ``name`` is the request field, for error messages.
+    Raises RequestError if the source is too long or cannot be a guide.
     """
 
     kind: Literal["json", "regex", "choice", "grammar"]
@@ -43,7 +43,7 @@ class Guide:
 
     @classmethod
     def of(cls, asked: Mapping[str, Any], *, name: str = "guide") -> Guide:
-        """The guide of an object with one key, which is the kind: ``{"regex": "[ab]+"}``."""
+        """Return the guide of an object with one key, its kind: ``{"regex": "[ab]+"}``."""
         unread = cls("json", "{}", name=name)
         if not isinstance(asked, Mapping) or len(asked) != 1:
             raise unread.refused('must be an object with one key, like {"regex": "[ab]+"}')
@@ -69,7 +69,9 @@ class Guide:
         lenient: bool = False,
         name: str = "guide",
     ) -> Guide:
-        """JSON that a schema allows, given as an object or as its text; None is any object."""
+        """Return a guide for JSON that a schema (an object or JSON text) allows; None is any
+        object.
+        """
         unread = cls("json", "{}", lenient, name=name)
         if schema is None:
             return replace(unread, source='{"type":"object"}')
@@ -81,17 +83,17 @@ class Guide:
         if read is False:
             raise unread.refused("is false, which allows nothing")
         if read is not True and not isinstance(read, Mapping):
-            raise unread.refused("is no JSON Schema: it must be an object")
+            raise unread.refused("is not a JSON Schema: it must be an object")
         return replace(unread, source="{}" if read is True else text)
 
     @classmethod
     def regex(cls, pattern: str, *, name: str = "guide") -> Guide:
-        """Text that a regular expression matches as a whole."""
+        """Return a guide for text that a regular expression matches completely."""
         return cls("regex", cls._text(pattern, name), name=name)
 
     @classmethod
     def choice(cls, choices: Sequence[str], *, name: str = "guide") -> Guide:
-        """One of these texts."""
+        """Return a guide for one of these texts."""
         unread = cls("choice", "[]", name=name)
         listed = isinstance(choices, Sequence) and not isinstance(choices, str)
         if not listed or not all(isinstance(choice, str) for choice in choices):
@@ -104,7 +106,7 @@ class Guide:
     def grammar(
         cls, text: str, *, parts: Mapping[str, Guide] | None = None, name: str = "guide"
     ) -> Guide:
-        """What a grammar derives: in llguidance's Lark, or in llama.cpp's GBNF."""
+        """Return a guide for texts of a grammar in llguidance's Lark or llama.cpp's GBNF."""
         named = tuple((parts or {}).items())
         return cls("grammar", cls._text(text, name), parts=named, name=name)
 
@@ -115,5 +117,5 @@ class Guide:
         return given
 
     def refused(self, reason: str) -> RequestError:
-        """An error about this guide."""
+        """Return an error about this guide."""
         return RequestError(f"{self.name} {reason}", field=self.name)

@@ -1,4 +1,4 @@
-"""The depth of a grammar in Lark, and how long a text it can force."""
+"""Limits of a Lark grammar: the depth of its rules and the length of forced text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbuild.runtime.guides.regex_limits import (
 )
 from specbuild.runtime.guides.schema_limits import SchemaLimits
 
-# Passes over the rules until their lengths change no more.
+# Maximum number of passes over the rules, until their lengths do not change.
 _MAX_PASSES = 20
 # The tokens of llguidance's Lark.
 _LARK = re.compile(
@@ -35,15 +35,15 @@ _LARK = re.compile(
     |(?P<other>.)""",
     re.VERBOSE | re.DOTALL,
 )
-# A part of a rule: text of so many bytes, the name of a rule, or parts that follow each other,
-# exclude each other, or are repeated at least so often.
+# A part of a rule: the number of bytes of a text, the name of a rule, a sequence, alternatives, or
+# a part with its minimum number of repetitions.
 _Part = tuple[str, Any] | tuple[str, Any, float]
 
 
 class LarkLimits:
-    """A grammar in Lark: the depth of its rules, and the length of what it forces.
+    """A Lark grammar: the depth of its rules, and the length of the text that it forces.
 
-    ``grammars`` has the lengths of the other grammars that it refers to.
+    ``grammars`` has the lengths of other grammars, to which it refers.
     """
 
     def __init__(self, text: str, grammars: Mapping[str, float] | None = None) -> None:
@@ -53,7 +53,7 @@ class LarkLimits:
         self._known: dict[str, float] = {}
         self._depth: dict[str, int] = {}
         self._order: list[str] = []
-        # Text that rules cannot bound: intersections, complements and backtracking.
+        # Intersections, complements and backtracking have no bound that the rules show.
         self._unbounded = False
         self.has_parameters = False
         self._tokens = list(self._scan(text))
@@ -67,11 +67,11 @@ class LarkLimits:
             schema.check_depth()
 
     def longest(self) -> float:
-        """An upper bound of the bytes that the grammar can force at once."""
+        """Return an upper bound of the bytes that the grammar can force at once."""
         self.check_depth()
         for _ in range(_MAX_PASSES):
             before = dict(self._known)
-            # A rule comes after those that it refers to, as far as there is such an order.
+            # Rules are ordered after those to which they refer, where such an order exists.
             for name in self._order:
                 self._known[name] = self._shortest(self._rules[name])
             if self._known == before:
@@ -125,7 +125,7 @@ class LarkLimits:
         return options[0] if len(options) == 1 else ("alt", options)
 
     def _peek(self) -> str | None:
-        """The next token that belongs to this rule; a line that begins with a bar continues it."""
+        """Return the next token of this rule. A line that starts with a bar continues the rule."""
         at = self._at
         while at < len(self._tokens) and self._tokens[at][0] == "newline":
             at += 1
@@ -164,7 +164,7 @@ class LarkLimits:
         return ("seq", parts)
 
     def _group(self) -> _Part:
-        """What stands in brackets, over any number of lines."""
+        """Return the part within brackets, which may span lines."""
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise TooDeepError
@@ -196,12 +196,12 @@ class LarkLimits:
         return self._depth.get(name, 0)
 
     def _shortest(self, part: _Part) -> float:
-        """The bytes of the shortest text; infinite as long as none is known."""
+        """Return the bytes of the shortest text; infinite if none is known."""
         match part:
             case ("text", length):
                 return float(length)
             case ("rule", name):
-                # What is imported is one of llguidance's own lexemes.
+                # Imported names are llguidance's own lexemes.
                 return self._known.get(name, inf) if name in self._rules else CHARACTER_BYTES
             case ("seq", parts):
                 return sum(self._shortest(each) for each in parts)
@@ -213,7 +213,7 @@ class LarkLimits:
 
 
 def _names(part: _Part) -> Iterator[str]:
-    """The rules that a part refers to."""
+    """Yield the names of the rules to which a part refers."""
     match part:
         case ("rule", name):
             yield name

@@ -1,9 +1,9 @@
-"""Limits of a guide's text that hold before llguidance compiles it.
+"""Limits of a guide's text, checked before llguidance compiles it.
 
-llguidance recurses along chains of definitions, so a chain has a largest depth. It also computes
-the text that a grammar forces as one run, however long that is: rules that double each other force
-gigabytes. A forced run is a prefix of every completion, so no run that begins with a rule is longer
-than the rule's shortest text. :func:`forces_little` bounds that length.
+llguidance recurses along chains of definitions, so the depth of chains is limited. It also computes
+forced text as one run of any length, and rules that double each other force gigabytes. A forced run
+is a prefix of every completion, so a run that starts with a rule is at most as long as the rule's
+shortest text. :func:`forces_little` bounds that length.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from specbuild.runtime.guides.lark_limits import LarkLimits
 from specbuild.runtime.guides.regex_limits import MAX_DEPTH, TooDeepError
 from specbuild.runtime.guides.schema_limits import SchemaLimits
 
-# llguidance tokenizes so much in 30 ms.
+# llguidance tokenizes this many bytes in 30 ms.
 MAX_FORCED_BYTES = 1 << 15
 
 
 def check_grammars(grammars: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return why llguidance must not compile these grammars; None where it may."""
+    """Return the reason why llguidance must not compile these grammars, or None."""
     try:
         for grammar in grammars:
             if "json_schema" in grammar and grammar["json_schema"] is not None:
@@ -28,7 +28,7 @@ def check_grammars(grammars: Sequence[Mapping[str, Any]]) -> str | None:
             else:
                 lark = LarkLimits(grammar["lark_grammar"])
                 if lark.has_parameters:
-                    return "has parametric rules, which are not offered"
+                    return "has parametric rules, which are not supported"
                 lark.check_depth()
     except (TooDeepError, RecursionError):
         return (
@@ -47,7 +47,7 @@ def forces_little(grammars: Sequence[Mapping[str, Any]]) -> bool:
                 length = SchemaLimits(grammar["json_schema"]).longest()
             else:
                 length = LarkLimits(grammar["lark_grammar"], parts).longest()
-            # A product of zero and infinity is not a number, and no bound.
+            # Zero times infinity is not a number, and thus not a bound.
             if not length <= MAX_FORCED_BYTES:
                 return False
             if "name" in grammar:

@@ -1,13 +1,13 @@
-"""How long the shortest text is that a regular expression matches; what all limits share."""
+"""The length of the shortest text that a regular expression matches, and shared limits."""
 
 from __future__ import annotations
 
 import re
 from math import inf
 
-# A chain of so many definitions takes less than half of the checker's stack.
+# A chain of this many definitions takes less than half of the checker's stack.
 MAX_DEPTH = 256
-# Brackets within each other, of which llguidance takes fewer.
+# Nested brackets. llguidance accepts fewer.
 MAX_NESTING = 64
 # The largest UTF-8 character.
 CHARACTER_BYTES = 4
@@ -25,11 +25,11 @@ _REGEX = re.compile(
 
 
 class TooDeepError(Exception):
-    """Definitions refer to each other in a chain that is too long."""
+    """The chain of definitions is too long."""
 
 
 def least_times(repeat: str) -> float:
-    """How often something comes at least before ``+``, ``*``, ``?`` or a count in braces."""
+    """Return the minimum number of repetitions for ``+``, ``*``, ``?`` or a count in braces."""
     if not repeat.startswith("{"):
         return float(repeat == "+")
     first = repeat[1:-1].partition(",")[0].strip()
@@ -37,8 +37,8 @@ def least_times(repeat: str) -> float:
 
 
 def regex_length(pattern: str) -> float:
-    """An upper bound of the bytes of the shortest text that a regular expression matches."""
-    # Per open group: the shortest option so far, the length of this one and of its last atom.
+    """Return an upper bound of the bytes of the shortest text that a regular expression matches."""
+    # Per open group: the shortest alternative so far, this one, and its last atom.
     groups: list[list[float]] = [[inf, 0, 0]]
     for match in _REGEX.finditer(pattern):
         kind, value, top = match.lastgroup, match.group(), groups[-1]

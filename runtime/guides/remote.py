@@ -1,9 +1,9 @@
-"""Guides that a process of their own follows: their masks arrive, or do not, but block nothing.
+"""Guides whose masks are computed by a separate process, so that slow masks block nothing.
 
-Such a guide forces text without a bound that could be shown, or took long for a mask when it was
-checked. Its sequence takes part in a step only when the mask for its next token has arrived, and
-without a draft: a draft would need masks that nobody requested. The tokens are those of any other
-guide, for each is chosen with the mask of its place.
+Such a guide forces text without a known bound, or its masks were slow when it was checked. Its
+sequence takes part in a step only if the mask of its next token has arrived, and without a draft,
+which would need masks that were not requested. The tokens are the same as with any other guide,
+since each is chosen with the mask of its position.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from specbuild.runtime.guides.checker import GuideChecker, RemoteMatcher
 from specbuild.runtime.guides.grammar import GuideState, TokenMask
 from specbuild.runtime.guides.guide import Guide
 
-# Processes that follow guides at once; the sequences of others wait. Each has its own memory.
+# Processes at once, since each needs its own memory. Further sequences wait.
 MAX_FOLLOWERS = 4
 
 
 class RemoteGrammar:
-    """A guide that compiled in another process, with its ``first`` mask."""
+    """A guide that was compiled in another process, with its ``first`` mask."""
 
     def __init__(
         self, checker: GuideChecker, guide: Guide, first: bytes, followers: threading.Semaphore
@@ -34,7 +34,7 @@ class RemoteGrammar:
         self._followers = followers
 
     def begin(self) -> RemoteGuideState:
-        """The state of an output without tokens."""
+        """Return the state of an output without tokens."""
         return RemoteGuideState(self._open, self._followers, self._first)
 
     def _open(self) -> RemoteMatcher:
@@ -42,9 +42,10 @@ class RemoteGrammar:
 
 
 class RemoteGuideState(GuideState):
-    """As :class:`GuideState`; :meth:`prepare` requests a mask, which is there when :meth:`ready`.
+    """As :class:`GuideState`. :meth:`prepare` requests a mask, which is available when
+    :meth:`ready`.
 
-    A mask that was not requested is waited for.
+    :meth:`mask` waits for a mask that was not requested.
     """
 
     @property
@@ -63,7 +64,7 @@ class RemoteGuideState(GuideState):
         self._followers = followers
         self._matcher: RemoteMatcher | None = None
         self._first = TokenMask(first)
-        # The output of the mask that was requested last; the mask, once it was read.
+        # The output whose mask was requested last, and that mask once it was read.
         self._requested: np.ndarray | None = None
         self._output = np.zeros(0, np.int32)
         self._mask: TokenMask | None = self._first
@@ -80,33 +81,33 @@ class RemoteGuideState(GuideState):
             self._requested = output.copy()
 
     def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:
-        """Return whether what follows ``output`` is known, after at most ``timeout_s``."""
+        """Return whether the mask after ``output`` is available, waiting at most ``timeout_s``."""
         self.prepare(output)
         if self._requested is not None and self._matcher is not None:
             if not self._matcher.ready(timeout_s):
                 return False
             self._receive()
-            # The reply was to another output: request this one.
+            # The reply was for another output, so request the mask of this one.
             self.prepare(output)
         return self.failure is not None or self._has(output)
 
     def mask(self, output: np.ndarray) -> TokenMask | None:
-        """What may follow ``output``; None where nothing does, or the guide failed."""
+        """Return the mask after ``output``; None if the output is complete or the guide failed."""
         while not self.ready(output, timeout_s=1.0):
             pass
         return self._mask if self.failure is None else None
 
     def allows(self, output: np.ndarray, token: int) -> bool | None:
-        """What :meth:`mask` states of one token."""
+        """Return whether :meth:`mask` allows a token; None if there is no mask."""
         mask = self.mask(output)
         return None if mask is None else mask.allows(token)
 
     def complete(self, output: np.ndarray) -> bool:
-        """Whether ``output`` is known to be complete."""
+        """Return whether ``output`` is known to be complete."""
         return self.failure is None and self._has(output) and self._mask is None
 
     def forced(self, output: np.ndarray) -> list[int]:  # noqa: ARG002
-        """Forced tokens need no draft; this guide has none."""
+        """Return no tokens, since these sequences have no drafts."""
         return []
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The depth of a JSON Schema, and how long a text it can force."""
+"""Limits of a JSON Schema: the depth of its definitions and the length of forced text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _JSON_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if"
 
 
 class SchemaLimits:
-    """A JSON Schema: the depth of its definitions, and the length of what it forces."""
+    """A JSON Schema: the depth of its definitions, and the length of the text that it forces."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -32,11 +32,11 @@ class SchemaLimits:
         self._depth_of(self._root, 0)
 
     def longest(self) -> float:
-        """An upper bound of the bytes that the schema can force at once."""
+        """Return an upper bound of the bytes that the schema can force at once."""
         return self._longest_of(self._root)
 
     def _depth_of(self, node: Any, above: int) -> int:
-        """The definitions in the longest chain from ``node`` on; each is visited once."""
+        """Return the length of the longest chain of definitions from ``node``."""
         if above > MAX_DEPTH:
             raise TooDeepError
         if id(node) not in self._depth:
@@ -48,7 +48,7 @@ class SchemaLimits:
         return self._depth[id(node)]
 
     def _longest_of(self, node: Any) -> float:
-        """What ``node`` forces, and what its deepest part forces before that."""
+        """Return the bytes that ``node`` can force, including those before its deepest part."""
         if id(node) not in self._longest:
             self._longest[id(node)] = 0
             inside = max((self._longest_of(child) for child in self._children(node)), default=0)
@@ -56,7 +56,7 @@ class SchemaLimits:
         return self._longest[id(node)]
 
     def _shortest_of(self, node: Any) -> float:
-        """An upper bound of the shortest text: infinite where a definition requires itself."""
+        """Return an upper bound of the shortest text; infinite if a definition requires itself."""
         if not isinstance(node, Mapping):
             return CHARACTER_BYTES
         if id(node) not in self._shortest:
@@ -90,7 +90,7 @@ class SchemaLimits:
             length += self._shortest_of(schema)
         for union in ("anyOf", "oneOf"):
             options = [self._shortest_of(schema) for schema in _list(node.get(union))]
-            # An option that leads back here is never the shortest one.
+            # A recursive option is never the shortest one.
             length += max((o for o in options if o < inf), default=inf if options else 0)
         return length
 
@@ -99,7 +99,7 @@ class SchemaLimits:
         return times * (2 + self._shortest_of(node.get(item, {}))) if times else 0
 
     def _children(self, node: Any) -> Iterator[Any]:
-        """The schemas that ``node`` has or refers to."""
+        """Yield the schemas that ``node`` contains or refers to."""
         if not isinstance(node, Mapping):
             return
         if "$ref" in node:
@@ -116,7 +116,7 @@ class SchemaLimits:
             yield from value if isinstance(value, list) else [value] if value is not None else []
 
     def _target(self, reference: Any) -> Any:
-        """The schema that a JSON pointer names; None where it is another kind of reference."""
+        """Return the schema at a JSON pointer; None for other references."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
         node = self._root
