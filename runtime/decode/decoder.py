@@ -15,9 +15,9 @@ from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
-from specbuild.runtime.draft.choice import PolicyByKind, asked_for
+from specbuild.runtime.draft.choice import PolicyBySampling, asked_for
 from specbuild.runtime.draft.drafter import Drafter
-from specbuild.runtime.draft.policy import EXPLORED_SHARE, DraftPolicy, LearnedPolicies
+from specbuild.runtime.draft.policy import EXPLORATION_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
@@ -79,7 +79,7 @@ class Decoder(ABC):
     ``explored_share`` of the time is spent on trying drafts.
     """
 
-    explored_share = EXPLORED_SHARE
+    exploration_share = EXPLORATION_SHARE
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Decoder(ABC):
     ) -> None:
         self._manifest = manifest
         self._kv = kv
-        self._learned = LearnedPolicies(self.explored_share)
+        self._learned = LearnedPolicies(self.exploration_share)
         self.machine = threading.Lock()
         self._prefill = settings.prefill
         self._prefixes = prefixes
@@ -189,7 +189,7 @@ class Decoder(ABC):
             return asked_for(setting.speculation)
         assert isinstance(setting.drafter, str)
         drafter = setting.drafter
-        return PolicyByKind(
+        return PolicyBySampling(
             lambda sampled, full_logits: self._default_policy(
                 drafter, sampled=sampled, full_logits=full_logits
             )

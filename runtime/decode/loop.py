@@ -25,8 +25,8 @@ from specbuild.runtime.decode.emission import Emission, finish_unstarted
 from specbuild.runtime.decode.request_queue import QueuedRequest
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.stepper import NewTokens, Stepper
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import WAIT_FOR_TOKENS, ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy
 from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, Request, SequenceState, TokenEvent
@@ -138,7 +138,7 @@ class Loop:
             elif batch.sequences:
                 step_context = self._stepper.step_context(batch.sequences)
                 shape = None if batch.uses_logit_processor else self._shape(step_context)
-                if shape is LATER:
+                if shape is WAIT_FOR_TOKENS:
                     break
                 self._scheduler.begin_step(batch)
                 self._stepper.start(batch.sequences, shape, step_context)
@@ -212,7 +212,7 @@ class Loop:
         self._stepper.pause(sequence)
         return []
 
-    def _shape(self, step_context: Outlook) -> ChosenDraft | Later:
+    def _shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """Return the policy's choice, or the one made ahead for this batch size."""
         chosen, self._chosen = self._chosen, None
         if chosen is not None and chosen[0] == step_context.batch:
@@ -226,7 +226,7 @@ class Loop:
             step_context = self._stepper.step_context(draftable)
             shape = self._policy.shape(step_context)
             # A host proposal needs the prompts' first tokens, which are not known yet.
-            if shape is not LATER and not isinstance(shape, OfferedDepths):
+            if shape is not WAIT_FOR_TOKENS and not isinstance(shape, ProposedDepths):
                 self._chosen = (step_context.batch, shape)
                 self._stepper.prepare_step(draftable, shape)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specbuild.runtime.decode.scheduler import Chunk
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
@@ -91,7 +91,7 @@ class Stepper(Protocol):
         """End the loop; these sequences are unfinished."""
         ...
 
-    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Describe the next step of these sequences for the draft policy."""
         ...
 
@@ -100,7 +100,7 @@ class Stepper(Protocol):
         ...
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
         """Start draft → verify → accept → commit. ``shape`` None decodes without a draft."""
         ...

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import Later
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import WaitForTokens
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy, FixedPolicy, StepOutcome
 from specbuild.runtime.draft.tree import check_shape
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 
 
-class PolicyByKind:
+class PolicyBySampling:
     """One policy for each kind of step: with or without sampled rows, with or without full logits.
 
     ``make(sampled, full_logits)`` gives one when its kind is first met.
@@ -36,14 +36,14 @@ class PolicyByKind:
         """That of the last step's policy."""
         return (self._last or self._of(sampled=False, full_logits=False)).reason
 
-    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
+    def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """The choice of the policy for such steps."""
-        self._last = self._of(sampled=outlook.sampled, full_logits=outlook.full_logits)
-        return self._last.shape(outlook)
+        self._last = self._of(sampled=step_context.sampled, full_logits=step_context.full_logits)
+        return self._last.shape(step_context)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Only the policy of such steps learns."""
-        kind = outcome.outlook
+        kind = outcome.step_context
         self._of(sampled=kind.sampled, full_logits=kind.full_logits).observe(outcome)
 
     def _of(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:

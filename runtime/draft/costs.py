@@ -15,13 +15,13 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 # known, how fast that is forgotten, and how far one time may pull: what disturbs a step makes it
 # longer by any amount.
 LEVEL_RATE = 0.2
-OWN_RATE = 0.05
-FADING = 0.99
-LARGEST_STEP = log(1.5)
+KIND_RATE = 0.05
+DECAY = 0.99
+MAX_CORRECTION = log(1.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class StepContext:
     """What is known before a step.
 
     ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
@@ -35,13 +35,13 @@ class Outlook:
 
     batch: int
     tokens_left: int
-    rows_behind: int
+    pending_rows: int
     context: int = 0
     sampled: bool = False
     full_logits: bool = False
-    reach: tuple[tuple[float, ...], ...] = ()
-    ahead: bool = False
-    others_behind: tuple[int, ...] = ()
+    cumulative_probs: tuple[tuple[float, ...], ...] = ()
+    has_unread_tokens: bool = False
+    other_pending_rows: tuple[int, ...] = ()
 
 
 class DraftCosts(Protocol):
@@ -52,7 +52,7 @@ class DraftCosts(Protocol):
         """Every draft that can be asked for: chains by depth, then trees."""
         ...
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
         """Time in which the draft of this shape takes up what it has not seen."""
         ...
 
@@ -61,7 +61,7 @@ class DraftCosts(Protocol):
         """Where the costs come from."""
         ...
 
-    def step_s(self, outlook: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Seconds of a step without a draft, then with each of ``shapes``.
 
         Infinite where there is no such step for so many sequences.
@@ -79,9 +79,9 @@ class ChainCosts:
         self._table = table
         self._known: dict[int, list[float]] = {}
 
-    def step_s(self, outlook: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Drafting a batch reads the draft's weights once, as one sequence does."""
-        batch = outlook.batch
+        batch = step_context.batch
         costs = self._known.get(batch)
         if costs is None:
             costs = self._known[batch] = [
@@ -90,9 +90,9 @@ class ChainCosts:
             ]
         return costs
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:  # noqa: ARG002
         """Row by row."""
-        return outlook.rows_behind * self._table.row_s
+        return step_context.pending_rows * self._table.row_s
 
 
 class ChainsByModel:
@@ -119,17 +119,17 @@ class ChainsByModel:
             for s in chains.shapes
         )
 
-    def step_s(self, outlook: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: StepContext) -> Sequence[float]:
         """See :class:`DraftCosts`."""
-        by_model = [chains.step_s(outlook) for chains in self._chains.values()]
+        by_model = [chains.step_s(step_context) for chains in self._chains.values()]
         return [by_model[0][0], *(step_s for times in by_model for step_s in times[1:])]
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
         """See :class:`DraftCosts`."""
         kind = model_of(shape)
         place = [*self._chains].index(kind)
-        behind = (outlook.rows_behind, *outlook.others_behind, *[0] * place)[place]
-        return self._chains[kind].start_s(shape, replace(outlook, rows_behind=behind))
+        behind = (step_context.pending_rows, *step_context.other_pending_rows, *[0] * place)[place]
+        return self._chains[kind].catch_up_s(shape, replace(step_context, pending_rows=behind))
 
 
 class StepTimes:
@@ -145,40 +145,44 @@ class StepTimes:
         kinds = len(models)
         self._models = models
         self._level: float = 0.0 if before is None else before._level
-        self._own: list[float] = [0.0] * kinds if before is None else list(before._own)
-        self._seen: list[float] = [0.0] * kinds if before is None else list(before._seen)
+        self._corrections: list[float] = (
+            [0.0] * kinds if before is None else list(before._corrections)
+        )
+        self._timed_steps: list[float] = (
+            [0.0] * kinds if before is None else list(before._timed_steps)
+        )
         self._steps = 0
         self._ratios: list[float] | None = None
 
     def ratios(self) -> list[float]:
         """What the table's times are to be multiplied with."""
         if self._ratios is None:
-            believed = [self._own[self._like(kind)] for kind in range(len(self._own))]
-            self._ratios = [exp(self._level + own) for own in believed]
+            similar = map(self._similar_kind, range(len(self._corrections)))
+            self._ratios = [exp(self._level + self._corrections[kind]) for kind in similar]
         return self._ratios
 
     def timed(self, kind: int) -> float:
         """Steps of a kind that were timed, the older for less."""
-        return self._seen[kind]
+        return self._timed_steps[kind]
 
     def learn(self, kind: int, ratio: float) -> None:
         """One more step was timed: ``ratio`` is its time over the table's."""
-        own = self._own[self._like(kind)]
-        apart = log(ratio) - self._level - own
-        apart = min(max(apart, -LARGEST_STEP), LARGEST_STEP)
+        correction = self._corrections[self._similar_kind(kind)]
+        error = log(ratio) - self._level - correction
+        error = min(max(error, -MAX_CORRECTION), MAX_CORRECTION)
         self._steps += 1
-        self._seen = [FADING * n for n in self._seen]
-        self._seen[kind] += 1
+        self._timed_steps = [DECAY * n for n in self._timed_steps]
+        self._timed_steps[kind] += 1
         to_level = max(LEVEL_RATE, 1 / self._steps)
-        to_own = (1 - to_level) * max(OWN_RATE, 1 / (1 + self._seen[kind]))
-        self._level += to_level * apart
-        self._own[kind] = own + to_own * apart
+        to_own = (1 - to_level) * max(KIND_RATE, 1 / (1 + self._timed_steps[kind]))
+        self._level += to_level * error
+        self._corrections[kind] = correction + to_own * error
         self._ratios = None
 
-    def _like(self, kind: int) -> int:
+    def _similar_kind(self, kind: int) -> int:
         """The kind whose own ratio one is believed to have."""
-        if kind == 0 or self._seen[kind]:
+        if kind == 0 or self._timed_steps[kind]:
             return kind
-        alike = (k for k, model in enumerate(self._models) if model == self._models[kind])
-        known = (k for k in alike if k and self._seen[k])
+        similar = (k for k, model in enumerate(self._models) if model == self._models[kind])
+        known = (k for k in similar if k and self._timed_steps[k])
         return min(known, key=lambda k: abs(k - kind), default=kind)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from specbuild.runtime.draft.draft_models import by_models, shape_of
+from specbuild.runtime.draft.draft_models import model_of, shape_of, sorted_by_model
 from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -24,6 +24,9 @@ STEP_COSTS_FILE = "step_costs.json"
 METHOD = "median of graph replays; draft: the launches in front of the target alone"
 _PROGRAM_FOLDERS = ("programs/", "kernels/")
 _LONGEST_S = 60.0
+# Prior of a step without a draft, and how many times longer one with any draft is.
+PLAIN_S = 2e-3
+DRAFTED = 1.8
 
 
 @dataclass(frozen=True)
@@ -108,11 +111,27 @@ class StepCosts:
         return interpolated(known, [parts[n] for n in known], tokens)
 
 
+def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
+    """A table of steps without a draft and with each of ``shapes``, for up to ``batch`` sequences.
+
+    All drafts cost alike, so that at first what is accepted decides among them.
+    """
+    steps = [ShapeCosts(batch, 0, 0, 0, (0,), (PLAIN_S,), (0.0,))]
+    steps += [
+        ShapeCosts(
+            batch, s.draft_top_k, s.draft_depth, s.draft_tokens,
+            (0,), (DRAFTED * PLAIN_S,), (0.0,), drafter=model_of(s),
+        )
+        for s in shapes
+    ]  # fmt: skip
+    return StepCosts(gpu="", programs="", method=METHOD, steps=tuple(steps))
+
+
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
     """Every draft of these, those of the host aside: by model, chains by depth, then trees."""
     drafts = [costs.shape for costs in steps if not costs.offered]
     return tuple(
-        by_models(
+        sorted_by_model(
             (shape for shape in drafts if shape is not None),
             lambda s: (s.draft_top_k > 1, s.draft_depth, s.draft_tokens),
         )
@@ -203,11 +222,11 @@ def usable_step_costs(
         costs = from_bytes(stored)
     except EngineFileError as error:
         return None, str(error)
-    reason = reason_not_to_use(costs, manifest, gpu)
+    reason = unusable_reason(costs, manifest, gpu)
     return (costs, "") if reason is None else (None, reason)
 
 
-def reason_not_to_use(costs: StepCosts, manifest: Manifest, gpu: str) -> str | None:
+def unusable_reason(costs: StepCosts, manifest: Manifest, gpu: str) -> str | None:
     """Why the table does not cover this engine on this GPU; None where it does."""
     if costs.gpu != gpu:
         return f"step costs were measured on {costs.gpu}, this is {gpu}"

@@ -37,14 +37,14 @@ class DFlashDrafter(OnePassDrafter):
         depth = min(shape.draft_depth, shape.draft_tokens)
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) <= self._max_rows:
-            self._enter(sequences, counts)
+            self._ingest_rows(sequences, counts)
         else:
             for sequence, count in zip(sequences, counts, strict=True):
-                self._take_up(sequence, count)
+                self._ingest(sequence, count)
         logits = self._block(sequences, depth)
         return self._trees(sequences, logits, shape, depth)
 
-    def _enter(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+    def _ingest_rows(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
         """Pending rows become keys and values, each at its own token's position."""
         pending = [self._pending[s.index] for s in sequences]
         first = [self._draft_length(s) for s in sequences]
@@ -85,7 +85,7 @@ class DFlashDrafter(OnePassDrafter):
             holders = [s.pages[group] for s in sequences]
             feeds |= cache_feeds(group, holders, plan, self._counter)
         logits = self._executor.run(self._role["draft"], feeds)["draft_logits"]
-        self._forget_tree(sequences)
+        self._discard_tree(sequences)
         return logits
 
 

@@ -35,7 +35,7 @@ def shape_text(shape: DraftShape) -> str:
     return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by_model(shape)}"
 
 
-def by_models(
+def sorted_by_model(
     shapes: Iterable[DraftShape], place: Callable[[DraftShape], tuple[int, ...]]
 ) -> list[DraftShape]:
     """Shapes, each once: by model as these first appear, those of a model by ``place``."""

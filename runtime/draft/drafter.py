@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import SlotCounter
-from specbuild.runtime.draft.offer import Offers
+from specbuild.runtime.draft.host_proposal import HostProposer
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.drafters.record import DrafterRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -81,7 +81,7 @@ class CachingDrafter(Drafter, Protocol):
         ...
 
 
-class HostDrafter(Drafter, Offers, Protocol):
+class HostDrafter(Drafter, HostProposer, Protocol):
     """A drafter that proposes on the host, without a model. It outlives a generation."""
 
     @property

@@ -88,11 +88,11 @@ class Eagle3Drafter:
             pending = _Pending(max(self._max_rows, PENDING_BYTES // (4 * width)), width)
             self._pending[sequence.index] = pending
         if len(aux_hidden) > pending.capacity():
-            self._take_up(sequence, pending.count)
+            self._ingest(sequence, pending.count)
         pending.add(aux_hidden)
         if (prefix := sequence.prefix) is not None:
             wanted = prefix.cache.wanted_draft(prefix, sequence.length + 1)
-            self._take_up(sequence, wanted - self._draft_length(sequence))
+            self._ingest(sequence, wanted - self._draft_length(sequence))
 
     def release(self, sequence: SequenceState) -> None:
         """Forgets the sequence's rows."""
@@ -103,19 +103,19 @@ class Eagle3Drafter:
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) > self._max_rows:
             for sequence, count in zip(sequences, counts, strict=True):
-                self._take_up(sequence, count - 1)
+                self._ingest(sequence, count - 1)
             counts = [1] * len(sequences)
         logits, hidden = self._extend(sequences, counts)
         if isinstance(shape, StaticTree):
             trees = grow(_Rows(self, sequences), [s.root for s in sequences], shape, logits, hidden)
-            self._forget_tree(sequences)
+            self._discard_tree(sequences)
             return trees
         if shape.draft_top_k == 1:
             depth = min(shape.draft_depth, shape.draft_tokens)
             return self._chain(sequences, logits, hidden, depth)
         return self._tree(sequences, logits, hidden, shape)
 
-    def start_of(self, sequences: Sequence[SequenceState]) -> list[int]:
+    def tree_starts(self, sequences: Sequence[SequenceState]) -> list[int]:
         """Rows of each sequence that its draft cache holds: where its trees begin."""
         return [self._draft_length(s) for s in sequences]
 
@@ -136,14 +136,14 @@ class Eagle3Drafter:
         """The likeliest tokens of each row of logits, in the target's vocabulary: [rows, K]."""
         return self._expand(logits, _root_scores(len(logits)), top_k)["tokens"]
 
-    def _take_up(self, sequence: SequenceState, count: int) -> None:
+    def _ingest(self, sequence: SequenceState, count: int) -> None:
         """Enters ``count`` pending rows, in launches of the allowed size."""
         while count > 0:
             rows = min(count, self._max_rows)
-            self._enter([sequence], [rows])
+            self._ingest_rows([sequence], [rows])
             count -= rows
 
-    def _enter(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
+    def _ingest_rows(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
         """Pending rows go to the draft's cache; nothing is drafted of them."""
         self._extend(sequences, counts)
 
@@ -216,7 +216,7 @@ class Eagle3Drafter:
             best = self._expand(logits, score, 1)
             # The next level's run would overwrite what this one returned.
             levels.append(best["tokens"].reshape(-1).copy())
-        self._forget_tree(sequences)
+        self._discard_tree(sequences)
         return chain_trees([s.root for s in sequences], np.stack(levels, axis=1))
 
     def _tree(
@@ -260,7 +260,7 @@ class Eagle3Drafter:
             children = self._expand(logits, frontier_score, k)
             tokens.append(children["tokens"].copy())
             scores.append(children["scores"].copy())
-        self._forget_tree(sequences)
+        self._discard_tree(sequences)
         return self._best_nodes(
             sequences,
             tokens=np.concatenate(tokens, axis=1),
@@ -307,7 +307,7 @@ class Eagle3Drafter:
         for group in self._groups:
             sequence.pages[group].append(count)
 
-    def _forget_tree(self, sequences: Sequence[SequenceState]) -> None:
+    def _discard_tree(self, sequences: Sequence[SequenceState]) -> None:
         for sequence in sequences:
             for group in self._groups:
                 holder = sequence.pages[group]
@@ -323,8 +323,8 @@ class _Rows:
     def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
         self._drafter, self._sequences = drafter, sequences
 
-    def start_of(self) -> list[int]:
-        return self._drafter.start_of(self._sequences)
+    def tree_starts(self) -> list[int]:
+        return self._drafter.tree_starts(self._sequences)
 
     def run(
         self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray

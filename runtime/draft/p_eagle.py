@@ -39,7 +39,7 @@ class PEagleDrafter(OnePassDrafter):
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) + len(sequences) * (depth - 1) > self._max_rows:
             for sequence, count in zip(sequences, counts, strict=True):
-                self._take_up(sequence, count - 1)
+                self._ingest(sequence, count - 1)
             counts = [1] * len(sequences)
         logits = self._pass(sequences, counts, depth)
         return self._trees(sequences, logits, shape, depth)
@@ -83,7 +83,7 @@ class PEagleDrafter(OnePassDrafter):
             logit_rows=last.reshape(-1),
         )
         self._committed(sequences, first, counts)
-        self._forget_tree(sequences)
+        self._discard_tree(sequences)
         return logits
 
 

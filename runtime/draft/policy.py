@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Protocol, TypeAlias
 
-from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, prior_of
-from specbuild.runtime.draft.costs import DraftCosts, Outlook, StepTimes
+from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, acceptance_prior
+from specbuild.runtime.draft.costs import DraftCosts, StepContext, StepTimes
 from specbuild.runtime.draft.draft_models import by_model, shape_text
-from specbuild.runtime.draft.offer import Later, OfferedDepths
+from specbuild.runtime.draft.host_proposal import ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
 # What a step drafts: a shape of the draft model's, chains of an offer, or nothing.
-ChosenDraft: TypeAlias = DraftShape | OfferedDepths | None
+ChosenDraft: TypeAlias = DraftShape | ProposedDepths | None
 
 # A longer chain must promise this much more before it replaces a shorter one; the first, and
 # the time in which the draft takes up the tokens before it, must pay that much more.
@@ -23,18 +23,18 @@ MARGIN = 1.02
 FIRST_MARGIN = 1.03
 START_MARGIN = 1.5
 # What exploring may cost: a share of the time, of which that of so many steps is lent.
-EXPLORED_SHARE = 0.02
-LENT_STEPS = 64
+EXPLORATION_SHARE = 0.02
+CREDIT_STEPS = 64
 # How much better a kind that was never tried may be than believed, how fast a try is forgotten,
 # and what one counts for a chain that is a level longer or shorter.
 OPTIMISM = 0.5
-FADING = 0.98
-ALIKE = 0.8
+DECAY = 0.98
+SIMILARITY = 0.8
 # Times of a kind that make it known, and what starting or stopping to draft costs a plain step.
-WELL_TIMED = 3
-CROSSING = 0.1
+MIN_TIMED_STEPS = 3
+SWITCH_COST = 0.1
 # Steps in which another model is tried: it takes up what it missed once for all of them.
-VISITED_STEPS = 8
+TRIAL_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class StepOutcome:
     accepted. ``step_s`` is None where the time was not that of a whole step alone.
     """
 
-    outlook: Outlook
+    step_context: StepContext
     shape: ChosenDraft
     depths: Sequence[int]
     accepted: Sequence[int]
@@ -65,10 +65,10 @@ class DraftPolicy(Protocol):
         """Why it chooses as it does now."""
         ...
 
-    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
+    def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """The shape for the next step; None drafts nothing.
 
-        ``LATER``, where tokens are in flight: ask again when they are known, and start none before.
+        ``WAIT_FOR_TOKENS`` while tokens are in flight: start no step until they are known.
         """
         ...
 
@@ -85,16 +85,16 @@ class FixedPolicy:
         self.max_depth = max_depth
         self.reason = reason
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
+    def shape(self, step_context: StepContext) -> DraftShape | None:
         """The fixed shape."""
-        del outlook
+        del step_context
         return self._shape
 
     def observe(self, outcome: StepOutcome) -> None:
         """Learns nothing."""
 
 
-def undrafted() -> FixedPolicy:
+def no_draft_policy() -> FixedPolicy:
     """That of an engine without a draft."""
     return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
 
@@ -103,7 +103,7 @@ def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = N
     """The engine's default ``shape``, no draft where it has none; ``why`` nothing was measured."""
     shape = shape or manifest.draft_default
     if not manifest.drafters or shape is None:
-        return undrafted()
+        return no_draft_policy()
     reason = f"the engine's default, for {why}"
     return FixedPolicy(shape, max_depth=shape.draft_depth, reason=reason)
 
@@ -142,19 +142,19 @@ class MeasuredPolicy:
         prior: float = PRIOR_GREEDY,
         priors: Mapping[str, float] | None = None,
         before: MeasuredPolicy | None = None,
-        explored_share: float = EXPLORED_SHARE,
+        exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
         shapes = costs.shapes
         self.max_depth = max((shape.draft_depth for shape in shapes), default=0)
         self._costs = costs
         self._kinds = StepKinds(shapes, prior=prior, priors=priors or {})
         self._options, self._models = self._kinds.options, self._kinds.models
-        self._share = explored_share
-        self._tried = [0.0] * len(self._options)
-        self._elapsed_s = self._lost_s = 0.0
-        self._last = self._asked = self._best = 0
-        self._visiting = 0
-        self._outlook = Outlook(1, 0, 0)
+        self._exploration_share = exploration_share
+        self._trials = [0.0] * len(self._options)
+        self._elapsed_s = self._exploration_cost_s = 0.0
+        self._last = self._requested = self._best = 0
+        self._trial_steps_left = 0
+        self._step_context = StepContext(1, 0, 0)
         self._times: dict[int, StepTimes] = {} if before is None else before._times
 
     @property
@@ -170,44 +170,48 @@ class MeasuredPolicy:
     @property
     def reason(self) -> str:
         """The last choice, with the numbers behind it."""
-        rates, shape = self._rates(self._outlook), self._options[self._best]
-        chances = self.acceptance[:1] if shape is None else self._kinds.chances(shape)
-        shown = " ".join(f"{p:.2f}" for p in chances)
+        rates, shape = self._rates(self._step_context), self._options[self._best]
+        probabilities = self.acceptance[:1] if shape is None else self._kinds.probabilities(shape)
+        shown = " ".join(f"{p:.2f}" for p in probabilities)
         return (
-            f"{_named(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} without "
-            f"a draft; acceptance by position {shown}; costs {self._costs.origin}"
+            f"{_described(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} "
+            f"without a draft; acceptance by position {shown}; costs {self._costs.origin}"
         )
 
-    def best_rate(self, outlook: Outlook) -> float:
+    def best_rate(self, step_context: StepContext) -> float:
         """Expected tokens a second and sequence of the kind that pays; exploring left out."""
-        self._outlook = outlook
-        rates = self._rates(outlook)
+        self._step_context = step_context
+        rates = self._rates(step_context)
         return rates[self._best_of(rates)]
 
     def time_ratio(self, batch: int) -> float:
         """What the costs of a step without a draft are to be multiplied with."""
         return self._times_of(batch).ratios()[0]
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
+    def shape(self, step_context: StepContext) -> DraftShape | None:
         """The best draft, or one to explore."""
-        self._outlook = outlook
-        rates = self._rates(outlook)
+        self._step_context = step_context
+        rates = self._rates(step_context)
         self._best = self._best_of(rates)
-        if self._visiting and rates[self._asked] > 0:
-            self._visiting -= 1
+        if self._trial_steps_left and rates[self._requested] > 0:
+            self._trial_steps_left -= 1
         else:
-            self._visiting = 0
-            self._asked = self._explored(rates)
-        asked = self._asked
-        self._elapsed_s += self._tokens[asked] / rates[asked]
-        self._tried = [
-            FADING * n
-            + (ALIKE ** abs(k - asked) if asked and self._go_on(asked, k) else k == asked)
-            for k, n in enumerate(self._tried)
+            self._trial_steps_left = 0
+            self._requested = self._explore(rates)
+        requested = self._requested
+        self._elapsed_s += self._tokens[requested] / rates[requested]
+        self._trials = [
+            DECAY * n
+            + (
+                SIMILARITY ** abs(k - requested)
+                if requested and self._same_model(requested, k)
+                else k == requested
+            )
+            for k, n in enumerate(self._trials)
         ]
-        return self._options[asked]
+        return self._options[requested]
 
-    def _go_on(self, before: int, kind: int) -> bool:
+    def _same_model(self, before: int, kind: int) -> bool:
         """Whether a kind's model is that of the one ``before`` it: of both none, or the same."""
         return self._models[before] == self._models[kind]
 
@@ -220,11 +224,11 @@ class MeasuredPolicy:
                 leaders[self._models[option]] = option
         if not leaders:
             return 0
-        best = self._leader(list(leaders.values()), rates)
-        saved_s = self._outlook.tokens_left * (1 / rates[0] - 1 / rates[best])
-        return best if saved_s >= START_MARGIN * self._start_s(best) else 0
+        best = self._best_leader(list(leaders.values()), rates)
+        saved_s = self._step_context.tokens_left * (1 / rates[0] - 1 / rates[best])
+        return best if saved_s >= START_MARGIN * self._catch_up_s(best) else 0
 
-    def _leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
+    def _best_leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
         """Of the best kinds of several models that of the best model, by what was seen for long.
 
         Two that are alike differ more by the luck of some steps than in truth.
@@ -233,45 +237,45 @@ class MeasuredPolicy:
             return leaders[0]
 
         def spent_s(kind: int) -> float:
-            rate = rates[kind] * self._kinds.steady_tokens(kind) / self._tokens[kind]
-            left_s = self._outlook.tokens_left / rate + START_MARGIN * self._start_s(kind)
-            return left_s / (MARGIN if self._go_on(self._asked, kind) else 1.0)
+            rate = rates[kind] * self._kinds.long_term_tokens(kind) / self._tokens[kind]
+            left_s = self._step_context.tokens_left / rate + START_MARGIN * self._catch_up_s(kind)
+            return left_s / (MARGIN if self._same_model(self._requested, kind) else 1.0)
 
         return min(leaders, key=spent_s)
 
-    def _explored(self, rates: Sequence[float]) -> int:
+    def _explore(self, rates: Sequence[float]) -> int:
         """The kind that promises most, where the budget pays for trying it; else the best."""
-        promised = [
-            rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._tried, strict=True)
+        potential = [
+            rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._trials, strict=True)
         ]
-        promised[self._best] = rates[self._best]
-        option = max(range(len(rates)), key=promised.__getitem__)
+        potential[self._best] = rates[self._best]
+        option = max(range(len(rates)), key=potential.__getitem__)
         if option == self._best:
             return option
-        crossing = not self._go_on(self._asked, option)
+        switches = not self._same_model(self._requested, option)
         # The first step of those that cross is no time to learn from.
-        known = self._times_of(self._outlook.batch).timed(option) >= WELL_TIMED
-        steps = 2 if crossing and not known else 1
-        if self._best and not self._go_on(self._best, option) and self._start_s(option):
-            steps = VISITED_STEPS
+        known = self._times_of(self._step_context.batch).timed(option) >= MIN_TIMED_STEPS
+        steps = 2 if switches and not known else 1
+        if self._best and not self._same_model(self._best, option) and self._catch_up_s(option):
+            steps = TRIAL_STEPS
         tokens = self._tokens[option]
-        lost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
-        if crossing:
-            lost_s += CROSSING / rates[0]
+        cost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
+        if switches:
+            cost_s += SWITCH_COST / rates[0]
         # Also where drafting goes on behind tokens that it has not seen.
-        if crossing or not self._go_on(self._best, option):
-            lost_s += self._start_s(option)
-        left_s = min(self._outlook.tokens_left / rates[self._best], LENT_STEPS / rates[0])
-        if self._lost_s + lost_s > self._share * (self._elapsed_s + left_s):
+        if switches or not self._same_model(self._best, option):
+            cost_s += self._catch_up_s(option)
+        left_s = min(self._step_context.tokens_left / rates[self._best], CREDIT_STEPS / rates[0])
+        if self._exploration_cost_s + cost_s > self._exploration_share * (self._elapsed_s + left_s):
             return self._best
-        self._lost_s += lost_s
-        self._visiting = steps - 1
+        self._exploration_cost_s += cost_s
+        self._trial_steps_left = steps - 1
         return option
 
     def observe(self, outcome: StepOutcome) -> None:
         """Updates the estimate of every position that was reached, and the costs' ratios."""
         shape = outcome.shape
-        if isinstance(shape, OfferedDepths):
+        if isinstance(shape, ProposedDepths):
             return
         if shape is not None:
             self._kinds.learn(shape, outcome.depths, outcome.accepted)
@@ -281,24 +285,24 @@ class MeasuredPolicy:
         self._last = kind
         # Where drafting starts or stops, the draft takes up tokens or caches are cold: no time to
         # learn from.
-        if outcome.step_s and self._go_on(before, kind):
-            costs = self._costs.step_s(outcome.outlook)
-            self._times_of(outcome.outlook.batch).learn(kind, outcome.step_s / costs[kind])
+        if outcome.step_s and self._same_model(before, kind):
+            costs = self._costs.step_s(outcome.step_context)
+            self._times_of(outcome.step_context.batch).learn(kind, outcome.step_s / costs[kind])
 
-    def _start_s(self, kind: int) -> float:
+    def _catch_up_s(self, kind: int) -> float:
         """Time in which the draft of this kind takes up what it has not seen."""
         shape = self._options[kind]
-        return 0.0 if shape is None else self._costs.start_s(shape, self._outlook)
+        return 0.0 if shape is None else self._costs.catch_up_s(shape, self._step_context)
 
     @property
     def _tokens(self) -> list[float]:
         """Tokens of a step and sequence that are expected of each kind."""
         return self._kinds.tokens
 
-    def _rates(self, outlook: Outlook) -> list[float]:
+    def _rates(self, step_context: StepContext) -> list[float]:
         """Expected tokens a second and sequence of each kind; 0 where there is none."""
-        costs = self._costs.step_s(outlook)
-        ratios = self._times_of(outlook.batch).ratios()
+        costs = self._costs.step_s(step_context)
+        ratios = self._times_of(step_context.batch).ratios()
         return [e / (c * r) for e, c, r in zip(self._tokens, costs, ratios, strict=True)]
 
     def _times_of(self, batch: int) -> StepTimes:
@@ -316,8 +320,8 @@ class LearnedPolicies:
     Drafters learn apart, and so do kinds of steps: greedy or sampled, with full logits or without.
     """
 
-    def __init__(self, explored_share: float = EXPLORED_SHARE) -> None:
-        self._share = explored_share
+    def __init__(self, exploration_share: float = EXPLORATION_SHARE) -> None:
+        self._exploration_share = exploration_share
         self._by_kind: dict[tuple[str, bool, bool], MeasuredPolicy] = {}
         self.last: MeasuredPolicy | None = None
 
@@ -330,16 +334,18 @@ class LearnedPolicies:
         learned = {} if before is None else before.acceptance_by_model
         policy = MeasuredPolicy(
             costs,
-            prior=prior_of(sampled),
-            priors={m: prior_of(sampled, chain[0]) for m, chain in learned.items() if chain},
+            prior=acceptance_prior(sampled),
+            priors={
+                m: acceptance_prior(sampled, chain[0]) for m, chain in learned.items() if chain
+            },
             before=before,
-            explored_share=self._share,
+            exploration_share=self._exploration_share,
         )
         self._by_kind[kind] = self.last = policy
         return policy
 
 
-def _named(shape: DraftShape | None) -> str:
+def _described(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
     if shape.draft_top_k == 1:

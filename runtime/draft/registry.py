@@ -56,7 +56,7 @@ def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelRecord, ...], Hos
 
     Under ``auto`` all of the engine's, else the one of the name alone.
     """
-    asked = drafter_named(manifest, name)
-    named = manifest.drafters if name == AUTO else ([] if asked is None else [asked])
+    requested = drafter_named(manifest, name)
+    named = manifest.drafters if name == AUTO else ([] if requested is None else [requested])
     models = tuple(d for d in named if isinstance(d, ModelRecord))
     return models, next((d for d in named if isinstance(d, HostRecord)), None)

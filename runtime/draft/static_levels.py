@@ -12,10 +12,10 @@ from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 
 
-class DraftsRows(Protocol):
+class RowDrafter(Protocol):
     """What growing asks of a draft that recurs."""
 
-    def start_of(self) -> list[int]:
+    def tree_starts(self) -> list[int]:
         """Committed rows of each sequence's draft cache: where its tree begins."""
         ...
 
@@ -31,7 +31,7 @@ class DraftsRows(Protocol):
 
 
 def grow(
-    draft: DraftsRows,
+    draft: RowDrafter,
     roots: Sequence[int],
     tree: StaticTree,
     logits: np.ndarray,
@@ -45,7 +45,7 @@ def grow(
     tokens = np.zeros((batch, tree.draft_tokens + 1), np.int32)
     features = np.zeros((batch, tree.draft_tokens + 1, hidden.shape[1]), np.float32)
     features[:, 0] = hidden
-    starts = draft.start_of()
+    starts = draft.tree_starts()
     row_of = {0: -1} | {int(slot): row for row, slot in enumerate(tree.inner)}
     parents = np.array(tree.parents, np.int32)
     frontier = np.zeros(1, np.int32)

@@ -13,7 +13,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 
 # A file names no more nodes than any engine verifies.
-MOST_NODES = 4096
+MAX_NODES = 4096
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class StaticTree(DraftShape):
         A parent stands before its children; else the nodes may come in any order. RequestError
         where the list is no tree.
         """
-        if not 1 <= len(parents) <= MOST_NODES:
+        if not 1 <= len(parents) <= MAX_NODES:
             raise RequestError(
-                f"a draft tree has {len(parents)} nodes; give the parents of 1 to {MOST_NODES}"
+                f"a draft tree has {len(parents)} nodes; give the parents of 1 to {MAX_NODES}"
             )
         depths: list[int] = []
         for node, parent in enumerate(parents):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specbuild.runtime.draft.acceptance import Acceptance, expected_tokens, widened
+from specbuild.runtime.draft.acceptance import Acceptance, expected_tokens, widened_acceptance
 from specbuild.runtime.draft.draft_models import model_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
@@ -41,35 +41,37 @@ class StepKinds:
     @property
     def acceptance(self) -> dict[str, list[float]]:
         """The running estimates of a chain's p_1, p_2, … of each model."""
-        return {model: self._along(model) for model in self._chains}
+        return {model: self._estimates(model) for model in self._chains}
 
     @property
     def tokens(self) -> list[float]:
         """Tokens of a step and sequence that are expected of each kind."""
         if self._expected is None:
-            self._expected = [expected_tokens(self.chances(shape))[-1] for shape in self.options]
+            self._expected = [
+                expected_tokens(self.probabilities(shape))[-1] for shape in self.options
+            ]
         return self._expected
 
-    def chances(self, shape: DraftShape | None) -> list[float]:
+    def probabilities(self, shape: DraftShape | None) -> list[float]:
         """p_1, p_2, … of a draft of this shape, to its last level; none without a draft."""
         if shape is None:
             return []
-        depth, along = shape.draft_depth, self._along(model_of(shape))
+        depth, estimates = shape.draft_depth, self._estimates(model_of(shape))
         if shape.draft_top_k == 1:
-            return along[:depth]
+            return estimates[:depth]
         prior = self._prior[model_of(shape)]
-        chain = [*along, *[along[-1] if along else prior] * depth][:depth]
-        believed = (widened(chance, shape.draft_tokens / depth) for chance in chain)
-        return self._trees[shape].against(believed)
+        chain = [*estimates, *[estimates[-1] if estimates else prior] * depth][:depth]
+        width = shape.draft_tokens / depth
+        return self._trees[shape].corrected(widened_acceptance(p, width) for p in chain)
 
-    def steady_tokens(self, kind: int) -> float:
+    def long_term_tokens(self, kind: int) -> float:
         """Tokens that a chain, or no draft, is expected to give on the long run."""
         shape = self.options[kind]
         if shape is None or shape.draft_top_k > 1:
             return self.tokens[kind]
         model = model_of(shape)
-        chances = self._chains[model].steadily(self._prior[model])
-        return expected_tokens(chances[: shape.draft_depth])[-1]
+        probabilities = self._chains[model].long_term(self._prior[model])
+        return expected_tokens(probabilities[: shape.draft_depth])[-1]
 
     def learn(self, shape: DraftShape, depths: Sequence[int], accepted: Sequence[int]) -> None:
         """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
@@ -79,8 +81,8 @@ class StepKinds:
             chains.learn(depths, accepted)
             self._expected = None
 
-    def _along(self, model: str) -> list[float]:
-        return self._chains[model].along(self._prior[model])
+    def _estimates(self, model: str) -> list[float]:
+        return self._chains[model].estimates(self._prior[model])
 
 
 def _is_chain_of(shape: DraftShape, model: str) -> bool:

@@ -12,10 +12,10 @@ from itertools import islice
 
 import numpy as np
 
-from specbuild.runtime.draft.confidence import Confidence
 from specbuild.runtime.draft.drafter import DrafterCapabilities, HostDrafterKind, HostMetric
-from specbuild.runtime.draft.offer import Offer
+from specbuild.runtime.draft.host_proposal import HostProposal
 from specbuild.runtime.draft.suffix_cache import SuffixCache, SuffixStatistics
+from specbuild.runtime.draft.suffix_confidence import Confidence
 from specbuild.runtime.draft.suffix_tree import (
     Continuation,
     Matcher,
@@ -30,14 +30,14 @@ from specbuild.runtime.request import SequenceState
 
 # Of the suffixes that stood before, the longest ones are weighed: a shorter one may have been
 # followed by one token more often.
-_WEIGHED = 3
+_CANDIDATES = 3
 
 _CAPABILITIES = DrafterCapabilities(
     name="suffix", reads_aux_hidden=False, gives_probabilities=True, needs_host=True
 )
 
 
-class _Following:
+class _SequenceText:
     """A sequence's text, and where it stands in both trees."""
 
     def __init__(self, max_depth: int, others: SuffixTree | None) -> None:
@@ -66,27 +66,32 @@ class SuffixDrafter:
         self.statistics = SuffixStatistics()
         self._confidence = Confidence()
         self._cache = SuffixCache(record.cache_max_depth, record.cached_tokens, self.statistics)
-        self._following: dict[int, _Following] = {}
+        self._texts: dict[int, _SequenceText] = {}
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
         """Nothing: tokens are taken up when they are wanted."""
 
-    def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
+    def propose_chains(
+        self, sequences: Sequence[SequenceState], limits: Sequence[int]
+    ) -> HostProposal:
         """The likeliest continuation of each text, as far as it is likely enough."""
-        tokens, reach = [], []
-        for sequence, longest in zip(sequences, most, strict=True):
-            found, chances = self._best(sequence, min(longest, self._record.max_tokens))
+        tokens, cumulative_probs = [], []
+        for sequence, max_length in zip(sequences, limits, strict=True):
+            found, probabilities = self._best(sequence, min(max_length, self._record.max_tokens))
             tokens.append(found.tokens)
-            reach.append(chances)
-        return Offer(tokens, tuple(reach))
+            cumulative_probs.append(probabilities)
+        return HostProposal(tokens, tuple(cumulative_probs))
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
         """Chains as long as they are likely, up to the shape's depth."""
         depth = min(shape.draft_depth, shape.draft_tokens)
-        offer = self.offer(sequences, [depth] * len(sequences))
-        return offer.trees([s.root for s in sequences], [len(chances) for chances in offer.reach])
+        proposal = self.propose_chains(sequences, [depth] * len(sequences))
+        return proposal.trees(
+            [s.root for s in sequences],
+            [len(probabilities) for probabilities in proposal.cumulative_probs],
+        )
 
-    def taken(
+    def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """Counts what became of an offer."""
@@ -94,58 +99,58 @@ class SuffixDrafter:
         for sequence, depth, right in zip(sequences, depths, accepted, strict=True):
             counted.proposed_tokens += depth
             counted.accepted_tokens += right
-            following = self._following.get(sequence.index)
-            if following is not None and following.proposed and following.proposed[2]:
+            state = self._texts.get(sequence.index)
+            if state is not None and state.proposed and state.proposed[2]:
                 counted.cached_proposed_tokens += depth
                 counted.cached_accepted_tokens += right
 
     def release(self, sequence: SequenceState) -> None:
         """Forgets the sequence; the text of one that came to its end is kept for others."""
-        following = self._following.pop(sequence.index, None)
-        if following is not None and sequence.finish_reason is not None:
-            self._settle(following, sequence)
+        state = self._texts.pop(sequence.index, None)
+        if state is not None and sequence.finish_reason is not None:
+            self._learn_from_output(state, sequence)
             text = sequence.ids[: sequence.num_tokens].tolist()
             self._cache.add(sequence.request.params.cache_salt, text)
 
     def _best(
-        self, sequence: SequenceState, longest: int
+        self, sequence: SequenceState, max_length: int
     ) -> tuple[Continuation, tuple[float, ...]]:
         """The continuation that promises most tokens, and the chances of its tokens."""
-        following = self._followed(sequence)
-        best, of_others = Continuation([], [], 0), False
-        reach: tuple[float, ...] = ()
-        for point, others in self._points(following):
-            found = continuation(point, following.tree.text, longest)
-            chances = self._confidence.reach(
+        state = self._updated(sequence)
+        best, from_cache = Continuation([], [], 0), False
+        cumulative_probs: tuple[float, ...] = ()
+        for point, others in self._points(state):
+            found = continuation(point, state.tree.text, max_length)
+            probabilities = self._confidence.cumulative(
                 found.shares, found.matched, self._record.min_token_prob
             )
-            if sum(chances) > sum(reach):
-                best, reach, of_others = found, chances, others
-        following.proposed = (len(following.text), best, of_others) if reach else None
-        return best, reach
+            if sum(probabilities) > sum(cumulative_probs):
+                best, cumulative_probs, from_cache = found, probabilities, others
+        state.proposed = (len(state.text), best, from_cache) if cumulative_probs else None
+        return best, cumulative_probs
 
-    def _points(self, following: _Following) -> list[tuple[Point, bool]]:
-        found = [(point, False) for point in islice(following.tree.points, _WEIGHED)]
-        if following.matcher is not None:
-            found += [(point, True) for point in islice(following.matcher.points(), _WEIGHED)]
+    def _points(self, state: _SequenceText) -> list[tuple[Point, bool]]:
+        found = [(point, False) for point in islice(state.tree.points, _CANDIDATES)]
+        if state.matcher is not None:
+            found += [(point, True) for point in islice(state.matcher.points(), _CANDIDATES)]
         return found
 
-    def _followed(self, sequence: SequenceState) -> _Following:
-        following = self._following.get(sequence.index)
-        if following is None:
+    def _updated(self, sequence: SequenceState) -> _SequenceText:
+        state = self._texts.get(sequence.index)
+        if state is None:
             others = self._cache.tree(sequence.request.params.cache_salt)
-            following = _Following(self._record.cache_max_depth, others)
-            self._following[sequence.index] = following
-        self._settle(following, sequence)
-        following.take(sequence.ids[: sequence.num_tokens])
-        return following
+            state = _SequenceText(self._record.cache_max_depth, others)
+            self._texts[sequence.index] = state
+        self._learn_from_output(state, sequence)
+        state.take(sequence.ids[: sequence.num_tokens])
+        return state
 
-    def _settle(self, following: _Following, sequence: SequenceState) -> None:
+    def _learn_from_output(self, state: _SequenceText, sequence: SequenceState) -> None:
         """Learns of what was emitted behind the last proposal, whether it was taken or not."""
-        if following.proposed is None or sequence.num_tokens == following.proposed[0]:
+        if state.proposed is None or sequence.num_tokens == state.proposed[0]:
             return
-        at, found, _ = following.proposed
-        following.proposed = None
+        at, found, _ = state.proposed
+        state.proposed = None
         emitted = sequence.ids[at : min(sequence.num_tokens, at + len(found.tokens))].tolist()
         right = [a == b for a, b in zip(found.tokens, emitted, strict=False)]
         self._confidence.learn(found.shares, found.matched, right)

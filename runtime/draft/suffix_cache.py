@@ -23,7 +23,7 @@ class SuffixStatistics:
 
 
 @dataclass
-class _Salted:
+class _SaltTexts:
     tree: SuffixTree
     texts: deque[list[int]]
 
@@ -34,10 +34,10 @@ class SuffixCache:
     Where there are more, the oldest text goes of the salt whose use is longest ago.
     """
 
-    def __init__(self, max_depth: int, most_tokens: int, statistics: SuffixStatistics) -> None:
-        self._max_depth, self._most = max_depth, most_tokens
+    def __init__(self, max_depth: int, max_tokens: int, statistics: SuffixStatistics) -> None:
+        self._max_depth, self._most = max_depth, max_tokens
         self._statistics = statistics
-        self._by_salt: OrderedDict[str | None, _Salted] = OrderedDict()
+        self._by_salt: OrderedDict[str | None, _SaltTexts] = OrderedDict()
 
     def tree(self, salt: str | None) -> SuffixTree | None:
         """The texts of a salt, which are used now; None where there are none."""
@@ -53,7 +53,7 @@ class SuffixCache:
             return
         kept = self._by_salt.get(salt)
         if kept is None:
-            kept = self._by_salt[salt] = _Salted(SuffixTree(self._max_depth), deque())
+            kept = self._by_salt[salt] = _SaltTexts(SuffixTree(self._max_depth), deque())
         self._by_salt.move_to_end(salt)
         kept.texts.append(kept.tree.add(text[-(self._most - 1) :]))
         self._statistics.kept_tokens += len(kept.texts[-1])

@@ -114,28 +114,28 @@ class SuffixTree:
         for token in text:
             self.append(token)
         self.append(END)
-        whole, self.text, self._points = self.text, [], []
-        return whole
+        full_text, self.text, self._points = self.text, [], []
+        return full_text
 
-    def remove(self, whole: list[int]) -> None:
+    def remove(self, full_text: list[int]) -> None:
         """Forgets a text that :meth:`add` gave."""
-        for start in range(len(whole)):
-            self._remove_suffix(whole, start)
-        self.tokens -= len(whole)
+        for start in range(len(full_text)):
+            self._remove_suffix(full_text, start)
+        self.tokens -= len(full_text)
         self.version += 1
 
-    def _remove_suffix(self, whole: list[int], start: int) -> None:
+    def _remove_suffix(self, full_text: list[int], start: int) -> None:
         node, at = self.root, start
-        end = min(start + self.max_depth, len(whole))
+        end = min(start + self.max_depth, len(full_text))
         while at < end:
-            child = node.children[whole[at]]
+            child = node.children[full_text[at]]
             child.count -= 1
             if child.count == 0:
-                del node.children[whole[at]]
+                del node.children[full_text[at]]
                 return
-            if child.text is whole:
+            if child.text is full_text:
                 # Others read this edge on: it keeps its tokens, and lets go of the text.
-                child.text = whole[child.start : child.start + child.length]
+                child.text = full_text[child.start : child.start + child.length]
                 child.start = 0
             node, at = child, at + child.length
 
@@ -195,7 +195,7 @@ class Matcher:
         self._points = [p for p in self._points if p.advance(token) and p.depth < depth]
 
 
-def continuation(point: Point, own: Sequence[int], most: int) -> Continuation:
+def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
     """What followed this point most often, up to ``most`` tokens; of equals the newest.
 
     Behind the end of ``own``, the text that grows, an edge goes on with what is proposed: so a text
@@ -204,7 +204,7 @@ def continuation(point: Point, own: Sequence[int], most: int) -> Continuation:
     node, offset = point.node, point.offset
     tokens: list[int] = []
     shares: list[float] = []
-    while len(tokens) < most:
+    while len(tokens) < limit:
         share = 1.0
         if offset >= node.length and node.children:
             child, share = _likeliest(node)
@@ -228,12 +228,12 @@ def continuation(point: Point, own: Sequence[int], most: int) -> Continuation:
 
 def _likeliest(node: Node) -> tuple[Node | None, float]:
     """The child that was begun most often, and its share of all; None where texts end there."""
-    total, best, most = 0, None, 0
+    total, best, limit = 0, None, 0
     for token, child in node.children.items():
         total += child.count
-        if child.count >= most and token != END:
-            best, most = child, child.count
-    return best, most / total
+        if child.count >= limit and token != END:
+            best, limit = child, child.count
+    return best, limit / total
 
 
 def strings(tree: SuffixTree) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:

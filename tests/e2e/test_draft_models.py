@@ -25,7 +25,7 @@ from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.verify import verify_engine
 from specbuild.builder.verify.engine_probe import EngineProbe
 from specbuild.runtime.decode.host.drafting import HostDrafting
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.dflash import DFlashDrafter
 from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.eagle3 import columns_of
@@ -73,9 +73,9 @@ class Turns:
         self.kinds, self.random = kinds, random.Random(seed)
         self.used: set[str] = set()
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
+    def shape(self, step_context: StepContext) -> DraftShape | None:
         """Behind steps of others, each has something to take up."""
-        assert len(outlook.others_behind) == len(self.kinds) - 1
+        assert len(step_context.other_pending_rows) == len(self.kinds) - 1
         kind = self.random.choice([*self.kinds, None])
         self.used.add(kind or "")
         return None if kind is None else ModelShape(1, 3, 3, kind)

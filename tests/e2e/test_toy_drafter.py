@@ -22,7 +22,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.verify import verify_engine
 from specbuild.cli.tables.engine_table import host_drafter_table
 from specbuild.runtime.draft.drafter import DrafterCapabilities, HostDrafterKind
-from specbuild.runtime.draft.offer import Offer
+from specbuild.runtime.draft.host_proposal import HostProposal
 from specbuild.runtime.draft.registry import HOST_KINDS
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees
 from specbuild.runtime.engine import Engine
@@ -71,9 +71,11 @@ class Repeat:
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
         pass
 
-    def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
+    def propose_chains(
+        self, sequences: Sequence[SequenceState], most: Sequence[int]
+    ) -> HostProposal:
         lengths = [min(n, self._record.max_tokens) for n in most]
-        return Offer(
+        return HostProposal(
             [[s.root] * n for s, n in zip(sequences, lengths, strict=True)],
             tuple(tuple(self._record.chance ** (1 + i) for i in range(n)) for n in lengths),
         )
@@ -83,7 +85,7 @@ class Repeat:
         self.statistics.proposed_tokens += shape.draft_depth * len(roots)
         return chain_trees(roots, np.repeat(np.array(roots)[:, None], shape.draft_depth, axis=1))
 
-    def taken(
+    def record_result(
         self,
         sequences: Sequence[SequenceState],  # noqa: ARG002
         depths: Sequence[int],

@@ -16,7 +16,7 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine import Engine
@@ -41,8 +41,8 @@ class Turns:
         self.random = random.Random(seed)
         self.outcomes: list[StepOutcome] = []
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
-        del outlook
+    def shape(self, step_context: StepContext) -> DraftShape | None:
+        del step_context
         kind, depth = self.random.choice((*KINDS, None)), self.random.randint(1, LEVELS)
         return None if kind is None else ModelShape(1, depth, depth, kind)
 

@@ -9,7 +9,7 @@ import pytest
 from example_engine import CHAIN, TREE, records
 
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import StepCosts, from_bytes, to_bytes
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine import Engine
@@ -34,8 +34,8 @@ class Scripted:
         self._script = cycle(script)
         self.accepted: dict[DraftShape | None, list[int]] = {}
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
-        del outlook
+    def shape(self, step_context: StepContext) -> DraftShape | None:
+        del step_context
         return next(self._script)
 
     def observe(self, outcome: StepOutcome) -> None:

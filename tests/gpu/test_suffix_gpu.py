@@ -14,8 +14,8 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.synth import build_engine
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import LATER, Later, OfferedDepths
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import WAIT_FOR_TOKENS, ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -90,13 +90,13 @@ class Alternating:
         self.outcomes: list[StepOutcome] = []
         self._turn = 0
 
-    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
-        if outlook.ahead:
-            return LATER
+    def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
+        if step_context.has_unread_tokens:
+            return WAIT_FOR_TOKENS
         self._turn += 1
-        depths = tuple(map(len, outlook.reach))
+        depths = tuple(map(len, step_context.cumulative_probs))
         if self._turn % 4 == 0 and any(depths):
-            return OfferedDepths(depths)
+            return ProposedDepths(depths)
         return CHAIN
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -136,7 +136,7 @@ def test_the_draft_behind_a_long_chain_is_right_where_its_rules_say(tmp_path: Pa
                 expected, token = expected + 1, target[token]
             assert accepted == expected
             met += 1
-        elif isinstance(outcome.shape, OfferedDepths):
+        elif isinstance(outcome.shape, ProposedDepths):
             longest = max(longest, accepted)
         place += accepted + 1
     assert met > 5 and longest > LEVELS + 1

@@ -122,11 +122,16 @@ MUTATIONS = (
     ),
     Mutation(
         _CHANCES,
-        "(hits + weight * believed) / (trials + weight)",
-        "(hits + believed) / (trials + weight)",
+        "(hits + weight * prior) / (trials + weight)",
+        "(hits + prior) / (trials + weight)",
         _runtime("policy", "learning_policy"),
     ),
-    Mutation(_CHANCES, "reach *= chance", "reach = chance", _runtime("policy", "learning_policy")),
+    Mutation(
+        _CHANCES,
+        "cumulative *= probability",
+        "cumulative = probability",
+        _runtime("policy", "learning_policy"),
+    ),
     # Decode.
     Mutation(
         _EMISSION,

@@ -18,18 +18,17 @@ from specbuild.runtime.decode.emission import TextStreams
 from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
-from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.choice import require_shape
-from specbuild.runtime.draft.device_costs import StepCosts
+from specbuild.runtime.draft.device_costs import StepCosts, prior_costs
 from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
 from specbuild.runtime.draft.drafter import HostDrafter
-from specbuild.runtime.draft.offer_policy import OfferPolicy, UnmeasuredOffers
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     LearnedPolicies,
     default_policy,
-    undrafted,
+    no_draft_policy,
 )
+from specbuild.runtime.draft.proposal_policy import ProposalPolicy, UnmeasuredProposals
 from specbuild.runtime.draft.registry import AUTO, open_host_drafter, sources
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
@@ -48,7 +47,7 @@ class DeviceDecoder(Decoder):
     """
 
     # The costs were measured on this kind of GPU, so little exploration is needed.
-    explored_share = 0.005
+    exploration_share = 0.005
 
     def __init__(
         self,
@@ -186,7 +185,7 @@ class DeviceDecoder(Decoder):
         if costs is None or not kinds:
             policy = self._unmeasured(models, sampled=sampled, full_logits=full_logits)
             if host_record is not None:
-                policy = UnmeasuredOffers(policy, most_depth=self._programs.max_host_chain)
+                policy = UnmeasuredProposals(policy, max_chain=self._programs.max_host_chain)
         else:
             names = [self._name_of(model) for model in models]
             policy = measured = self._learned.next(
@@ -199,7 +198,7 @@ class DeviceDecoder(Decoder):
                 offers = self._proposal_costs.setdefault(
                     full_logits, ProposalCosts(costs, self._programs, full_logits=full_logits)
                 )
-                policy = OfferPolicy(measured, offers, most_depth=self._programs.max_host_chain)
+                policy = ProposalPolicy(measured, offers, max_chain=self._programs.max_host_chain)
         self._last = policy
         return policy
 
@@ -211,14 +210,14 @@ class DeviceDecoder(Decoder):
         With several draft models it learns from the run's own steps which one is the fastest.
         """
         if not models:
-            return undrafted()
+            return no_draft_policy()
         defaults = [self._default_of(model) for model in models]
         shapes = [shape for shape in defaults if shape is not None]
         if len(shapes) < 2:
             return default_policy(self._manifest, self._without_costs, shape=defaults[0])
         names = [self._name_of(model) for model in models]
         costs = ProgramCosts(
-            believed_costs(shapes, batch=self._manifest.limits.max_batch_size),
+            prior_costs(shapes, batch=self._manifest.limits.max_batch_size),
             self._programs,
             full_logits=full_logits,
             models=names,

@@ -10,7 +10,7 @@ import numpy as np
 
 from specbuild.runtime.decode.device.prefill_rows import PromptRows
 from specbuild.runtime.decode.device.processor_rows import RowTopLogprobs
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import StepResult
@@ -53,7 +53,7 @@ class StepInFlight:
     number: int
     ahead: StepAhead
     chosen: ChosenDraft
-    step_context: Outlook
+    step_context: StepContext
     extends: bool
     is_warm: bool
     plans: tuple[ModePlan, ...]

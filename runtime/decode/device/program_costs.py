@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from math import inf
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.costs import Outlook, StepTimes
+from specbuild.runtime.draft.costs import StepContext, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.draft.draft_models import model_of
-from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
@@ -44,7 +44,7 @@ class ProgramCosts:
         self._costs = costs
         self._cache: dict[tuple[int, int], list[float]] = {}
 
-    def step_s(self, step_context: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Return the seconds of a step without a draft, then with each of ``shapes``."""
         key = (step_context.batch, step_context.context // _CONTEXT_STEP)
         seconds = self._cache.get(key)
@@ -52,7 +52,7 @@ class ProgramCosts:
             seconds = self._cache[key] = self._read_table(*key)
         return seconds
 
-    def start_s(self, shape: DraftShape, step_context: Outlook) -> float:  # noqa: ARG002
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:  # noqa: ARG002
         """Return 0: a device's draft ingests the tokens of every step."""
         return 0.0
 
@@ -84,26 +84,31 @@ class ProposalCosts:
         self._times = StepTimes([None, *[""] * (len(self._kinds) - 1)])
         self._cache: dict[tuple[int, int, int], float | None] = {}
 
-    def best(self, step_context: Outlook, ratio: float) -> tuple[tuple[int, ...], float]:
-        """See ``OfferCosts``."""
-        batch, reach = step_context.batch, step_context.reach
+    def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
+        """See ``HostProposalCosts``."""
+        batch, cumulative_probs = step_context.batch, step_context.cumulative_probs
         best, best_rate = (0,) * batch, 0.0
         for length in self._lengths(batch):
             table_s = self._table_s(length, step_context)
             if table_s is None:
                 continue
             step_s = self._step_s(length, table_s * ratio)
-            rate = (batch + sum(sum(chances[:length]) for chances in reach)) / (batch * step_s)
+            rate = (batch + sum(sum(chances[:length]) for chances in cumulative_probs)) / (
+                batch * step_s
+            )
             if rate > best_rate:
-                best, best_rate = tuple(min(length, len(chances)) for chances in reach), rate
+                best, best_rate = (
+                    tuple(min(length, len(chances)) for chances in cumulative_probs),
+                    rate,
+                )
         return best, best_rate
 
     def learn(self, outcome: StepOutcome, ratio: float) -> None:
-        """See ``OfferCosts``."""
-        assert isinstance(outcome.shape, OfferedDepths) and outcome.step_s
-        batch, depth = outcome.outlook.batch, outcome.shape.draft_depth
+        """See ``HostProposalCosts``."""
+        assert isinstance(outcome.shape, ProposedDepths) and outcome.step_s
+        batch, depth = outcome.step_context.batch, outcome.shape.draft_depth
         length = next(n for n in self._lengths(batch) if n >= depth)
-        table_s = self._table_s(length, outcome.outlook)
+        table_s = self._table_s(length, outcome.step_context)
         if table_s is not None:
             expected_s = table_s * ratio + _HOST_S
             self._times.learn(self._kinds[length], outcome.step_s / expected_s)
@@ -111,7 +116,7 @@ class ProposalCosts:
     def _lengths(self, batch: int) -> tuple[int, ...]:
         return self._programs.host_chain_lengths(batch=batch, full_logits=self._full_logits)
 
-    def _table_s(self, length: int, step_context: Outlook) -> float | None:
+    def _table_s(self, length: int, step_context: StepContext) -> float | None:
         key = (length, step_context.batch, step_context.context // _CONTEXT_STEP)
         if key not in self._cache:
             context = (key[2] + 0.5) * _CONTEXT_STEP

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbuild.runtime.draft.draft_models import by_models, shape_of, shape_text
+from specbuild.runtime.draft.draft_models import shape_of, shape_text, sorted_by_model
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.errors import EngineFileError, RequestError
@@ -32,7 +32,7 @@ class ProgramTable:
     def shapes(self) -> list[DraftShape]:
         """Return every draft shape that has step programs, by draft model, smallest first."""
         steps = (_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth)
-        return by_models(steps, lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+        return sorted_by_model(steps, lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
 
     def step_batches(self) -> list[int]:
         """Return the batch sizes of steps without a draft, ascending."""

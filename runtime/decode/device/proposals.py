@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
+from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import OFFERED, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -19,10 +19,12 @@ from specbuild.runtime.request import SequenceState
 class DeviceProposals:
     """Requests, writes and records the proposals of ``drafter`` for one loop."""
 
-    def __init__(self, drafter: Offers, executor: DeviceExecutor, programs: ProgramTable) -> None:
+    def __init__(
+        self, drafter: HostProposer, executor: DeviceExecutor, programs: ProgramTable
+    ) -> None:
         self._drafter, self._executor, self._programs = drafter, executor, programs
         self._sequences: Sequence[SequenceState] = ()
-        self._proposal = Offer((), ())
+        self._proposal = HostProposal((), ())
 
     def propose(
         self,
@@ -47,8 +49,11 @@ class DeviceProposals:
         max_tokens = [
             0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
         ]
-        self._sequences, self._proposal = sequences, self._drafter.offer(sequences, max_tokens)
-        return tuple(c[n:] for c, n in zip(self._proposal.reach, unread, strict=True))
+        self._sequences, self._proposal = (
+            sequences,
+            self._drafter.propose_chains(sequences, max_tokens),
+        )
+        return tuple(c[n:] for c, n in zip(self._proposal.cumulative_probs, unread, strict=True))
 
     def write(
         self,
@@ -64,7 +69,7 @@ class DeviceProposals:
     def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:
         """Record, for each sequence, how many proposed tokens were verified and accepted."""
         sequences, depths, accepted = zip(*results, strict=True)
-        self._drafter.taken(sequences, depths, accepted)
+        self._drafter.record_result(sequences, depths, accepted)
 
     def release(self, sequence: SequenceState) -> None:
         """Remove a sequence that finished or whose loop was closed."""
@@ -96,7 +101,7 @@ def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) 
 def host_chain_step_ahead(
     rows: Mapping[int, SequenceState],
     sequences: Sequence[SequenceState],
-    chosen: OfferedDepths,
+    chosen: ProposedDepths,
     max_unread: int,
 ) -> StepAhead:
     """Return the next step, which verifies the chosen part of a proposal to ``sequences``."""

@@ -27,8 +27,8 @@ from specbuild.runtime.decode.device.proposals import (
 from specbuild.runtime.decode.device.rows import PENDING, DeviceRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -137,23 +137,25 @@ class DeviceStepper:
             for sequence in sequences:
                 self._proposals.release(sequence)
 
-    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Describe the next step. The draft ingests pending tokens within a step."""
         unread: Sequence[int] = ()
-        reach: tuple[tuple[float, ...], ...] = ()
+        cumulative_probs: tuple[tuple[float, ...], ...] = ()
         if self._proposals is not None:
             unread = max_unread_tokens(sequences, self._steps_in_flight)
             rows, full_logits = self._ahead(sequences, None).batch, _full_logits(sequences)
-            reach = self._proposals.propose(sequences, unread, rows=rows, full_logits=full_logits)
-        return Outlook(
+            cumulative_probs = self._proposals.propose(
+                sequences, unread, rows=rows, full_logits=full_logits
+            )
+        return StepContext(
             len(sequences),
             tokens_left=max(s.tokens_left for s in sequences),
-            rows_behind=0,
+            pending_rows=0,
             context=sum(s.num_tokens for s in sequences) // len(sequences),
             sampled=samples(s.request.params.sampling for s in sequences),
             full_logits=_full_logits(sequences),
-            reach=reach,
-            ahead=any(unread),
+            cumulative_probs=cumulative_probs,
+            has_unread_tokens=any(unread),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -193,7 +195,7 @@ class DeviceStepper:
         self._executor.prepare(self._step_entry(ahead, joined(plans)))
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
         """Queue a step. It skips the rows of other sequences."""
         ahead = self._ahead(sequences, shape)
@@ -354,7 +356,7 @@ class DeviceStepper:
         indices = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in indices}
         emitted = sum(1 + step.depth for step in self._steps_in_flight)
-        if isinstance(chosen, OfferedDepths):
+        if isinstance(chosen, ProposedDepths):
             return host_chain_step_ahead(rows, sequences, chosen, emitted)
         return StepAhead(rows, chosen, most_emitted=emitted)
 

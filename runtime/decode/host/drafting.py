@@ -14,14 +14,14 @@ from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, DraftCosts
 from specbuild.runtime.draft.draft_models import DraftModels
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter, DrafterParts, HostDrafter
-from specbuild.runtime.draft.offer import Offers
-from specbuild.runtime.draft.offer_policy import OfferPolicy, OfferTimes
+from specbuild.runtime.draft.host_proposal import HostProposer
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     LearnedPolicies,
     default_policy,
-    undrafted,
+    no_draft_policy,
 )
+from specbuild.runtime.draft.proposal_policy import ProposalPolicy, ProposalTimes
 from specbuild.runtime.draft.registry import kind_of, open_host_drafter, sources
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, ModelRecord
@@ -51,7 +51,7 @@ class HostDrafting:
         self._counter = counter
         self._cost_file = cost_file
         self._tables: dict[str, tuple[CostTable, str]] = {}
-        self._times: dict[str, OfferTimes] = {}
+        self._times: dict[str, ProposalTimes] = {}
         self._host_drafters: dict[str, HostDrafter] = {}
 
     @property
@@ -78,7 +78,7 @@ class HostDrafting:
         }
         return DraftModels(drafters) if len(drafters) > 1 else drafters[selected[0].kind]
 
-    def proposer(self, name: str) -> Offers | None:
+    def proposer(self, name: str) -> HostProposer | None:
         """Return the drafter of this name that proposes tokens before each step, or None."""
         return self._host_drafter(name)
 
@@ -89,7 +89,7 @@ class HostDrafting:
         models, host_record = sources(self._manifest, name)
         records: tuple[DrafterRecord, ...] = models or ((host_record,) if host_record else ())
         if not records:
-            return undrafted()
+            return no_draft_policy()
         try:
             tables = {record.kind: self._cost_table(record) for record in records}
         except CannotMeasureError as error:
@@ -108,8 +108,8 @@ class HostDrafting:
             return policy
         if kinds not in self._times:
             max_rows = limits.max_batch_size * (1 + host_record.max_tokens)
-            self._times[kinds] = OfferTimes(table, max_rows)
-        return OfferPolicy(policy, self._times[kinds], most_depth=host_record.max_tokens)
+            self._times[kinds] = ProposalTimes(table, max_rows)
+        return ProposalPolicy(policy, self._times[kinds], max_chain=host_record.max_tokens)
 
     def require(self, name: str, shape: DraftShape) -> None:
         """Raise RequestError if the drafter of this name cannot draft such a tree."""

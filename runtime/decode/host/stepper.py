@@ -14,10 +14,10 @@ from specbuild.runtime.decode.host.target_passes import TargetPasses
 from specbuild.runtime.decode.logit_rows import most_likely
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.draft_models import ModelShape
 from specbuild.runtime.draft.drafter import CachingDrafter, Drafter
-from specbuild.runtime.draft.offer import Offer, OfferedDepths, Offers
+from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, shallower
@@ -49,7 +49,7 @@ class HostStepper:
         *,
         drafter: Drafter | None,
         max_depth: int,
-        proposer: Offers | None = None,
+        proposer: HostProposer | None = None,
         clock: StepClock | None = None,
     ) -> None:
         self._executor = executor
@@ -57,7 +57,7 @@ class HostStepper:
         self._drafter = drafter
         self._proposer = proposer
         self._clock = StepClock() if clock is None else clock
-        self._proposal = Offer((), ())
+        self._proposal = HostProposal((), ())
         # Whether replayed tokens get the same bits.
         self._is_batch_invariant = executor.capabilities.batch_invariant
         self._max_depth = max_depth
@@ -101,7 +101,7 @@ class HostStepper:
         for sequence in sequences:
             self.release(sequence)
 
-    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Count the tokens that the draft has to ingest first, and request a host proposal."""
         uncached_rows = [
             sum(s.length - s.pages[group].length for s in sequences) for group in self._draft_groups
@@ -109,15 +109,15 @@ class HostStepper:
         if self._proposer is not None:
             max_tokens = [self._max_drafts(s) for s in sequences]
             started_s = perf_counter()
-            self._proposal = self._proposer.offer(sequences, max_tokens)
+            self._proposal = self._proposer.propose_chains(sequences, max_tokens)
             self._clock.draft_s += perf_counter() - started_s
-        return Outlook(
+        return StepContext(
             batch=len(sequences),
             tokens_left=max(s.tokens_left for s in sequences),
-            rows_behind=uncached_rows[0] if uncached_rows else 0,
-            others_behind=tuple(uncached_rows[1:]),
+            pending_rows=uncached_rows[0] if uncached_rows else 0,
+            other_pending_rows=tuple(uncached_rows[1:]),
             sampled=samples(s.request.params.sampling for s in sequences),
-            reach=self._proposal.reach,
+            cumulative_probs=self._proposal.cumulative_probs,
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -155,7 +155,7 @@ class HostStepper:
         """Nothing to do: a prefill launch completes when its start returns."""
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
         """Compute a full step."""
         started_s = perf_counter()
@@ -185,8 +185,8 @@ class HostStepper:
         outcome = None
         if forced is None:
             outcome = _outcome(step_context, shape, trees, verified.accepted, step_s)
-            if self._proposer is not None and isinstance(shape, OfferedDepths):
-                self._proposer.taken(sequences, shape.depths, verified.accepted)
+            if self._proposer is not None and isinstance(shape, ProposedDepths):
+                self._proposer.record_result(sequences, shape.depths, verified.accepted)
         self._result = LaunchResult(self._new_tokens(sequences, verified, trees), outcome)
 
     def receive(self) -> LaunchResult:
@@ -220,7 +220,7 @@ class HostStepper:
         return forced_chains(sequences, min_tokens=min_tokens, max_tokens=min(max_depths))
 
     def _draft(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> DraftTrees:
-        if isinstance(shape, OfferedDepths):
+        if isinstance(shape, ProposedDepths):
             trees = self._proposal.trees([s.root for s in sequences], shape.depths)
             return with_forced_tokens(sequences, trees)
         max_depths = [self._max_drafts(s) for s in sequences]
@@ -295,7 +295,7 @@ def _top_logprobs(
 
 
 def _outcome(
-    step_context: Outlook,
+    step_context: StepContext,
     chosen: ChosenDraft,
     trees: DraftTrees,
     accepted: list[int],
@@ -304,7 +304,7 @@ def _outcome(
     """The outcome of a step whose trees are chains, for a policy that learns."""
     depth = trees.nodes
     shape: ChosenDraft = DraftShape(1, depth, depth) if depth else None
-    if isinstance(chosen, OfferedDepths):
+    if isinstance(chosen, ProposedDepths):
         shape = chosen
     elif depth and isinstance(chosen, ModelShape):
         shape = ModelShape(1, depth, depth, chosen.drafter)

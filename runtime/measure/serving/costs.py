@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from math import inf, isfinite
 
 from specbuild.runtime.decode.scheduler import prompt_launches
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated, measured_shapes
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
@@ -109,19 +109,19 @@ class ServingDraftCosts:
         self._costs = costs
         self._known: dict[tuple[int, int], list[float]] = {}
 
-    def step_s(self, outlook: Outlook) -> Sequence[float]:
+    def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Seconds of a step without a draft, then with each of ``shapes``."""
-        key = (outlook.batch, outlook.context // _CONTEXT_STEP)
+        key = (step_context.batch, step_context.context // _CONTEXT_STEP)
         found = self._known.get(key)
         if found is None:
             context = (key[1] + 0.5) * _CONTEXT_STEP
             times = (
-                self._costs.step_s(shape, batch=outlook.batch, context=context)
+                self._costs.step_s(shape, batch=step_context.batch, context=context)
                 for shape in (None, *self.shapes)
             )
             found = self._known[key] = [inf if t is None else t for t in times]
         return found
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:  # noqa: ARG002
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:  # noqa: ARG002
         """What was measured of steps holds it."""
         return 0.0

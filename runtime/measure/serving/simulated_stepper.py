@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import OfferedDepths
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.measure.serving.costs import ServingCosts
@@ -35,7 +35,7 @@ class _Launch:
     chunks: Sequence[Chunk] = ()
     sequences: Sequence[SequenceState] = ()
     shape: DraftShape | None = None
-    outlook: Outlook | None = None
+    step_context: StepContext | None = None
     step_s: float = 0.0
 
 
@@ -94,12 +94,12 @@ class SimulatedStepper:
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """What is made ready takes no time."""
 
-    def step_context(self, sequences: Sequence[SequenceState]) -> Outlook:
+    def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
         """Drafts have seen every token."""
-        return Outlook(
+        return StepContext(
             batch=len(sequences),
             tokens_left=max(s.tokens_left for s in sequences),
-            rows_behind=0,
+            pending_rows=0,
             context=sum(s.num_tokens for s in sequences) // len(sequences),
         )
 
@@ -111,11 +111,11 @@ class SimulatedStepper:
         self._launches.append(_Launch(self._after(took_s), chunks=chunks))
 
     def start(
-        self, sequences: Sequence[SequenceState], shape: ChosenDraft, outlook: Outlook
+        self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
         """A whole step."""
-        assert not isinstance(shape, OfferedDepths), "nothing is offered to simulated steps"
-        took_s = self._costs.step_s(shape, batch=outlook.batch, context=outlook.context)
+        assert not isinstance(shape, ProposedDepths), "nothing is offered to simulated steps"
+        took_s = self._costs.step_s(shape, batch=step_context.batch, context=step_context.context)
         assert took_s is not None, "the policy asks for drafts of the table"
         for sequence in sequences:
             sequence.steps_in_flight += 1
@@ -124,7 +124,7 @@ class SimulatedStepper:
                 self._after(took_s),
                 sequences=sequences,
                 shape=shape,
-                outlook=outlook,
+                step_context=step_context,
                 step_s=took_s,
             )
         )
@@ -133,7 +133,7 @@ class SimulatedStepper:
         """The clock goes on to the end of the oldest launch."""
         launch = self._launches.popleft()
         self._clock.now_s = max(self._clock.now_s, launch.ends_s)
-        if launch.outlook is None:
+        if launch.step_context is None:
             ended = [chunk.sequence for chunk in launch.chunks if chunk.is_last]
             return LaunchResult([NewTokens(s, [_TOKEN]) for s in ended if not s.released])
         depth = 0 if launch.shape is None else launch.shape.draft_depth
@@ -147,7 +147,7 @@ class SimulatedStepper:
             sequence.length += taken
             emitted.append(NewTokens(sequence, [_TOKEN] * taken, min(accepted[-1], taken)))
         depths = [depth] * len(accepted)
-        outcome = StepOutcome(launch.outlook, launch.shape, depths, accepted, launch.step_s)
+        outcome = StepOutcome(launch.step_context, launch.shape, depths, accepted, launch.step_s)
         return LaunchResult(emitted, outcome if accepted else None)
 
     def _after(self, took_s: float) -> float:

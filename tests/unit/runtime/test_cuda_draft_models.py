@@ -28,7 +28,7 @@ from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.synth import write_checkpoints
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import StepOutcome
@@ -272,8 +272,8 @@ class Turns:
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
-        del outlook
+    def shape(self, step_context: StepContext) -> DraftShape | None:
+        del step_context
         return shape_of(self.random.choice((*KINDS, None)))
 
     def observe(self, outcome: StepOutcome) -> None:

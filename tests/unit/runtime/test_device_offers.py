@@ -20,9 +20,14 @@ from toy_plan import BATCHES, DEEPEST, SHAPES
 
 from specbuild.runtime.decode.device.program_costs import ProposalCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
-from specbuild.runtime.draft.offer import LATER, Later, Offer, OfferedDepths
+from specbuild.runtime.draft.host_proposal import (
+    WAIT_FOR_TOKENS,
+    HostProposal,
+    ProposedDepths,
+    WaitForTokens,
+)
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -45,15 +50,17 @@ class Knowing:
         self.released: list[int] = []
         self.offered: list[tuple[int, int]] = []
 
-    def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
+    def propose_chains(
+        self, sequences: Sequence[SequenceState], most: Sequence[int]
+    ) -> HostProposal:
         chains = []
         for sequence, count in zip(sequences, most, strict=True):
             rest = self._outputs[sequence.request.prompt_ids][sequence.num_output_tokens :][:count]
             wrong = [self._random.random() < self._errors for _ in rest]
             chains.append([(t + w) % VOCAB for t, w in zip(rest, wrong, strict=True)])
-        return Offer(chains, tuple((0.9,) * len(chain) for chain in chains))
+        return HostProposal(chains, tuple((0.9,) * len(chain) for chain in chains))
 
-    def taken(
+    def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
         del sequences
@@ -73,13 +80,13 @@ class Mixed:
         self.outcomes: list[StepOutcome] = []
         self.chosen: list[ChosenDraft] = []
 
-    def shape(self, outlook: Outlook) -> ChosenDraft | Later:
-        if any(outlook.reach) and self._random.random() < self._offers:
-            if outlook.ahead:
-                return LATER
-            depths = tuple(self._random.randint(0, len(r)) for r in outlook.reach)
+    def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
+        if any(step_context.cumulative_probs) and self._random.random() < self._offers:
+            if step_context.has_unread_tokens:
+                return WAIT_FOR_TOKENS
+            depths = tuple(self._random.randint(0, len(r)) for r in step_context.cumulative_probs)
             if any(depths):
-                self.chosen.append(OfferedDepths(depths))
+                self.chosen.append(ProposedDepths(depths))
                 return self.chosen[-1]
         self.chosen.append(self._random.choice(self._shapes))
         return self.chosen[-1]
@@ -164,7 +171,7 @@ def test_a_draft_behind_long_chains_is_as_good_as_one_that_never_paused() -> Non
         run(mixed(policy, outputs, drafted=True, errors=0.0)[0].engine, [ids], params)
         place, behind = 4, 0
         for outcome in policy.outcomes:
-            if isinstance(outcome.shape, OfferedDepths):
+            if isinstance(outcome.shape, ProposedDepths):
                 behind = outcome.accepted[0]
             elif place in found and behind > DEEPEST and place + CHAIN.draft_depth < 43:
                 assert outcome.accepted == found[place]
@@ -216,15 +223,17 @@ def test_the_program_with_the_most_tokens_a_second_is_taken() -> None:
     costs = costs_of(1e-3, {3: 1.2e-3, LONGEST: 2e-3})
     offers = ProposalCosts(costs, table, full_logits=False)
 
-    def best(*reach: Sequence[float]) -> tuple[tuple[int, ...], float]:
-        chances = tuple(map(tuple, reach))
-        return offers.best(Outlook(len(reach), 50, 0, context=100, reach=chances), 1.0)
+    def best(*cumulative_probs: Sequence[float]) -> tuple[tuple[int, ...], float]:
+        chances = tuple(map(tuple, cumulative_probs))
+        return offers.best(
+            StepContext(len(cumulative_probs), 50, 0, context=100, cumulative_probs=chances), 1.0
+        )
 
     depths, rate = best([0.9] * 9)
     assert depths == (9,) and 3500 < rate < (1 + 8.1) / 2e-3
     assert best([0.9] * 3 + [0.2] * 2)[0] == (3,)
     assert best([0.9] * 9, [0.5])[0] == (9, 1)
-    outcome = StepOutcome(Outlook(1, 50, 0, context=100), OfferedDepths((7,)), [7], [7], 12e-3)
+    outcome = StepOutcome(StepContext(1, 50, 0, context=100), ProposedDepths((7,)), [7], [7], 12e-3)
     for _ in range(60):
         offers.learn(outcome, 1.0)
     assert best([0.9] * 9)[1] < rate / 3

@@ -17,7 +17,7 @@ from toy_engine import run
 from toy_model import VOCAB, decode_plainly
 from toy_plan import BATCHES, DEEPEST, SHAPES
 
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -42,8 +42,8 @@ class Scripted:
         self.script, self.step = script, 0
         self.outcomes: list[StepOutcome] = []
 
-    def shape(self, outlook: Outlook) -> DraftShape | None:
-        del outlook
+    def shape(self, step_context: StepContext) -> DraftShape | None:
+        del step_context
         self.step += 1
         return self.script[self.step % len(self.script)]
 
@@ -158,7 +158,7 @@ def untimed(make):
         policy = make(*arguments, **options)
         observe = policy.observe
         policy.observe = lambda o: observe(
-            StepOutcome(o.outlook, o.shape, o.depths, o.accepted, None)
+            StepOutcome(o.step_context, o.shape, o.depths, o.accepted, None)
         )
         return policy
 

@@ -17,7 +17,7 @@ from specbuild.runtime.cache.row_placement import SlotCounter
 from specbuild.runtime.draft import eagle3 as drafting
 from specbuild.runtime.draft.drafter import DrafterParts
 from specbuild.runtime.draft.eagle3 import Eagle3Drafter
-from specbuild.runtime.draft.policy import Outlook
+from specbuild.runtime.draft.policy import StepContext
 from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits, shallower
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import GenerateParams, Request, SequenceState
@@ -158,7 +158,7 @@ def test_shapes_may_differ_from_step_to_step(monkeypatch: pytest.MonkeyPatch) ->
         max_depth, reason = 4, "a test"
         step = 0
 
-        def shape(self, _outlook: Outlook) -> DraftShape | None:
+        def shape(self, _outlook: StepContext) -> DraftShape | None:
             self.step += 1
             shapes = (None, DraftShape(1, 3, 3), None, None, DraftShape(3, 4, 12))
             return shapes[self.step % 5]

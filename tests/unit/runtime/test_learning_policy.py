@@ -15,12 +15,12 @@ from toy_plan import SHAPES, cuda_manifest, toy_plan
 
 from specbuild.runtime.decode.device.program_costs import ProgramCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.choice import PolicyByKind
+from specbuild.runtime.draft.choice import PolicyBySampling
 from specbuild.runtime.draft.cost_table import CostTable
-from specbuild.runtime.draft.costs import ChainCosts, DraftCosts, Outlook
+from specbuild.runtime.draft.costs import ChainCosts, DraftCosts, StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.policy import (
-    EXPLORED_SHARE,
+    EXPLORATION_SHARE,
     DraftPolicy,
     LearnedPolicies,
     MeasuredPolicy,
@@ -32,7 +32,7 @@ ROWS = tuple(range(1, 8))
 # What rows cost the target, and what a chain of 1, 2, … adds, as the example engine's do.
 TARGET_S = tuple(1.9e-3 * (1 + 0.08 * (rows - 1)) for rows in ROWS)
 DRAFT_S = tuple(0.4e-3 + 0.11e-3 * depth for depth in range(6))
-CROSSING = 0.07
+SWITCH_COST = 0.07
 SEEDS = range(6)
 WRONG = [(2, 2), (0.5, 0.5), (2, 1), (0.5, 1), (1, 2), (1, 0.5)]
 
@@ -72,7 +72,7 @@ class Simulated:
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
         kinds: tuple[Choice, ...] = (None, *self.truth.shapes)
-        times = self.truth.step_s(Outlook(1, 1, 0))
+        times = self.truth.step_s(StepContext(1, 1, 0))
         self.step_s = dict(zip(kinds, times, strict=True))
         self.seconds = 0.0
         self.tokens = 0
@@ -89,11 +89,13 @@ class Simulated:
         """The shapes that the policy asks for."""
         asked = []
         for _ in range(steps):
-            outlook = Outlook(1, left, self.behind, sampled=self.sampled)
-            shape = policy.shape(outlook)
-            step_s = self.step_s[shape] + (self.truth.start_s(shape, outlook) if shape else 0.0)
+            step_context = StepContext(1, left, self.behind, sampled=self.sampled)
+            shape = policy.shape(step_context)
+            step_s = self.step_s[shape] + (
+                self.truth.catch_up_s(shape, step_context) if shape else 0.0
+            )
             if (shape is not None) != self.drafted:
-                step_s += CROSSING * self.step_s[None]
+                step_s += SWITCH_COST * self.step_s[None]
             self.seconds += step_s
             seen_s = step_s * self.random.normal(1, 0.05)
             if self.random.random() < 0.05:
@@ -101,7 +103,7 @@ class Simulated:
             depth = 0 if shape is None else shape.draft_depth
             hits = self.random.random(depth) < level_chance(shape, chance)
             accepted = depth if hits.all() else int(np.argmin(hits))
-            policy.observe(StepOutcome(outlook, shape, [depth], [accepted], seen_s))
+            policy.observe(StepOutcome(step_context, shape, [depth], [accepted], seen_s))
             self.drafted = shape is not None
             self.behind = 1 + accepted if depth else self.behind + 1
             self.tokens += 1 + accepted
@@ -156,7 +158,7 @@ def test_the_time_of_the_step_in_use_is_known_within_50_steps(
     engine, policy = Simulated(costs(1, 1), 0), MeasuredPolicy(costs(*wrong))
     last = engine.run(policy, 0.7, 50)[-1]
     number = (None, *policy._costs.shapes).index(last)
-    believed_s = policy._tokens[number] / policy._rates(Outlook(1, 1000, 1))[number]
+    believed_s = policy._tokens[number] / policy._rates(StepContext(1, 1000, 1))[number]
     assert believed_s == pytest.approx(engine.step_s[last], rel=0.2)
 
 
@@ -200,7 +202,7 @@ def test_exploring_costs_its_share_where_no_draft_is_accepted(
         engine.run(policy, 0.0, length, left=length)
         plain_s = engine.tokens * engine.step_s[None]
         lost.append((engine.seconds - plain_s - 6 * engine.step_s[None]) / engine.seconds)
-    assert np.mean(lost) < 1.25 * EXPLORED_SHARE
+    assert np.mean(lost) < 1.25 * EXPLORATION_SHARE
 
 
 @BOTH
@@ -220,14 +222,14 @@ def test_a_smaller_share_explores_less() -> None:
     tried = []
     for share in (0.02, 0.002):
         engine = Simulated(chains(1, 1), 0)
-        policy = MeasuredPolicy(chains(1, 1), explored_share=share)
+        policy = MeasuredPolicy(chains(1, 1), exploration_share=share)
         tried.append(sum(shape is not None for shape in engine.run(policy, 0.0, 500)))
     assert tried[1] < tried[0] / 2
 
 
 def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
     learned = LearnedPolicies()
-    policy = PolicyByKind(
+    policy = PolicyBySampling(
         lambda sampled, full_logits: learned.next(
             chains(1, 1), sampled=sampled, full_logits=full_logits
         )
@@ -253,7 +255,7 @@ def test_times_are_kept_from_run_to_run() -> None:
 def test_a_shape_without_steps_for_a_grown_batch_is_not_asked_for_again() -> None:
     """Also where two steps of it were to be tried."""
     policy = MeasuredPolicy(programs(1, 1), prior=0.01)
-    outlook = Outlook(1, 1000, 0)
-    while policy.shape(outlook) is None:
-        policy.observe(StepOutcome(outlook, None, [0], [0], 1e-3))
-    assert policy.shape(Outlook(4, 1000, 0)) is None
+    step_context = StepContext(1, 1000, 0)
+    while policy.shape(step_context) is None:
+        policy.observe(StepOutcome(step_context, None, [0], [0], 1e-3))
+    assert policy.shape(StepContext(4, 1000, 0)) is None

@@ -8,9 +8,9 @@ from itertools import groupby
 import numpy as np
 import pytest
 
-from specbuild.runtime.draft.believed_costs import believed_costs
 from specbuild.runtime.draft.cost_table import CostTable
-from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, Outlook, StepTimes
+from specbuild.runtime.draft.costs import ChainCosts, ChainsByModel, StepContext, StepTimes
+from specbuild.runtime.draft.device_costs import prior_costs
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
@@ -50,8 +50,8 @@ class Simulated:
         used = []
         for _ in range(steps):
             first, *others = self.behind.values()
-            outlook = Outlook(1, 10_000, first, others_behind=tuple(others))
-            shape = chosen.shape(outlook)
+            step_context = StepContext(1, 10_000, first, other_pending_rows=tuple(others))
+            shape = chosen.shape(step_context)
             assert shape is None or isinstance(shape, DraftShape)
             kind = "" if shape is None else model_of(shape)
             depth = 0 if shape is None else shape.draft_depth
@@ -62,7 +62,7 @@ class Simulated:
             step_s *= self.slower
             hits = self.random.random(depth) < self.chances.get(kind, 0.0)
             accepted = depth if hits.all() else int(np.argmin(hits))
-            chosen.observe(StepOutcome(outlook, shape, [depth], [accepted], step_s))
+            chosen.observe(StepOutcome(step_context, shape, [depth], [accepted], step_s))
             for name in self.behind:
                 self.behind[name] = accepted + 1 + self.behind[name] * (name != kind)
             self.seconds += step_s
@@ -116,15 +116,15 @@ class Believed:
 
     def __init__(self, *kinds: str) -> None:
         self.shapes = tuple(ModelShape(1, 4, 4, kind) for kind in kinds)
-        table = believed_costs(self.shapes, batch=3)
+        table = prior_costs(self.shapes, batch=3)
         self._times = [table.step_s(s, batch=1, context=0) for s in (None, *self.shapes)]
 
-    def step_s(self, outlook: Outlook) -> list[float]:
-        del outlook
+    def step_s(self, step_context: StepContext) -> list[float]:
+        del step_context
         return self._times
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
-        del shape, outlook
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
+        del shape, step_context
         return 0.0
 
 
@@ -159,8 +159,8 @@ def test_a_few_steps_say_who_is_better_where_no_time_was_measured(
 class TakenUpAlways(ChainsByModel):
     """As on a device, where every model takes up every step's tokens."""
 
-    def start_s(self, shape: DraftShape, outlook: Outlook) -> float:
-        del shape, outlook
+    def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
+        del shape, step_context
         return 0.0
 
 
@@ -175,17 +175,17 @@ def test_what_misses_nothing_is_tried_step_by_step() -> None:
 
 def test_what_a_model_missed_counts_against_starting_it() -> None:
     """A model that is far behind is not worth it for a few tokens, for many it is."""
-    chosen, outlook = policy(), Outlook(1, 10_000, 0, others_behind=(0,))
+    chosen, step_context = policy(), StepContext(1, 10_000, 0, other_pending_rows=(0,))
     for kind, accepted in (("levels", 1), ("pass", 4)) * 40:
         shape = ModelShape(1, 4, 4, kind)
-        chosen.observe(StepOutcome(outlook, shape, [4], [accepted], None))
-    far = replace(outlook, others_behind=(3000,))
+        chosen.observe(StepOutcome(step_context, shape, [4], [accepted], None))
+    far = replace(step_context, other_pending_rows=(3000,))
 
-    def best(outlook: Outlook) -> str | None:
-        chosen.best_rate(outlook)
-        return chosen._models[chosen._best_of(chosen._rates(outlook))]
+    def best(step_context: StepContext) -> str | None:
+        chosen.best_rate(step_context)
+        return chosen._models[chosen._best_of(chosen._rates(step_context))]
 
-    assert (best(outlook), best(far)) == ("pass", "pass")
+    assert (best(step_context), best(far)) == ("pass", "pass")
     assert best(replace(far, tokens_left=30)) != "pass"
 
 
@@ -193,12 +193,14 @@ def test_tables_of_a_busy_and_a_calm_minute_are_compared_by_what_chains_add() ->
     """What was measured of the target beside the first stands for both."""
     busy = CostTable(ROWS[:4], tuple(1.5 * t for t in TARGET_S[:4]), (0.5e-3,) * 3, ROW_S)
     both = ChainsByModel({"levels": (LEVELS, 7), "pass": (busy, 3)}, origin="given")
-    times = both.step_s(Outlook(2, 9, 0, others_behind=(0,)))
+    times = both.step_s(StepContext(2, 9, 0, other_pending_rows=(0,)))
     calm = ChainCosts(replace(PASS, draft_s=(0.5e-3,) * 3), max_depth=3, origin="given")
-    assert list(times[8:]) == pytest.approx(calm.step_s(Outlook(2, 9, 0))[1:])
+    assert list(times[8:]) == pytest.approx(calm.step_s(StepContext(2, 9, 0))[1:])
     assert [model_of(s) for s in both.shapes] == ["levels"] * 7 + ["pass"] * 3
     shape = both.shapes[8]
-    assert both.start_s(shape, Outlook(1, 9, 5, others_behind=(7,))) == pytest.approx(7 * ROW_S)
+    assert both.catch_up_s(shape, StepContext(1, 9, 5, other_pending_rows=(7,))) == pytest.approx(
+        7 * ROW_S
+    )
 
 
 def test_times_of_a_model_say_nothing_of_the_other() -> None:
@@ -215,15 +217,15 @@ def test_times_of_a_model_say_nothing_of_the_other() -> None:
 def test_a_later_run_believes_what_was_seen_of_each_model() -> None:
     learned, costs = LearnedPolicies(), ChainsByModel(TABLES, origin="given")
     before = learned.next(costs, sampled=False, drafter="levels+pass")
-    outlook = Outlook(1, 1000, 0, others_behind=(0,))
+    step_context = StepContext(1, 1000, 0, other_pending_rows=(0,))
     for _ in range(60):
         for kind, accepted in (("levels", 0), ("pass", 1)):
             shape = ModelShape(1, 1, 1, kind)
-            before.observe(StepOutcome(outlook, shape, [1], [accepted], None))
+            before.observe(StepOutcome(step_context, shape, [1], [accepted], None))
     after = learned.next(costs, sampled=False, drafter="levels+pass").acceptance_by_model
     assert after["levels"][0] < 0.4
     assert after["pass"][0] > 0.7
-    before.shape(outlook)
+    before.shape(step_context)
     assert before.reason.startswith("chain of") and "pass" in before.reason
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, prior_of
+from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, PRIOR_SAMPLED, acceptance_prior
 from specbuild.runtime.draft.cost_table import CostTable
-from specbuild.runtime.draft.costs import ChainCosts, Outlook, StepTimes
+from specbuild.runtime.draft.costs import ChainCosts, StepContext, StepTimes
 from specbuild.runtime.draft.policy import MeasuredPolicy, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
@@ -33,15 +33,15 @@ def drive(
     depths = []
     behind = prompt
     for step in range(steps):
-        outlook = Outlook(1, left - step, behind)
-        shape = policy.shape(outlook)
+        step_context = StepContext(1, left - step, behind)
+        shape = policy.shape(step_context)
         depth = 0 if shape is None else shape.draft_depth
         behind = 1 if depth else behind + 1
         depths.append(depth)
         hits = random.random(depth) < chance
         accepted = depth if hits.all() else int(np.argmin(hits))
         step_s = seconds(truth, depth)
-        policy.observe(StepOutcome(outlook, shape, [depth], [accepted], step_s))
+        policy.observe(StepOutcome(step_context, shape, [depth], [accepted], step_s))
     return depths
 
 
@@ -90,13 +90,13 @@ def test_a_draft_starts_where_the_rest_of_the_output_pays_for_taking_up_the_prom
 def test_one_disturbed_step_changes_nothing() -> None:
     policy = policy_of(CHEAP)
     drive(policy, 0.8, 5)
-    policy.observe(StepOutcome(Outlook(1, 100, 0), DraftShape(1, 3, 3), [3], [1], 1.0))
+    policy.observe(StepOutcome(StepContext(1, 100, 0), DraftShape(1, 3, 3), [3], [1], 1.0))
     assert min(drive(policy, 0.8, 8)) > 0
 
 
 def test_a_run_starts_from_half_of_what_the_one_before_learned() -> None:
-    assert prior_of(False) == PRIOR_GREEDY
-    assert prior_of(True, 0.8) == pytest.approx((PRIOR_SAMPLED + 0.8) / 2)
+    assert acceptance_prior(False) == PRIOR_GREEDY
+    assert acceptance_prior(True, 0.8) == pytest.approx((PRIOR_SAMPLED + 0.8) / 2)
     policy = MeasuredPolicy(ChainCosts(CHEAP, max_depth=4, origin="given"), prior=0.3)
     assert policy.acceptance == pytest.approx([0.3] * 4)
 
@@ -105,7 +105,7 @@ def test_a_position_never_tried_is_believed_like_the_one_before_it() -> None:
     """Or a chain that always holds would stop growing where the experience ends."""
     policy = policy_of(CHEAP)
     for _ in range(60):
-        policy.observe(StepOutcome(Outlook(1, 100, 0), DraftShape(1, 1, 1), [1], [1], None))
+        policy.observe(StepOutcome(StepContext(1, 100, 0), DraftShape(1, 1, 1), [1], [1], None))
     first, *others = policy.acceptance
     assert others == pytest.approx([first] * len(others), abs=0.03)
     assert first > 0.85
@@ -123,15 +123,15 @@ def test_a_machine_that_slows_down_evenly_changes_nothing() -> None:
 
 def test_the_reason_shows_the_numbers() -> None:
     policy = policy_of(CHEAP)
-    policy.shape(Outlook(1, 100, 0))
+    policy.shape(StepContext(1, 100, 0))
     assert "tokens/s expected" in policy.reason
     assert "costs given" in policy.reason
 
 
 def test_steps_where_drafting_starts_or_stops_are_not_timed() -> None:
-    policy, outlook = policy_of(CHEAP), Outlook(1, 100_000, 0)
+    policy, step_context = policy_of(CHEAP), StepContext(1, 100_000, 0)
     for shape, depth in ((DraftShape(1, 2, 2), 2), (None, 0)) * 40:
-        policy.observe(StepOutcome(outlook, shape, [depth], [depth], 1.0))
+        policy.observe(StepOutcome(step_context, shape, [depth], [depth], 1.0))
     assert policy._times_of(1).ratios() == [1.0] * 5
 
 

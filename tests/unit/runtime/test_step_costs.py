@@ -16,7 +16,7 @@ from toy_plan import BATCHES, SHAPES, cuda_manifest, toy_plan
 from specbuild.runtime.decode.device.program_costs import ProgramCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.acceptance import PRIOR_WEIGHT
-from specbuild.runtime.draft.costs import Outlook
+from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.device_costs import (
     METHOD,
     ShapeCosts,
@@ -24,8 +24,8 @@ from specbuild.runtime.draft.device_costs import (
     from_bytes,
     interpolated,
     programs_digest,
-    reason_not_to_use,
     to_bytes,
+    unusable_reason,
     usable_step_costs,
 )
 from specbuild.runtime.draft.draft_models import ModelShape
@@ -95,7 +95,7 @@ def test_each_draft_model_has_times_of_its_own() -> None:
         assert list(found.shapes) == wanted
         times = {s: costs.step_s(s, batch=1, context=128) for s in named}
         expected = [0.01, *(times[shape] for shape in wanted)]
-        assert list(found.step_s(Outlook(1, 100, 0))) == pytest.approx(expected)
+        assert list(found.step_s(StepContext(1, 100, 0))) == pytest.approx(expected)
 
 
 def test_a_file_of_one_draft_names_none() -> None:
@@ -199,17 +199,17 @@ def test_a_table_speaks_for_its_gpu_and_its_programs_only() -> None:
     manifest = with_programs(cuda_manifest())
     steps = (entry(NO_DRAFT, 1, [64], [1e-3]),)
     costs = StepCosts(GPU, programs_digest(manifest), METHOD, steps)
-    assert reason_not_to_use(costs, manifest, GPU) is None
+    assert unusable_reason(costs, manifest, GPU) is None
     assert "no step costs" in usable_step_costs(None, manifest, GPU)[1]
     assert usable_step_costs(to_bytes(costs), manifest, GPU) == (costs, "")
     assert "specbuild tune" in usable_step_costs(b"{}", manifest, GPU)[1]
-    assert "this is Fake H100" in str(reason_not_to_use(costs, manifest, "Fake H100"))
+    assert "this is Fake H100" in str(unusable_reason(costs, manifest, "Fake H100"))
     changed = with_programs(cuda_manifest(), "1" * 32)
-    assert "programs changed" in str(reason_not_to_use(costs, changed, GPU))
+    assert "programs changed" in str(unusable_reason(costs, changed, GPU))
     other = replace(costs, method="by guess")
-    assert "another version" in str(reason_not_to_use(other, manifest, GPU))
+    assert "another version" in str(unusable_reason(other, manifest, GPU))
     drafted = replace(costs, steps=(entry(SHAPES[0], 1, [64], [1e-3]),))
-    assert "without a draft" in str(reason_not_to_use(drafted, manifest, GPU))
+    assert "without a draft" in str(unusable_reason(drafted, manifest, GPU))
 
 
 @settings(max_examples=60, deadline=None)
@@ -225,14 +225,14 @@ def test_the_policy_takes_what_brute_force_says_is_best(
     """After many steps of a chain of three with given hits, the choice is within the margins."""
     programs = ProgramTable(toy_plan(cuda_manifest()))
     known = ProgramCosts(costs, programs, full_logits=False)
-    policy = MeasuredPolicy(known, prior=0.6, explored_share=0.0)
-    outlook = Outlook(batch, 10_000, 0, context)
+    policy = MeasuredPolicy(known, prior=0.6, exploration_share=0.0)
+    step_context = StepContext(batch, 10_000, 0, context)
     chain, random = DraftShape(1, 3, 3), np.random.default_rng(hits)
     for _ in range(60):
         accepted = int(random.choice(4, p=(np.array(hits[:4]) + 1) / (sum(hits[:4]) + 4)))
-        policy.observe(StepOutcome(outlook, chain, [3], [accepted], None))
+        policy.observe(StepOutcome(step_context, chain, [3], [accepted], None))
     rates = brute_force(policy, costs, batch, context)
-    shape = policy.shape(outlook)
+    shape = policy.shape(step_context)
     best = max(rates.values())
     if shape is None:
         assert rates[None] * FIRST_MARGIN * MARGIN >= best * 0.999
@@ -267,19 +267,19 @@ def test_a_tree_that_was_tried_is_known_by_its_own_acceptance() -> None:
     costs = StepCosts(GPU, "d", METHOD, tuple(cheap))
     programs = ProgramTable(toy_plan(cuda_manifest()))
     known = ProgramCosts(costs, programs, full_logits=False)
-    policy = MeasuredPolicy(known, prior=0.5, explored_share=0.0)
-    outlook = Outlook(1, 1000, 0)
-    assert policy.shape(outlook) == tree
+    policy = MeasuredPolicy(known, prior=0.5, exploration_share=0.0)
+    step_context = StepContext(1, 1000, 0)
+    assert policy.shape(step_context) == tree
     assert "tree of 2x3x6" in policy.reason
     before = policy.acceptance
     for _ in range(10 * int(PRIOR_WEIGHT)):
-        policy.observe(StepOutcome(outlook, tree, [3], [0], None))
+        policy.observe(StepOutcome(step_context, tree, [3], [0], None))
     assert policy.acceptance == before
     dear = [entry(s, 1, [0], [1e-3 if s == NO_DRAFT else 1.5e-3]) for s in (NO_DRAFT, *SHAPES)]
     policy._costs = ProgramCosts(
         StepCosts(GPU, "d", METHOD, tuple(dear)), programs, full_logits=False
     )
-    assert policy.shape(outlook) != tree
+    assert policy.shape(step_context) != tree
 
 
 def test_what_no_step_is_large_enough_for_is_not_chosen() -> None:
@@ -288,8 +288,10 @@ def test_what_no_step_is_large_enough_for_is_not_chosen() -> None:
     programs = ProgramTable(toy_plan(cuda_manifest()))
     known = ProgramCosts(costs, programs, full_logits=True)
     assert known.shapes == (DraftShape(1, 1, 1), DraftShape(1, 3, 3))
-    assert list(known.step_s(Outlook(4, 9, 0))) == [1e-3, 1e-3, float("inf")]
-    assert MeasuredPolicy(known, explored_share=0.0).shape(Outlook(4, 9, 0)) == DraftShape(1, 1, 1)
+    assert list(known.step_s(StepContext(4, 9, 0))) == [1e-3, 1e-3, float("inf")]
+    assert MeasuredPolicy(known, exploration_share=0.0).shape(StepContext(4, 9, 0)) == DraftShape(
+        1, 1, 1
+    )
 
 
 @pytest.mark.parametrize(

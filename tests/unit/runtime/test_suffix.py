@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import run, toy_engine
 
-from specbuild.runtime.draft.confidence import Confidence
-from specbuild.runtime.draft.costs import Outlook
-from specbuild.runtime.draft.offer import Offer, OfferedDepths
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.host_proposal import HostProposal, ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.draft.suffix import SuffixDrafter
 from specbuild.runtime.draft.suffix_cache import SuffixCache, SuffixStatistics
+from specbuild.runtime.draft.suffix_confidence import Confidence
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -37,13 +37,15 @@ class Taking:
 
     def __init__(self, *, seed: int) -> None:
         self._random = random.Random(seed)
-        self.taken: list[OfferedDepths] = []
+        self.taken: list[ProposedDepths] = []
 
-    def shape(self, outlook: Outlook) -> ChosenDraft:
-        depths = tuple(len(r) - self._random.randint(0, len(r)) // 3 for r in outlook.reach)
+    def shape(self, step_context: StepContext) -> ChosenDraft:
+        depths = tuple(
+            len(r) - self._random.randint(0, len(r)) // 3 for r in step_context.cumulative_probs
+        )
         if not any(depths):
             return self._random.choice([None, DraftShape(1, 2, 2)])
-        self.taken.append(OfferedDepths(depths))
+        self.taken.append(ProposedDepths(depths))
         return self.taken[-1]
 
     def observe(self, outcome: StepOutcome) -> None:
@@ -120,9 +122,14 @@ def offered(drafter: SuffixDrafter, text: Sequence[int], most: int = 4) -> list[
     engine = suffix_engine(drafted=False, max_seq_len=256)
     requests = engine.check_prompts([_prompt(text)], params(0.0))
     state = _State(np.array(text, np.int32), len(text), requests[0])
-    offer = drafter.offer([state], [most])  # type: ignore[list-item]
-    assert all(a >= b for a, b in zip(offer.reach[0], offer.reach[0][1:], strict=False))
-    return list(offer.tokens[0][: len(offer.reach[0])])
+    proposal = drafter.propose_chains([state], [most])  # type: ignore[list-item]
+    assert all(
+        a >= b
+        for a, b in zip(
+            proposal.cumulative_probs[0], proposal.cumulative_probs[0][1:], strict=False
+        )
+    )
+    return list(proposal.tokens[0][: len(proposal.cumulative_probs[0])])
 
 
 class _State:
@@ -168,16 +175,16 @@ def test_short_matches_give_short_proposals() -> None:
 
 def test_confidence_learns_what_came_true() -> None:
     confidence, shares = Confidence(), [1.0] * 6
-    before = confidence.reach(shares, 4, 0.0)
+    before = confidence.cumulative(shares, 4, 0.0)
     for _ in range(50):
         confidence.learn(shares, 4, [False])
-    low = confidence.reach(shares, 4, 0.0)
+    low = confidence.cumulative(shares, 4, 0.0)
     assert low[0] < 0.3 * before[0]
     for _ in range(200):
         confidence.learn(shares, 4, [True] * 6)
-    high = confidence.reach(shares, 4, 0.0)
+    high = confidence.cumulative(shares, 4, 0.0)
     assert high[0] > before[0] and high[-1] > 0.9
-    assert confidence.reach(shares, 4, 0.95) == tuple(p for p in high if p >= 0.95)
+    assert confidence.cumulative(shares, 4, 0.95) == tuple(p for p in high if p >= 0.95)
 
 
 def test_a_stated_chance_comes_true() -> None:
@@ -185,7 +192,7 @@ def test_a_stated_chance_comes_true() -> None:
     confidence, draws = Confidence(), np.random.default_rng(0)
     for _ in range(4000):
         confidence.learn([1.0], 8, [bool(draws.random() < 0.6)])
-    assert confidence.reach([1.0], 8, 0.0)[0] == pytest.approx(0.6, abs=0.1)
+    assert confidence.cumulative([1.0], 8, 0.0)[0] == pytest.approx(0.6, abs=0.1)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12)), max_size=25))
@@ -209,7 +216,9 @@ def test_the_cache_is_bounded_and_evicts_by_use(added: list[tuple[str, int]]) ->
 
 
 def test_an_offer_as_trees_has_a_chain_for_each() -> None:
-    trees = Offer([[4, 5, 6], [], [7]], ((0.9, 0.8, 0.7), (), (0.5,))).trees([1, 2, 3], [2, 0, 1])
+    trees = HostProposal([[4, 5, 6], [], [7]], ((0.9, 0.8, 0.7), (), (0.5,))).trees(
+        [1, 2, 3], [2, 0, 1]
+    )
     assert trees.count.tolist() == [3, 1, 2] and trees.contiguous and not trees.full
     assert trees.tokens.tolist() == [[1, 4, 5], [2, -1, -1], [3, 7, -1]]
-    assert Offer([[]], ((),)).trees([9], [0]).nodes == 0
+    assert HostProposal([[]], ((),)).trees([9], [0]).nodes == 0

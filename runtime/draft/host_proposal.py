@@ -14,7 +14,7 @@ from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedDepths:
+class ProposedDepths:
     """A choice of an offer: of sequence b the first ``depths[b]`` tokens that are proposed."""
 
     depths: tuple[int, ...]
@@ -25,45 +25,47 @@ class OfferedDepths:
         return max(self.depths)
 
 
-class Later(Enum):
+class WaitForTokens(Enum):
     """A choice of the next step once the tokens in flight are known: an offer follows them."""
 
-    LATER = "later"
+    WAIT_FOR_TOKENS = "later"
 
 
-LATER: Final = Later.LATER
+WAIT_FOR_TOKENS: Final = WaitForTokens.WAIT_FOR_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class HostProposal:
     """A chain for each sequence: ``tokens[b]``, of which token i is accepted with ``reach[b][i]``.
 
     The chances are those of a token and all before it, so they fall along a chain.
     """
 
     tokens: Sequence[Sequence[int]]
-    reach: tuple[tuple[float, ...], ...]
+    cumulative_probs: tuple[tuple[float, ...], ...]
 
     def trees(self, roots: Sequence[int], depths: Sequence[int]) -> DraftTrees:
         """The first tokens of each chain below the roots, as trees."""
-        longest = max(depths)
-        if longest == 0:
+        max_length = max(depths)
+        if max_length == 0:
             return chain_trees(roots)
-        padded = np.zeros((len(roots), longest), np.int32)
+        padded = np.zeros((len(roots), max_length), np.int32)
         for b, depth in enumerate(depths):
             padded[b, :depth] = self.tokens[b][:depth]
         trees = chain_trees(roots, padded)
-        return trees if min(depths) == longest else trees.cut(depths)
+        return trees if min(depths) == max_length else trees.cut(depths)
 
 
-class Offers(Protocol):
+class HostProposer(Protocol):
     """A drafter that proposes on the host, cheaply, and says how likely its tokens are."""
 
-    def offer(self, sequences: Sequence[SequenceState], most: Sequence[int]) -> Offer:
-        """What it proposes for the next step, ``most[b]`` tokens of sequence b at most."""
+    def propose_chains(
+        self, sequences: Sequence[SequenceState], limits: Sequence[int]
+    ) -> HostProposal:
+        """What it proposes for the next step, ``limits[b]`` tokens of sequence b at most."""
         ...
 
-    def taken(
+    def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
         """Of the offer ``depths[b]`` tokens were verified, and ``accepted[b]`` of them accepted."""

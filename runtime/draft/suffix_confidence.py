@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 # Pseudo-observations of what is believed before the first one, and how fast all fade.
 PRIOR_WEIGHT = 8.0
-FADING = 0.995
+DECAY = 0.995
 # Classes of matched lengths, 1, 2-3, 4-7, … tokens, and of the share of times that a token
 # followed.
 _LENGTHS = 8
@@ -24,32 +24,36 @@ class Confidence:
     def __init__(self) -> None:
         classes = _LENGTHS * (len(_SHARES) + 1)
         self._hits = [0.0] * classes
-        self._believed = [0.0] * classes
+        self._expected_hits = [0.0] * classes
 
-    def reach(self, shares: Sequence[float], matched: int, least: float) -> tuple[float, ...]:
+    def cumulative(
+        self, shares: Sequence[float], matched: int, minimum: float
+    ) -> tuple[float, ...]:
         """The chance of each token and all before it, as far as it is ``least`` at least."""
-        reach, chance = [], 1.0
+        cumulative_probs, probability = [], 1.0
         for i, share in enumerate(shares):
             length = matched + i
             place = _class(length, share)
-            ratio = (self._hits[place] + PRIOR_WEIGHT) / (self._believed[place] + PRIOR_WEIGHT)
-            chance *= min(1.0, share * length / (length + 1) * ratio)
-            if chance < least:
+            ratio = (self._hits[place] + PRIOR_WEIGHT) / (self._expected_hits[place] + PRIOR_WEIGHT)
+            probability *= min(1.0, share * length / (length + 1) * ratio)
+            if probability < minimum:
                 break
-            reach.append(chance)
-        return tuple(reach)
+            cumulative_probs.append(probability)
+        return tuple(cumulative_probs)
 
     def learn(self, shares: Sequence[float], matched: int, right: Sequence[bool]) -> None:
         """Of a proposal's first tokens these were ``right``; what follows a wrong one says nothing.
 
         Proposals that were not taken count as well: what was emitted tells what they were worth.
         """
-        for i, came_true in enumerate(right):
+        for i, is_right in enumerate(right):
             length, share = matched + i, shares[i]
             place = _class(length, share)
-            self._hits[place] = FADING * self._hits[place] + came_true
-            self._believed[place] = FADING * self._believed[place] + share * length / (length + 1)
-            if not came_true:
+            self._hits[place] = DECAY * self._hits[place] + is_right
+            self._expected_hits[place] = DECAY * self._expected_hits[place] + share * length / (
+                length + 1
+            )
+            if not is_right:
                 return
 
 
