@@ -94,9 +94,9 @@ class Conversation:
     @property
     def has_seen_answers(self) -> bool:
         """Whether drafts may come from earlier answers, as those of suffix decoding do."""
-        kinds = [drafter.kind for drafter in self.engine.manifest.drafters]
+        kinds = [drafter.kind for drafter in self.engine.manifest.host_drafters]
         chosen = self.setting.drafter
-        return chosen == "suffix" or (chosen == AUTO and "suffix" in kinds)
+        return chosen in kinds or (chosen == AUTO and bool(kinds))
 
     def _requests(self) -> list[Request]:
         return self.engine.check_prompts(Prompt("chat", messages=self.messages()), self.params)  # type: ignore[arg-type]
