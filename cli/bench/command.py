@@ -350,7 +350,9 @@ def _sweep(
     sweeps = bench_sweep.sweeps_of(chosen.pop("sweep"))
     plan = bench_sweep.SweepPlan(sweeps, **chosen, **given)
     if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
-        raise SpecbuildError(f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or leave that out")
+        raise SpecbuildError(
+            f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or omit --retrieved"
+        )
     require_plot_place(plot)
     report = bench_sweep.run_sweep(engine, plan)
     if as_json:

@@ -165,6 +165,6 @@ def time_fresh_process(directory: Path, vocab: int) -> float:
             if not line:
                 raise SpecbuildError(
                     f"`specbuild run {directory}` gave no token within {_PROCESS_LIMIT_S} s: "
-                    f"{said.read().strip() or 'it said nothing'}; run it by hand"
+                    f"{said.read().strip() or 'no output'}; run it by hand"
                 )
     return time_s

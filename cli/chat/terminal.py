@@ -96,7 +96,7 @@ class ChatTerminal:
         for name, meaning in HELP.items():
             table.add_row(name, meaning)
         self._console.print(table)
-        self._say("ctrl-C stops an answer. A line that ends with \\ goes on in the next one.")
+        self._say("ctrl-C stops an answer. A line that ends with \\ continues on the next line.")
 
     def _set_system(self, text: str) -> None:
         if text:
@@ -178,7 +178,7 @@ def typed_lines() -> Iterator[str]:
     """The lines that a user types, with history and editing where the system has readline.
 
     Ctrl-D ends them; ctrl-C clears the line, and twice in a row ends them too. A line that ends
-    with a backslash goes on in the next one.
+    with a backslash continues on the next line.
     """
     with suppress(ImportError):
         import readline  # noqa: F401 - input() edits lines with it

@@ -199,7 +199,9 @@ class EventOptions(OptionGroup):
         if self.kv_events is None:
             return nullcontext()
         if engine.prefixes is None:
-            raise SpecbuildError("--kv-events tells of the prefix cache, and this server has none")
+            raise SpecbuildError(
+                "--kv-events publishes the prefix cache, which is disabled on this server"
+            )
         if missing := [name for name in ("zmq", "msgspec") if find_spec(name) is None]:
             raise SpecbuildError(
                 f"--kv-events needs {missing[0]}: pip install '.[events]' in the checkout"
@@ -323,7 +325,7 @@ def _warn_without_keys(place: Address, keys: object) -> None:
 
     if place.is_public and not keys:
         messages().print(
-            f"warning: anyone who reaches {place} is served; set --api-key, or keep to 127.0.0.1"
+            f"warning: {place} is public and needs no API key; set --api-key, or use 127.0.0.1"
         )
 
 

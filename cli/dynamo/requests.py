@@ -40,9 +40,9 @@ def params_of(
     stopping = _given(request, "stop_conditions")
     logprobs = _given(request, "output_options").get("logprobs")
     if sampling.get("guided_decoding"):
-        raise RequestError("guided decoding is not offered behind Dynamo: use specbuild serve")
+        raise RequestError("structured output is not supported with Dynamo: use specbuild serve")
     if (sampling.get("n") or 1) != 1:
-        raise RequestError("n must be 1 behind Dynamo: ask again for another choice")
+        raise RequestError("n must be 1 with Dynamo: send one request per choice")
     most = stopping.get("max_tokens")
     return GenerateParams(
         max_new_tokens=defaults.max_new_tokens or max(1, longest) if most is None else most,

@@ -79,8 +79,8 @@ def _replicas(
         if most > _MOST_REPLICAS:
             alone = tried[_MOST_REPLICAS][0]
             raise SpecbuildError(
-                f"no number of replicas holds the targets: a request alone takes "
-                f"{1e3 * alone.ttft_p90_s:.1f} ms to its first token"
+                f"no number of replicas meets the targets: a single request has a TTFT of "
+                f"{1e3 * alone.ttft_p90_s:.1f} ms"
             )
     least = most // 2
     while most - least > 1:

@@ -41,7 +41,7 @@ def draft_setting_of(
     asked = NONE if no_spec else drafter or AUTO
     if tree_file is not None and options.given():
         flag = options.flag(next(iter(options.given())))
-        raise SpecbuildError(f"--draft-tree says the whole tree: leave {flag} out")
+        raise SpecbuildError(f"--draft-tree defines the complete tree: omit {flag}")
     if asked == NONE and (options.given() or tree_file is not None):
         said = "--no-spec" if no_spec else "--drafter none"
         raise SpecbuildError(f"{said} contradicts the --draft options: give one or the other")
@@ -87,7 +87,7 @@ def _shape(limits: Limits, default: DraftShape | None, options: TreeOptions) -> 
         if asked > limit:
             raise SpecbuildError(
                 f"{options.flag(name)} {asked} is more than the engine was built for ({limit}): "
-                "ask for less, or build with more"
+                "reduce it, or rebuild the engine with a larger limit"
             )
     if default is None:
         default = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)

@@ -70,6 +70,6 @@ def _floor(engine: Engine, executor: CudaExecutor | None, suite: Suite) -> ByteF
         return None
     if executor is None:
         raise SpecbuildError(
-            f"scenario {asking[0]!r}: of_byte_floor is of CUDA engines; leave it out for this one"
+            f"scenario {asking[0]!r}: of_byte_floor needs a CUDA engine; omit it for this engine"
         )
     return ByteFloor(engine_traffic(executor.plan, executor.runner.described), ceiling_of(engine))

@@ -108,5 +108,5 @@ def read_suite(named: str) -> tuple[Suite, Path]:
     suite = read_yaml(Suite, file)
     names = [scenario.name for scenario in suite.scenarios]
     if not names or len(set(names)) < len(names):
-        raise SpecbuildError(f"{file}: scenarios must be there, each with a name of its own")
+        raise SpecbuildError(f"{file}: needs scenarios with unique names")
     return suite, file.parent

@@ -60,7 +60,7 @@ def test_what_is_left_out_is_as_openai_has_it() -> None:
     ("sampling", "said"),
     [
         ({"n": 2}, "n must be 1"),
-        ({"guided_decoding": {"json": {}}}, "guided decoding is not offered"),
+        ({"guided_decoding": {"json": {}}}, "structured output is not supported"),
         ({"top_p": 7.0}, "top_p"),
         ([1], "must be an object"),
     ],
