@@ -298,7 +298,7 @@ class Engine(EngineBase):
         with self._grammars_lock:
             if self._grammars is None:
                 if self.text is None:
-                    raise guide.refused("needs a tokenizer, the engine has none")
+                    raise guide.error("needs a tokenizer, the engine has none")
                 text, target = self.text.tokenizer_json, self.manifest.target
                 vocabulary = Vocabulary(text, target.vocab, target.eos_token_ids)
                 self._grammars = GrammarCompiler(vocabulary, isolated=self._isolates_guides)

@@ -141,11 +141,11 @@ class GuideChecker:
                 if self._control is None:
                     raise BrokenPipeError("the server is shutting down")
                 socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-            request = {"guide": described(guide), "follow": follow}
+            request = {"guide": encode_guide(guide), "follow": follow}
             send_message(ours, json.dumps(request, ensure_ascii=False).encode())
         except OSError as error:
             ours.close()
-            raise guide.refused(f"cannot be checked: {error}; try again") from error
+            raise guide.error(f"cannot be checked: {error}; try again") from error
         return ours
 
     def _stop(self) -> None:
@@ -226,20 +226,20 @@ class RemoteMatcher:
             self._failure = str(error)
 
 
-def described(guide: Guide) -> dict[str, Any]:
+def encode_guide(guide: Guide) -> dict[str, Any]:
     """Return a guide as JSON."""
     return {
         "kind": guide.kind,
         "source": guide.source,
         "lenient": guide.lenient,
         "name": guide.name,
-        "parts": [[name, described(part)] for name, part in guide.parts],
+        "parts": [[name, encode_guide(part)] for name, part in guide.parts],
     }
 
 
-def guide_from(description: Mapping[str, Any]) -> Guide:
-    """Return the guide that :func:`described` encoded."""
-    parts = tuple((name, guide_from(part)) for name, part in description["parts"])
+def decode_guide(description: Mapping[str, Any]) -> Guide:
+    """Return the guide that :func:`encode_guide` encoded."""
+    parts = tuple((name, decode_guide(part)) for name, part in description["parts"])
     return Guide(**{**description, "parts": parts})
 
 
@@ -250,7 +250,7 @@ def _reply(connection: socket.socket, guide: Guide) -> dict[str, Any]:
     except OSError:
         message = None
     if message is None:
-        raise guide.refused("cannot be checked: its process was killed; try again")
+        raise guide.error("cannot be checked: its process was killed; try again")
     reply: dict[str, Any] = json.loads(message)
     if "refused" in reply:
         raise RequestError(reply["refused"], field=guide.name)

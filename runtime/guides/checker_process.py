@@ -28,7 +28,7 @@ from specbuild.runtime.guides.checker import (
     MAX_MEMORY_BYTES,
     MAX_WALL_S,
     STACK_BYTES,
-    guide_from,
+    decode_guide,
     receive_message,
     send_message,
 )
@@ -75,7 +75,7 @@ def main(control: socket.socket) -> None:
         # Load before forking what every fork needs.
         guide = Guide.json()
         grammar = compile_text(library, tokens, checked_text(library, guide), guide)
-        _masks_take_little(grammar)
+        _has_fast_masks(grammar)
     gc.freeze()
     while True:
         _, received, _, _ = socket.recv_fds(control, 1, 1)
@@ -95,9 +95,9 @@ def _serve(connection: socket.socket, tokens: Any, failure: str | None) -> None:
     if message is None:
         return
     request = json.loads(message)
-    guide = guide_from(request["guide"])
+    guide = decode_guide(request["guide"])
     if failure is not None:
-        send_message(connection, _refused(failure))
+        send_message(connection, _error_message(failure))
         return
     worker = os.fork()
     if worker == 0:
@@ -110,7 +110,7 @@ def _serve(connection: socket.socket, tokens: Any, failure: str | None) -> None:
         died = signal.Signals(os.WTERMSIG(status))
         reason = _DEATHS.get(died, f"cannot be compiled ({died.name})")
         with contextlib.suppress(OSError):
-            send_message(connection, _refused(str(guide.refused(reason))))
+            send_message(connection, _error_message(str(guide.error(reason))))
 
 
 def _limit() -> None:
@@ -120,8 +120,8 @@ def _limit() -> None:
     status = Path("/proc/self/statm")
     if status.exists():
         used = int(status.read_text().split()[0]) * resource.getpagesize()
-        most = used + MAX_MEMORY_BYTES + STACK_BYTES
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        max_bytes = used + MAX_MEMORY_BYTES + STACK_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
 def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) -> None:
@@ -131,14 +131,14 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
         text = checked_text(library, guide)
         grammar = compile_text(library, tokens, text, guide)
     except RequestError as error:
-        send_message(connection, _refused(str(error)))
+        send_message(connection, _error_message(str(error)))
         return
     except MemoryError:
-        send_message(connection, _refused(str(guide.refused(_DEATHS[signal.SIGABRT]))))
+        send_message(connection, _error_message(str(guide.error(_DEATHS[signal.SIGABRT]))))
         return
     except BaseException as error:  # a panic of the library is not an Exception
         reason = " ".join(f"cannot be compiled: {error!r}".split())[:500]
-        send_message(connection, _refused(str(guide.refused(reason))))
+        send_message(connection, _error_message(str(guide.error(reason))))
         return
     if not follow:
         state = grammar.begin()
@@ -146,19 +146,19 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
         if first is None:
             # Outputs share lexer states, so a second output may exceed their limit.
             reason = f"cannot be followed: {state.failure or 'it allows nothing'}"
-            send_message(connection, _refused(str(guide.refused(reason))))
+            send_message(connection, _error_message(str(guide.error(reason))))
             return
-        is_light = forces_little(json.loads(text)["grammars"]) and _masks_take_little(grammar)
+        is_light = forces_little(json.loads(text)["grammars"]) and _has_fast_masks(grammar)
         reply = {"text": text, "first": first.bits.hex(), "is_light": is_light}
         send_message(connection, json.dumps(reply).encode())
     else:
         send_message(connection, b"{}")
-        most = MAX_FOLLOW_CPU_S + MAX_CPU_S
-        resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+        max_cpu_s = MAX_FOLLOW_CPU_S + MAX_CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (max_cpu_s, max_cpu_s))
         _follow(connection, grammar)
 
 
-def _masks_take_little(grammar: Grammar) -> bool:
+def _has_fast_masks(grammar: Grammar) -> bool:
     """Return whether all masks along an output of random tokens are fast."""
     random = np.random.default_rng(0)
     state, output = grammar.begin(), np.zeros(0, np.int32)
@@ -197,10 +197,10 @@ def _follow(connection: socket.socket, grammar: Grammar) -> None:
             send_message(connection, b"c")
 
 
-def _refused(reason: str) -> bytes:
+def _error_message(reason: str) -> bytes:
     return json.dumps({"refused": reason}).encode()
 
 
 if __name__ == "__main__":
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        main(given)
+    with socket.socket(fileno=int(sys.argv[1])) as control:
+        main(control)

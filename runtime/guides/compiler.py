@@ -132,7 +132,7 @@ def load_library(guide: Guide) -> Any:
     try:
         return import_module("llguidance")
     except ImportError as error:
-        raise guide.refused(
+        raise guide.error(
             f"needs llguidance, of the extra serve, which cannot be loaded: {error}"
         ) from error
 
@@ -144,7 +144,7 @@ def read_tokens(library: Any, vocabulary: Vocabulary, guide: Guide) -> Any:
             vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=list(vocabulary.ends) or None
         )
     except Exception as error:  # the library raises bare ones
-        raise guide.refused(
+        raise guide.error(
             f"is not supported here: llguidance cannot read the engine's tokenizer: {error}"
         ) from error
 
@@ -159,12 +159,12 @@ def checked_text(library: Any, guide: Guide) -> str:
         for name, part in guide.parts:
             grammars.append(_one_grammar(library, part) | {"name": name})
     except RecursionError:
-        raise guide.refused("is nested too deeply") from None
+        raise guide.error("is nested too deeply") from None
     except Exception as error:  # the converter of GBNF raises exceptions of any type
-        raise guide.refused(f"cannot be read: {error}") from error
+        raise guide.error(f"cannot be read: {error}") from error
     reason = check_grammars(grammars)
     if reason is not None:
-        raise guide.refused(reason)
+        raise guide.error(reason)
     return json.dumps({"grammars": grammars})
 
 
@@ -176,11 +176,11 @@ def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
     limits = library.LLParserLimits(**LIMITS)
     matcher = library.LLMatcher(tokens, text, log_level=0, limits=limits)
     if matcher.is_error():
-        raise guide.refused(f"cannot be compiled: {reason_of(matcher)}")
+        raise guide.error(f"cannot be compiled: {reason_of(matcher)}")
     grammar = Grammar(matcher)
     first = grammar.begin()
     if first.mask(np.zeros(0, np.int32)) is None:
-        raise guide.refused(f"cannot be followed: {first.failure or 'it allows nothing'}")
+        raise guide.error(f"cannot be followed: {first.failure or 'it allows nothing'}")
     return grammar
 
 
@@ -198,11 +198,11 @@ def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
     thread = threading.Thread(target=run, name="specbuild-guide", daemon=True)
     # The size is a setting of the process, for threads that start.
     with _stack_size:
-        before = threading.stack_size(stack_bytes)
+        previous = threading.stack_size(stack_bytes)
         try:
             thread.start()
         finally:
-            threading.stack_size(before)
+            threading.stack_size(previous)
     thread.join()
     if errors:
         raise errors[0]

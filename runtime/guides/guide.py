@@ -10,8 +10,8 @@ from typing import Any, Literal
 from specbuild.runtime.errors import RequestError
 
 # Larger guides are rejected before they are parsed.
-MOST_GUIDE_BYTES = 1 << 18
-MOST_CHOICES = 4096
+MAX_GUIDE_BYTES = 1 << 18
+MAX_CHOICES = 4096
 
 
 @dataclass(frozen=True)
@@ -35,19 +35,19 @@ class Guide:
         try:
             size = len(self.source.encode()) + sum(len(part.source) for _, part in self.parts)
         except UnicodeEncodeError:
-            raise self.refused("is not Unicode text") from None
-        if size > MOST_GUIDE_BYTES:
-            raise self.refused(f"has {size} bytes, may have {MOST_GUIDE_BYTES}")
+            raise self.error("is not Unicode text") from None
+        if size > MAX_GUIDE_BYTES:
+            raise self.error(f"has {size} bytes, may have {MAX_GUIDE_BYTES}")
         if not self.source:
-            raise self.refused("is empty")
+            raise self.error("is empty")
 
     @classmethod
-    def of(cls, asked: Mapping[str, Any], *, name: str = "guide") -> Guide:
+    def of(cls, value_by_kind: Mapping[str, Any], *, name: str = "guide") -> Guide:
         """Return the guide of an object with one key, its kind: ``{"regex": "[ab]+"}``."""
         unread = cls("json", "{}", name=name)
-        if not isinstance(asked, Mapping) or len(asked) != 1:
-            raise unread.refused('must be an object with one key, like {"regex": "[ab]+"}')
-        ((kind, value),) = asked.items()
+        if not isinstance(value_by_kind, Mapping) or len(value_by_kind) != 1:
+            raise unread.error('must be an object with one key, like {"regex": "[ab]+"}')
+        ((kind, value),) = value_by_kind.items()
         match kind:
             case "json":
                 return cls.json(value, name=name)
@@ -59,7 +59,7 @@ class Guide:
                 return cls.choice(value, name=name)
             case "grammar":
                 return cls.grammar(value, name=name)
-        raise unread.refused(f"is of the kind {kind!r}, must be json, regex, choice or grammar")
+        raise unread.error(f"is of the kind {kind!r}, must be json, regex, choice or grammar")
 
     @classmethod
     def json(
@@ -79,11 +79,11 @@ class Guide:
             read = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(read, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise unread.refused(f"is no JSON Schema: {error}") from None
+            raise unread.error(f"is no JSON Schema: {error}") from None
         if read is False:
-            raise unread.refused("is false, which allows nothing")
+            raise unread.error("is false, which allows nothing")
         if read is not True and not isinstance(read, Mapping):
-            raise unread.refused("is not a JSON Schema: it must be an object")
+            raise unread.error("is not a JSON Schema: it must be an object")
         return replace(unread, source="{}" if read is True else text)
 
     @classmethod
@@ -95,11 +95,11 @@ class Guide:
     def choice(cls, choices: Sequence[str], *, name: str = "guide") -> Guide:
         """Return a guide for one of these texts."""
         unread = cls("choice", "[]", name=name)
-        listed = isinstance(choices, Sequence) and not isinstance(choices, str)
-        if not listed or not all(isinstance(choice, str) for choice in choices):
-            raise unread.refused("must be a list of texts")
-        if not 1 <= len(choices) <= MOST_CHOICES or not all(choices):
-            raise unread.refused(f"must be 1 to {MOST_CHOICES} texts, none of them empty")
+        is_list = isinstance(choices, Sequence) and not isinstance(choices, str)
+        if not is_list or not all(isinstance(choice, str) for choice in choices):
+            raise unread.error("must be a list of texts")
+        if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
+            raise unread.error(f"must be 1 to {MAX_CHOICES} texts, none of them empty")
         return replace(unread, source=json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod
@@ -111,11 +111,11 @@ class Guide:
         return cls("grammar", cls._text(text, name), parts=named, name=name)
 
     @classmethod
-    def _text(cls, given: str, name: str) -> str:
-        if not isinstance(given, str):
-            raise cls("regex", "x", name=name).refused("must be a text")
-        return given
+    def _text(cls, text: str, name: str) -> str:
+        if not isinstance(text, str):
+            raise cls("regex", "x", name=name).error("must be a text")
+        return text
 
-    def refused(self, reason: str) -> RequestError:
+    def error(self, reason: str) -> RequestError:
         """Return an error about this guide."""
         return RequestError(f"{self.name} {reason}", field=self.name)

@@ -13,7 +13,7 @@ from specbuild.runtime.guides.regex_limits import (
     MAX_DEPTH,
     MAX_NESTING,
     TooDeepError,
-    least_times,
+    min_repetitions,
     regex_length,
 )
 from specbuild.runtime.guides.schema_limits import SchemaLimits
@@ -160,7 +160,7 @@ class LarkLimits:
                 case "%regex":
                     parts.append(("text", 0))
                 case "+" | "*" | "?" | "repeat" if parts:
-                    parts[-1] = ("rep", parts[-1], least_times(value))
+                    parts[-1] = ("rep", parts[-1], min_repetitions(value))
         return ("seq", parts)
 
     def _group(self) -> _Part:

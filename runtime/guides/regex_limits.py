@@ -28,7 +28,7 @@ class TooDeepError(Exception):
     """The chain of definitions is too long."""
 
 
-def least_times(repeat: str) -> float:
+def min_repetitions(repeat: str) -> float:
     """Return the minimum number of repetitions for ``+``, ``*``, ``?`` or a count in braces."""
     if not repeat.startswith("{"):
         return float(repeat == "+")
@@ -53,7 +53,7 @@ def regex_length(pattern: str) -> float:
             groups[-1][2] = length
         elif kind in ("repeat", "op"):
             last = top[2]
-            top[2] = least_times(value) * last
+            top[2] = min_repetitions(value) * last
             top[1] += top[2] - last
         elif kind == "atom":
             top[1] += CHARACTER_BYTES

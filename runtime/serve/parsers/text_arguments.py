@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
+from specbuild.runtime.guides.guide import MAX_GUIDE_BYTES, Guide
 from specbuild.runtime.serve.parsers.arguments import (
     Tools,
     UnclosedTextError,
@@ -113,9 +113,9 @@ class TextArguments:
                     values, guides = [any_text], {}
                     break
                 size += len(choice.source if isinstance(choice, Guide) else choice)
-                if size > MOST_GUIDE_BYTES:
-                    raise arguments.refused(
-                        f"takes more than {MOST_GUIDE_BYTES} bytes as a grammar of its arguments"
+                if size > MAX_GUIDE_BYTES:
+                    raise arguments.error(
+                        f"takes more than {MAX_GUIDE_BYTES} bytes as a grammar of its arguments"
                     )
                 if isinstance(choice, Guide):
                     guides[f"{prefix}_{i}_{j}"] = choice
@@ -169,7 +169,7 @@ def _choices(
     elif types is None or "string" in types:
         unenforced = [key for key in _TEXT_KEYWORDS if key in schema]
         if unenforced and not arguments.lenient:
-            raise arguments.refused(
+            raise arguments.error(
                 f"has {unenforced[0]!r}, which this model's call format cannot enforce; leave it "
                 "out, or leave out strict"
             )

@@ -22,7 +22,7 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
-from specbuild.runtime.guides.guide import MOST_GUIDE_BYTES, Guide
+from specbuild.runtime.guides.guide import MAX_GUIDE_BYTES, Guide
 from specbuild.runtime.request import GenerateParams, SequenceState
 from specbuild.runtime.sampling import SamplingParams
 
@@ -183,7 +183,7 @@ REFUSED = [
     (lambda: Guide.json("[" * 100_000), "is no JSON Schema"),
     (lambda: Guide.json(False), "allows nothing"),
     (lambda: Guide.regex(""), "is empty"),
-    (lambda: Guide.regex("a" * (MOST_GUIDE_BYTES + 1)), f"may have {MOST_GUIDE_BYTES}"),
+    (lambda: Guide.regex("a" * (MAX_GUIDE_BYTES + 1)), f"may have {MAX_GUIDE_BYTES}"),
     (lambda: Guide.regex(7), "must be a text"),  # type: ignore[arg-type]
     (lambda: Guide.regex("\ud800"), "is not Unicode"),
     (lambda: Guide.choice([]), "must be 1 to"),
