@@ -17,14 +17,15 @@ RUN = ("ab", "--max-new-tokens", "4", "--max-seq-len", "64", "--json")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, text_target: Path) -> Iterator[FakeHub]:
-    """A hub with a model, which also holds files that nobody may load, and a gated one."""
+def hub(tmp_path: Path, text_target: Path, text_draft: Path) -> Iterator[FakeHub]:
+    """A hub with a model, which also holds files that nobody may load, a gated one and a draft."""
     model = tmp_path / "published"
     shutil.copytree(text_target, model)
     for name in ("pytorch_model.bin", "modeling_custom.py", "original/consolidated.safetensors"):
         (model / name).parent.mkdir(exist_ok=True)
         (model / name).write_bytes(b"not to be loaded")
-    hub = FakeHub({"org/model": model, "org/gated": model}, gated=frozenset({"org/gated"}))
+    repositories = {"org/model": model, "org/gated": model, "org/draft": text_draft}
+    hub = FakeHub(repositories, gated=frozenset({"org/gated"}))
     with running(hub):
         yield hub
 
@@ -70,6 +71,16 @@ def test_a_model_is_downloaded_built_and_found_again(hub: FakeHub, home: Path) -
     assert pinned[0] == 0, pinned[2]
     code, _, err = run(hub, home, "inspect", "org/model")
     assert code == 0, err
+
+
+def test_a_draft_is_downloaded_too(hub: FakeHub, home: Path) -> None:
+    code, out, err = run(hub, home, "run", "org/model", *RUN, "--draft", "org/draft")
+    assert code == 0, err
+    assert "downloading org/draft" in err
+    engines = run(hub, home, "cache", "list", "--json")[1]
+    assert "org--draft" in json.loads(engines)["draft"]
+    plain = run(hub, home, "run", str(hub.repositories["org/model"]), *RUN)
+    assert json.loads(plain[1])["output_ids"] == json.loads(out)["output_ids"]
 
 
 @pytest.mark.parametrize(
