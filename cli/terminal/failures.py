@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import typer
 
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.parameters import nearest_name
 
 EXIT_USER_ERROR = 2
 EXIT_INTERNAL_ERROR = 70
@@ -122,9 +123,24 @@ def _sentence_of_known(error: BaseException) -> str | None:
 
 
 def _usage(error: typer.TyperException) -> str:
-    message = error.format_message().rstrip(".")
     context = getattr(error, "ctx", None)
-    return message if context is None else f"{message}; see {context.command_path} --help"
+    if context is None:
+        return error.format_message().rstrip(".")
+    meant = _meant_option(error, context)
+    if meant is not None:
+        return f"{meant}? See {context.command_path} --help"
+    return f"{error.format_message().rstrip('.')}; see {context.command_path} --help"
+
+
+def _meant_option(error: typer.TyperException, context: typer.Context) -> str | None:
+    """A question after the option that an unknown one means; None for other errors."""
+    name = getattr(error, "option_name", None)
+    if not isinstance(name, str):
+        return None
+    params = context.command.get_params(context)
+    flags = {flag.lstrip("-").replace("-", "_"): flag for p in params for flag in p.opts}
+    near = nearest_name(name.lstrip("-").replace("-", "_"), flags)
+    return None if near is None else f"there is no option {name}: did you mean {flags[near]}"
 
 
 def _unusable_package(error: ImportError) -> str | None:

@@ -321,3 +321,18 @@ def test_a_typo_in_a_path_suggests_the_neighbour(
     (tmp_path / "my-engine").mkdir()
     result = on_engine(command, name, tmp_path / "my-engin")
     assert result.refused("does not exist; did you mean", str(tmp_path / "my-engine"))
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ("--max-tokens", "--max-new-tokens"),
+        ("--text", "--prompt"),
+        ("--temprature", "--temperature"),
+    ],
+)
+def test_an_unknown_option_suggests_the_one_that_is_meant(
+    command: Command, option: str, meant: str
+) -> None:
+    result = command("run", "engine", option, "1")
+    assert result.refused(f"there is no option {option}: did you mean {meant}? See specbuild run")
