@@ -40,6 +40,15 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24,
         "norm_topk_prob": True,
     },
+    "qwen3_vl_text": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [4, 2, 2],
+            "mrope_interleaved": True,
+        },
+    },
     "mistral": {"head_dim": 24, "sliding_window": None},
     "ministral3": {
         "head_dim": 16,

@@ -1,4 +1,4 @@
-"""Reads checkpoints of Llama, Qwen2, Qwen3, Qwen3-MoE and MiMo."""
+"""Reads checkpoints of Llama, Qwen2, Qwen3, Qwen3-MoE, MiMo and Qwen3-VL's text model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
 # What older versions of transformers wrote beside the weights: config.json gives it too.
 ROTARY_TABLE = ".rotary_emb.inv_freq"
-_DEFAULTS = {"llama": Defaults(kv_heads=0), "qwen3": Defaults(head_dim=128)}
+# Text has the same position in all sections of Qwen3-VL's RoPE, so that they make no difference.
+_SECTIONS = frozenset({"mrope_interleaved", "mrope_section"})
+_DEFAULTS = {
+    "llama": Defaults(kv_heads=0),
+    "qwen3": Defaults(head_dim=128),
+    "qwen3_vl_text": Defaults(theta=5e5, head_dim=128, rope_fields=_SECTIONS),
+}
 
 
 def read_config(

@@ -27,6 +27,7 @@ FIELDS = {
         inert=_WINDOWS | _BIASES,
     ),
     "qwen3": FieldTable(read=_DENSE | _WINDOWS, only=_ONLY),
+    "qwen3_vl_text": FieldTable(read=_DENSE, only=_ONLY),
     "qwen3_moe": FieldTable(
         read=_DENSE
         | {

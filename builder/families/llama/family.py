@@ -21,6 +21,7 @@ LLAMA = TargetFamily(
         "qwen3": "Qwen3ForCausalLM",
         "qwen3_moe": "Qwen3MoeForCausalLM",
         "mimo": "MiMoForCausalLM",
+        "qwen3_vl_text": "Qwen3VLForConditionalGeneration",
     },
     checkpoint=CheckpointFormat(
         read_config=checkpoint.read_config,

@@ -54,6 +54,8 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
                                    "head_dim": 64, "rope_parameters": None}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3": ("qwen3", {"head_dim": 32}),
+    "phi3": ("phi3", {}),
+    "mistral": ("mistral", {"head_dim": 16}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip
 QUICK = ("one KV head of 8", "qwen2", "biased qwen3")

@@ -12,11 +12,18 @@ from family_engines import build_drafted_engine, check_stages
 from llama_checkpoints import OF_KIND, SIZES, randomise
 
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.training.frozen_target import load_target
 from specbuild.runtime.errors import SpecbuildError
 
 VISION = {
     "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 2, "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+
+
+QWEN_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "patch_size": 4,
+    "out_hidden_size": 64, "deepstack_visual_indexes": [0],
 }  # fmt: skip
 
 
@@ -27,11 +34,19 @@ def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
         Gemma3ForConditionalGeneration,
         Mistral3Config,
         Mistral3ForConditionalGeneration,
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
     )
 
     text = SIZES | OF_KIND[text_kind] | {"model_type": text_kind}
-    options = {"text_config": text, "image_token_index": 30, **changes}
-    if text_kind == "gemma3_text":
+    options: dict[str, Any] = {"text_config": text, **changes}
+    if text_kind != "qwen3_vl_text":
+        options["image_token_index"] = 30
+    model: Any
+    if text_kind == "qwen3_vl_text":
+        config = Qwen3VLConfig(vision_config=QWEN_VISION, **options)
+        model = Qwen3VLForConditionalGeneration(config)
+    elif text_kind == "gemma3_text":
         places = {"boi_token_index": 28, "eoi_token_index": 29, "mm_tokens_per_image": 4}
         config = Gemma3Config(vision_config=VISION, **places, **options)
         model = Gemma3ForConditionalGeneration(config)
@@ -70,11 +85,26 @@ def test_an_unknown_text_model_is_refused_by_its_type(tmp_path: Path) -> None:
         read_target(tmp_path, strict=True)
 
 
+def test_qwen3_vl_without_images_is_a_qwen3(tmp_path: Path) -> None:
+    """The reference of ``verify`` gives the logits of the multimodal class."""
+    from transformers import Qwen3VLForConditionalGeneration
+
+    write_wrapped(tmp_path, "qwen3_vl_text", tie_word_embeddings=False)
+    (warning,) = read_target(tmp_path, strict=True).warnings
+    assert "visual (" in warning
+    whole = Qwen3VLForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    text = load_target(tmp_path, teacher=False)
+    ids = torch.arange(3, 28)[None]
+    with torch.no_grad():
+        expected, found = whole(ids).logits, text(ids, use_cache=False).logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3", "qwen3_vl_text"])
 def test_an_engine_of_the_text_part_computes_what_transformers_computes(
     tmp_path: Path, kind: str
 ) -> None:
-    write_wrapped(tmp_path / "model", kind, tie_word_embeddings=True)
+    write_wrapped(tmp_path / "model", kind, tie_word_embeddings=kind != "qwen3_vl_text")
     build_drafted_engine(tmp_path, OF_KIND[kind])
     check_stages(tmp_path)
