@@ -60,7 +60,11 @@ class App:
         self._responses: Responses | None = None
         text = engine.text
         has_chat = options.output_format is not None and text is not None and text.has_template
-        self.page = WebPage(has_chat=has_chat, needs_key=bool(options.keys))
+        self.page = WebPage(
+            has_chat=has_chat,
+            has_draft=bool(engine.manifest.drafters),
+            needs_key=bool(options.keys),
+        )
         routes = _routes(self, (o for o in OPERATIONS if options.page or not o.is_page))
         self.asgi = Starlette(
             routes=routes,

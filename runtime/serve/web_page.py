@@ -35,16 +35,21 @@ _HEADERS = {
 class WebPage:
     """The files of the page, which are served without a key.
 
-    ``has_chat``: the engine has a chat template. ``needs_key``: the page must ask for an API key.
+    ``has_chat``: the engine has a chat template. ``has_draft``: it has a drafter, whose tokens the
+    page tints. ``needs_key``: the page must ask for an API key.
     """
 
-    def __init__(self, *, has_chat: bool, needs_key: bool) -> None:
-        self._settings: Mapping[str, Any] = {"chat": has_chat, "key": needs_key}
+    def __init__(self, *, has_chat: bool, has_draft: bool, needs_key: bool) -> None:
+        self._settings: Mapping[str, Any] = {
+            "chat": has_chat,
+            "draft": has_draft,
+            "key": needs_key,
+        }
         folder = files(__package__) / FOLDER
         self._files = {file.name: file.read_bytes() for file in folder.iterdir()}
 
     def settings(self) -> Response:
-        """Return whether there is a chat template, and whether a key is needed."""
+        """Return whether there are a chat template and a draft, and whether a key is needed."""
         return JSONResponse(self._settings, headers=_HEADERS)
 
     def file(self, name: str) -> Response:

@@ -11,7 +11,7 @@ const SAVE_MS = 500;
 const find = (id) => document.getElementById(id);
 const settings = find('settings');
 
-let about = { chat: true, key: false };
+let about = { chat: true, draft: true, key: false };
 let model = null;
 let turns = kept('conversation', []);
 let running = null; // the AbortController of the answer that is being written
@@ -25,7 +25,7 @@ function showAll() {
 }
 
 function view(turn) {
-  return new TurnView(turn, { fences: about.chat && turn.role === 'assistant' });
+  return new TurnView(turn, { fences: about.chat && turn.role === 'assistant', retry });
 }
 
 function addTurn(turn) {
@@ -49,7 +49,7 @@ function save() {
 
 // -- Asking
 
-function asked() {
+function requestBody() {
   const value = (id) => find(id).value.trim();
   const body = {
     model,
@@ -57,7 +57,7 @@ function asked() {
     return_draft_tokens: true,
     temperature: Number(value('temperature')),
     top_p: Number(value('top_p')),
-    // null: as many as fit.
+    // null: up to the context's end.
     max_tokens: value('max_tokens') === '' ? null : Number(value('max_tokens')),
   };
   if (value('seed') !== '') body.seed = Number(value('seed'));
@@ -78,11 +78,23 @@ async function send() {
   if (running || (!text.trim() && !continues) || !settings.reportValidity()) return;
   if (text) addTurn(newTurn('user', text));
   find('prompt').value = '';
-  const [path, body] = asked();
+  await request();
+}
+
+async function request() {
+  const [path, body] = requestBody();
   const shown = addTurn(newTurn('assistant'));
   shown.open();
   follow(true);
   await answer(shown, path, body);
+}
+
+// Replaces the last answer by another one.
+async function retry() {
+  if (running || turns.at(-1)?.role !== 'assistant' || !settings.reportValidity()) return;
+  turns.pop();
+  find('log').lastElementChild.remove();
+  await request();
 }
 
 async function answer(shown, path, body) {
@@ -120,7 +132,7 @@ function take(shown, choice, figures) {
 function failed(error, turn) {
   if (!(error instanceof ServerError)) throw error;
   turn.error = error.message;
-  if (error.status === 401) askKey('The server does not take this key');
+  if (error.status === 401) askKey('The server rejects this key');
 }
 
 function busy(now) {
@@ -152,7 +164,7 @@ async function connect() {
     state('ready', 'ready');
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
-    if (error.status === 401) askKey(key() ? 'The server does not take this key' : 'This server wants an API key');
+    if (error.status === 401) askKey(key() ? 'The server rejects this key' : 'This server requires an API key');
     state(error.status === 401 ? 'unknown' : 'failed', error.message);
   }
   find('send').disabled = model === null;
@@ -160,10 +172,11 @@ async function connect() {
 
 function describe() {
   document.body.classList.toggle('plain', !about.chat);
+  document.body.classList.toggle('draftless', !about.draft);
   if (about.chat) return;
-  find('welcome-title').textContent = 'Begin a text';
+  find('welcome-title').textContent = 'Start a text';
   find('welcome-text').textContent =
-    'This engine has no chat template: the model continues your text as it stands.';
+    'This engine has no chat template: the model continues your text.';
   find('prompt').placeholder = 'def area(radius):';
 }
 

@@ -1,4 +1,4 @@
-// How fast one answer comes, and how many tokens each pass of the model gives.
+// Speed of one answer, and tokens per forward pass of the model.
 
 export class Figures {
   constructor() {
@@ -10,7 +10,7 @@ export class Figures {
     this.passes = 0;
   }
 
-  // A chunk's tokens are all of the draft, or all of the model: of those each pass gives one.
+  // All tokens of a chunk come from the draft, or all from the model, which adds one per pass.
   take({ token_count: tokens, from_draft: fromDraft }) {
     if (!tokens) return;
     this.last = performance.now();
@@ -41,11 +41,11 @@ export class Figures {
     };
   }
 
-  // One line for behind the answer.
+  // One line below the answer.
   get note() {
     if (!this.tokens) return '';
     const { speed, acceptance, first } = this.shown;
-    return `${this.tokens} tokens · ${speed} a second · ${acceptance} a pass · first after ${first}`;
+    return `${this.tokens} tokens · ${speed} tokens/s · ${acceptance} tokens/step · TTFT ${first}`;
   }
 }
 

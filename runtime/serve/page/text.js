@@ -1,4 +1,6 @@
-// Text that grows: pieces of the draft are tinted, blocks between ``` lines stand as code.
+// Text that grows: tokens of the draft are tinted, blocks between ``` lines are shown as code.
+
+import { highlight } from './highlight.js';
 
 const FENCE = '```';
 
@@ -9,7 +11,7 @@ export class Text {
     this.fences = fences;
     this.block = this.element;
     this.run = null;
-    this.held = []; // of a line that may become a fence: [text, fromDraft]
+    this.held = []; // pieces of a line that may become a fence: [text, fromDraft]
     this.atLineStart = true;
   }
 
@@ -40,11 +42,12 @@ export class Text {
     }
   }
 
-  // No more comes.
+  // The text is complete.
   finish() {
     const line = this.held.map(([text]) => text).join('');
     if (line === FENCE && this.block !== this.element) this.held = [];
     this.release();
+    if (this.block !== this.element) highlight(this.block);
   }
 
   release() {
@@ -55,12 +58,17 @@ export class Text {
   fence() {
     this.run = null;
     if (this.block !== this.element) {
+      highlight(this.block);
       this.block = this.element;
       return;
     }
-    this.block = document.createElement('pre');
-    this.block.tabIndex = 0; // it scrolls, so a keyboard has to reach it
-    this.element.append(this.block);
+    const block = document.createElement('pre');
+    block.tabIndex = 0; // it scrolls, so the keyboard must reach it
+    const frame = document.createElement('div');
+    frame.className = 'code';
+    frame.append(block, copyButton(() => block.textContent));
+    this.element.append(frame);
+    this.block = block;
   }
 
   append(text, fromDraft) {
@@ -74,4 +82,22 @@ export class Text {
     }
     this.run.node.appendData(text);
   }
+}
+
+// A button that copies what `text` returns.
+export function copyButton(text) {
+  const button = document.createElement('button');
+  button.type = 'button';
+  button.className = 'quiet copy';
+  button.textContent = 'Copy';
+  button.addEventListener('click', async () => {
+    try {
+      await navigator.clipboard.writeText(text());
+      button.textContent = 'Copied';
+    } catch {
+      button.textContent = 'Copy failed'; // pages without HTTPS, other than localhost, may not
+    }
+    setTimeout(() => (button.textContent = 'Copy'), 1500);
+  });
+  return button;
 }

@@ -1,9 +1,9 @@
-// One turn of a conversation: what was said, and the elements that show it.
+// One turn of a conversation: its text, and the elements that show it.
 //
 // A turn is { role, reasoning, content, note, error }; reasoning and content are lists of
 // [text, fromDraft]. All text becomes text nodes, never HTML.
 
-import { Text } from './text.js';
+import { copyButton, Text } from './text.js';
 
 const NAMES = { user: 'You', assistant: 'Model' };
 
@@ -16,9 +16,10 @@ export function textOf(pieces) {
 }
 
 export class TurnView {
-  constructor(turn, { fences }) {
+  constructor(turn, { fences, retry }) {
     this.turn = turn;
     this.fences = fences;
+    this.retry = retry;
     this.element = made('article', `turn ${turn.role}`);
     this.element.append(made('p', 'who', NAMES[turn.role]));
     this.places = {};
@@ -54,7 +55,7 @@ export class TurnView {
     return text;
   }
 
-  // The turn is as it stays: its note and its error are shown.
+  // The turn is complete: shows its note, its error, and buttons below an answer.
   finish() {
     this.element.classList.remove('open');
     for (const text of Object.values(this.places)) text.finish();
@@ -64,11 +65,23 @@ export class TurnView {
       this.element.append(error);
     }
     if (this.turn.note) this.element.append(made('p', 'note', this.turn.note));
+    if (this.turn.role === 'assistant') this.element.append(this.actions());
   }
 
-  // The turn is being written.
+  // Copies the answer; retries it, which the style sheet shows below the last turn only.
+  actions() {
+    const actions = made('p', 'actions');
+    const retry = made('button', 'quiet retry', 'Retry');
+    retry.type = 'button';
+    retry.addEventListener('click', () => this.retry?.());
+    actions.append(copyButton(() => textOf(this.turn.content)), retry);
+    return actions;
+  }
+
+  // The turn is streaming.
   open() {
     this.element.classList.add('open');
+    this.element.querySelector('.actions')?.remove();
     if (!this.places.content && !this.places.reasoning) this.places.content = this.place('content');
   }
 }

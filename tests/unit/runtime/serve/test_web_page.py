@@ -106,7 +106,7 @@ def test_files_of_the_page(server: Served) -> None:
             assert client.get(name).status_code == 200
         for name in ("other", "..%2fapp.py", "../app.py"):
             assert client.get(f"/page/{name}").status_code == 404
-        assert client.get("/page/about.json").json() == {"chat": True, "key": False}
+        assert client.get("/page/about.json").json() == {"chat": True, "draft": True, "key": False}
 
 
 def test_a_server_without_a_page() -> None:
@@ -126,7 +126,7 @@ def test_an_answer_is_streamed_tinted_and_there_after_a_reload(page: Browser) ->
     tinted = page.value("[...document.querySelectorAll('.turn .draft')].map((e) => e.innerText)")
     assert tinted and len("".join(tinted)) < len(text)
     assert re.fullmatch(
-        r"40 tokens · [\d.]+ a second · [\d.]+ a pass · first after .+",
+        r"40 tokens · [\d.]+ tokens/s · [\d.]+ tokens/step · TTFT .+",
         page.value(shown(".turn.assistant .note")),
     )
     assert float(page.value(shown("#acceptance"))) > 1
@@ -209,8 +209,69 @@ def test_reasoning_is_folded_and_fences_are_code(page: Browser) -> None:
     blocks = (
         "[...document.querySelectorAll('.turn > .text > *')].map((e) => [e.tagName, e.innerText])"
     )
-    assert page.value(blocks) == [["SPAN", "a\n"], ["PRE", "x = 1\n"], ["SPAN", f"b {fence} c"]]
+    assert page.value(blocks) == [
+        ["SPAN", "a\n"],
+        ["DIV", "x = 1\n\nCopy"],
+        ["SPAN", f"b {fence} c"],
+    ]
     assert page.value(shown(".turn pre .draft")) == "x"
+    colours = "[...CSS.highlights].map(([name, ranges]) => [name, [...ranges].map(String)])"
+    assert page.value(colours) == [["code-number", ["1"]]]
+
+
+@needs_chromium
+def test_code_is_coloured_across_tokens_of_the_draft(page: Browser) -> None:
+    code = "```\ndef f(x):  # one\n    return 'a\\'b' + 0x1F\n```\n"
+    pieces = [[letter, i % 3 == 0] for i, letter in enumerate(code)]
+    turn = {"reasoning": [], "content": pieces, "role": "assistant"}
+    page.value(
+        "import('/page/turn.js').then(({ TurnView }) => document.getElementById('log')"
+        f".append(new TurnView({json.dumps(turn)}, {{ fences: true }}).element))"
+    )
+    found = page.value(
+        "Object.fromEntries([...CSS.highlights].map(([name, ranges]) => "
+        "[name.slice(5), [...ranges].map(String)]))"
+    )
+    assert found == {
+        "keyword": ["def", "return"],
+        "comment": ["# one"],
+        "string": [r"'a\'b'"],
+        "number": ["0x1F"],
+    }
+
+
+@needs_chromium
+def test_the_last_answer_is_retried_and_copied(page: Browser) -> None:
+    # A headless browser has no clipboard.
+    page.value(
+        "Object.defineProperty(navigator, 'clipboard', { configurable: true, value: "
+        "{ writeText: async (text) => { window.copied = text; } } }) && 0"
+    )
+    for prompt in ("bd", PROMPT):
+        page.type(prompt)
+        page.press("Enter")
+        page.until(f"{IDLE} && {shown('.turn:last-child .note')}")
+    retries = "[...document.querySelectorAll('.retry')].map((e) => e.checkVisibility())"
+    assert page.value(retries) == [False, True]
+    whole = page.value(shown(".turn:last-child .text"))
+    page.value("document.getElementById('max_tokens').value = 7")
+    page.value("document.querySelector('.turn:last-child .retry').click()")
+    page.until(f"{IDLE} && {shown('.turn:last-child .note')}?.startsWith('7 tokens')")
+    assert page.value("document.querySelectorAll('.turn').length") == 4
+    text = page.value(shown(".turn:last-child .text"))
+    assert text and len(text) < len(whole) and whole.startswith(text)
+    page.value("document.querySelector('.turn:last-child .copy').click()")
+    page.until(f"{shown('.turn:last-child .copy')} === 'Copied'")
+    assert page.value("window.copied") == text
+
+
+@needs_chromium
+def test_without_a_draft_nothing_speaks_of_one(chromium: Browser) -> None:
+    with served(worded(TEMPLATE, drafted=False)) as (url, _):
+        chromium.open(url)
+        chromium.until(READY)
+        seen = "[...document.querySelectorAll('.for-draft')].map((e) => e.checkVisibility())"
+        assert chromium.value(seen) == [False, False, False]
 
 
 @needs_chromium
@@ -218,7 +279,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(chromium: Browser) -> None:
     with served(worded(TEMPLATE), keys=("secret",)) as (url, _):
         chromium.open(url)
         chromium.until("!document.getElementById('key-form').hidden")
-        for key, question in (("wrong", "does not take this key"), ("secret", "")):
+        for key, question in (("wrong", "rejects this key"), ("secret", "")):
             chromium.until("document.activeElement.id === 'key'")
             chromium.type(key)
             chromium.press("Enter")
