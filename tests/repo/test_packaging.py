@@ -144,7 +144,7 @@ assert time.process_time() - start_s < 0.05
 assert "numpy" not in sys.modules
 assert {
     "Engine", "EngineConfig", "GenerateParams", "PrefillSchedule", "Prompt", "RuntimeSettings",
-    "SpeculativeConfig", "__version__",
+    "SpeculativeConfig", "__version__", "errors",
 } == set(specbuild.__all__)
 assert set(specbuild.__all__) <= set(dir(specbuild))
 assert specbuild.__version__ == "VERSION"

@@ -80,7 +80,7 @@ def test_a_process_prints_a_line_for_each_row(
     monkeypatch.setattr(ProgramRunner, "described", described)
     toy = toy_cuda(shapes=(DraftShape(1, 3, 3),))
     toy.device.gpu.kernels["stream_read"] = FakeKernel(lambda *_: None, "ppi")
-    monkeypatch.setattr(rows_of.Engine, "load", lambda _: toy.engine)
+    monkeypatch.setattr(rows_of.Engine, "load", lambda *_: toy.engine)
     monkeypatch.setattr(rows_of, "streaming_read", partial(streaming_read, nbytes=128 << 20))
     sizes = rows_of.Sizes(context=6, tokens=6, repeats=1)
     monkeypatch.setitem(rows_of.SIZES, "20B", sizes)
