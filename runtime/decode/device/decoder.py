@@ -119,7 +119,7 @@ class DeviceDecoder(Decoder):
             self._manifest,
             self._programs,
             drafts=policy.max_depth > 0,
-            offers=self._device_proposals(setting),
+            proposals=self._device_proposals(setting),
         )
         # A policy may choose no draft only if steps without one have enough rows.
         shape = self._fixed_shape(setting)
@@ -195,10 +195,12 @@ class DeviceDecoder(Decoder):
                 drafter="+".join(kinds),
             )
             if host_record is not None:
-                offers = self._proposal_costs.setdefault(
+                proposals = self._proposal_costs.setdefault(
                     full_logits, ProposalCosts(costs, self._programs, full_logits=full_logits)
                 )
-                policy = ProposalPolicy(measured, offers, max_chain=self._programs.max_host_chain)
+                policy = ProposalPolicy(
+                    measured, proposals, max_chain=self._programs.max_host_chain
+                )
         self._last = policy
         return policy
 

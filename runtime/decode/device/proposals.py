@@ -62,8 +62,8 @@ class DeviceProposals:
         depths: Mapping[int, int],
     ) -> None:
         """Write the first ``depths[row]`` tokens of each chain for the next step."""
-        offered = {id(s): c for s, c in zip(self._sequences, self._proposal.tokens, strict=True)}
-        chains = {row: offered[id(sequence)][: depths[row]] for row, sequence in rows.items()}
+        chain_of = {id(s): c for s, c in zip(self._sequences, self._proposal.tokens, strict=True)}
+        chains = {row: chain_of[id(sequence)][: depths[row]] for row, sequence in rows.items()}
         self._executor.write(OFFERED, host_chain_values(entry, chains))
 
     def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:

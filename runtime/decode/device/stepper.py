@@ -43,7 +43,7 @@ from specbuild.runtime.sampling import samples
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: steps may have a draft. ``offers`` proposes host chains, which the policy may use
+    ``drafts``: steps may have a draft. ``proposals`` are host chains, which the policy may use
     instead of a device draft.
     """
 
@@ -56,10 +56,10 @@ class DeviceStepper:
         programs: ProgramTable,
         *,
         drafts: bool,
-        offers: DeviceProposals | None = None,
+        proposals: DeviceProposals | None = None,
     ) -> None:
         self._executor = executor
-        self._proposals = offers
+        self._proposals = proposals
         self._eos_token_ids = manifest.target.eos_token_ids
         self._programs = programs
         self._groups = tuple(group.name for group in manifest.cache_groups)
