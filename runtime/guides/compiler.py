@@ -27,7 +27,7 @@ from specbuild.runtime.guides.remote import MAX_FOLLOWERS, RemoteGrammar
 # White space as in Python's json.dumps, the most frequent form in training data. If white space
 # were free, a model could emit it without end, and text after a comma would not be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Compiled grammars in the cache; each may hold LIMITS' lexer states, of about 2 kB.
+# The maximum of cached grammars. Each may hold LIMITS' lexer states of about 2 kB.
 MAX_CACHED = 16
 # llguidance's own limits. The time to compile grows with the square of the number of optional
 # properties; about 2500 of them compile.
@@ -143,7 +143,7 @@ def read_tokens(library: Any, vocabulary: Vocabulary, guide: Guide) -> Any:
         return library.LLTokenizer(
             vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=list(vocabulary.ends) or None
         )
-    except Exception as error:  # the library raises bare ones
+    except Exception as error:  # the library raises bare Exceptions
         raise guide.error(
             f"is not supported here: llguidance cannot read the engine's tokenizer: {error}"
         ) from error
@@ -196,7 +196,7 @@ def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="specbuild-guide", daemon=True)
-    # The size is a setting of the process, for threads that start.
+    # The stack size is a process-wide setting for new threads.
     with _stack_size:
         previous = threading.stack_size(stack_bytes)
         try:

@@ -124,7 +124,7 @@ class RemoteGuideState(GuideState):
         return self._requested is None and np.array_equal(self._output, output)
 
     def _open(self) -> bool:
-        """Start the process, unless as many as may be follow other guides."""
+        """Start the process, unless the maximum number of processes is running."""
         if not self._followers.acquire(blocking=False):
             return False
         try:

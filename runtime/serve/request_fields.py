@@ -157,7 +157,7 @@ REFUSED = (
     RefusedField("function_call", _CHAT, _TOOLS, ("none",)),
     RefusedField("verbosity", _CHAT, "ask for a length in the messages", ("medium",)),
     RefusedField("text.verbosity", _RESPONSES, "ask for a length in the input", ("medium",)),
-    # A model without summaries answers "auto" without one.
+    # OpenAI's models without summaries accept "auto", and return none.
     RefusedField("reasoning.summary", _RESPONSES, "reasoning is returned unchanged", ("auto",)),
     RefusedField(
         "reasoning.generate_summary", _RESPONSES, "reasoning is returned unchanged", ("auto",)

@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
         self._app.service.abort()
         await asyncio.sleep(CLOSE_TIMEOUT_S)
         for connection in list(self.server_state.connections):
-            connection.transport.abort()  # its client does not read
+            connection.transport.abort()  # the client does not read
         await asyncio.sleep(CLOSE_TIMEOUT_S)
         self._app.service.abandon()
 

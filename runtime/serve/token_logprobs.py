@@ -26,7 +26,7 @@ def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
 
 
 def _logprob(token: TokenEvent) -> float:
-    """Return the log-probability of a token of a request that asked for it."""
+    """Return the log-probability of a token, which its request must have requested."""
     assert token.logprob is not None
     return token.logprob
 
