@@ -29,7 +29,7 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, Multipliers, T
 
 _ACTIVATION = "gelu_pytorch_tanh"
 _PATTERN = "sliding_window_pattern"
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS
     | {
         "layer_types",
@@ -72,7 +72,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     stated = {name: value for name, value in config.fields.items() if value is not None}
     config = replace(config, fields=_OMITTED | stated)
     mlp = DenseFeedForward(inner=config.integer("intermediate_size"), activation=Geglu())

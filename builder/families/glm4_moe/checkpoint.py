@@ -28,7 +28,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS
     | {
         PARTIAL,
@@ -59,7 +59,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     attention = AttentionParts(
         qkv_bias=config.boolean("attention_bias", False),
         qk_norm="head" if config.boolean("use_qk_norm", False) else "none",

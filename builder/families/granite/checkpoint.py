@@ -28,7 +28,7 @@ _FACTORS = {
     "logits_scaling": "logit_scale",
     "residual_multiplier": "residual_scale",
 }
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS | {"attention_bias", "mlp_bias", *_FACTORS}, only=GROUPED_ONLY
 )
 
@@ -40,7 +40,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     bias = config.boolean("attention_bias", False)
     attention = AttentionParts(
         qkv_bias=bias, output_bias=bias, scale=config.number("attention_multiplier", 1.0)

@@ -24,7 +24,7 @@ from specbuild.builder.families.parts.grouped_gguf import GroupedGguf
 from specbuild.builder.families.parts.grouped_tensors import BLOCK_SPARSE_NAMES, renamed_layers
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS
     | {
         PARTIAL,
@@ -70,7 +70,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict) + check_fp8(config, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict) + check_fp8(config, strict=strict)
     if set(config.integers("attn_type_list") or ()) - {1}:
         raise config.wrong("attn_type_list", "1 (full attention) in every layer")
     moe = routed_swiglu(

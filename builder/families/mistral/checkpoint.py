@@ -24,7 +24,7 @@ from specbuild.runtime.engine_dir.feed_forward import FeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, QueryGrowth, TargetGeometry
 
 _DENSE = FieldTable(read=GROUPED_FIELDS | {"sliding_window"}, only=GROUPED_ONLY)
-_FIELDS = {
+FIELDS = {
     "mistral": _DENSE,
     "ministral3": _DENSE,
     "mixtral": FieldTable(
@@ -51,7 +51,7 @@ def read_config(
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
     kind = config.text("model_type") or ""
-    warnings = check_fields(config, _FIELDS[kind], strict=strict)
+    warnings = check_fields(config, FIELDS[kind], strict=strict)
     grows = kind == "ministral3"
     geometry = grouped_geometry(
         path,

@@ -25,7 +25,7 @@ from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fie
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
 _ONLY = GROUPED_ONLY | {"clip_qkv": ()}
-_FIELDS = {
+FIELDS = {
     "olmo2": FieldTable(read=GROUPED_FIELDS | {"attention_bias"}, only=_ONLY),
     "olmo3": FieldTable(
         read=GROUPED_FIELDS | {"attention_bias", "layer_types", "sliding_window"}, only=_ONLY
@@ -46,7 +46,7 @@ def read_config(
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
     kind = config.text("model_type") or ""
-    warnings = check_fields(config, _FIELDS[kind], strict=strict)
+    warnings = check_fields(config, FIELDS[kind], strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
     bias, windows = config.boolean("attention_bias", False), None
     if kind == "olmo3":

@@ -26,7 +26,7 @@ from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fie
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS | {PARTIAL, "sliding_window"},
     only=GROUPED_ONLY | {"attention_bias": (False,)},
 )
@@ -41,7 +41,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
     window = config.optional_integer("sliding_window")
     types = (FULL if window is None else WINDOWED,) * len(feed_forwards)

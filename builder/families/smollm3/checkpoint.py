@@ -21,7 +21,7 @@ from specbuild.builder.families.parts.grouped_config import (
 from specbuild.builder.families.parts.grouped_gguf import GroupedGguf
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
-_FIELDS = FieldTable(
+FIELDS = FieldTable(
     read=GROUPED_FIELDS
     | {
         "attention_bias",
@@ -47,7 +47,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, _FIELDS, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     feed_forwards = every_layer(config, dense_swiglu(config))
     layers, bias = len(feed_forwards), config.boolean("attention_bias", False)
     rotates = _rotates(config, layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,18 @@ from specbuild.builder.checkpoint.source import read_json
 from specbuild.builder.families.checkpoints import read_draft, read_own_draft, read_target
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.eagle3.config_fields import DRAFT_DECODER, DRAFT_TOP
+from specbuild.builder.families.gemma3 import checkpoint as gemma3
+from specbuild.builder.families.glm4_moe import checkpoint as glm4_moe
 from specbuild.builder.families.gpt_oss.config_fields import GPT_OSS, GPT_OSS_ORIGINAL
+from specbuild.builder.families.granite import checkpoint as granite
 from specbuild.builder.families.llama.config_fields import FIELDS
+from specbuild.builder.families.minimax_m2 import checkpoint as minimax_m2
+from specbuild.builder.families.mistral import checkpoint as mistral
+from specbuild.builder.families.olmo import checkpoint as olmo
 from specbuild.builder.families.parts.rope import rope_tables
+from specbuild.builder.families.phi3 import checkpoint as phi3
 from specbuild.builder.families.registry import TARGETS
+from specbuild.builder.families.smollm3 import checkpoint as smollm3
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -56,7 +65,20 @@ def _predicting(path: Path) -> None:
     add_predictor(path)
 
 
+GROUPED = {
+    **mistral.FIELDS,
+    **olmo.FIELDS,
+    "gemma3_text": gemma3.FIELDS,
+    "glm4_moe": glm4_moe.FIELDS,
+    "granite": granite.FIELDS,
+    "minimax_m2": minimax_m2.FIELDS,
+    "phi3": phi3.FIELDS,
+    "smollm3": smollm3.FIELDS,
+}
 KINDS: dict[str, Kind] = {
+    **{
+        kind: Kind(partial(write_llama, kind=kind), table.read) for kind, table in GROUPED.items()
+    },
     "gpt_oss": Kind(lambda path: write_target(path, layers=2), GPT_OSS.read),
     "gpt_oss, older rope": Kind(
         lambda path: write_target(path, layers=2, rope_spelling="rope_scaling"), GPT_OSS.read
@@ -195,7 +217,9 @@ def test_more_experts_than_any_model(tmp_path: Path) -> None:
 
 def test_every_family_is_read() -> None:
     kinds = {model_type for family in TARGETS.values() for model_type in family.model_types}
-    assert kinds - set(KINDS) == {"kimi_k2", "youtu_llm"}, "write one, or name its twin here"
+    assert kinds - set(KINDS) == {"kimi_k2", "qwen3_vl_text", "youtu_llm"}, (
+        "write one, or name its twin here"
+    )
 
 
 GgufModel = tuple[str, dict[str, Any], dict[str, Stored]]
