@@ -15,7 +15,7 @@ from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
-from specbuild.runtime.draft.choice import PolicyBySampling, asked_for
+from specbuild.runtime.draft.choice import PolicyBySampling, requested_policy
 from specbuild.runtime.draft.drafter import Drafter
 from specbuild.runtime.draft.policy import EXPLORATION_SHARE, DraftPolicy, LearnedPolicies
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
@@ -186,7 +186,7 @@ class Decoder(ABC):
     def _engine_policy(self, setting: DraftSetting) -> DraftPolicy:
         """The policy of a loop that uses the engine's own drafters."""
         if setting.speculation != "default":
-            return asked_for(setting.speculation)
+            return requested_policy(setting.speculation)
         assert isinstance(setting.drafter, str)
         drafter = setting.drafter
         return PolicyBySampling(

@@ -1,4 +1,4 @@
-"""How often drafts are accepted, by position: a running estimate that starts from a belief."""
+"""Estimate acceptance rates by draft position, starting from a prior."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import sqrt
 
-# Pseudo-observations of what is believed of a position before the first step, and of what was
-# seen on the long run against what was seen just now; how fast these fade, and what is steady.
+# Weight of a prior, and of the medium-term estimate in the recent one, in observations.
+# Decay per observation of the medium-term, the long-term and the recent counts.
 PRIOR_WEIGHT = 4.0
 MEDIUM_WEIGHT = 6.0
 DECAY_MEDIUM = 0.97
 DECAY_LONG = 0.99
 DECAY_RECENT = 0.8
-# A sampled token is a draft's likeliest one less often than a greedy one.
+# A sampled token equals the draft's most likely token less often than a greedy one.
 PRIOR_GREEDY = 0.6
 PRIOR_SAMPLED = 0.4
 
 
 class Acceptance:
-    """What was seen of each position of one kind of draft.
+    """Acceptance counts of each position of one kind of draft.
 
-    p_i is the chance that level i is accepted once those before it were: what the last few steps
-    accepted, with what many did as a belief of ``LONG_WEIGHT`` steps. So text that becomes
-    predictable is noticed within a few steps, and a lucky step changes little.
+    p_i is the probability that level i is accepted if all levels before it are. The estimate comes
+    from recent steps, with the medium-term rate as a prior of ``MEDIUM_WEIGHT`` observations. It
+    reacts within a few steps when a text becomes predictable, and changes little by chance.
     """
 
     def __init__(self, depth: int) -> None:
@@ -32,12 +32,12 @@ class Acceptance:
         self._recent = _DecayedCounts(depth, DECAY_RECENT)
 
     def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
+        """Count a step in which ``accepted[b]`` of ``depths[b]`` verified levels were accepted."""
         for counts in (self._long_term, self._medium_term, self._recent):
             counts.learn(depths, accepted)
 
     def long_term(self, prior: float) -> list[float]:
-        """As :meth:`along`, of so many steps that luck hardly tells two drafts apart."""
+        """As :meth:`estimates`, over enough steps to compare two drafts."""
         estimates = []
         for position in range(self._long_term.depth):
             prior = self._long_term.estimate(position, prior, PRIOR_WEIGHT)
@@ -45,11 +45,10 @@ class Acceptance:
         return estimates
 
     def estimates(self, prior: float) -> list[float]:
-        """p_1, p_2, … of a chain, where ``prior`` is believed of p_1 before the first step.
+        """Return p_1, p_2, … of a chain; ``prior`` is the prior of p_1.
 
-        A later position is believed to be like the one before it until it was tried: acceptance
-        hardly falls along a chain, and a position that no chain reaches would otherwise never be
-        tried.
+        The prior of a later position is the estimate of the position before it. Acceptance falls
+        little along a chain, and without this prior an unreached position would never be tried.
         """
         estimates = []
         for position in range(self._medium_term.depth):
@@ -58,12 +57,12 @@ class Acceptance:
         return estimates
 
     def corrected(self, priors: Iterable[float]) -> list[float]:
-        """p_1, p_2, … where each position has a belief of its own, which ends the list."""
+        """Return p_1, p_2, … with a prior for each position."""
         return [self._medium_term.estimate(i, p, PRIOR_WEIGHT) for i, p in enumerate(priors)]
 
 
 class _DecayedCounts:
-    """Counts of each position, in which the newer counts more."""
+    """Exponentially decayed counts of each position."""
 
     def __init__(self, depth: int, decay: float) -> None:
         self.depth = depth
@@ -72,13 +71,12 @@ class _DecayedCounts:
         self._trials = [0.0] * depth
 
     def estimate(self, position: int, prior: float, weight: float) -> float:
-        """The share that was accepted, with ``weight`` pseudo-observations of a belief."""
+        """Return the accepted share; the prior counts as ``weight`` observations."""
         hits, trials = self._accepted[position], self._trials[position]
         return (hits + weight * prior) / (trials + weight)
 
     def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
-        """Sequences of one step fade together: the next step's count as much more as their number
-        says, whatever their order was."""
+        """Count a step. All sequences of a step have the same weight, whatever their order."""
         capacity, decay = self.depth, self._decay
         last, reached_by = [0] * (capacity + 1), [0] * (capacity + 1)
         for (depth, reached), count in Counter(zip(depths, accepted, strict=True)).items():
@@ -98,15 +96,15 @@ class _DecayedCounts:
 
 
 def widened_acceptance(probability: float, width: float) -> float:
-    """What a level of ``width`` nodes is believed to accept where one node accepts ``chance``.
+    """Return the prior of a level of ``width`` nodes, given that of a single node.
 
-    Of the misses a share of 1 − 1/√width is caught by the other nodes.
+    The other nodes catch a share of 1 − 1/√width of the misses.
     """
     return 1 - (1 - probability) / sqrt(max(width, 1.0))
 
 
 def expected_tokens(probabilities: Iterable[float]) -> list[float]:
-    """Tokens that a step emits with 0, 1, 2, … levels: 1 + Σ_{k=1…d} Π_{i≤k} p_i."""
+    """Return the expected tokens of a step with 0, 1, 2, … levels: 1 + Σ_{k=1…d} Π_{i≤k} p_i."""
     expected, cumulative = [1.0], 1.0
     for probability in probabilities:
         cumulative *= probability
@@ -115,6 +113,6 @@ def expected_tokens(probabilities: Iterable[float]) -> list[float]:
 
 
 def acceptance_prior(sampled: bool, learned: float | None = None) -> float:
-    """What a run may believe of acceptance: half experience of an earlier one, half the general."""
+    """Return the prior of a run: the mean of the general one and an earlier run's estimate."""
     general = PRIOR_SAMPLED if sampled else PRIOR_GREEDY
     return general if learned is None else (general + learned) / 2

@@ -1,6 +1,6 @@
-"""Which policy requests get: the draft that they ask for, or what steps of their kind teach.
+"""Select the draft policy of requests: a fixed shape, or a policy for their kind of steps.
 
-What greedy steps teach says little of sampled ones.
+Acceptance of greedy steps says little about sampled steps, so each kind has its own policy.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from specbuild.runtime.errors import RequestError
 
 
 class PolicyBySampling:
-    """One policy for each kind of step: with or without sampled rows, with or without full logits.
+    """One policy for each kind of step: with or without sampling, with or without full logits.
 
-    ``make(sampled, full_logits)`` gives one when its kind is first met.
+    ``make(sampled, full_logits)`` creates the policy of a kind on first use.
     """
 
     def __init__(self, make: Callable[[bool, bool], DraftPolicy]) -> None:
@@ -28,21 +28,21 @@ class PolicyBySampling:
 
     @property
     def max_depth(self) -> int:
-        """The deepest draft of steps that neither sample nor want full logits: of any, then."""
+        """Return the largest depth, which all kinds share."""
         return self._of(sampled=False, full_logits=False).max_depth
 
     @property
     def reason(self) -> str:
-        """That of the last step's policy."""
+        """Return the reason of the last step's policy."""
         return (self._last or self._of(sampled=False, full_logits=False)).reason
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """The choice of the policy for such steps."""
+        """Return the choice of the policy for this kind of step."""
         self._last = self._of(sampled=step_context.sampled, full_logits=step_context.full_logits)
         return self._last.shape(step_context)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Only the policy of such steps learns."""
+        """Pass the outcome to the policy of its kind."""
         kind = outcome.step_context
         self._of(sampled=kind.sampled, full_logits=kind.full_logits).observe(outcome)
 
@@ -53,15 +53,15 @@ class PolicyBySampling:
         return self._by_kind[kind]
 
 
-def asked_for(shape: DraftShape | None) -> FixedPolicy:
-    """The policy of a call that names its draft; None decodes without one."""
+def requested_policy(shape: DraftShape | None) -> FixedPolicy:
+    """Return the policy of a request that gives a shape; None decodes without a draft."""
     if shape is None:
-        return FixedPolicy(None, max_depth=0, reason="asked for no draft")
-    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="asked for")
+        return FixedPolicy(None, max_depth=0, reason="requested without a draft")
+    return FixedPolicy(shape, max_depth=shape.draft_depth, reason="requested")
 
 
 def require_shape(shape: DraftShape, manifest: Manifest) -> None:
-    """RequestError where the engine has no draft, or was built for smaller ones."""
+    """Raise RequestError if the engine has no draft, or supports only smaller ones."""
     if not manifest.drafters:
         raise RequestError("a draft shape is given, but the engine was built without a draft")
     check_shape(shape, manifest.limits)

@@ -1,23 +1,23 @@
-"""What a step costs by its rows, and what drafting adds to it."""
+"""The cost of a step by its rows, and the cost that drafting adds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-# Times that are further apart than this share of the shortest were disturbed.
+# Times that differ by more than this share of the shortest are unreliable.
 SPREAD = 0.1
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of a target step by rows, and what drafting a chain adds to one, by its depth.
+    """Seconds of a target step by rows, and seconds that drafting a chain adds, by its depth.
 
-    ``target_s[i]`` belongs to ``target_rows[i]`` (rising), one such step after the other;
-    ``draft_s[d − 1]`` is a step with a chain of d, drafting and accepting included, less the
-    time of d + 1 target rows: the draft also pushes the target's weights out of the CPU's caches.
-    ``row_s`` is the time in which the draft takes up one token of a prompt. Not ``sure`` is what
-    was measured while something disturbed it.
+    ``target_s[i]`` is the time of ``target_rows[i]`` rows (rising), in consecutive steps.
+    ``draft_s[d − 1]`` is the time of a step with a chain of d, drafting and accepting included,
+    minus that of d + 1 target rows. It includes the cost of evicting the target's weights from the
+    CPU's caches. ``row_s`` is the time in which the draft ingests one prompt token. ``sure`` is
+    false if the measurement was disturbed.
     """
 
     target_rows: tuple[int, ...]
@@ -27,7 +27,7 @@ class CostTable:
     sure: bool = True
 
     def step_s(self, rows: int) -> float:
-        """A target step's time: interpolated, and past the table along its last slope."""
+        """Return a target step's time: interpolated, or extrapolated with the last slope."""
         known = self.target_rows
         if len(known) == 1 or rows <= known[0]:
             return self.target_s[0] * max(1.0, rows / known[0])
@@ -37,16 +37,16 @@ class CostTable:
         return self.target_s[left] + max(slope, 0.0) * (rows - known[left])
 
     def chain_s(self, depth: int) -> float:
-        """Time to draft a chain."""
+        """Return the time that a chain adds."""
         return self.draft_s[min(depth, len(self.draft_s)) - 1] if depth else 0.0
 
     def least(self, other: CostTable) -> CostTable:
-        """The shorter of both times, sure where this one is or both nearly agree."""
+        """Return the shorter times; they are ``sure`` if these are, or if both nearly agree."""
         if (self.target_rows, len(self.draft_s)) != (other.target_rows, len(other.draft_s)):
             return self
         pairs = list(zip(self.target_s, other.target_s, strict=True))
         drafts = list(zip(self.draft_s, other.draft_s, strict=True))
-        # What drafting adds is a difference of two times: it counts by what it changes of a step.
+        # Draft times are differences of two step times: compare them to a step's time.
         apart = [abs(a - b) / min(self.target_s[0], other.target_s[0]) for a, b in pairs + drafts]
         return replace(
             self,

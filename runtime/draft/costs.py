@@ -1,4 +1,4 @@
-"""What a step costs with each draft: where it comes from, and how a run's own times correct it."""
+"""Costs of a step with each draft, and their correction by the times of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# How fast the level of all times follows the newest, how fast a kind's own ratio does once it is
-# known, how fast that is forgotten, and how far one time may pull: what disturbs a step makes it
-# longer by any amount.
+# Learning rates of the common level and of a kind's own correction, decay of the number of timed
+# steps, and the largest change by one step. A disturbed step can be longer by any amount.
 LEVEL_RATE = 0.2
 KIND_RATE = 0.05
 DECAY = 0.99
@@ -22,15 +21,15 @@ MAX_CORRECTION = log(1.5)
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What is known before a step.
+    """The state before a step.
 
-    ``tokens_left`` is how much the longest of the ``batch`` sequences may still emit;
-    ``rows_behind`` how many committed tokens the draft would have to take up first, of several the
-    first one, ``others_behind`` the others; ``context`` how many tokens a sequence has, on average.
-    ``sampled``: a sequence has a temperature above 0; ``full_logits``: one has top-k or
-    top-p. ``reach[b]`` are the chances of the tokens that the host offers for sequence b
-    (offer.py), none where it offers nothing. ``ahead``: tokens of some are in flight; ``reach`` is
-    then of the tokens behind the most that these can be.
+    ``tokens_left`` is the most tokens that one of the ``batch`` sequences may still emit.
+    ``pending_rows`` is the number of committed tokens that the draft must ingest first;
+    ``other_pending_rows`` is that of the second and further draft models. ``context`` is the mean
+    length of the sequences. ``sampled``: a sequence has a temperature above 0. ``full_logits``: one
+    has top-k or top-p. ``cumulative_probs[b]`` are the acceptance probabilities of the tokens that
+    the host proposes for sequence b, empty without a proposal. ``has_unread_tokens``: steps are in
+    flight; the proposal then starts after the most tokens that they can emit.
     """
 
     batch: int
@@ -45,32 +44,32 @@ class StepContext:
 
 
 class DraftCosts(Protocol):
-    """The drafts that a step may have, and what it costs with each."""
+    """The drafts that a step may have, and the cost of a step with each."""
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Every draft that can be asked for: chains by depth, then trees."""
+        """Every available draft: chains by depth, then trees."""
         ...
 
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
-        """Time in which the draft of this shape takes up what it has not seen."""
+        """Return the time in which the draft of this shape ingests its pending rows."""
         ...
 
     @property
     def origin(self) -> str:
-        """Where the costs come from."""
+        """The source of the costs."""
         ...
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
-        """Seconds of a step without a draft, then with each of ``shapes``.
+        """Return the seconds of a step without a draft, then with each of ``shapes``.
 
-        Infinite where there is no such step for so many sequences.
+        A step that does not exist for this batch has infinite cost.
         """
         ...
 
 
 class ChainCosts:
-    """Chains up to ``max_depth``, by a table of target steps and what chains add to them."""
+    """Costs of chains up to ``max_depth``, from a cost table."""
 
     def __init__(self, table: CostTable, *, max_depth: int, origin: str) -> None:
         deepest = min(max_depth, len(table.draft_s))
@@ -80,7 +79,7 @@ class ChainCosts:
         self._known: dict[int, list[float]] = {}
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
-        """Drafting a batch reads the draft's weights once, as one sequence does."""
+        """See :class:`DraftCosts`. A batch reads the draft's weights once, as one sequence does."""
         batch = step_context.batch
         costs = self._known.get(batch)
         if costs is None:
@@ -91,15 +90,15 @@ class ChainCosts:
         return costs
 
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:  # noqa: ARG002
-        """Row by row."""
+        """See :class:`DraftCosts`."""
         return step_context.pending_rows * self._table.row_s
 
 
 class ChainsByModel:
-    """Chains of several draft models, by the kind of each: its table, and its deepest chain.
+    """Costs of chains of several draft models: by kind, a cost table and the largest depth.
 
-    What a chain adds to a step is a difference of times that were taken side by side, while tables
-    may be of a calm and of a busy minute. So all stand on one table's target steps, the longest's.
+    The time that a chain adds is measured against target steps of the same minute. Tables of a
+    quiet and a busy minute do not compare, so all use the target times of the longest table.
     """
 
     def __init__(self, tables: Mapping[str, tuple[CostTable, int]], *, origin: str) -> None:
@@ -128,17 +127,16 @@ class ChainsByModel:
         """See :class:`DraftCosts`."""
         kind = model_of(shape)
         place = [*self._chains].index(kind)
-        behind = (step_context.pending_rows, *step_context.other_pending_rows, *[0] * place)[place]
-        return self._chains[kind].catch_up_s(shape, replace(step_context, pending_rows=behind))
+        pending = (step_context.pending_rows, *step_context.other_pending_rows, *[0] * place)[place]
+        return self._chains[kind].catch_up_s(shape, replace(step_context, pending_rows=pending))
 
 
 class StepTimes:
-    """What a run's own steps say of a table: time_k = table_k · exp(level + own_k).
+    """Corrections of a cost table by a run's own times: time_k = table_k · exp(level + c_k).
 
-    The level is that of the machine now, and moves all kinds; own_k is what is wrong with the
-    table's entry for kind k. Each timed step moves both towards what it took. Kind 0 is a step
-    without a draft; another that was never timed is believed to be like the nearest that was and
-    drafts by the same model: ``models`` has that of each kind.
+    The level is common to all kinds of steps, c_k corrects the table's entry of kind k. Each timed
+    step moves both towards its time. Kind 0 is a step without a draft. Another kind that was never
+    timed takes the correction of the nearest timed kind of the same draft model (``models``).
     """
 
     def __init__(self, models: Sequence[str | None], before: StepTimes | None = None) -> None:
@@ -155,18 +153,18 @@ class StepTimes:
         self._ratios: list[float] | None = None
 
     def ratios(self) -> list[float]:
-        """What the table's times are to be multiplied with."""
+        """Return the factors of the table's times."""
         if self._ratios is None:
             similar = map(self._similar_kind, range(len(self._corrections)))
             self._ratios = [exp(self._level + self._corrections[kind]) for kind in similar]
         return self._ratios
 
     def timed(self, kind: int) -> float:
-        """Steps of a kind that were timed, the older for less."""
+        """Return the decayed number of timed steps of a kind."""
         return self._timed_steps[kind]
 
     def learn(self, kind: int, ratio: float) -> None:
-        """One more step was timed: ``ratio`` is its time over the table's."""
+        """Learn from a timed step; ``ratio`` is its time over the table's."""
         correction = self._corrections[self._similar_kind(kind)]
         error = log(ratio) - self._level - correction
         error = min(max(error, -MAX_CORRECTION), MAX_CORRECTION)
@@ -180,7 +178,7 @@ class StepTimes:
         self._ratios = None
 
     def _similar_kind(self, kind: int) -> int:
-        """The kind whose own ratio one is believed to have."""
+        """Return the kind whose correction applies."""
         if kind == 0 or self._timed_steps[kind]:
             return kind
         similar = (k for k, model in enumerate(self._models) if model == self._models[kind])

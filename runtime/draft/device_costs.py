@@ -1,4 +1,4 @@
-"""``step_costs.json``: how long an engine's steps take on one kind of GPU."""
+"""``step_costs.json``: the times of an engine's steps on one GPU model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 STEP_COSTS_FILE = "step_costs.json"
-# How the times come about; a table of another method is not this one's.
+# The method of measurement; a table of another method is not used.
 METHOD = "median of graph replays; draft: the launches in front of the target alone"
 _PROGRAM_FOLDERS = ("programs/", "kernels/")
 _LONGEST_S = 60.0
@@ -33,11 +33,10 @@ DRAFTED = 1.8
 class ShapeCosts:
     """Steps of ``batch`` sequences with one draft (0, 0, 0: without), by tokens in a sequence.
 
-    ``offered``: the draft is a chain of the host's. Otherwise the device drafts it.
-    ``step_s[i]`` is a whole step at ``contexts[i]`` (rising), ``draft_s[i]`` what of it passes
-    before the target starts: 0 without a draft. The rest is the target's, which runs
-    ``draft_tokens`` + 1 tokens of every sequence. ``drafter`` is the draft model's kind where an
-    engine has several.
+    ``offered``: the draft is a host proposal; otherwise the device drafts it. ``step_s[i]`` is the
+    time of a full step at ``contexts[i]`` (rising), ``draft_s[i]`` the part before the target
+    starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence.
+    ``drafter`` is the kind of the draft model if the engine has several.
     """
 
     batch: int
@@ -52,22 +51,22 @@ class ShapeCosts:
 
     @property
     def shape(self) -> DraftShape | None:
-        """The draft; None without."""
+        """The draft shape; None without a draft."""
         shape = DraftShape(self.draft_top_k, self.draft_depth, self.draft_tokens)
         return shape_of(self.drafter, shape) if self.draft_depth else None
 
     def step_at(self, context: float) -> float:
-        """Seconds of a whole step."""
+        """Return the seconds of a full step."""
         return interpolated(self.contexts, self.step_s, context)
 
     def draft_at(self, context: float) -> float:
-        """Seconds of the draft's part."""
+        """Return the seconds of the draft's part."""
         return interpolated(self.contexts, self.draft_s, context)
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The table: on which GPU, for which programs (``programs_digest``), by which method."""
+    """The table, with the GPU, the digest of the programs, and the method."""
 
     gpu: str
     programs: str
@@ -75,17 +74,17 @@ class StepCosts:
     steps: tuple[ShapeCosts, ...]
 
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Every draft that was measured: see :func:`measured_shapes`."""
+        """Return every measured draft: see :func:`measured_shapes`."""
         return measured_shapes(self.steps)
 
     def batches(self, shape: DraftShape | None) -> list[int]:
-        """The numbers of sequences for which steps with this draft were measured, rising."""
+        """Return the batch sizes for which steps with this draft were measured, rising."""
         return sorted(c.batch for c in self.steps if c.shape == shape and not c.offered)
 
     def step_s(
         self, shape: DraftShape | None, *, batch: int, context: float, offered: bool = False
     ) -> float | None:
-        """Seconds of a whole step, between what was measured; None beyond the largest batch."""
+        """Return the interpolated seconds of a full step; None beyond the largest batch."""
         by_batch = {
             costs.batch: costs
             for costs in self.steps
@@ -98,10 +97,9 @@ class StepCosts:
         return interpolated(batches, times, batch)
 
     def target_s(self, tokens: int, *, batch: int, context: float) -> float | None:
-        """Seconds in which the target runs ``tokens`` of each of ``batch`` sequences.
+        """Return the seconds in which the target runs ``tokens`` tokens of ``batch`` sequences.
 
-        None where no step of this batch was measured. Between and beyond the numbers of tokens
-        that steps have it is interpolated.
+        The value is interpolated between measured steps; None if this batch was not measured.
         """
         of_batch = [costs for costs in self.steps if costs.batch == batch]
         parts = {c.draft_tokens + 1: c.step_at(context) - c.draft_at(context) for c in of_batch}
@@ -112,9 +110,9 @@ class StepCosts:
 
 
 def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
-    """A table of steps without a draft and with each of ``shapes``, for up to ``batch`` sequences.
+    """Return a prior table: no draft and each of ``shapes``, for up to ``batch`` sequences.
 
-    All drafts cost alike, so that at first what is accepted decides among them.
+    All drafts have the same cost, so that acceptance decides at first.
     """
     steps = [ShapeCosts(batch, 0, 0, 0, (0,), (PLAIN_S,), (0.0,))]
     steps += [
@@ -128,7 +126,7 @@ def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
 
 
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
-    """Every draft of these, those of the host aside: by model, chains by depth, then trees."""
+    """Return every draft but host proposals: by model, chains by depth, then trees."""
     drafts = [costs.shape for costs in steps if not costs.offered]
     return tuple(
         sorted_by_model(
@@ -139,9 +137,9 @@ def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
 
 
 def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
-    """Piecewise linear; the first value below the first place, the last slope past the last.
+    """Interpolate linearly; constant below the first place, with the last slope past the last.
 
-    A falling slope at the end counts as none: a step never gets cheaper with more to do.
+    A negative last slope counts as 0, since more work never makes a step cheaper.
     """
     if place <= places[0] or len(places) == 1:
         return values[0]
@@ -154,7 +152,7 @@ def interpolated(places: Sequence[float], values: Sequence[float], place: float)
 
 
 def programs_digest(manifest: Manifest) -> str:
-    """What the times belong to: the plan, its programs and its kernels, by their checksums."""
+    """Return a digest of the plan, its programs and its kernels."""
     parts = sorted(
         f"{name} {stored.xxh3_128}"
         for name, stored in manifest.files.items()
@@ -164,7 +162,7 @@ def programs_digest(manifest: Manifest) -> str:
 
 
 def to_bytes(costs: StepCosts) -> bytes:
-    """The file; times to a tenth of a microsecond."""
+    """Return the file's bytes, with times rounded to 0.1 µs."""
     steps = [
         {
             **stored_keys(c),
@@ -177,7 +175,7 @@ def to_bytes(costs: StepCosts) -> bytes:
 
 
 def from_bytes(data: bytes) -> StepCosts:
-    """The table in a file. Raises EngineFileError, with the first thing that is wrong."""
+    """Return the table in a file. Raises EngineFileError if it is malformed."""
     try:
         costs = from_json(StepCosts, parsed(data), STEP_COSTS_FILE)
     except (SpecbuildError, ValueError) as error:
@@ -197,14 +195,14 @@ def from_bytes(data: bytes) -> StepCosts:
 
 
 def stored_step_costs(directory: Path, manifest: Manifest) -> bytes | None:
-    """The checked bytes of an engine's table; None where it has none. Raises EngineFileError."""
+    """Return the verified bytes of an engine's table, or None. Raises EngineFileError."""
     if STEP_COSTS_FILE not in manifest.files:
         return None
     return bytes(read_file(directory, manifest, STEP_COSTS_FILE))
 
 
 def read_step_costs(directory: Path, manifest: Manifest) -> StepCosts | None:
-    """The table of an engine; None where it has none. Raises EngineFileError."""
+    """Return the table of an engine, or None. Raises EngineFileError."""
     stored = stored_step_costs(directory, manifest)
     return None if stored is None else from_bytes(stored)
 
@@ -212,9 +210,9 @@ def read_step_costs(directory: Path, manifest: Manifest) -> StepCosts | None:
 def usable_step_costs(
     stored: bytes | None, manifest: Manifest, gpu: str
 ) -> tuple[StepCosts | None, str]:
-    """The table, if it speaks for this engine on this GPU, else None; and why not.
+    """Return the table if it applies to this engine and GPU, else None and the reason.
 
-    One that cannot be read is no error: an engine runs without, and can measure another.
+    An unreadable table is no error: the engine runs without it and can measure a new one.
     """
     if stored is None:
         return None, "no step costs were measured"
@@ -227,7 +225,7 @@ def usable_step_costs(
 
 
 def unusable_reason(costs: StepCosts, manifest: Manifest, gpu: str) -> str | None:
-    """Why the table does not cover this engine on this GPU; None where it does."""
+    """Return why the table does not apply to this engine and GPU; None if it does."""
     if costs.gpu != gpu:
         return f"step costs were measured on {costs.gpu}, this is {gpu}"
     if costs.method != METHOD:

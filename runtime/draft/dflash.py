@@ -1,4 +1,4 @@
-"""DFlash and JetSpec: a block of mask tokens behind the newest one is drafted in one pass."""
+"""DFlash and JetSpec: one pass drafts a block of mask tokens after the newest token."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
 class DFlashDrafter(OnePassDrafter):
     """Writes keys and values of accepted tokens once, and runs a block of queries over them.
 
-    The block's rows stand at tree slots, so that they see all accepted tokens, and of each other
-    what their bits say: everything, or the rows before them where the draft is causal. Row i drafts
-    position i. A block that is not causal is always whole, as it was trained.
+    The rows of the block have tree slots. They see all accepted tokens, and the rows of the block
+    that their bits name: all rows, or the earlier ones if the draft is causal. Row i drafts
+    position i. A block that is not causal always runs at its full size, as it was trained.
     """
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -33,7 +33,7 @@ class DFlashDrafter(OnePassDrafter):
         self._geometry = parts.record.geometry
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """A chain of the likeliest tokens, or the best nodes of a tree of them."""
+        """Return a chain of the most likely tokens, or the best nodes of a tree."""
         depth = min(shape.draft_depth, shape.draft_tokens)
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) <= self._max_rows:
@@ -45,7 +45,7 @@ class DFlashDrafter(OnePassDrafter):
         return self._trees(sequences, logits, shape, depth)
 
     def _ingest_rows(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
-        """Pending rows become keys and values, each at its own token's position."""
+        """Write keys and values of pending rows, each at the position of its token."""
         pending = [self._pending[s.index] for s in sequences]
         first = [self._draft_length(s) for s in sequences]
         for sequence, count in zip(sequences, counts, strict=True):
@@ -63,7 +63,7 @@ class DFlashDrafter(OnePassDrafter):
         self._committed(sequences, first, counts)
 
     def _block(self, sequences: Sequence[SequenceState], depth: int) -> np.ndarray:
-        """Logits [B·depth, V] of the first ``depth`` mask rows of each sequence's block."""
+        """Return logits [B·depth, V] of the first ``depth`` mask rows of each block."""
         d, batch = self._geometry, len(sequences)
         rows = d.block_rows(depth)
         first = [self._draft_length(s) for s in sequences]
@@ -72,14 +72,14 @@ class DFlashDrafter(OnePassDrafter):
         ids = np.full((batch, rows), d.mask_token, np.int32)
         ids[:, 0] = [s.root for s in sequences]
         seen = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
-        wanted = np.arange(batch, dtype=np.int32)[:, None] * rows
+        first_rows = np.arange(batch, dtype=np.int32)[:, None] * rows
         plan = RowPlan(first, [rows] * batch, first)
         feeds: dict[str, np.ndarray] = {
             "token_ids": ids.reshape(-1),
             "positions": self._counter.ranges(first, plan.count),
             "row_start": plan.row_start(),
             "ancestor_bits": np.tile(pack_bits(seen), (batch, 1)),
-            "logit_rows": (wanted + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
+            "logit_rows": (first_rows + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
         }
         for group in self._groups:
             holders = [s.pages[group] for s in sequences]

@@ -1,4 +1,4 @@
-"""Several draft models of one engine beside each other: a step's shape says which one drafts."""
+"""Several draft models of one engine; a step's shape names the model that drafts."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class ModelShape(DraftShape):
 
 
 def model_of(shape: DraftShape) -> str:
-    """The kind of the model that a shape names; empty where it names none."""
+    """Return the kind of the model that a shape names; empty if it names none."""
     return shape.drafter if isinstance(shape, ModelShape) else ""
 
 
 def by_model(shape: DraftShape) -> str:
-    """`` of eagle3`` behind a shape's name; empty where the shape names no model."""
+    """Return `` of eagle3`` for a shape's text; empty if the shape names no model."""
     return f" of {model_of(shape)}" if model_of(shape) else ""
 
 
@@ -38,14 +38,14 @@ def shape_text(shape: DraftShape) -> str:
 def sorted_by_model(
     shapes: Iterable[DraftShape], place: Callable[[DraftShape], tuple[int, ...]]
 ) -> list[DraftShape]:
-    """Shapes, each once: by model as these first appear, those of a model by ``place``."""
+    """Return distinct shapes by model in order of appearance, then by ``place``."""
     once = dict.fromkeys(shapes)
     models = [*dict.fromkeys(map(model_of, once))]
     return sorted(once, key=lambda shape: (models.index(model_of(shape)), *place(shape)))
 
 
 def shape_of(model: str, shape: DraftShape) -> DraftShape:
-    """A shape that names its model; of one without a name the shape itself."""
+    """Return the shape with its model; unchanged if ``model`` is empty."""
     if not model:
         return shape
     return ModelShape(shape.draft_top_k, shape.draft_depth, shape.draft_tokens, model)
@@ -54,8 +54,8 @@ def shape_of(model: str, shape: DraftShape) -> DraftShape:
 class DraftModels:
     """The draft models of an engine, by kind, as one drafter.
 
-    Each is told of every token, and takes them up when it drafts again: who drafts seldom pays
-    for what it missed then, in a few large launches, and nothing in the steps of the others.
+    Each model observes every token, and ingests pending rows when it drafts again. An idle model
+    thus adds nothing to a step; it catches up in a few large launches.
     """
 
     def __init__(self, models: Mapping[str, CachingDrafter]) -> None:
@@ -65,19 +65,19 @@ class DraftModels:
 
     @property
     def cache_groups(self) -> tuple[str, ...]:
-        """Those of all models, in their order."""
+        """The cache groups of all models, in order."""
         return tuple(group for model in self._models.values() for group in model.cache_groups)
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Tells every model."""
+        """Notify every model."""
         for model in self._models.values():
             model.observe(sequence, aux_hidden)
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """The trees of the model that ``shape`` names, of the first where it names none."""
+        """Return the trees of the model that ``shape`` names, by default of the first."""
         return self._models.get(model_of(shape), self._first).propose(sequences, shape)
 
     def release(self, sequence: SequenceState) -> None:
-        """No model keeps anything of it."""
+        """Release the sequence in every model."""
         for model in self._models.values():
             model.release(sequence)

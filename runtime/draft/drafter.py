@@ -1,4 +1,4 @@
-"""What a drafter is: its capabilities as data, what it is made of, and what a step asks of it."""
+"""The drafter protocols, a drafter's capabilities as data, and the declaration of a kind."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """What a drafter needs and does, as data.
+    """The requirements and abilities of a drafter, as data.
 
-    ``reads_aux_hidden``: it wants the target's aux hidden states of every committed token.
-    ``samples``: its drafts are draws from a distribution; such a drafter needs an acceptance
-    rule that knows the distribution, and the loop here refuses it.
-    ``needs_weights``: a checkpoint of its own stands behind it.
-    ``passes``: a model that runs once a level, once for all of them, or no model.
-    ``branches``: it can propose trees, not chains alone.
-    ``gives_probabilities``: it says before a step how likely its drafts are, so that a policy
-    weighs this proposal and not only those before it.
-    ``needs_host``: it reads the tokens on the host, so that no step of it starts before the one in
-    front has ended.
+    ``reads_aux_hidden``: it reads the target's aux hidden states of every committed token.
+    ``samples``: its drafts are sampled. The acceptance rule would need their distribution, so the
+    loop refuses such a drafter.
+    ``needs_weights``: it has weights.
+    ``passes``: its model runs once a level, once for all levels, or there is no model.
+    ``branches``: it can propose trees as well as chains.
+    ``gives_probabilities``: it estimates the acceptance of each proposal before the step.
+    ``needs_host``: it reads tokens on the host, so a step starts only after the previous one ended.
     """
 
     name: str
@@ -44,45 +42,45 @@ class DrafterCapabilities:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Whatever it proposes, the output is that of decoding without it.
+    """Proposes tokens. Its proposals never change the output.
 
-    It serves one generation at a time: sequences are told apart by their index, which begins at 0
-    in each.
+    A drafter serves one generation at a time. Sequences are identified by their index, which starts
+    at 0 in each generation.
     """
 
     @property
     def capabilities(self) -> DrafterCapabilities:
-        """What it needs and does."""
+        """Its requirements and abilities."""
         ...
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """The target committed more tokens: ``aux_hidden`` [n, aux_layers·H], None if not wanted.
+        """Observe newly committed tokens: ``aux_hidden`` [n, aux_layers·H], or None if not read.
 
-        The token after each of these rows is known when this is called.
+        The token after each of these rows is known at this time.
         """
         ...
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """Trees below each sequence's root, no deeper than the engine's limit."""
+        """Return a tree below each sequence's root, within the engine's limits."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done, or its generation was closed."""
+        """Discard the state of a finished or closed sequence."""
         ...
 
 
 @runtime_checkable
 class CachingDrafter(Drafter, Protocol):
-    """A drafter for which the engine caches keys and values."""
+    """A drafter with cache groups in the engine."""
 
     @property
     def cache_groups(self) -> tuple[str, ...]:
-        """The groups that hold what it has taken up of a sequence, of each model one."""
+        """The cache group of each of its models."""
         ...
 
 
 class HostDrafter(Drafter, HostProposer, Protocol):
-    """A drafter that proposes on the host, without a model. It outlives a generation."""
+    """A drafter that proposes on the host, without a model. It is kept between generations."""
 
     @property
     def statistics(self) -> Any:
@@ -92,7 +90,7 @@ class HostDrafter(Drafter, HostProposer, Protocol):
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """What the drafter of an engine is made of; ``record`` is what the manifest says of it."""
+    """The parts from which a drafter is created; ``record`` is its entry in the manifest."""
 
     executor: Executor
     manifest: Manifest
@@ -102,7 +100,7 @@ class DrafterParts:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """Drafters of one ``kind`` of the manifest: what they can do, and how one is made.
+    """The declaration of a ``kind`` of drafter: its capabilities, and how one is created.
 
     The capabilities' name is the kind.
     """
@@ -112,7 +110,7 @@ class DrafterKind:
 
     @property
     def name(self) -> str:
-        """What ``--drafter`` and the manifest call it."""
+        """The name in ``--drafter`` and in the manifest."""
         return self.capabilities.name
 
 
@@ -131,7 +129,7 @@ class HostMetric:
 
 @dataclass(frozen=True)
 class HostDrafterKind:
-    """As :class:`DrafterKind`, of drafters whose record is all that they are made of."""
+    """As :class:`DrafterKind`, for host drafters, which are created from their record alone."""
 
     capabilities: DrafterCapabilities
     open: Callable[[Any], HostDrafter]
@@ -139,7 +137,7 @@ class HostDrafterKind:
 
     @property
     def name(self) -> str:
-        """What ``--drafter`` and the manifest call it."""
+        """The name in ``--drafter`` and in the manifest."""
         return self.capabilities.name
 
     def make(self, parts: DrafterParts) -> HostDrafter:

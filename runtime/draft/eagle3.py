@@ -1,4 +1,4 @@
-"""EAGLE3: a model that runs once a level, and grows a tree level by level."""
+"""EAGLE3: a draft model that runs once a level and grows a tree level by level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import SequenceState
 
-# Rows of aux hidden states that wait for the draft: memory is touched only as far as used.
+# Capacity for pending aux hidden states of a sequence; untouched memory costs nothing.
 PENDING_BYTES = 32 << 20
 
 _CAPABILITIES = DrafterCapabilities(
@@ -56,9 +56,9 @@ class _Pending:
 class Eagle3Drafter:
     """Runs the draft graphs (docs/developers/contracts.md#drafting-a-tree).
 
-    The draft's cache is extended when it is next needed, or when ``PENDING_BYTES`` of rows of aux
-    hidden states have gathered, so that steps without a draft cost nothing. What the prefix cache
-    is to keep of a prompt is taken up at once.
+    Committed rows stay pending until the next draft, or until ``PENDING_BYTES`` are full, so
+    steps without a draft cost nothing. Rows of a prompt that the prefix cache stores are ingested
+    at once.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Eagle3Drafter:
         self._pending: dict[int, _Pending] = {}
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Keeps the rows until the draft runs; extends first where they do not fit."""
+        """Store pending rows; ingest earlier ones first if they do not fit."""
         assert aux_hidden is not None
         aux_hidden = aux_hidden[:, self._columns]
         pending = self._pending.get(sequence.index)
@@ -95,11 +95,11 @@ class Eagle3Drafter:
             self._ingest(sequence, wanted - self._draft_length(sequence))
 
     def release(self, sequence: SequenceState) -> None:
-        """Forgets the sequence's rows."""
+        """Discard the sequence's pending rows."""
         self._pending.pop(sequence.index, None)
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """A chain where each node has one child, else the best nodes of a dynamic tree."""
+        """Return a chain if ``draft_top_k`` is 1, else the best nodes of a dynamic tree."""
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) > self._max_rows:
             for sequence, count in zip(sequences, counts, strict=True):
@@ -116,7 +116,7 @@ class Eagle3Drafter:
         return self._tree(sequences, logits, hidden, shape)
 
     def tree_starts(self, sequences: Sequence[SequenceState]) -> list[int]:
-        """Rows of each sequence that its draft cache holds: where its trees begin."""
+        """Return the length of each sequence's draft cache, where its tree starts."""
         return [self._draft_length(s) for s in sequences]
 
     def run_rows(
@@ -126,31 +126,31 @@ class Eagle3Drafter:
         tree_rows: int,
         feeds: Mapping[str, np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The draft over some rows of trees that have ``tree_rows`` so far: logits and features."""
+        """Run the draft over rows of trees with ``tree_rows`` rows so far: logits and features."""
         for sequence in sequences:
             self._append(sequence, tree_rows)
         rows = self._counter.range(0, plan.rows)
         return self._draft(sequences, plan, **feeds, logit_rows=rows)
 
     def best_tokens(self, logits: np.ndarray, top_k: int) -> np.ndarray:
-        """The likeliest tokens of each row of logits, in the target's vocabulary: [rows, K]."""
+        """Return the most likely target tokens of each row of logits, [rows, K]."""
         return self._expand(logits, _root_scores(len(logits)), top_k)["tokens"]
 
     def _ingest(self, sequence: SequenceState, count: int) -> None:
-        """Enters ``count`` pending rows, in launches of the allowed size."""
+        """Ingest ``count`` pending rows, in launches within the limit."""
         while count > 0:
             rows = min(count, self._max_rows)
             self._ingest_rows([sequence], [rows])
             count -= rows
 
     def _ingest_rows(self, sequences: Sequence[SequenceState], counts: Sequence[int]) -> None:
-        """Pending rows go to the draft's cache; nothing is drafted of them."""
+        """Write pending rows to the draft's cache in one launch."""
         self._extend(sequences, counts)
 
     def _extend(
         self, sequences: Sequence[SequenceState], counts: Sequence[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Enters pending rows into the draft's cache.
+        """Write pending rows to the draft's cache.
 
         Row t pairs h_t with x_{t+1}. Returns logits [B, Vd] and output features [B, H] of each
         sequence's last row.
@@ -179,7 +179,7 @@ class Eagle3Drafter:
     def _committed(
         self, sequences: Sequence[SequenceState], first: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """``counts`` pending rows of each sequence are in its draft cache, at ``first`` and up."""
+        """Commit ``counts`` pending rows of each sequence, in its cache from ``first`` on."""
         for sequence, start, count in zip(sequences, first, counts, strict=True):
             for group in self._groups:
                 sequence.publish(start + count, draft=group)
@@ -193,7 +193,7 @@ class Eagle3Drafter:
         hidden: np.ndarray,
         depth: int,
     ) -> DraftTrees:
-        """The likeliest token of each level; there is no choice to make among the nodes."""
+        """Return the chain of the most likely token of each level."""
         batch = len(sequences)
         score = _root_scores(batch)
         start = [self._draft_length(s) for s in sequences]
@@ -214,7 +214,7 @@ class Eagle3Drafter:
                     logit_rows=rows,
                 )
             best = self._expand(logits, score, 1)
-            # The next level's run would overwrite what this one returned.
+            # The next level's run overwrites the returned buffer.
             levels.append(best["tokens"].reshape(-1).copy())
         self._discard_tree(sequences)
         return chain_trees([s.root for s in sequences], np.stack(levels, axis=1))
@@ -226,7 +226,7 @@ class Eagle3Drafter:
         hidden: np.ndarray,
         shape: DraftShape,
     ) -> DraftTrees:
-        """Index bookkeeping around the expand, draft and select graphs."""
+        """Grow a tree with the expand and draft graphs, and select its best nodes."""
         batch, k = len(sequences), shape.draft_top_k
         start = [self._draft_length(s) for s in sequences]
         own = _own_bits(k, shape.draft_depth)
@@ -272,7 +272,7 @@ class Eagle3Drafter:
     def _best_nodes(
         self, sequences: Sequence[SequenceState], **candidates: np.ndarray
     ) -> DraftTrees:
-        """The select graph over all candidates, below each sequence's newest token."""
+        """Run the select graph over all candidates, below each sequence's root."""
         selected = self._executor.run(self._role["select"], candidates)
         tree_tokens = selected["tree_tokens"].copy()
         tree_tokens[:, 0] = [s.root for s in sequences]
@@ -288,7 +288,7 @@ class Eagle3Drafter:
     def _draft(
         self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One draft launch: logits [R, Vd] of the rows asked for, features [T, H] of all."""
+        """Run one draft launch: logits [R, Vd] of ``logit_rows``, features [T, H] of all rows."""
         feeds["row_start"] = plan.row_start()
         for group in self._groups:
             holders = [s.pages[group] for s in sequences]
@@ -318,7 +318,7 @@ EAGLE3 = DrafterKind(_CAPABILITIES, Eagle3Drafter)
 
 
 class _Rows:
-    """A drafter over the trees of some sequences, as static trees grow by it."""
+    """A :class:`RowDrafter` over the trees of some sequences."""
 
     def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
         self._drafter, self._sequences = drafter, sequences
@@ -336,7 +336,7 @@ class _Rows:
 
 
 def columns_of(manifest: Manifest, layers: Sequence[int]) -> slice | np.ndarray:
-    """The columns of all aux hidden states [n, aux layers · H] that those of ``layers`` are."""
+    """Return the columns of ``layers`` among all aux hidden states [n, aux layers · H]."""
     hidden, read = manifest.target.hidden, manifest.aux_layers
     if read == tuple(layers):
         return slice(None)

@@ -1,4 +1,4 @@
-"""Tokens that the host proposes before a step, with the chance that each is accepted."""
+"""Host proposals: chains for the next step, with the acceptance probability of each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class ProposedDepths:
-    """A choice of an offer: of sequence b the first ``depths[b]`` tokens that are proposed."""
+    """Verify a host proposal: the first ``depths[b]`` tokens of sequence b's chain."""
 
     depths: tuple[int, ...]
 
@@ -26,7 +26,7 @@ class ProposedDepths:
 
 
 class WaitForTokens(Enum):
-    """A choice of the next step once the tokens in flight are known: an offer follows them."""
+    """Choose the next step when the tokens in flight are known; a proposal may follow them."""
 
     WAIT_FOR_TOKENS = "later"
 
@@ -36,16 +36,17 @@ WAIT_FOR_TOKENS: Final = WaitForTokens.WAIT_FOR_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class HostProposal:
-    """A chain for each sequence: ``tokens[b]``, of which token i is accepted with ``reach[b][i]``.
+    """A chain for each sequence: ``tokens[b]``, with ``cumulative_probs[b]``.
 
-    The chances are those of a token and all before it, so they fall along a chain.
+    ``cumulative_probs[b][i]`` is the probability that token i and all before it are accepted, so
+    the values fall along a chain.
     """
 
     tokens: Sequence[Sequence[int]]
     cumulative_probs: tuple[tuple[float, ...], ...]
 
     def trees(self, roots: Sequence[int], depths: Sequence[int]) -> DraftTrees:
-        """The first tokens of each chain below the roots, as trees."""
+        """Return the first ``depths[b]`` tokens of each chain below the roots, as trees."""
         max_length = max(depths)
         if max_length == 0:
             return chain_trees(roots)
@@ -57,20 +58,20 @@ class HostProposal:
 
 
 class HostProposer(Protocol):
-    """A drafter that proposes on the host, cheaply, and says how likely its tokens are."""
+    """A drafter that proposes chains on the host and estimates their acceptance."""
 
     def propose_chains(
         self, sequences: Sequence[SequenceState], limits: Sequence[int]
     ) -> HostProposal:
-        """What it proposes for the next step, ``limits[b]`` tokens of sequence b at most."""
+        """Propose up to ``limits[b]`` tokens for the next step of sequence b."""
         ...
 
     def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Of the offer ``depths[b]`` tokens were verified, and ``accepted[b]`` of them accepted."""
+        """Count a step that accepted ``accepted[b]`` of ``depths[b]`` verified tokens."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done, or its generation was closed."""
+        """Discard the state of a finished or closed sequence."""
         ...

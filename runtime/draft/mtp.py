@@ -1,4 +1,4 @@
-"""MTP layers as drafters: they recur as an EAGLE3 draft does, over graphs of the same roles."""
+"""MTP layers: they draft level by level as EAGLE3 does, with graphs of the same roles."""
 
 from __future__ import annotations
 

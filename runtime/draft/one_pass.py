@@ -1,4 +1,4 @@
-"""What is drafted from logits of all positions at once: the likeliest chain, or a tree's pool."""
+"""Chains and trees from logits of all positions at once."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from specbuild.runtime.request import SequenceState
 
 
 class OnePassDrafter(Eagle3Drafter):
-    """Takes up accepted tokens as EAGLE3 does; one pass gives the logits of every position."""
+    """Ingests accepted tokens as EAGLE3 does; one pass gives the logits of every position."""
 
     def _trees(
         self, sequences: Sequence[SequenceState], logits: np.ndarray, shape: DraftShape, depth: int
     ) -> DraftTrees:
-        """A chain of the likeliest tokens, the caller's tree, or the best nodes of one.
+        """Return a chain of the most likely tokens, the requested static tree, or the best nodes.
 
         ``logits`` [B · depth, Vd]: those of a sequence's positions adjoin.
         """
@@ -37,12 +37,12 @@ class OnePassDrafter(Eagle3Drafter):
 
 
 def candidate_pool(tokens: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """The pool of a tree's nodes where what follows a node depends on its depth alone.
+    """Return the candidate pool of a tree whose continuations depend on depth alone.
 
-    ``tokens`` int32, ``scores`` fp32 [B, D, K]: the K likeliest tokens of each position, by falling
-    log-probability. Level 1 is those of the first position. At each further level the K best nodes
-    of the level before, the lower index first among equals, have the K tokens of the position as
-    children; a node's score is the sum along its path. Returns tokens, scores and parents
+    ``tokens`` int32, ``scores`` fp32 [B, D, K]: the K most likely tokens of each position, in
+    order of log-probability. Level 1 has those of the first position. At each further level the K
+    best nodes of the previous level (the lower index among equals) have the K tokens of the
+    position as children. A node's score is the sum along its path. Returns tokens, scores, parents
     [B, K + (D − 1)·K²], level by level, −1 for the root: the inputs of the role ``select``.
     """
     batch, depth, k = tokens.shape

@@ -1,4 +1,4 @@
-"""P-EAGLE (arXiv 2602.01469): every position of a chain or a tree is drafted in one causal pass."""
+"""P-EAGLE (arXiv 2602.01469): one causal pass drafts all positions of a chain or tree."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ _CAPABILITIES = replace(EAGLE3.capabilities, name="p-eagle", passes="one")
 
 
 class PEagleDrafter(OnePassDrafter):
-    """Takes up accepted tokens as EAGLE3 does, and drafts at mask rows behind them.
+    """Ingests accepted tokens as EAGLE3 does, and drafts at mask rows after them.
 
-    The last accepted row drafts the first position. Each further one is a row of the mask token and
-    the mask's hidden state, at the next position. What mask rows write to the draft's cache is
-    thrown away.
+    The last accepted row drafts the first position. Each further position has a row with the mask
+    token and the mask's hidden state. Cache entries of mask rows are discarded.
     """
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -34,7 +33,7 @@ class PEagleDrafter(OnePassDrafter):
         self._mask_token = parts.record.geometry.mask_token
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """A chain of the likeliest tokens, or the best nodes of a tree of them."""
+        """Return a chain of the most likely tokens, or the best nodes of a tree."""
         depth = min(shape.draft_depth, shape.draft_tokens)
         counts = [self._pending[s.index].count for s in sequences]
         if sum(counts) + len(sequences) * (depth - 1) > self._max_rows:
@@ -47,7 +46,7 @@ class PEagleDrafter(OnePassDrafter):
     def _pass(
         self, sequences: Sequence[SequenceState], counts: Sequence[int], depth: int
     ) -> np.ndarray:
-        """Enters pending rows, ``depth`` − 1 mask rows behind each sequence's.
+        """Ingest pending rows, with ``depth`` − 1 mask rows after those of each sequence.
 
         Returns logits [B·depth, Vd] of each sequence's last pending row and its mask rows.
         """

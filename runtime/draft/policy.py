@@ -1,4 +1,4 @@
-"""How much to draft in the next step: a fixed shape, nothing, or what pays by measurement."""
+"""Draft policies: a fixed shape, no draft, or the fastest shape by measured costs."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from specbuild.runtime.draft.host_proposal import ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
-# What a step drafts: a shape of the draft model's, chains of an offer, or nothing.
+# What a step verifies: a shape of a draft model, chains of the host, or nothing.
 ChosenDraft: TypeAlias = DraftShape | ProposedDepths | None
 
-# A longer chain must promise this much more before it replaces a shorter one; the first, and
-# the time in which the draft takes up the tokens before it, must pay that much more.
+# Factors by which the expected rate must rise for a longer chain and for the first chain, and by
+# which the time saved must exceed the time in which the draft ingests its pending rows.
 MARGIN = 1.02
 FIRST_MARGIN = 1.03
 START_MARGIN = 1.5
-# What exploring may cost: a share of the time, of which that of so many steps is lent.
+# Exploration budget: a share of the time. The share of so many future steps is given as credit.
 EXPLORATION_SHARE = 0.02
 CREDIT_STEPS = 64
-# How much better a kind that was never tried may be than believed, how fast a try is forgotten,
-# and what one counts for a chain that is a level longer or shorter.
+# Exploration bonus of an untried kind, decay of the number of trials, and the part of a trial that
+# counts for a chain one level longer or shorter.
 OPTIMISM = 0.5
 DECAY = 0.98
 SIMILARITY = 0.8
-# Times of a kind that make it known, and what starting or stopping to draft costs a plain step.
+# Timed steps after which a kind's time is known, and the cost of switching the draft model, as a
+# share of a step without a draft.
 MIN_TIMED_STEPS = 3
 SWITCH_COST = 0.1
-# Steps in which another model is tried: it takes up what it missed once for all of them.
+# Steps of a trial of another draft model, which ingests its pending rows once for all of them.
 TRIAL_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What became of a step.
+    """The result of a step.
 
-    Of the ``depths[b]`` levels of sequence b's draft that were verified ``accepted[b]`` were
-    accepted. ``step_s`` is None where the time was not that of a whole step alone.
+    ``accepted[b]`` of ``depths[b]`` verified levels were accepted. ``step_s`` is None if the time
+    is not that of this step alone.
     """
 
     step_context: StepContext
@@ -53,32 +54,32 @@ class StepOutcome:
 
 
 class DraftPolicy(Protocol):
-    """Chooses a shape before each step and is called with what became of it."""
+    """Chooses a shape before each step and observes the outcome."""
 
     @property
     def max_depth(self) -> int:
-        """The deepest tree that it may ask for; 0 for none."""
+        """The largest depth that it may choose; 0 for no draft."""
         ...
 
     @property
     def reason(self) -> str:
-        """Why it chooses as it does now."""
+        """The reason of the current choice."""
         ...
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """The shape for the next step; None drafts nothing.
+        """Return the shape for the next step; None drafts nothing.
 
         ``WAIT_FOR_TOKENS`` while tokens are in flight: start no step until they are known.
         """
         ...
 
     def observe(self, outcome: StepOutcome) -> None:
-        """One more step is through; later ones may have been chosen already."""
+        """Learn from a finished step. Later steps may have been chosen already."""
         ...
 
 
 class FixedPolicy:
-    """Always the same shape, or never a draft."""
+    """Always the same shape, or no draft."""
 
     def __init__(self, shape: DraftShape | None, *, max_depth: int, reason: str) -> None:
         self._shape = shape
@@ -86,21 +87,21 @@ class FixedPolicy:
         self.reason = reason
 
     def shape(self, step_context: StepContext) -> DraftShape | None:
-        """The fixed shape."""
+        """Return the fixed shape."""
         del step_context
         return self._shape
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learns nothing."""
+        """Do nothing."""
 
 
 def no_draft_policy() -> FixedPolicy:
-    """That of an engine without a draft."""
+    """Return the policy of an engine without a drafter."""
     return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
 
 
 def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = None) -> FixedPolicy:
-    """The engine's default ``shape``, no draft where it has none; ``why`` nothing was measured."""
+    """Return a policy with the default shape; ``why`` states why no costs are known."""
     shape = shape or manifest.draft_default
     if not manifest.drafters or shape is None:
         return no_draft_policy()
@@ -109,30 +110,28 @@ def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = N
 
 
 class MeasuredPolicy:
-    """The draft with the most expected tokens a second, from costs and running acceptance.
+    """Chooses the draft with the most expected tokens per second, from costs and acceptance.
 
-    With p_i the chance that level i is accepted once those before it were, and t_k the time of a
-    step of kind k (no draft, or one of the shapes), a draft of d levels gives tokens at the rate
+    Let p_i be the probability that level i is accepted if all levels before it are, and t_k the
+    time of a step of kind k (no draft, or one of the shapes). The rate of a draft of d levels is
 
         r_k = (1 + Σ_{j=1…d} Π_{i≤j} p_i) / t_k.
 
-    The kind with the largest is taken, best. Another is explored in its place if it could be
-    better,
+    The policy takes the kind with the largest rate, r_best. It explores another kind k if
 
-        r_k · (1 + ½ / √(1 + n_k)) > r_best,    n_k = Σ 0.98^age over the tries of k,
+        r_k · (1 + ½ / √(1 + n_k)) > r_best,    n_k = Σ 0.98^age over the trials of k,
 
-    the most promising first, and if what exploring costs, Σ t_k − (tokens of k) / r_best, stays
-    within a share of the time. A part of that is lent from the steps to come: so there is
-    exploring in the first steps, and afterwards as much as the share pays for. The bound is that
-    of discounted UCB (Garivier and Moulines, 2011), the budget that of conservative bandits (Wu
-    and others, 2016).
+    the largest first, and if the cost of exploration, Σ t_k − (tokens of k) / r_best, stays within
+    a share of the time. The share of some future steps is given as credit, so exploration starts
+    with the first steps. The bound is that of discounted UCB (Garivier and Moulines, 2011), the
+    budget that of conservative bandits (Wu and others, 2016).
 
-    Several draft models compete alike: each has kinds of its own (step_kinds.py). Whoever starts to
-    draft takes up what it missed, which must pay.
+    Several draft models compete in the same way: each has its own kinds (step_kinds.py). A model
+    that starts to draft first ingests its pending rows, and the time saved must pay for this.
 
-    ``prior`` is p_1 of a chain as believed before the first step, ``priors`` that of draft models
-    by name. ``before`` is a policy over the same shapes whose times this one goes on with.
-    ``explored_share`` of the time may go into exploring.
+    ``prior`` is the prior of p_1 of a chain, ``priors`` that of draft models by name. ``before`` is
+    an earlier policy over the same shapes, whose times are reused. ``exploration_share`` is the
+    share of the time for exploration.
     """
 
     def __init__(
@@ -159,17 +158,17 @@ class MeasuredPolicy:
 
     @property
     def acceptance(self) -> list[float]:
-        """The running estimate of a chain's p_1, p_2, …; of several models the first one's."""
+        """The current estimate of a chain's p_1, p_2, …; with several models, of the first."""
         return next(iter(self.acceptance_by_model.values()))
 
     @property
     def acceptance_by_model(self) -> dict[str, list[float]]:
-        """The same for each draft model; the only one of an engine has no name."""
+        """The same by draft model; the name is empty if the engine has a single one."""
         return self._kinds.acceptance
 
     @property
     def reason(self) -> str:
-        """The last choice, with the numbers behind it."""
+        """The last choice with its numbers."""
         rates, shape = self._rates(self._step_context), self._options[self._best]
         probabilities = self.acceptance[:1] if shape is None else self._kinds.probabilities(shape)
         shown = " ".join(f"{p:.2f}" for p in probabilities)
@@ -212,11 +211,11 @@ class MeasuredPolicy:
         return self._options[requested]
 
     def _same_model(self, before: int, kind: int) -> bool:
-        """Whether a kind's model is that of the one ``before`` it: of both none, or the same."""
+        """Return whether two kinds use the same draft model, or none."""
         return self._models[before] == self._models[kind]
 
     def _best_of(self, rates: Sequence[float]) -> int:
-        """The kind that pays, also for the time in which the draft takes up what it missed."""
+        """Return the fastest kind, including the time in which the draft ingests pending rows."""
         leaders: dict[str | None, int] = {}
         for option in range(1, len(rates)):
             best = leaders.get(self._models[option], 0)
@@ -229,9 +228,9 @@ class MeasuredPolicy:
         return best if saved_s >= START_MARGIN * self._catch_up_s(best) else 0
 
     def _best_leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
-        """Of the best kinds of several models that of the best model, by what was seen for long.
+        """Return the kind of the best model, by long-term acceptance.
 
-        Two that are alike differ more by the luck of some steps than in truth.
+        Recent acceptance of two similar models differs mostly by chance.
         """
         if len(leaders) == 1:
             return leaders[0]
@@ -244,7 +243,7 @@ class MeasuredPolicy:
         return min(leaders, key=spent_s)
 
     def _explore(self, rates: Sequence[float]) -> int:
-        """The kind that promises most, where the budget pays for trying it; else the best."""
+        """Return the kind with the largest potential if the budget covers it, else the best."""
         potential = [
             rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._trials, strict=True)
         ]
@@ -253,7 +252,7 @@ class MeasuredPolicy:
         if option == self._best:
             return option
         switches = not self._same_model(self._requested, option)
-        # The first step of those that cross is no time to learn from.
+        # The first step after a switch gives no usable time.
         known = self._times_of(self._step_context.batch).timed(option) >= MIN_TIMED_STEPS
         steps = 2 if switches and not known else 1
         if self._best and not self._same_model(self._best, option) and self._catch_up_s(option):
@@ -262,7 +261,7 @@ class MeasuredPolicy:
         cost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
         if switches:
             cost_s += SWITCH_COST / rates[0]
-        # Also where drafting goes on behind tokens that it has not seen.
+        # A return to the best model also ingests the rows that are pending by then.
         if switches or not self._same_model(self._best, option):
             cost_s += self._catch_up_s(option)
         left_s = min(self._step_context.tokens_left / rates[self._best], CREDIT_STEPS / rates[0])
@@ -273,7 +272,7 @@ class MeasuredPolicy:
         return option
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Updates the estimate of every position that was reached, and the costs' ratios."""
+        """Update the acceptance of every position reached, and the corrections of the costs."""
         shape = outcome.shape
         if isinstance(shape, ProposedDepths):
             return
@@ -283,24 +282,23 @@ class MeasuredPolicy:
         if kind is None:
             return
         self._last = kind
-        # Where drafting starts or stops, the draft takes up tokens or caches are cold: no time to
-        # learn from.
+        # After a switch the draft ingests pending rows or caches are cold: ignore the time.
         if outcome.step_s and self._same_model(before, kind):
             costs = self._costs.step_s(outcome.step_context)
             self._times_of(outcome.step_context.batch).learn(kind, outcome.step_s / costs[kind])
 
     def _catch_up_s(self, kind: int) -> float:
-        """Time in which the draft of this kind takes up what it has not seen."""
+        """Return the time in which the draft of this kind ingests its pending rows."""
         shape = self._options[kind]
         return 0.0 if shape is None else self._costs.catch_up_s(shape, self._step_context)
 
     @property
     def _tokens(self) -> list[float]:
-        """Tokens of a step and sequence that are expected of each kind."""
+        """Expected tokens per step and sequence of each kind."""
         return self._kinds.tokens
 
     def _rates(self, step_context: StepContext) -> list[float]:
-        """Expected tokens a second and sequence of each kind; 0 where there is none."""
+        """Return the expected tokens per second and sequence of each kind; 0 if unavailable."""
         costs = self._costs.step_s(step_context)
         ratios = self._times_of(step_context.batch).ratios()
         return [e / (c * r) for e, c, r in zip(self._tokens, costs, ratios, strict=True)]
@@ -315,9 +313,9 @@ class MeasuredPolicy:
 
 
 class LearnedPolicies:
-    """Measured policies of an engine's runs: each starts from what the one before has learned.
+    """Measured policies of an engine's runs; each starts from the estimates of the last one.
 
-    Drafters learn apart, and so do kinds of steps: greedy or sampled, with full logits or without.
+    Estimates are separate for each drafter and each kind of step (sampling, full logits).
     """
 
     def __init__(self, exploration_share: float = EXPLORATION_SHARE) -> None:
@@ -328,7 +326,7 @@ class LearnedPolicies:
     def next(
         self, costs: DraftCosts, *, sampled: bool, full_logits: bool = False, drafter: str = ""
     ) -> MeasuredPolicy:
-        """The policy for one more run with a drafter of this name."""
+        """Return the policy of a new run with the drafter of this name."""
         kind = (drafter, sampled, full_logits)
         before = self._by_kind.get(kind)
         learned = {} if before is None else before.acceptance_by_model

@@ -1,4 +1,4 @@
-"""Takes what the host offers where it expects more tokens a second than the best draft model."""
+"""Policies that verify a host proposal if it is faster than the best draft model."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from specbuild.runtime.draft.costs import MAX_CORRECTION, StepContext
 from specbuild.runtime.draft.host_proposal import WAIT_FOR_TOKENS, ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy, MeasuredPolicy, StepOutcome
 
-# An offer must promise this much more than the model's best draft, or than none.
+# Factor by which the rate of a proposal must exceed that of the best other choice.
 PROPOSAL_MARGIN = 1.02
-# How fast the times of steps with an offer follow the newest, and fall back to the table's.
+# Learning rate of the times of steps with a proposal, and their decay towards the table's.
 TIME_RATE = 0.1
 DECAY = 0.995
-# How fast the distance of offers follows the newest.
+# Learning rate of the interval between proposals.
 INTERVAL_RATE = 0.2
 
 
 class HostProposalCosts(Protocol):
-    """What steps with an offer cost.
+    """Costs of steps with a host proposal.
 
-    ``ratio`` is what the times of steps without a draft are to be multiplied with on this machine.
+    ``ratio`` is the correction of the times of steps without a draft on this machine.
     """
 
     def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
-        """How much of each chain to verify, and the tokens a second and sequence."""
+        """Return how much of each chain to verify, and the tokens per second and sequence."""
         ...
 
     def learn(self, outcome: StepOutcome, ratio: float) -> None:
-        """A step with an offer is through, and was timed."""
+        """Learn from a timed step with a proposal."""
         ...
 
 
 class ProposalTimes:
-    """Seconds of a step with an offer, by its rows: the table's, corrected by a run's own."""
+    """Seconds of a step with a proposal by its rows: the table's, corrected by own times."""
 
     def __init__(self, table: CostTable, max_rows: int) -> None:
         self._step_s = [0.0, *(table.step_s(rows) for rows in range(1, max_rows + 1))]
         self._corrections = [0.0] * (max_rows.bit_length() + 1)
 
     def step_s(self, rows: int) -> float:
-        """Of so many rows, on a machine as the table knows it."""
+        """Return the time of a step of ``rows`` rows, without the machine's correction."""
         return self._step_s[rows] * exp(self._corrections[rows.bit_length()])
 
     def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
@@ -67,10 +67,10 @@ class ProposalTimes:
 def best_depths(
     cumulative_probs: Sequence[Sequence[float]], times: ProposalTimes
 ) -> tuple[tuple[int, ...], float]:
-    """How much of each chain to verify, and the tokens a second of all together.
+    """Return how much of each chain to verify, and the total tokens per second.
 
-    Of all sequences' tokens those with the largest chances are taken, as many as give the most
-    expected tokens, 1 for each sequence and the chances, over the time of so many rows.
+    Tokens of all sequences are added in order of probability. The best number of rows maximizes
+    the expected tokens (1 per sequence plus the probabilities) over the time of the step.
     """
     batch = len(cumulative_probs)
     nodes = merge(*([(-p, b) for p in chain] for b, chain in enumerate(cumulative_probs)))
@@ -86,10 +86,10 @@ def best_depths(
 
 
 class _ProposalsFirst(ABC):
-    """The offer of a step where it pays, or what ``model`` would choose.
+    """Chooses a host proposal if it pays, else the choice of ``model``.
 
-    Where tokens are in flight a step with an offer must wait for them. It does so where what
-    is offered behind them pays, and behind a step with an offer, which repeats more often than not.
+    A step with a proposal must wait for tokens in flight. The policy waits if the proposal after
+    them pays, or if the last step had a proposal, since proposals often follow each other.
     """
 
     def __init__(self, model: DraftPolicy, *, max_chain: int) -> None:
@@ -100,12 +100,12 @@ class _ProposalsFirst(ABC):
 
     @property
     def reason(self) -> str:
-        """How often an offer was taken, and what the model's policy last chose."""
+        """The share of steps with a proposal, and the reason of the model's policy."""
         share = 100 * self._proposed / max(self._steps, 1)
-        return f"suffixes in {share:.0f} % of steps; else {self._chooser.reason}"
+        return f"host proposals in {share:.0f} % of steps; else {self._chooser.reason}"
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """The offer as far as it pays, else the model's choice."""
+        """Return the part of the proposal that pays, else the model's choice."""
         if step_context.has_unread_tokens and self._chose_proposal:
             return WAIT_FOR_TOKENS
         depths = self._best_proposal(step_context) if any(step_context.cumulative_probs) else None
@@ -123,13 +123,13 @@ class _ProposalsFirst(ABC):
 
     @abstractmethod
     def _best_proposal(self, step_context: StepContext) -> tuple[int, ...] | None:
-        """How much of each chain to verify, None where the model's choice expects more."""
+        """Return how much of each chain to verify; None if the model's choice is faster."""
 
 
 class UnmeasuredProposals(_ProposalsFirst):
-    """Where no costs were measured: an offer that expects more than the model's draft can give.
+    """A policy without measured costs: a proposal must expect more than the deepest draft.
 
-    Without a model that is one token more than without an offer.
+    Without a draft model it must expect one token per step.
     """
 
     def _best_proposal(self, step_context: StepContext) -> tuple[int, ...] | None:
@@ -142,13 +142,13 @@ class UnmeasuredProposals(_ProposalsFirst):
 
 
 class ProposalPolicy(_ProposalsFirst):
-    """The offer of a step, or what ``model`` would choose, whichever expects more.
+    """Chooses the host proposal or the choice of ``model``, whichever has the higher rate.
 
-    The offer's rate is that of the tokens that its chances promise, over the time of a step that
-    verifies them; the model's is that of its policy. ``most_depth`` bounds what is ever offered.
+    The rate of a proposal is its expected tokens over the time of the step that verifies it.
+    ``max_chain`` bounds the length of proposals.
 
-    The model is asked as if the output ended with the next offer, by how far apart offers were so
-    far: what it costs to start drafting, and to try shapes, must be earned until then.
+    The model's policy assumes that the output ends at the next proposal, by the interval between
+    earlier ones: the cost of switching to a draft model must be recovered until then.
     """
 
     def __init__(self, model: MeasuredPolicy, costs: HostProposalCosts, *, max_chain: int) -> None:
@@ -170,14 +170,14 @@ class ProposalPolicy(_ProposalsFirst):
         return self._model.shape(self._until_proposal(step_context))
 
     def _until_proposal(self, step_context: StepContext) -> StepContext:
-        """What is known before a step, with the tokens up to the next offer for those left."""
+        """Return the step context with the tokens left until the next proposal."""
         if self._interval is None:
             return step_context
         expected = max(round(self._interval - self._since_proposal), 1)
         return replace(step_context, tokens_left=min(step_context.tokens_left, expected))
 
     def _count(self, outcome: StepOutcome) -> None:
-        """Learns how many tokens lie between two offers that are taken."""
+        """Update the mean number of tokens between two proposals that were verified."""
         if isinstance(outcome.shape, ProposedDepths):
             interval = self._since_proposal
             if interval and self._interval is not None:
@@ -188,12 +188,12 @@ class ProposalPolicy(_ProposalsFirst):
             self._since_proposal += 1 + sum(outcome.accepted) / len(outcome.accepted)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """The model's policy learns of its own steps, the times of those with an offer."""
+        """Pass model steps to the model's policy, and proposal steps to the proposal times."""
         self._count(outcome)
         after_proposal, shape = self._after_proposal, outcome.shape
         self._after_proposal = isinstance(shape, ProposedDepths)
         if not isinstance(shape, ProposedDepths):
-            # Behind an offer a draft model takes up what the offer gave: no usual time.
+            # After a proposal a draft model ingests its tokens, which makes the step longer.
             unusual = after_proposal and shape is not None
             self._model.observe(replace(outcome, step_s=None) if unusual else outcome)
         elif outcome.step_s:

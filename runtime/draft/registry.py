@@ -1,6 +1,6 @@
-"""The drafters that the runtime knows, by the manifest's ``kind``: one line here, one file beside.
+"""Every kind of drafter that the runtime can run: one file beside this one, and one line here.
 
-Which of them a run takes is a name: that of a kind, ``auto`` or ``none``.
+A run names the kind that it uses, or ``auto`` or ``none``.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from specbuild.runtime.errors import RequestError
 
 MODEL_KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
 HOST_KINDS: dict[str, HostDrafterKind] = {kind.name: kind for kind in (SUFFIX,)}
-# What a run may ask for beside a kind: whatever pays, or no draft.
+# Names beside the kinds: the fastest by measurement, or no draft.
 AUTO = "auto"
 NONE = "none"
 NAMES = (AUTO, *MODEL_KINDS, *HOST_KINDS, NONE)
 
 
 def kind_of(record: DrafterRecord) -> DrafterKind | HostDrafterKind:
-    """The kind of an engine's drafter."""
+    """Return the declaration of a record's kind."""
     if isinstance(record, HostRecord):
         return HOST_KINDS[record.kind]
     return MODEL_KINDS[record.kind]
 
 
 def open_host_drafter(record: HostRecord) -> HostDrafter:
-    """A drafter that proposes on the host, of an engine's record."""
+    """Return a new host drafter of an engine's record."""
     return HOST_KINDS[record.kind].open(record)
 
 
 def drafter_named(manifest: Manifest, name: str) -> DrafterRecord | None:
-    """The engine's drafter of this name; its first one for ``auto``, None where it has none.
+    """Return the engine's drafter of this name; for ``auto`` the first one, or None.
 
-    RequestError where the engine was built without a drafter of this name.
+    Raises RequestError if the engine has no drafter of this name.
     """
     if name == AUTO:
         return next(iter(manifest.drafters), None)
@@ -52,9 +52,9 @@ def drafter_named(manifest: Manifest, name: str) -> DrafterRecord | None:
 
 
 def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelRecord, ...], HostRecord | None]:
-    """What proposes under this name: draft models, and the drafter that proposes on the host.
+    """Return the draft models and the host drafter that a name selects.
 
-    Under ``auto`` all of the engine's, else the one of the name alone.
+    ``auto`` selects all drafters of the engine, another name a single one.
     """
     requested = drafter_named(manifest, name)
     named = manifest.drafters if name == AUTO else ([] if requested is None else [requested])

@@ -1,4 +1,4 @@
-"""Grows a static tree by levels: a draft runs over the nodes of a level that have children."""
+"""Grow a static tree by levels: the draft runs over the nodes that have children."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 
 
 class RowDrafter(Protocol):
-    """What growing asks of a draft that recurs."""
+    """A draft model that runs level by level."""
 
     def tree_starts(self) -> list[int]:
-        """Committed rows of each sequence's draft cache: where its tree begins."""
+        """Return the length of each sequence's draft cache, where its tree starts."""
         ...
 
     def run(
         self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logits and features of all rows, with ``tree_rows`` of each tree in the cache."""
+        """Return logits and features of all rows, with ``tree_rows`` of each tree in the cache."""
         ...
 
     def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
-        """The likeliest tokens of each row, int32 [rows, K], the best first."""
+        """Return the most likely tokens of each row, int32 [rows, K], the best first."""
         ...
 
 
@@ -37,7 +37,7 @@ def grow(
     logits: np.ndarray,
     hidden: np.ndarray,
 ) -> DraftTrees:
-    """The tree of every sequence, from logits [B, Vd] and features [B, H] of its last row.
+    """Return the tree of each sequence, from logits [B, Vd] and features [B, H] of its last row.
 
     Inner node i of the tree, in order of slots, has row i of the draft's tree.
     """

@@ -1,4 +1,4 @@
-"""A draft tree that a user gives: where nodes stand, and which of the draft's tokens they take."""
+"""A draft tree of a fixed form: the parent of each node, and the rank of its token."""
 
 from __future__ import annotations
 
@@ -12,27 +12,25 @@ from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 
-# A file names no more nodes than any engine verifies.
+# Limit for files; no engine verifies as many nodes.
 MAX_NODES = 4096
 
 
 @dataclass(frozen=True)
 class StaticTree(DraftShape):
-    """A shape whose nodes stand where ``parents`` says: the slot of each node's parent.
+    """A shape with a fixed form: ``parents`` holds the slot of each node's parent.
 
-    Slot 0 is the root, and node i has slot i + 1; nodes stand in order of depth. The first child of
-    a node takes the draft's likeliest token there, the second the next one, and so on (as the
-    trees of Medusa, arXiv 2401.10774).
+    Slot 0 is the root, and node i has slot i + 1, in order of depth. The first child of a node
+    takes the draft's most likely token, the second the next one, as in Medusa (arXiv 2401.10774).
     """
 
     parents: tuple[int, ...]
 
     @classmethod
     def of(cls, parents: Sequence[int]) -> StaticTree:
-        """From each node's parent, by the place of the node in the list: −1 is the root.
+        """Return the tree in which node i has parent ``parents[i]``; −1 is the root.
 
-        A parent stands before its children; else the nodes may come in any order. RequestError
-        where the list is no tree.
+        A parent precedes its children. Raises RequestError if the list is no tree.
         """
         if not 1 <= len(parents) <= MAX_NODES:
             raise RequestError(
@@ -54,12 +52,12 @@ class StaticTree(DraftShape):
 
     @property
     def candidates(self) -> int:
-        """Every node is kept."""
+        """The number of nodes: all are verified."""
         return self.draft_tokens
 
     @cached_property
     def depths(self) -> np.ndarray:
-        """Of every slot, the root's first: int32 [N + 1]."""
+        """The depth of every slot, int32 [N + 1]."""
         depths = [0]
         for parent in self.parents:
             depths.append(depths[parent] + 1)
@@ -67,12 +65,12 @@ class StaticTree(DraftShape):
 
     @cached_property
     def ranks(self) -> np.ndarray:
-        """Which of its parent's children each node is: int32 [N]."""
+        """The index of each node among its parent's children, int32 [N]."""
         return np.array([self.parents[:i].count(p) for i, p in enumerate(self.parents)], np.int32)
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """Slots of the nodes that have children, the root left out, in order: int32."""
+        """The slots of nodes with children, without the root, in order: int32."""
         return np.array(sorted(set(self.parents) - {0}), np.int32)
 
     @cached_property
@@ -84,12 +82,12 @@ class StaticTree(DraftShape):
         return seen
 
     def shallower(self, depth: int) -> StaticTree:
-        """The tree without the nodes below ``depth``."""
+        """Return the tree without the nodes below ``depth``."""
         kept = int((self.depths[1:] <= depth).sum())
         return StaticTree.of([parent - 1 for parent in self.parents[:kept]])
 
     def trees(self, roots: Sequence[int], tokens: np.ndarray) -> DraftTrees:
-        """The tree below each root, with ``tokens`` [B, N] at its nodes."""
+        """Return the tree below each root, with ``tokens`` [B, N] at its nodes."""
         batch, slots = len(roots), self.draft_tokens + 1
         parents = np.array([-1, *self.parents], np.int32)
         return DraftTrees(
@@ -103,5 +101,5 @@ class StaticTree(DraftShape):
         )
 
     def of_positions(self, roots: Sequence[int], tokens: np.ndarray) -> DraftTrees:
-        """The tree where tokens depend on their depth alone: ``tokens`` [B, D, K], by rank."""
+        """Return the tree with tokens that depend on depth alone: ``tokens`` [B, D, K], by rank."""
         return self.trees(roots, tokens[:, self.depths[1:] - 1, self.ranks])

@@ -1,4 +1,4 @@
-"""The kinds of steps that a policy chooses among, and how often the drafts of each are accepted."""
+"""The kinds of steps that a policy chooses among, and the acceptance of their drafts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 class StepKinds:
     """No draft, then every shape; ``models[k]`` is the draft model of kind k, None without a draft.
 
-    All chains of a model share what was seen of their positions. A tree has estimates of its own,
-    and is believed to be a chain whose levels are wider until it was tried. ``priors`` are p_1 of a
-    chain by model as believed before the first step, ``prior`` is that of the other models.
+    All chains of a model share their counts by position. Each tree has its own counts; its prior is
+    that of a chain with wider levels. ``priors`` are the priors of p_1 of a chain by model,
+    ``prior`` is that of the other models.
     """
 
     def __init__(
@@ -35,17 +35,17 @@ class StepKinds:
         self._expected: list[float] | None = None
 
     def number(self, shape: DraftShape | None) -> int | None:
-        """The place of a shape among the kinds; None where it is none of them."""
+        """Return the kind of a shape; None if there is none."""
         return self._number.get(shape)
 
     @property
     def acceptance(self) -> dict[str, list[float]]:
-        """The running estimates of a chain's p_1, p_2, … of each model."""
+        """The current estimates of a chain's p_1, p_2, … by model."""
         return {model: self._estimates(model) for model in self._chains}
 
     @property
     def tokens(self) -> list[float]:
-        """Tokens of a step and sequence that are expected of each kind."""
+        """Expected tokens per step and sequence of each kind."""
         if self._expected is None:
             self._expected = [
                 expected_tokens(self.probabilities(shape))[-1] for shape in self.options
@@ -53,7 +53,7 @@ class StepKinds:
         return self._expected
 
     def probabilities(self, shape: DraftShape | None) -> list[float]:
-        """p_1, p_2, … of a draft of this shape, to its last level; none without a draft."""
+        """Return p_1, p_2, … of the levels of a shape; empty without a draft."""
         if shape is None:
             return []
         depth, estimates = shape.draft_depth, self._estimates(model_of(shape))
@@ -65,7 +65,7 @@ class StepKinds:
         return self._trees[shape].corrected(widened_acceptance(p, width) for p in chain)
 
     def long_term_tokens(self, kind: int) -> float:
-        """Tokens that a chain, or no draft, is expected to give on the long run."""
+        """Return the expected tokens of a kind by long-term acceptance, for chains."""
         shape = self.options[kind]
         if shape is None or shape.draft_top_k > 1:
             return self.tokens[kind]
@@ -74,7 +74,7 @@ class StepKinds:
         return expected_tokens(probabilities[: shape.draft_depth])[-1]
 
     def learn(self, shape: DraftShape, depths: Sequence[int], accepted: Sequence[int]) -> None:
-        """Of ``depths[b]`` levels that were verified ``accepted[b]`` were accepted."""
+        """Count a step in which ``accepted[b]`` of ``depths[b]`` verified levels were accepted."""
         model = model_of(shape)
         chains = self._chains.get(model) if shape.draft_top_k == 1 else self._trees.get(shape)
         if chains is not None:

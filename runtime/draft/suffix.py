@@ -1,8 +1,8 @@
-"""Suffix decoding: proposes what followed last time, in this text or in earlier ones.
+"""Suffix decoding: proposes the continuation of an earlier occurrence of the text's end.
 
-After SuffixDecoding (Oliaro and others, 2024, arXiv 2411.04975): a suffix tree of the text so far,
-and one of earlier requests' texts, are searched for what the text ends with. The continuation
-that was most frequent is proposed, as far as it is likely. No weights, no pass of a model.
+After SuffixDecoding (Oliaro and others, 2024, arXiv 2411.04975). The end of the text is looked up
+in a suffix tree of the text itself and in one of earlier requests' texts. The most frequent
+continuation is proposed while it is likely enough. It needs no weights and no model pass.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from specbuild.runtime.engine_dir.drafters.suffix import SuffixRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.request import SequenceState
 
-# Of the suffixes that stood before, the longest ones are weighed: a shorter one may have been
-# followed by one token more often.
+# Number of matching suffixes to compare, the longest first: a shorter one may have a more frequent
+# continuation.
 _CANDIDATES = 3
 
 _CAPABILITIES = DrafterCapabilities(
@@ -38,17 +38,17 @@ _CAPABILITIES = DrafterCapabilities(
 
 
 class _SequenceText:
-    """A sequence's text, and where it stands in both trees."""
+    """A sequence's text, and its matches in both trees."""
 
     def __init__(self, max_depth: int, others: SuffixTree | None) -> None:
         self.text: list[int] = []
         self.tree = SuffixTree(max_depth)
         self.matcher = None if others is None else Matcher(others)
-        # What was proposed behind so many tokens, and whether another text gave it.
+        # The text length at the last proposal, the proposal, and whether an earlier text gave it.
         self.proposed: tuple[int, Continuation, bool] | None = None
 
     def take(self, ids: np.ndarray) -> None:
-        """Follows the sequence to the end of ``ids``."""
+        """Append the new tokens of ``ids``."""
         for token in ids[len(self.text) :].tolist():
             self.text.append(token)
             self.tree.append(token)
@@ -57,7 +57,7 @@ class _SequenceText:
 
 
 class SuffixDrafter:
-    """Proposes chains; ``record`` bounds them."""
+    """Proposes chains within the limits of ``record``."""
 
     capabilities = _CAPABILITIES
 
@@ -69,12 +69,12 @@ class SuffixDrafter:
         self._texts: dict[int, _SequenceText] = {}
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Nothing: tokens are taken up when they are wanted."""
+        """Do nothing: tokens are read at the next proposal."""
 
     def propose_chains(
         self, sequences: Sequence[SequenceState], limits: Sequence[int]
     ) -> HostProposal:
-        """The likeliest continuation of each text, as far as it is likely enough."""
+        """See :class:`HostProposer`: the best continuation of each text."""
         tokens, cumulative_probs = [], []
         for sequence, max_length in zip(sequences, limits, strict=True):
             found, probabilities = self._best(sequence, min(max_length, self._record.max_tokens))
@@ -83,7 +83,7 @@ class SuffixDrafter:
         return HostProposal(tokens, tuple(cumulative_probs))
 
     def propose(self, sequences: Sequence[SequenceState], shape: DraftShape) -> DraftTrees:
-        """Chains as long as they are likely, up to the shape's depth."""
+        """Return chains up to the shape's depth, while they are likely enough."""
         depth = min(shape.draft_depth, shape.draft_tokens)
         proposal = self.propose_chains(sequences, [depth] * len(sequences))
         return proposal.trees(
@@ -94,7 +94,7 @@ class SuffixDrafter:
     def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Counts what became of an offer."""
+        """See :class:`HostProposer`."""
         counted = self.statistics
         for sequence, depth, right in zip(sequences, depths, accepted, strict=True):
             counted.proposed_tokens += depth
@@ -105,7 +105,7 @@ class SuffixDrafter:
                 counted.cached_accepted_tokens += right
 
     def release(self, sequence: SequenceState) -> None:
-        """Forgets the sequence; the text of one that came to its end is kept for others."""
+        """Discard the sequence; the text of a finished one is stored for later requests."""
         state = self._texts.pop(sequence.index, None)
         if state is not None and sequence.finish_reason is not None:
             self._learn_from_output(state, sequence)
@@ -115,7 +115,7 @@ class SuffixDrafter:
     def _best(
         self, sequence: SequenceState, max_length: int
     ) -> tuple[Continuation, tuple[float, ...]]:
-        """The continuation that promises most tokens, and the chances of its tokens."""
+        """Return the continuation with the most expected tokens, and its probabilities."""
         state = self._updated(sequence)
         best, from_cache = Continuation([], [], 0), False
         cumulative_probs: tuple[float, ...] = ()
@@ -146,7 +146,7 @@ class SuffixDrafter:
         return state
 
     def _learn_from_output(self, state: _SequenceText, sequence: SequenceState) -> None:
-        """Learns of what was emitted behind the last proposal, whether it was taken or not."""
+        """Compare the last proposal with the emitted tokens, whether it was verified or not."""
         if state.proposed is None or sequence.num_tokens == state.proposed[0]:
             return
         at, found, _ = state.proposed

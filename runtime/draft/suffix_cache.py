@@ -1,4 +1,4 @@
-"""Texts of earlier requests, to propose what followed there: kept apart by salt, and bounded."""
+"""A bounded store of earlier requests' texts for suffix decoding, separate by cache salt."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from specbuild.runtime.draft.suffix_tree import SuffixTree
 
 @dataclass
 class SuffixStatistics:
-    """What suffix decoding has counted: tokens that it proposed and that were accepted, those that
-    earlier requests' texts gave of both, and the texts' tokens that it keeps and has let go."""
+    """Counters: tokens proposed and accepted, those from texts of earlier requests, and the tokens
+    of texts that are stored and that were evicted."""
 
     proposed_tokens: int = 0
     accepted_tokens: int = 0
@@ -29,9 +29,9 @@ class _SaltTexts:
 
 
 class SuffixCache:
-    """``most_tokens`` of texts at most; 0 keeps none.
+    """Stores up to ``max_tokens`` tokens of texts; 0 stores none.
 
-    Where there are more, the oldest text goes of the salt whose use is longest ago.
+    A full cache evicts the oldest text of the least recently used salt.
     """
 
     def __init__(self, max_depth: int, max_tokens: int, statistics: SuffixStatistics) -> None:
@@ -40,7 +40,7 @@ class SuffixCache:
         self._by_salt: OrderedDict[str | None, _SaltTexts] = OrderedDict()
 
     def tree(self, salt: str | None) -> SuffixTree | None:
-        """The texts of a salt, which are used now; None where there are none."""
+        """Return the tree of a salt's texts and mark it as used; None without texts."""
         kept = self._by_salt.get(salt)
         if kept is None:
             return None
@@ -48,7 +48,7 @@ class SuffixCache:
         return kept.tree
 
     def add(self, salt: str | None, text: Sequence[int]) -> None:
-        """Keeps a text, its end where it is longer than all that is kept together."""
+        """Store a text, or its end if it exceeds the capacity."""
         if self._most <= 1 or not text:
             return
         kept = self._by_salt.get(salt)

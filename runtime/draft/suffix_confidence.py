@@ -1,10 +1,10 @@
-"""How far a match can be trusted: what came true of proposals, by match and by share."""
+"""Acceptance probabilities of proposed tokens, by the length of the match and the share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Pseudo-observations of what is believed before the first one, and how fast all fade.
+# Weight of the prior in observations, and the decay per observation.
 PRIOR_WEIGHT = 8.0
 DECAY = 0.995
 # Classes of matched lengths, 1, 2-3, 4-7, … tokens, and of the share of times that a token
@@ -14,11 +14,12 @@ _SHARES = (0.5, 0.8, 1.0)
 
 
 class Confidence:
-    """The chance that a proposed token is right, where those before it were.
+    """Estimates the probability that a proposed token is accepted, if those before it are.
 
-    A token that followed m matched ones in a share c of all times is believed to be right with
-    c · m / (m + 1): behind one token nearly anything may follow, behind twenty hardly. What came
-    true in its class of m and c corrects that. The proposals' own tokens count as matched.
+    A token that followed m matched tokens in a share c of all occurrences has the prior
+    c · m / (m + 1): after one token nearly anything may follow, after twenty it hardly varies.
+    Results of earlier proposals with a similar m and c correct the prior. Proposed tokens count as
+    matched for those after them.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Confidence:
     def cumulative(
         self, shares: Sequence[float], matched: int, minimum: float
     ) -> tuple[float, ...]:
-        """The chance of each token and all before it, as far as it is ``least`` at least."""
+        """Return the cumulative probabilities of a proposal while they are at least ``minimum``."""
         cumulative_probs, probability = [], 1.0
         for i, share in enumerate(shares):
             length = matched + i
@@ -42,9 +43,9 @@ class Confidence:
         return tuple(cumulative_probs)
 
     def learn(self, shares: Sequence[float], matched: int, right: Sequence[bool]) -> None:
-        """Of a proposal's first tokens these were ``right``; what follows a wrong one says nothing.
+        """Count the result of a proposal's first tokens, up to the first wrong one.
 
-        Proposals that were not taken count as well: what was emitted tells what they were worth.
+        Proposals that were not verified count as well, by comparison with the emitted tokens.
         """
         for i, is_right in enumerate(right):
             length, share = matched + i, shares[i]

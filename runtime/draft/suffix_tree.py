@@ -1,10 +1,10 @@
-"""A suffix tree of bounded depth over texts of tokens, with how often each continuation followed.
+"""A suffix tree of bounded depth over token texts, with a count of each continuation.
 
-Suffixes that stood in the text before are *points*: places in the tree, the longest first. Another
-token moves every point along an edge, or ends it where it differs, which makes a leaf. A suffix
-without a point is a leaf, whose edge is the text itself and grows with it. So a token costs as
-many steps as the longest match has tokens, and a text of n tokens has 2 n nodes at most (Ukkonen,
-1995; the counts as in SuffixDecoding, arXiv 2411.04975).
+Suffixes that occurred earlier are *points*: positions in the tree, the longest first. A new token
+moves every point along an edge. If the edge differs, the point ends and adds a leaf. The edge of a
+leaf is the text itself and grows with it. So a token costs as many steps as the longest match has
+tokens, and a text of n tokens has at most 2 n nodes (Ukkonen, 1995; the counts as in
+SuffixDecoding, arXiv 2411.04975).
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# Stands behind a text that is whole: no token is negative.
+# Marks the end of a finished text; no token is negative.
 END = -1
 
 
 class Node:
-    """A node with the edge that leads to it: ``text[start : start + length]``.
+    """A node and the edge to it: ``text[start : start + length]``.
 
-    ``count`` is how many suffixes of texts have begun that edge. A leaf's edge ends where its
-    text does.
+    ``count`` is the number of suffixes that reach the edge. A leaf's edge ends with its text.
     """
 
     __slots__ = ("children", "count", "length", "parent", "start", "text")
@@ -42,7 +41,7 @@ class Point:
         self.node, self.offset, self.depth = node, offset, depth
 
     def advance(self, token: int) -> bool:
-        """Moves along ``token``; False, and nothing moves, where no edge has it."""
+        """Move along ``token``; return False without moving if no edge has it."""
         node, offset = self.node, self.offset
         if offset < node.length:
             place = node.start + offset
@@ -60,7 +59,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Continuation:
-    """What follows a point: tokens, and the share of times that each followed those before it."""
+    """The tokens after a point, and the share of occurrences in which each followed."""
 
     tokens: list[int]
     shares: list[float]
@@ -68,24 +67,24 @@ class Continuation:
 
 
 class SuffixTree:
-    """Strings of up to ``max_depth`` tokens of texts; one text at most grows, ``text``."""
+    """A tree of strings of up to ``max_depth`` tokens; at most one text, ``text``, grows."""
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.root = Node([], 0, 0, None, 0)
         self.tokens = 0
-        # Changes with each change of structure: points that others hold are then placed anew.
+        # Changes with the structure, so that matchers recompute their points.
         self.version = 0
         self.text: list[int] = []
         self._points: list[Point] = []
 
     @property
     def points(self) -> Sequence[Point]:
-        """The suffixes of the growing text that stood before, the longest first."""
+        """The suffixes of the growing text that occurred earlier, the longest first."""
         return self._points
 
     def append(self, token: int) -> None:
-        """One more token of the growing text."""
+        """Append a token to the growing text."""
         self.text.append(token)
         self.tokens += 1
         points = self._points
@@ -109,7 +108,7 @@ class SuffixTree:
         self._points = moved
 
     def add(self, text: Iterable[int]) -> list[int]:
-        """A whole text, which grows no more; what :meth:`remove` takes to forget it."""
+        """Add a finished text; return the handle that :meth:`remove` takes."""
         assert not self.text, "a text is growing"
         for token in text:
             self.append(token)
@@ -118,7 +117,7 @@ class SuffixTree:
         return full_text
 
     def remove(self, full_text: list[int]) -> None:
-        """Forgets a text that :meth:`add` gave."""
+        """Remove a text by the handle from :meth:`add`."""
         for start in range(len(full_text)):
             self._remove_suffix(full_text, start)
         self.tokens -= len(full_text)
@@ -134,16 +133,15 @@ class SuffixTree:
                 del node.children[full_text[at]]
                 return
             if child.text is full_text:
-                # Others read this edge on: it keeps its tokens, and lets go of the text.
+                # Other texts still use this edge: copy its tokens.
                 child.text = full_text[child.start : child.start + child.length]
                 child.start = 0
             node, at = child, at + child.length
 
     def _split(self, node: Node, offset: int, others: Iterable[Point]) -> Node:
-        """A node in the middle of an edge; ``others`` are the points beside the one that differs.
+        """Split an edge at ``offset`` and return the new node; ``others`` are the other points.
 
-        Those that have come no further than it are on the upper part now, and have not begun the
-        lower one.
+        Points up to the offset move to the upper part, and no longer count for the lower one.
         """
         assert node.parent is not None
         upper = Node(node.text, node.start, offset, node.parent, node.count)
@@ -165,7 +163,7 @@ class SuffixTree:
 
 
 class Matcher:
-    """The suffixes of a growing sequence that stand in another's tree, the longest first."""
+    """The suffixes of a growing sequence that occur in another tree, the longest first."""
 
     def __init__(self, tree: SuffixTree) -> None:
         self._tree = tree
@@ -174,7 +172,7 @@ class Matcher:
         self._recent: list[int] = []
 
     def append(self, token: int) -> None:
-        """One more token of the sequence."""
+        """Append a token to the sequence."""
         self._recent.append(token)
         if len(self._recent) > 2 * self._tree.max_depth:
             del self._recent[: -self._tree.max_depth]
@@ -182,7 +180,7 @@ class Matcher:
             self._move(token)
 
     def points(self) -> Sequence[Point]:
-        """The points now; placed anew where the tree has changed."""
+        """Return the points, recomputed if the tree has changed."""
         if self._version != self._tree.version:
             self._version, self._points = self._tree.version, []
             for token in self._recent[-self._tree.max_depth :]:
@@ -196,10 +194,10 @@ class Matcher:
 
 
 def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
-    """What followed this point most often, up to ``most`` tokens; of equals the newest.
+    """Return the most frequent continuation of a point, up to ``limit`` tokens.
 
-    Behind the end of ``own``, the text that grows, an edge goes on with what is proposed: so a text
-    that repeats itself is followed across its end.
+    Of equal counts the newest is used. Past the end of the growing text ``own`` the continuation
+    repeats the proposed tokens, so a periodic text continues past its end.
     """
     node, offset = point.node, point.offset
     tokens: list[int] = []
@@ -227,7 +225,7 @@ def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
 
 
 def _likeliest(node: Node) -> tuple[Node | None, float]:
-    """The child that was begun most often, and its share of all; None where texts end there."""
+    """Return the most frequent child and its share; None if texts mostly end here."""
     total, best, limit = 0, None, 0
     for token, child in node.children.items():
         total += child.count
@@ -237,7 +235,7 @@ def _likeliest(node: Node) -> tuple[Node | None, float]:
 
 
 def strings(tree: SuffixTree) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
-    """Every branching string with the counts of what follows it, for checks and inspection."""
+    """Yield every branching string with the counts of its continuations, for tests."""
     stack: list[tuple[Node, tuple[int, ...]]] = [(tree.root, ())]
     while stack:
         node, string = stack.pop()

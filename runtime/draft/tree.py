@@ -1,4 +1,4 @@
-"""The draft's proposal for a batch: one tree of tokens per sequence, in arrays."""
+"""Draft trees of a batch: one tree of tokens per sequence, in arrays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specbuild.runtime.errors import RequestError
 
 @dataclass(frozen=True)
 class DraftTrees:
-    """Trees of B sequences, N + 1 slots each, as they are selected; all int32.
+    """Trees of B sequences with N + 1 slots each; all arrays are int32.
 
     ``tokens``, ``parents``, ``depths`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B]
     (slots in use, root included). Slot 0 is the root; unused slots and the root have parent
-    -1. Slots stand in order of depth. ``contiguous``: every path is slots 0, 1, 2, … (chains).
+    -1. Slots are in order of depth. ``contiguous``: every path is slots 0, 1, 2, … (chains).
     ``full``: no slot of any tree is unused.
     """
 
@@ -46,7 +46,7 @@ class DraftTrees:
         }
 
     def path(self, b: int, slot: int) -> list[int]:
-        """The drafts of sequence ``b`` from below its root to ``slot``; the root has none."""
+        """Return the draft tokens of sequence ``b`` from below its root to ``slot``."""
         path = []
         while slot > 0:
             path.append(int(self.tokens[b, slot]))
@@ -54,17 +54,14 @@ class DraftTrees:
         return path[::-1]
 
     def child(self, b: int, slot: int, token: int) -> int | None:
-        """The node of sequence ``b`` with this token below ``slot``; None where there is none."""
+        """Return the child of ``slot`` in sequence ``b`` with this token, or None."""
         used = slice(0, self.count[b])
         found = (self.parents[b, used] == slot) & (self.tokens[b, used] == token)
         nodes = found[1:].nonzero()[0]
         return int(nodes[0]) + 1 if len(nodes) else None
 
     def cut(self, max_depth: Sequence[int]) -> DraftTrees:
-        """Each tree without the nodes below ``max_depth[b]``: slots in order of depth lose a tail.
-
-        Slots that no tree uses any more are dropped.
-        """
+        """Return each tree without the nodes below ``max_depth[b]``, and without unused slots."""
         bound = np.asarray(max_depth, np.int32)[:, None]
         slot = np.arange(self.tokens.shape[1])
         used = (slot < self.count[:, None]) & (self.depths <= bound)
@@ -83,7 +80,7 @@ class DraftTrees:
 
 
 def pack_bits(bits: np.ndarray) -> np.ndarray:
-    """Bools [..., n] to int32 words [..., ceil(n / 32)]: bit ``j % 32`` of word j // 32."""
+    """Pack bools [..., n] into int32 words [..., ceil(n / 32)]: bit ``j % 32`` of word j // 32."""
     words = max(1, -(-bits.shape[-1] // 32))
     padded = np.zeros((*bits.shape[:-1], words * 32), np.uint8)
     padded[..., : bits.shape[-1]] = bits
@@ -106,7 +103,7 @@ def _chain_layout(batch: int, nodes: int) -> tuple[np.ndarray, ...]:
 
 
 def chain_trees(roots: Sequence[int], tokens: np.ndarray | None = None) -> DraftTrees:
-    """Chains ``tokens`` [B, N] below the roots; without tokens, the roots alone."""
+    """Return chains of ``tokens`` [B, N] below the roots, or the roots alone."""
     batch = len(roots)
     nodes = 0 if tokens is None else tokens.shape[1]
     parents, depths, bits, count = _chain_layout(batch, nodes)
@@ -118,7 +115,7 @@ def chain_trees(roots: Sequence[int], tokens: np.ndarray | None = None) -> Draft
 
 
 def check_shape(shape: DraftShape, limits: Limits | None) -> None:
-    """RequestError where a shape is no tree, or more than the engine was built for."""
+    """Raise RequestError if a shape is no tree, or exceeds the engine's limits."""
     for name in ("draft_top_k", "draft_depth", "draft_tokens"):
         value = getattr(shape, name)
         if value < 1:
@@ -136,7 +133,7 @@ def check_shape(shape: DraftShape, limits: Limits | None) -> None:
 
 
 def shallower(shape: DraftShape, depth: int) -> DraftShape:
-    """The shape with at most ``depth`` levels, and no more nodes than those can hold."""
+    """Return the shape with at most ``depth`` levels, and at most their number of nodes."""
     if depth >= shape.draft_depth:
         return shape
     cut = replace(shape, draft_depth=depth)

@@ -154,7 +154,7 @@ class HostDecoder(Decoder):
             return self._engine_policy(setting)
         shape = self._check_drafter(drafter, speculation)
         depth, name = self._manifest.limits.draft_depth, drafter.capabilities.name
-        return FixedPolicy(shape, max_depth=depth, reason=f"asked for {name}")
+        return FixedPolicy(shape, max_depth=depth, reason=f"requested {name}")
 
     def _check_drafter(self, drafter: Drafter, speculation: DraftShape | str) -> DraftShape:
         """Return the custom drafter's shape; RequestError if it cannot serve this engine."""

@@ -211,7 +211,7 @@ def test_text_that_repeats_is_proposed_without_costs_and_with(drafted: bool) -> 
         steps = [name for name in toy.device.started if name.startswith("step")]
         assert len(steps) < 20
         assert toy.engine.decoder.host_statistics["suffix"].cached_accepted_tokens > 10
-        assert "suffixes in" in toy.engine.default_draft.reason
+        assert "host proposals in" in toy.engine.default_draft.reason
         assert run(toy.engine, [[5, 6, 7]], params).ids == plain
         assert run(toy.engine, [[5, 6, 7]], params, speculation=None).ids == plain
 
