@@ -12,7 +12,6 @@ A later value of a field that is :func:`one_of` a set, and a later member of a t
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
@@ -72,6 +71,9 @@ def require_known(kind: type, features: Iterable[str]) -> None:
         return  # the common case, without a look at every type of the schema
     missing = sorted(set(features) - known_features(kind))
     if missing:
+        # Here, because its import takes longer than that of the other modules of a manifest.
+        import importlib.metadata
+
         plural, named = "s" if len(missing) > 1 else "", ", ".join(map(repr, missing))
         raise SpecbuildError(
             f"engine needs feature{plural} {named}, which this specbuild "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,9 @@ def version_problem(directory: Path, where: Path, decoded: Any) -> str | None:
     found = decoded.get("format_version") if isinstance(decoded, dict) else None
     if type(found) is int and found == FORMAT_VERSION:
         return None
+    # Here, because its import takes longer than that of the other modules of a manifest.
+    import importlib.metadata
+
     own = importlib.metadata.version("specbuild")
     if type(found) is int and found > FORMAT_VERSION:
         return (
