@@ -226,12 +226,12 @@ def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
 
 def _likeliest(node: Node) -> tuple[Node | None, float]:
     """Return the most frequent child and its share; None if texts mostly end here."""
-    total, best, limit = 0, None, 0
+    total, best, max_count = 0, None, 0
     for token, child in node.children.items():
         total += child.count
-        if child.count >= limit and token != END:
-            best, limit = child, child.count
-    return best, limit / total
+        if child.count >= max_count and token != END:
+            best, max_count = child, child.count
+    return best, max_count / total
 
 
 def strings(tree: SuffixTree) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:

@@ -90,8 +90,8 @@ MUTATIONS = (
     # Draft.
     Mutation(
         _SUFFIXES,
-        "if child.count >= most and token != END:",
-        "if child.count > most and token != END:",
+        "if child.count >= max_count and token != END:",
+        "if child.count > max_count and token != END:",
         _runtime("suffix_tree", "suffix"),
     ),
     Mutation(
