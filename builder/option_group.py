@@ -28,6 +28,8 @@ else:
 
 # Deprecated flat names of options and the current ones, accepted until 0.3.
 RENAMED_OPTIONS = {"screen_head": "prefilter_head"}
+# Engines count tokens, rows and pages in 32 bits.
+MAX_INTEGER = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -133,12 +135,20 @@ class OptionGroup:
 
     @classmethod
     def check_bounds(cls, values: Mapping[str, Any]) -> None:
-        """Raises SpecbuildError for the first number, by field, that is below its least."""
+        """Raise SpecbuildError for the first number, by field, that is out of its bounds.
+
+        A whole number without an upper bound of its own must be at most :data:`MAX_INTEGER`.
+        """
         own = _own_options(cls)
         for name, value in values.items():
-            least = own[name].described.least
+            described = own[name].described
+            least, most = described.least, described.most
+            if most is None and isinstance(value, int) and described.read is None:
+                most = MAX_INTEGER
             if least is not None and value is not None and value < least:
                 raise SpecbuildError(f"{own[name].flag} is {value}; it must be at least {least:g}")
+            if most is not None and value is not None and value > most:
+                raise SpecbuildError(f"{own[name].flag} is {value}; it must be at most {most}")
 
     def given(self) -> dict[str, Any]:
         """The options that are not at their defaults, by field."""

@@ -11,6 +11,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 T = TypeVar("T")
 _BYTES = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_MAX_BYTES = 2**63 - 1
 _BYTES |= {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -54,4 +55,6 @@ def memory_size(flag: str, text: str) -> int:
         size = 0
     if size < 1:
         raise SpecbuildError(f"{flag} {text} is not a size: write it as 4GiB or 500MiB")
+    if size > _MAX_BYTES:
+        raise SpecbuildError(f"{flag} {text} is more than 8 EiB; give at most the memory there is")
     return int(size)

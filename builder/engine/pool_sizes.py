@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from specbuild.builder.option_group import MAX_INTEGER
 from specbuild.runtime.device import group_bytes
 from specbuild.runtime.engine_dir.cache_groups import pages_held
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits, SpecPv
@@ -28,8 +29,16 @@ class PoolBudget:
         """The groups with their pages, page 0 included.
 
         Windows have pages for the largest launch of every sequence; no group gets more than the
-        worst case. Raises SpecbuildError where one sequence of the longest length has no place.
+        worst case. Raises SpecbuildError where one sequence of the longest length has no place, and
+        for sizes that 32 bits do not hold.
         """
+        found = self._sized(groups, limits, specpv)
+        _require_countable(found, limits)
+        return found
+
+    def _sized(
+        self, groups: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None
+    ) -> tuple[CacheGroup, ...]:
         if self.memory is not None and self.pages is not None:
             raise SpecbuildError("--kv-memory and --kv-pages are two ways to say it; give one")
         if self.pages is not None:
@@ -70,6 +79,18 @@ class PoolBudget:
             else:
                 high = middle - 1
         return holding(low * step)
+
+
+def _require_countable(groups: Sequence[CacheGroup], limits: Limits) -> None:
+    """Raise SpecbuildError where a launch has more rows, or a cache more tokens, than 32 bits."""
+    largest = max((group.pages * group.page_size for group in groups), default=0)
+    if max(largest, limits.max_rows) > MAX_INTEGER:
+        raise SpecbuildError(
+            f"--max-batch-size {limits.max_batch_size} with sequences of {limits.max_seq_len} "
+            f"tokens: the largest cache would hold {largest} tokens and a launch "
+            f"{limits.max_rows} rows, at most {MAX_INTEGER} are possible; ask for less "
+            "--max-batch-size, --max-seq-len or --page-size"
+        )
 
 
 def _require_fewest(groups: Sequence[CacheGroup], limits: Limits, pages: int) -> None:

@@ -113,16 +113,7 @@ def plan_engine(
     LimitOptions.check_bounds(asked.given())
     DraftOptions.check_bounds({"window": options.drafting.window})
     max_seq_len = asked.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
-    if max_seq_len < LEAST_SEQ_LEN:
-        raise SpecbuildError(
-            f"--max-seq-len {max_seq_len} has no capacity for a prompt and an output of one token "
-            f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
-        )
-    if max_seq_len > target.max_positions:
-        raise SpecbuildError(
-            f"--max-seq-len {max_seq_len} exceeds the model's {target.max_positions} positions; "
-            f"ask for at most {target.max_positions}"
-        )
+    require_seq_len(max_seq_len, target)
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
@@ -192,17 +183,36 @@ def plan_engine(
     return with_limits(plan, limits)
 
 
+def require_seq_len(max_seq_len: int, target: TargetGeometry) -> None:
+    """Raise SpecbuildError where no sequence has this length, or the model does not reach it."""
+    if max_seq_len < LEAST_SEQ_LEN:
+        raise SpecbuildError(
+            f"--max-seq-len {max_seq_len} has no capacity for a prompt and an output of one token "
+            f"each; ask for {LEAST_SEQ_LEN} to {target.max_positions}"
+        )
+    if max_seq_len > target.max_positions:
+        raise SpecbuildError(
+            f"--max-seq-len {max_seq_len} exceeds the model's {target.max_positions} positions; "
+            f"ask for at most {target.max_positions}"
+        )
+
+
+def require_rows(option: str, asked: int, rows: int, most_rows: int) -> None:
+    """Raise SpecbuildError where ``option`` makes steps of more rows than a backend has."""
+    if rows > most_rows:
+        raise SpecbuildError(
+            f"--{option} {asked}: a step of a CUDA engine has at most {most_rows} rows; ask for "
+            "less"
+        )
+
+
 def _require_kernel_sizes(most_rows: int, batch: int, page_size: int, shape: DraftShape) -> None:
     if page_size < MIN_PAGE_SIZE or page_size & (page_size - 1):
         raise SpecbuildError(
             f"--page-size {page_size}: CUDA kernels take powers of two from {MIN_PAGE_SIZE} on"
         )
-    for option, rows in (("max-batch-size", batch), ("draft-tokens", shape.draft_tokens + 1)):
-        if rows > most_rows:
-            raise SpecbuildError(
-                f"--{option} {rows if option == 'max-batch-size' else rows - 1}: a step of a CUDA "
-                f"engine has at most {most_rows} rows; ask for less"
-            )
+    require_rows("max-batch-size", batch, batch, most_rows)
+    require_rows("draft-tokens", shape.draft_tokens, shape.draft_tokens + 1, most_rows)
 
 
 def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:

@@ -81,6 +81,8 @@ def inspect(
 
     reference = model_reference(model)
     if not isinstance(reference, EngineReference):
+        if anatomy.anatomy:
+            raise SpecbuildError(f"{model} is no engine: --anatomy shows the steps of CUDA engines")
         _show_checkpoint(
             reference,
             gpu,
@@ -177,6 +179,7 @@ def _show_checkpoint(
     from specbuild.cli.terminal.console import json_line, output
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
+    limits.check_bounds(limits.given())
     card = None if gpu is None else gpu_model(gpu)
     with ProgressBar() as progress:
         path = local_checkpoint(reference, revision, progress)

@@ -10,7 +10,7 @@ from math import prod
 from specbuild.builder.backends.cuda.gpus import GpuModel
 from specbuild.builder.backends.registry import BACKENDS
 from specbuild.builder.checkpoint.target_parts import HEAD, TargetCheckpoint
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import EnginePlan, require_seq_len
 from specbuild.builder.inputs import BuildInputs, read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
@@ -80,9 +80,11 @@ def checkpoint_report(
     """Read the headers of a checkpoint, and ask every backend whether it can build it.
 
     ``options`` name the checkpoint, its drafts and limits; their backend is ignored. Raises
-    SpecbuildError where the checkpoint cannot be read.
+    SpecbuildError where the checkpoint cannot be read, and for limits that no backend has.
     """
     target, drafts = read_checkpoints(options, SilentProgress())
+    if options.limits.max_seq_len is not None:
+        require_seq_len(options.limits.max_seq_len, target.geometry)
     settled = {name: _settled(name, options, (target, drafts)) for name in BACKENDS}
     files = checkpoint_files(options.model)
     cuda = settled["cuda"]

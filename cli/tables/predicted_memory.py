@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import prod
 
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.pool_sizes import PoolBudget
+from specbuild.builder.engine.sizes import require_rows, require_seq_len
+from specbuild.builder.options import LimitOptions
 from specbuild.runtime.device import group_bytes, outputs_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
@@ -35,12 +38,19 @@ class PredictedMemory:
 def as_built_for(
     manifest: Manifest, *, max_batch_size: int | None = None, max_seq_len: int | None = None
 ) -> Manifest:
-    """The manifest with the limits and cache groups of a build for other limits."""
+    """Return the manifest with the limits and cache groups of a build for other limits.
+
+    Raises SpecbuildError for limits that the build refuses.
+    """
+    LimitOptions.check_bounds({"max_batch_size": max_batch_size, "max_seq_len": max_seq_len})
     own = manifest.limits
     batch = own.max_batch_size if max_batch_size is None else max_batch_size
     length = own.max_seq_len if max_seq_len is None else max_seq_len
     if (batch, length) == (own.max_batch_size, own.max_seq_len):
         return manifest
+    require_seq_len(length, manifest.target)
+    if facts_of(manifest.backend).has_plan:
+        require_rows("max-batch-size", batch, batch, MAX_DECODE_ROWS)
     rows = max(own.max_rows, batch * _verified_rows(manifest))
     limits = replace(own, max_seq_len=length, max_batch_size=batch, max_rows=rows)
     asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]

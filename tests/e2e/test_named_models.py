@@ -180,3 +180,20 @@ def test_inspect_of_a_gguf_file_that_cannot_be_built(command: Command, tmp_path:
 
 def test_inspect_of_an_engine_takes_no_gpu(command: Command, tiny_engine: Path) -> None:
     assert command("inspect", tiny_engine, "--gpu", "h100").refused("are for checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--max-batch-size", 10**20), "--max-batch-size is 1"),
+        (("--max-seq-len", 10**20), "--max-seq-len is 1"),
+        (("--max-seq-len", 4097), "--max-seq-len 4097 exceeds the model's"),
+        (("--anatomy",), "is no engine: --anatomy shows the steps of CUDA engines"),
+    ],
+)
+def test_inspect_refuses_limits_that_no_build_has(
+    command: Command, text_target: Path, options: tuple[object, ...], message: str
+) -> None:
+    result = command("inspect", text_target, *options)
+    assert result.code == 2
+    assert message in result.err

@@ -345,3 +345,27 @@ def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) ->
     (note,) = inputs.notes(options)
     assert "4096 tokens of the model's 131072" in note and "--max-seq-len" in note
     assert not inputs.notes(replace(options, limits=LimitOptions(max_seq_len=4096)))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_batch_size": 99999999999999999999}, "--max-batch-size is 9+; .* at most 2147483647"),
+        ({"page_size": 2**31}, "--page-size is 2147483648; .* at most 2147483647"),
+        ({"kv_pages": 1 << 70}, "--kv-pages is [0-9]+; .* at most 2147483647"),
+        ({"draft_window": 1 << 70}, "--draft-window is [0-9]+; .* at most 2147483647"),
+        ({"draft_depth": 1 << 70}, "--draft-depth is [0-9]+; .* at most 2147483647"),
+        # Each is allowed alone; their product is not.
+        ({"max_batch_size": 2**31 - 1}, "--max-batch-size 2147483647 with sequences of 512 tokens"),
+        ({"page_size": 2**31 - 1}, "the largest cache would hold [0-9]+ tokens"),
+    ],
+)
+def test_sizes_beyond_32_bits(geometries: Geometries, values: dict[str, int], message: str) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        plan_engine(asked_for(**values), *geometries)
+
+
+@pytest.mark.parametrize("text", ["9999999999GiB", "9" * 400, "9" * 400 + "TiB"])
+def test_more_memory_than_64_bits(text: str) -> None:
+    with pytest.raises(SpecbuildError, match=f"--kv-memory {text} is more than 8 EiB"):
+        LimitOptions.from_given({"kv_memory": text})

@@ -36,7 +36,7 @@ TARGET = TargetGeometry(
     head_dim=8,
     layer_types=("sliding_attention", "full_attention"),
     sliding_window=8,
-    max_positions=128,
+    max_positions=8192,
     rope=Rope(150000.0, YarnScaling(factor=32.0, original_max_positions=64)),
     eos_token_ids=(0, 2),
     **gpt_oss_parts(2, inner=8),

@@ -62,6 +62,28 @@ def test_a_window_does_not_grow_with_the_sequence(make_manifest: MakeManifest) -
     assert longer["full"] > 9 * long["full"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_batch_size": 99999999999999999999}, "--max-batch-size is 9+; it must be at most"),
+        ({"max_batch_size": 2**31 - 1}, "--max-batch-size 2147483647 with sequences of"),
+        ({"max_seq_len": 8193}, "--max-seq-len 8193 exceeds the model's 8192 positions"),
+        ({"max_seq_len": 1}, "--max-seq-len 1 has no capacity"),
+    ],
+)
+def test_limits_that_no_build_has(
+    make_manifest: MakeManifest, limits: dict[str, int], message: str
+) -> None:
+    with pytest.raises(SpecbuildError, match=message):
+        as_built_for(make_manifest(), **limits)
+
+
+def test_a_cuda_engine_has_no_larger_batch_than_a_launch(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest()
+    with pytest.raises(SpecbuildError, match=r"--max-batch-size 257: .* at most 256 rows"):
+        as_built_for(replace(manifest, backend="cuda"), max_batch_size=257)
+
+
 def test_without_a_draft_there_are_no_aux_hidden_states(make_manifest: MakeManifest) -> None:
     assert predict_memory(make_manifest(draft=False)).outputs_bytes == 4 * 42 * 100
 
@@ -86,7 +108,7 @@ def test_what_specpv_feeds_again_has_logits_too(make_manifest) -> None:
     assert predict_memory(manifest).outputs_bytes == 4 * 2 * (21 + 24) * 100
 
 
-SIZES = st.integers(1, 1 << 20)
+LENGTHS = st.integers(2, 1 << 20)
 BUDGETS = st.one_of(
     st.just({}),
     st.fixed_dictionaries({"kv_memory": st.integers(1 << 20, 1 << 40)}),
@@ -97,7 +119,7 @@ BUDGETS = st.one_of(
 @examples(80)
 @given(
     batch=st.integers(1, 4096) | st.none(),
-    length=SIZES | st.none(),
+    length=LENGTHS | st.none(),
     heads=st.integers(1, 64),
     width=st.integers(1, 512),
     page_size=st.sampled_from([4, 16, 64]),
@@ -114,13 +136,21 @@ def test_pages_and_their_bytes_make_the_totals(
         replace(group, kv_heads=heads, k_width=width, v_width=width, page_size=page_size)
         for group in manifest.cache_groups
     )
+    target = replace(manifest.target, max_positions=1 << 20)
     manifest = replace(
-        manifest, cache_groups=groups, backend=backend, specpv=specpv, options=options
+        manifest,
+        cache_groups=groups,
+        backend=backend,
+        specpv=specpv,
+        options=options,
+        target=target,
     )
     try:
         sized = as_built_for(manifest, max_batch_size=batch, max_seq_len=length)
-    except SpecbuildError as error:  # the engine's budget has no place for one such sequence
-        assert options and next(iter(options)).replace("_", "-") in str(error)
+    except SpecbuildError as error:
+        # The budget has no place for one such sequence, or the sizes are beyond 32 bits or a step.
+        refusals = [f"--{name.replace('_', '-')}" for name in options] + ["--max-batch-size"]
+        assert str(error).startswith(tuple(refusals))
         return
     memory = predict_memory(sized)
     assert set(memory.kv_bytes) == set(memory.page_bytes) == {group.name for group in groups}
