@@ -135,20 +135,21 @@ class OptionGroup:
 
     @classmethod
     def check_bounds(cls, values: Mapping[str, Any]) -> None:
-        """Raise SpecbuildError for the first number, by field, that is out of its bounds.
+        """Raise SpecbuildError for the first number, by field, that is below its least.
 
         A whole number without an upper bound of its own must be at most :data:`MAX_INTEGER`.
         """
         own = _own_options(cls)
         for name, value in values.items():
             described = own[name].described
-            least, most = described.least, described.most
-            if most is None and isinstance(value, int) and described.read is None:
-                most = MAX_INTEGER
+            least = described.least
+            is_count = isinstance(value, int) and described.read is None
             if least is not None and value is not None and value < least:
                 raise SpecbuildError(f"{own[name].flag} is {value}; it must be at least {least:g}")
-            if most is not None and value is not None and value > most:
-                raise SpecbuildError(f"{own[name].flag} is {value}; it must be at most {most}")
+            if is_count and described.most is None and value > MAX_INTEGER:
+                raise SpecbuildError(
+                    f"{own[name].flag} is {value}; it must be at most {MAX_INTEGER}"
+                )
 
     def given(self) -> dict[str, Any]:
         """The options that are not at their defaults, by field."""

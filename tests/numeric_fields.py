@@ -29,7 +29,13 @@ HOSTILE = (
     '"x"',
     "[]",
     "[7, -7]",
+    "[null]",
+    "[[]]",
+    "[true]",
+    "[1e30]",
     "{}",
+    '{"a": null}',
+    '"\\ud800"',
 )
 _MARK = "a value to be replaced"
 
@@ -51,14 +57,11 @@ def with_literal(data: Any, place: Place, literal: str) -> str:
     copy = json.loads(json.dumps(data))
     inner = copy
     for key in place[:-1]:
+        if isinstance(inner, dict) and not isinstance(inner.get(key), dict | list):
+            inner[key] = {}  # a section that the file does not have
         inner = inner[key]
     inner[place[-1]] = _MARK
     return json.dumps(copy).replace(json.dumps(_MARK), literal)
-
-
-def further_places(data: dict[str, Any], names: frozenset[str]) -> list[Place]:
-    """The fields of ``names`` that ``data`` does not have."""
-    return [(name,) for name in sorted(names) if data.get(name) is None]
 
 
 def written(file: Path, place: Place, literal: str) -> bytes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.errors import SpecbuildError
 
-NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+NUMBER = re.compile(r"(?<=\.)\d{1,6}(?=\.)")
 LINES_SHOWN = 24
 
 

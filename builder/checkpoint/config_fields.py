@@ -47,6 +47,8 @@ INERT = frozenset(
     }
 )
 
+QUANTIZATION = "quantization_config"
+
 # What a reader of any target asks for.
 TARGET_FIELDS = frozenset(
     {
@@ -124,6 +126,8 @@ def check_fields(
     known = INERT.union(only, *(table.read | table.inert for table in tables))
     for name, value in config.fields.items():
         if name in only and value is not None and value not in only[name]:
+            if name == QUANTIZATION and not only[name]:
+                raise _quantized(config, value)
             allowed = " or ".join(map(repr, only[name])) or "none"
             raise SpecbuildError(
                 f"{config.where}: {name} {_shown(value)} is not implemented (supported: {allowed})"
@@ -141,6 +145,16 @@ def check_fields(
     return tuple(
         f"{config.label}: the field {name} ({_shown(config.get(name))}) is unknown and was ignored"
         for name in unknown
+    )
+
+
+def _quantized(config: Config, section: Any) -> SpecbuildError:
+    """The error for quantized weights of a family that reads none; names the method alone."""
+    method = section.get("quant_method") if isinstance(section, dict) else None
+    by_method = f" by {_shown(method)}" if isinstance(method, str) and method else ""
+    return SpecbuildError(
+        f"{config.where}: {QUANTIZATION}: these weights are quantized{by_method}, which is not "
+        "implemented for this model; give the checkpoint that they were quantized from"
     )
 
 

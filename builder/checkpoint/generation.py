@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbuild.builder.checkpoint.source import read_json
+from specbuild.builder.checkpoint.source import has_file, read_json
 from specbuild.runtime.engine_dir.generation_defaults import RECOMMENDED, GenerationDefaults
 from specbuild.runtime.errors import SpecbuildError
 
@@ -31,7 +31,7 @@ def directory_defaults(roots: tuple[Path, ...]) -> tuple[GenerationDefaults, tup
     """
     for root in roots:
         file = root / GENERATION_CONFIG
-        if file.is_file():
+        if has_file(file):
             return _defaults(read_json(file), GENERATION_CONFIG)
     return GenerationDefaults(), ()
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-LAYER = re.compile(r"(?:model\.layers|block)\.(\d+)\.")
+LAYER = re.compile(r"(?:model\.layers|block)\.(\d{1,6})\.")
 
 
 def layer_hints(g: TargetGeometry, names: Iterable[str]) -> list[str]:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, has_file, read_header
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 INDEXER_FILE = "dsa_indexer.safetensors"
 QUERIES, KEYS, HEAD_WEIGHTS = "dsa_W_q", "dsa_W_k", "dsa_W_h"
-_NAME = re.compile(rf"model\.layers\.(\d+)\.self_attn\.({QUERIES}|{KEYS}|{HEAD_WEIGHTS})")
+_NAME = re.compile(rf"model\.layers\.(\d{{1,6}})\.self_attn\.({QUERIES}|{KEYS}|{HEAD_WEIGHTS})")
 _HINT = (
     f"a full-attention layer has {QUERIES} [hidden, n_idx * d_idx] and {KEYS} [hidden, d_idx], and "
     f"all have {HEAD_WEIGHTS} [hidden, n_idx] or, with one head, none; --no-dsa leaves them out"
@@ -47,10 +47,10 @@ def read_indexers(
     file = path / INDEXER_FILE
     enabled = section.boolean("enable_dsa_indexer", False)
     if not (enabled if asked is None else asked):
-        unused = file.is_file() and asked is None
+        unused = has_file(file) and asked is None
         note = f"target: {INDEXER_FILE} is not used; --dsa attends to the tokens that it chooses"
         return None, (note,) if unused else ()
-    if not file.is_file():
+    if not has_file(file):
         why = "--dsa" if asked else f"{section.where}: enable_dsa_indexer is true"
         raise SpecbuildError(
             f"{why}, but {path} has no {INDEXER_FILE}; give a model with indexers, or build with "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit, group_names
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, read_header
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, has_file, read_header
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -16,7 +16,7 @@ LATENT_FILE = "mla_kv.safetensors"
 DOWN, UP_KEYS, UP_VALUES = "mla_W_c", "mla_W_k_lat", "mla_W_v_lat"
 # A layer with a latent may have this one too: the checkpoint's own, adapted to the latent.
 OUTPUT = "o_proj.weight"
-_NAME = re.compile(rf"model\.layers\.(\d+)\.self_attn\.({DOWN}|{UP_KEYS}|{UP_VALUES})")
+_NAME = re.compile(rf"model\.layers\.(\d{{1,6}})\.self_attn\.({DOWN}|{UP_KEYS}|{UP_VALUES})")
 _UP_OF = {"k_proj": UP_KEYS, "v_proj": UP_VALUES}
 
 
@@ -65,9 +65,10 @@ def read_latents(path: Path, config: Config, g: TargetGeometry) -> Latents | Non
     """
     section = config.section("attention")
     file = path / LATENT_FILE
-    if not section.boolean("use_mla_kv", file.is_file()):
+    present = has_file(file)
+    if not section.boolean("use_mla_kv", present):
         return None
-    if not file.is_file():
+    if not present:
         raise SpecbuildError(
             f"{section.where}: use_mla_kv is true, but {path} has no {LATENT_FILE}; make it with "
             "specbuild retrofit mla, or build with --no-mla"

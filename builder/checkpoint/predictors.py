@@ -8,7 +8,7 @@ from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.source import SourceTensor
 
 # Behind the model's last layer, or in a list of their own.
-_LAYER = re.compile(r"model\.(layers|mtp_layers)\.(\d+)\.")
+_LAYER = re.compile(r"model\.(layers|mtp_layers)\.(\d{1,6})\.")
 
 Tensors = dict[str, SourceTensor]
 

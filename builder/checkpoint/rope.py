@@ -64,6 +64,8 @@ def read_layer_ropes(
     if by_layer.get(LAYER_SECTIONS[0]) is None:
         full = read_rope(config, default_theta=default_theta)
         return full, Rope(window_theta or full.theta)
+    if config.get(NESTED[1]) is not None:
+        raise config.wrong(NESTED[1], f"none, {NESTED[0]} has a section for each type of layer")
     check_fields(by_layer, FieldTable(frozenset(LAYER_SECTIONS), {}), strict=True, way_out="")
     thetas = (default_theta, window_theta or default_theta)
     full, window = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from specbuild.runtime.errors import SpecbuildError
 INDEX_SUFFIX = ".safetensors.index.json"
 LARGEST_HEADER_BYTES = LARGEST_JSON_BYTES = 100 << 20
 _MAX_AXES = 8
+_MAX_FILE_NAME = 255
 # What may lie beside a checkpoint and is read by its own name.
 SIDE_FILES = ("mla_kv.safetensors", "dsa_indexer.safetensors")
 DTYPE_BITS = {
@@ -215,9 +217,24 @@ def read_config(path: Path) -> dict[str, Any]:
     _refuse_adapter(path)
     _refuse_modelopt(path)
     config = path / "config.json"
-    if not config.is_file():
+    if not has_file(config):
         raise SpecbuildError(f"{path}: not a checkpoint directory, it has no config.json")
     return read_json(config)
+
+
+def has_file(file: Path) -> bool:
+    """Whether a checkpoint has this file.
+
+    Raises SpecbuildError for a directory, a device or a link to a file that is not there: it must
+    not be taken for a file that the checkpoint leaves out.
+    """
+    if file.is_file():
+        return True
+    if os.path.lexists(file):
+        raise SpecbuildError(
+            f"{file}: is no regular file, nor a link to one; download it again or remove it"
+        )
+    return False
 
 
 def refuse_gguf(path: Path) -> None:
@@ -232,7 +249,7 @@ def refuse_gguf(path: Path) -> None:
 def _refuse_adapter(path: Path) -> None:
     """SpecbuildError for the directory of a LoRA adapter, which holds no model of its own."""
     file = path / "adapter_config.json"
-    if file.is_file():
+    if has_file(file):
         base = read_json(file).get("base_model_name_or_path")
         of_model = f" of {shown(base)}" if isinstance(base, str) and base else ""
         raise SpecbuildError(
@@ -245,7 +262,7 @@ def _refuse_adapter(path: Path) -> None:
 def _refuse_modelopt(path: Path) -> None:
     """SpecbuildError for weights that NVIDIA's ModelOpt quantized."""
     file = path / "hf_quant_config.json"
-    if file.is_file():
+    if has_file(file):
         section = read_json(file).get("quantization")
         kind = section.get("quant_algo") if isinstance(section, dict) else None
         to_kind = f" to {shown(kind)}" if isinstance(kind, str) and kind else ""
@@ -273,7 +290,7 @@ def shorten(names: list[str], shown: int = 3) -> str:
 
 def _find_index(path: Path) -> Path | None:
     named = path / f"model{INDEX_SUFFIX}"
-    indexes = [named] if named.is_file() else sorted(path.glob(f"*{INDEX_SUFFIX}"))
+    indexes = [named] if has_file(named) else sorted(path.glob(f"*{INDEX_SUFFIX}"))
     if len(indexes) > 1:
         raise SpecbuildError(
             f"{path}: several indexes ({shorten([i.name for i in indexes])}); keep the right one"
@@ -287,9 +304,9 @@ def _open_indexed(index: Path) -> dict[str, SourceTensor]:
         raise SpecbuildError(f"{index}: has no weight_map from tensor names to shard files")
     wanted: dict[str, list[str]] = {}
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or Path(file).name != file or len(file) > _MAX_FILE_NAME:
             raise SpecbuildError(
-                f"{index}: {name} names {file!r}, expected a file beside the index"
+                f"{index}: {name} names {shown(file)}, expected a file beside the index"
             )
         wanted.setdefault(file, []).append(name)
     absent = sorted(file for file in wanted if not (index.parent / file).is_file())

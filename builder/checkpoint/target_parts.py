@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import SourceTensor, read_json
+from specbuild.builder.checkpoint.source import SourceTensor, has_file, read_json
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
@@ -74,7 +74,7 @@ def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:
     """The EOS list of ``generation_config.json``; ``config.json``'s only where that names none."""
     for root in roots:
         file = root / "generation_config.json"
-        if file.is_file():
+        if has_file(file):
             generation = Config(str(file), "generation_config.json", read_json(file))
             listed = generation.integers("eos_token_id")
             if listed is not None:
@@ -112,6 +112,6 @@ def _same_values(one: SourceTensor, other: SourceTensor) -> bool:
 def text_files(roots: tuple[Path, ...]) -> tuple[Path, ...]:
     """Tokenizer and chat template, from the first of ``roots`` that has a tokenizer."""
     for root in roots:
-        if (root / TEXT_FILES[0]).is_file():
-            return tuple(root / name for name in TEXT_FILES if (root / name).is_file())
+        if has_file(root / TEXT_FILES[0]):
+            return tuple(root / name for name in TEXT_FILES if has_file(root / name))
     return ()

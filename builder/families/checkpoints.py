@@ -17,7 +17,7 @@ from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
 from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
 from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
 from specbuild.builder.checkpoint.predictors import split_predictors, unused_predictors
-from specbuild.builder.checkpoint.source import read_config, refuse_gguf
+from specbuild.builder.checkpoint.source import has_file, read_config, refuse_gguf
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, tie_head
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import (
@@ -211,7 +211,7 @@ def read_retrofit_target(path: Path, *, command: str, mla: bool) -> TargetCheckp
 
 def _refuse_retrofits(path: Path, geometry: TargetGeometry, *, mla: bool, dsa: bool | None) -> None:
     kind, families = geometry.model_type, retrofitted()
-    if mla and (path / LATENT_FILE).is_file():
+    if mla and has_file(path / LATENT_FILE):
         own = ", which caches latents of its own" if geometry.latent_dims else ""
         raise SpecbuildError(
             f"{path / LATENT_FILE}: latents in the place of keys and values belong to {families}, "

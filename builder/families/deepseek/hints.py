@@ -10,7 +10,7 @@ from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.runtime.engine_dir.feed_forward import routed_part
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,6})\.")
 
 
 def mla_hints(_config: Config, names: list[str]) -> list[str]:

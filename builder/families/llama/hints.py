@@ -7,7 +7,7 @@ import re
 from specbuild.builder.checkpoint.hints import layer_hints
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-EXPERT = re.compile(r"\.mlp\.experts\.(\d+)\.")
+EXPERT = re.compile(r"\.mlp\.experts\.(\d{1,6})\.")
 QUANTISED = (".qweight", ".weight_scale", ".weight_scale_inv", ".weight_packed", ".absmax")
 
 

@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoint_files import write_json, write_shards
+from checkpoint_files import edit_config, write_json, write_shards
+from checkpoints import write_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from llama_checkpoints import write_llama
+from safetensors.torch import load_file, save_file
 
 from specbuild.builder.checkpoint.source import open_directory, read_config, read_header, shorten
+from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -312,3 +315,66 @@ def test_entries_of_headers_are_whole_numbers(tmp_path: Path, entry: dict[str, o
     with pytest.raises(SpecbuildError, match="the header's entry for a is damaged") as refused:
         read_header(file)
     assert len(str(refused.value)) < 300
+
+
+def test_a_shard_with_a_name_that_no_file_has(tmp_path: Path) -> None:
+    write_target(tmp_path, layers=1, shards=2)
+    (index,) = tmp_path.glob("*.index.json")
+    data = json.loads(index.read_text())
+    first = next(iter(data["weight_map"]))
+    index.write_text(json.dumps(data | {"weight_map": data["weight_map"] | {first: "a" * 5000}}))
+    with pytest.raises(SpecbuildError, match=rf"{first} names 'aaaa.*expected a file beside") as e:
+        open_directory(tmp_path)
+    assert len(str(e.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "model.safetensors.index.json",
+        "adapter_config.json",
+        "hf_quant_config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "mla_kv.safetensors",
+        "dsa_indexer.safetensors",
+    ],
+)
+@pytest.mark.parametrize("kind", ["directory", "broken link", "pipe"])
+def test_no_regular_file_is_not_taken_for_an_absent_one(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    write_target(tmp_path, layers=1, vocab=264, tokenizer=True)
+    file = tmp_path / name
+    file.unlink(missing_ok=True)
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:  # a snapshot of the hub's cache whose blob was removed
+        file.symlink_to(tmp_path / "blobs" / "absent")
+    with pytest.raises(SpecbuildError, match=f"{file}: is no regular file"):
+        read_target(tmp_path, strict=False)
+
+
+@pytest.mark.parametrize("name", ["model.layers.{}.x", "model.layers.0.mlp.experts.{}.up.weight"])
+def test_numbers_in_names_beyond_what_python_reads(tmp_path: Path, name: str) -> None:
+    write_llama(tmp_path, "qwen3_moe")
+    extra = {name.format("9" * 5000): torch.zeros(1)}
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | extra, file)
+    with pytest.raises(SpecbuildError, match="1 tensor does not fit the model"):
+        read_target(tmp_path, strict=False)
+
+
+@pytest.mark.parametrize("kind", ["granite", "llama", "mixtral", "olmo3", "phi3", "smollm3"])
+def test_quantized_weights_are_named(tmp_path: Path, kind: str) -> None:
+    """As published configurations have it: sorted, the method last."""
+    write_llama(tmp_path, kind)
+    method = {"bits": 4, "group_size": 128, "modules_to_not_convert": None, "quant_method": "awq"}
+    edit_config(tmp_path, quantization_config=method)
+    with pytest.raises(SpecbuildError, match=r"quantization_config.*awq"):
+        read_target(tmp_path, strict=False)
