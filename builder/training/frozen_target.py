@@ -117,7 +117,10 @@ def _source(path: Path, opened: OpenedTarget, family: TargetFamily) -> dict[str,
     import transformers
 
     fields = opened.config.fields
-    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
+    # Some classes default to the padding token of a published model, whose row would be zeroed.
+    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(
+        {"pad_token_id": None, **fields}
+    )
     renamed = family.reference.stored_name
     weights = {renamed(name): tensor.load() for name, tensor in opened.tensors().items()}
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}

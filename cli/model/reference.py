@@ -57,10 +57,15 @@ def model_reference(text: str) -> ModelReference:
     """Return what ``text`` names; a path that exists takes precedence over a Hugging Face id.
 
     Raises SpecbuildError for a path that does not exist, with the nearest name in its folder, and
-    EngineFileError for a directory that is neither an engine nor a checkpoint.
+    EngineFileError for a directory that is neither an engine nor a checkpoint, and for a path that
+    cannot be opened.
     """
     path = Path(text)
-    if path.is_dir():
+    try:
+        is_directory = path.is_dir()
+    except OSError as error:  # a name that is too long, or a folder without permission
+        raise EngineFileError(f"{text[:200]} cannot be opened: {error.strerror}") from None
+    if is_directory:
         return _directory(path)
     if path.exists():
         if path.suffix != GGUF_SUFFIX and not _begins_as_gguf(path):

@@ -67,15 +67,22 @@ def _types(layers: int) -> list[str]:
 
 
 def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """OLMo 3 has a window, and which layers have it."""
+    """OLMo 3 has a window, the layers that have it, and a RoPE for each kind of layer."""
     fields = dense_fields(keys, model, known) | {"attention_bias": has_biases(model)}
     name = "attention.sliding_window"
     if not keys.has(name):
         return fields
     layers, windowed = known["num_hidden_layers"], keys.switches(f"{name}_pattern")
     types = [WINDOWED if has_window else FULL for has_window in windowed * layers]
+    plain = {"rope_type": "default"}
     return fields | {
         "model_type": "olmo3",
+        "rope_theta": None,
+        "rope_scaling": None,
+        "rope_parameters": {
+            kind: {"rope_theta": known["rope_theta"], **(scaling or plain)}
+            for kind, scaling in ((FULL, known["rope_scaling"]), (WINDOWED, plain))
+        },
         "layer_types": types[:layers] if windowed else _types(layers),
         "sliding_window": keys.integer(name),
     }

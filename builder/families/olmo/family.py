@@ -12,6 +12,7 @@ from specbuild.builder.families.family import (
 )
 from specbuild.builder.families.olmo.checkpoint import FORMS, read_config
 from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -96,5 +97,6 @@ OLMO = TargetFamily(
         tensor=layer_tensor,
         router_logits=gate_logits,
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

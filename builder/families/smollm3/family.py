@@ -6,6 +6,7 @@ from typing import Any
 
 from specbuild.builder.families.family import CheckpointFormat, SynthTarget, TargetFamily
 from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -58,5 +59,6 @@ SMOLLM3 = TargetFamily(
         tensor=layer_tensor,
         router_logits=gate_logits,
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

@@ -55,6 +55,8 @@ def test_hub_ids() -> None:
         ("one/x", "one/x does not exist"),
         ("missing.gguf", "missing.gguf does not exist"),
         ("models/missing.gguf", "models/missing.gguf does not exist"),
+        ("a" * 300, "cannot be opened: File name too long"),
+        ("a/" * 3000 + "x", "cannot be opened: File name too long"),
         ("qwen3", "a Hugging Face id has the form ORGANISATION/NAME"),
         ("many", "many holds 2 GGUF models: give one, many/a.gguf"),
         ("README.md", "is a file, not a directory, and no GGUF file"),

@@ -72,7 +72,7 @@ def test_deepseek(tmp_path: Path) -> None:
     assert_same_model(file, model)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mixtral", "smollm3", "phi3", "olmo3"])
 def test_a_draft_is_trained_on_a_gguf_target_and_read_for_it(tmp_path: Path, kind: str) -> None:
     file = llama_file(tmp_path, kind)
     text = tmp_path / "ids.jsonl"
