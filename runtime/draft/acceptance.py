@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import sqrt
 
-# Weight of a prior, and of the medium-term estimate in the recent one, in observations.
-# Decay per observation of the medium-term, the long-term and the recent counts.
+# Weight of a prior, in observations.
 PRIOR_WEIGHT = 4.0
+# Weight of the medium-term estimate as the prior of the recent one, in observations.
 MEDIUM_WEIGHT = 6.0
+# Decay of each kind of count per observation.
 DECAY_MEDIUM = 0.97
 DECAY_LONG = 0.99
 DECAY_RECENT = 0.8
@@ -22,8 +23,9 @@ class Acceptance:
     """Acceptance counts of each position of one kind of draft.
 
     p_i is the probability that level i is accepted if all levels before it are. The estimate comes
-    from recent steps, with the medium-term rate as a prior of ``MEDIUM_WEIGHT`` observations. It
-    reacts within a few steps when a text becomes predictable, and changes little by chance.
+    from recent steps, with the medium-term rate as a prior of ``MEDIUM_WEIGHT`` observations. When
+    a text becomes predictable, the estimate rises within a few steps. Single random results change
+    it little.
     """
 
     def __init__(self, depth: int) -> None:
@@ -37,7 +39,7 @@ class Acceptance:
             counts.learn(depths, accepted)
 
     def long_term(self, prior: float) -> list[float]:
-        """As :meth:`estimates`, over enough steps to compare two drafts."""
+        """Return p_1, p_2, … from long-term counts, to compare two drafts."""
         estimates = []
         for position in range(self._long_term.depth):
             prior = self._long_term.estimate(position, prior, PRIOR_WEIGHT)
@@ -57,7 +59,7 @@ class Acceptance:
         return estimates
 
     def corrected(self, priors: Iterable[float]) -> list[float]:
-        """Return p_1, p_2, … with a prior for each position."""
+        """Return p_1, p_2, … from a prior for each position and the medium-term counts."""
         return [self._medium_term.estimate(i, p, PRIOR_WEIGHT) for i, p in enumerate(priors)]
 
 
@@ -76,29 +78,30 @@ class _DecayedCounts:
         return (hits + weight * prior) / (trials + weight)
 
     def learn(self, depths: Sequence[int], accepted: Sequence[int]) -> None:
-        """Count a step. All sequences of a step have the same weight, whatever their order."""
-        capacity, decay = self.depth, self._decay
-        last, reached_by = [0] * (capacity + 1), [0] * (capacity + 1)
-        for (depth, reached), count in Counter(zip(depths, accepted, strict=True)).items():
-            tried = min(depth, capacity)
-            reached_by[min(reached, tried)] += count
-            last[min(reached + 1, tried)] += count
+        """Count a step. All sequences of the step have the same weight."""
+        max_depth, decay = self.depth, self._decay
+        # Sequences by the number of their levels that were tried, and that were accepted.
+        by_tried, by_accepted = [0] * (max_depth + 1), [0] * (max_depth + 1)
+        for (depth, num_accepted), count in Counter(zip(depths, accepted, strict=True)).items():
+            verified = min(depth, max_depth)
+            by_accepted[min(num_accepted, verified)] += count
+            by_tried[min(num_accepted + 1, verified)] += count
         trials, hits = 0, 0
-        for i in range(capacity - 1, -1, -1):
-            trials += last[i + 1]
-            hits += reached_by[i + 1]
+        for i in range(max_depth - 1, -1, -1):
+            trials += by_tried[i + 1]
+            hits += by_accepted[i + 1]
             if trials == 0:
                 continue
-            kept = decay**trials
-            weight = (1 - kept) / (trials * (1 - decay))
-            self._accepted[i] = kept * self._accepted[i] + weight * hits
-            self._trials[i] = kept * self._trials[i] + weight * trials
+            old_weight = decay**trials
+            weight = (1 - old_weight) / (trials * (1 - decay))
+            self._accepted[i] = old_weight * self._accepted[i] + weight * hits
+            self._trials[i] = old_weight * self._trials[i] + weight * trials
 
 
 def widened_acceptance(probability: float, width: float) -> float:
-    """Return the prior of a level of ``width`` nodes, given that of a single node.
+    """Return the acceptance of a level of ``width`` nodes, given that of its best node.
 
-    The other nodes catch a share of 1 − 1/√width of the misses.
+    The model: where the best node is wrong, another node is right in a share 1 − 1/√width of cases.
     """
     return 1 - (1 - probability) / sqrt(max(width, 1.0))
 
@@ -113,6 +116,6 @@ def expected_tokens(probabilities: Iterable[float]) -> list[float]:
 
 
 def acceptance_prior(sampled: bool, learned: float | None = None) -> float:
-    """Return the prior of a run: the mean of the general one and an earlier run's estimate."""
+    """Return the prior of a run: the general prior, or its mean with an earlier run's estimate."""
     general = PRIOR_SAMPLED if sampled else PRIOR_GREEDY
     return general if learned is None else (general + learned) / 2

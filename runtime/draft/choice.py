@@ -1,6 +1,7 @@
-"""Select the draft policy of requests: a fixed shape, or a policy for their kind of steps.
+"""Select the draft policy of a request: its own shape, or the policy of its kind of step.
 
-Acceptance of greedy steps says little about sampled steps, so each kind has its own policy.
+Acceptance in greedy steps does not predict acceptance in sampled steps. So each kind of step has a
+separate policy.
 """
 
 from __future__ import annotations
@@ -28,25 +29,27 @@ class PolicyBySampling:
 
     @property
     def max_depth(self) -> int:
-        """Return the largest depth, which all kinds share."""
-        return self._of(sampled=False, full_logits=False).max_depth
+        """Return the largest depth; it is equal for all kinds."""
+        return self._policy_of(sampled=False, full_logits=False).max_depth
 
     @property
     def reason(self) -> str:
         """Return the reason of the last step's policy."""
-        return (self._last or self._of(sampled=False, full_logits=False)).reason
+        return (self._last or self._policy_of(sampled=False, full_logits=False)).reason
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """Return the choice of the policy for this kind of step."""
-        self._last = self._of(sampled=step_context.sampled, full_logits=step_context.full_logits)
+        self._last = self._policy_of(
+            sampled=step_context.sampled, full_logits=step_context.full_logits
+        )
         return self._last.shape(step_context)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Pass the outcome to the policy of its kind."""
-        kind = outcome.step_context
-        self._of(sampled=kind.sampled, full_logits=kind.full_logits).observe(outcome)
+        context = outcome.step_context
+        self._policy_of(sampled=context.sampled, full_logits=context.full_logits).observe(outcome)
 
-    def _of(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+    def _policy_of(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
         kind = (sampled, full_logits)
         if kind not in self._by_kind:
             self._by_kind[kind] = self._make(*kind)
@@ -54,14 +57,16 @@ class PolicyBySampling:
 
 
 def requested_policy(shape: DraftShape | None) -> FixedPolicy:
-    """Return the policy of a request that gives a shape; None decodes without a draft."""
+    """Return the policy of a request with its own shape; None decodes without a draft."""
     if shape is None:
         return FixedPolicy(None, max_depth=0, reason="requested without a draft")
     return FixedPolicy(shape, max_depth=shape.draft_depth, reason="requested")
 
 
 def require_shape(shape: DraftShape, manifest: Manifest) -> None:
-    """Raise RequestError if the engine has no draft, or supports only smaller ones."""
+    """Raise RequestError if the engine has no draft, or if the shape exceeds its limits."""
     if not manifest.drafters:
-        raise RequestError("a draft shape is given, but the engine was built without a draft")
+        raise RequestError(
+            "the request has a draft shape, but the engine was built without a draft; omit it"
+        )
     check_shape(shape, manifest.limits)

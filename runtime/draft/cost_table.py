@@ -1,11 +1,11 @@
-"""The cost of a step by its rows, and the cost that drafting adds."""
+"""The time of a target step by its rows, and the time that drafting a chain adds."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 
-# Times that differ by more than this share of the shortest are unreliable.
+# Two measurements agree if their times differ by at most this share of the shortest step.
 SPREAD = 0.1
 
 
@@ -13,10 +13,10 @@ SPREAD = 0.1
 class CostTable:
     """Seconds of a target step by rows, and seconds that drafting a chain adds, by its depth.
 
-    ``target_s[i]`` is the time of ``target_rows[i]`` rows (rising), in consecutive steps.
-    ``draft_s[d − 1]`` is the time of a step with a chain of d, drafting and accepting included,
-    minus that of d + 1 target rows. It includes the cost of evicting the target's weights from the
-    CPU's caches. ``row_s`` is the time in which the draft ingests one prompt token. ``sure`` is
+    ``target_s[i]`` is the time of a step of ``target_rows[i]`` rows, measured in consecutive steps;
+    the rows ascend. ``draft_s[d − 1]`` is the time that drafting and accepting a chain of d tokens
+    adds to a target step of d + 1 rows. It includes the cost of evicting the target's weights from
+    the CPU's caches. ``row_s`` is the time in which the draft ingests one prompt token. ``sure`` is
     false if the measurement was disturbed.
     """
 
@@ -27,31 +27,37 @@ class CostTable:
     sure: bool = True
 
     def step_s(self, rows: int) -> float:
-        """Return a target step's time: interpolated, or extrapolated with the last slope."""
-        known = self.target_rows
-        if len(known) == 1 or rows <= known[0]:
-            return self.target_s[0] * max(1.0, rows / known[0])
-        right = min(max(bisect_left(known, rows), 1), len(known) - 1)
+        """Return a target step's time, interpolated or extrapolated with the last slope."""
+        measured = self.target_rows
+        if len(measured) == 1 or rows <= measured[0]:
+            return self.target_s[0] * max(1.0, rows / measured[0])
+        right = min(max(bisect_left(measured, rows), 1), len(measured) - 1)
         left = right - 1
-        slope = (self.target_s[right] - self.target_s[left]) / (known[right] - known[left])
-        return self.target_s[left] + max(slope, 0.0) * (rows - known[left])
+        slope = (self.target_s[right] - self.target_s[left]) / (measured[right] - measured[left])
+        return self.target_s[left] + max(slope, 0.0) * (rows - measured[left])
 
     def chain_s(self, depth: int) -> float:
-        """Return the time that a chain adds."""
+        """Return the time that drafting a chain of ``depth`` tokens adds; 0 without a chain."""
         return self.draft_s[min(depth, len(self.draft_s)) - 1] if depth else 0.0
 
     def least(self, other: CostTable) -> CostTable:
-        """Return the shorter times; they are ``sure`` if these are, or if both nearly agree."""
+        """Return a table with the shorter time of each entry of two measurements.
+
+        The result is ``sure`` if this table is, or if the two measurements nearly agree. If their
+        entries differ in number or rows, return this table.
+        """
         if (self.target_rows, len(self.draft_s)) != (other.target_rows, len(other.draft_s)):
             return self
         pairs = list(zip(self.target_s, other.target_s, strict=True))
         drafts = list(zip(self.draft_s, other.draft_s, strict=True))
-        # Draft times are differences of two step times: compare them to a step's time.
-        apart = [abs(a - b) / min(self.target_s[0], other.target_s[0]) for a, b in pairs + drafts]
+        # Draft times are differences of two step times: relate them to a step's time.
+        deviations = [
+            abs(a - b) / min(self.target_s[0], other.target_s[0]) for a, b in pairs + drafts
+        ]
         return replace(
             self,
             target_s=tuple(map(min, pairs)),
             draft_s=tuple(map(min, drafts)),
             row_s=min(self.row_s, other.row_s),
-            sure=self.sure or max(apart) <= SPREAD,
+            sure=self.sure or max(deviations) <= SPREAD,
         )

@@ -1,4 +1,4 @@
-"""Costs of a step with each draft, and their correction by the times of a run."""
+"""Costs of a step with each draft, and their correction by the step times of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# Learning rates of the common level and of a kind's own correction, decay of the number of timed
-# steps, and the largest change by one step. A disturbed step can be longer by any amount.
+# Learning rate of the level, which all kinds of steps share.
 LEVEL_RATE = 0.2
+# Learning rate of the correction of one kind.
 KIND_RATE = 0.05
+# Decay of the number of timed steps.
 DECAY = 0.99
+# Largest error that one step contributes: a disturbed step can be longer by any amount.
 MAX_CORRECTION = log(1.5)
 
 
@@ -23,13 +25,14 @@ MAX_CORRECTION = log(1.5)
 class StepContext:
     """The state before a step.
 
-    ``tokens_left`` is the most tokens that one of the ``batch`` sequences may still emit.
-    ``pending_rows`` is the number of committed tokens that the draft must ingest first;
-    ``other_pending_rows`` is that of the second and further draft models. ``context`` is the mean
-    length of the sequences. ``sampled``: a sequence has a temperature above 0. ``full_logits``: one
-    has top-k or top-p. ``cumulative_probs[b]`` are the acceptance probabilities of the tokens that
-    the host proposes for sequence b, empty without a proposal. ``has_unread_tokens``: steps are in
-    flight; the proposal then starts after the most tokens that they can emit.
+    ``tokens_left`` is the largest number of tokens that any of the ``batch`` sequences may still
+    emit. ``pending_rows`` is the number of committed tokens that the draft model must ingest first;
+    ``other_pending_rows`` has this number for the second and further draft models. ``context`` is
+    the mean length of the sequences. ``sampled``: a sequence has a temperature above 0.
+    ``full_logits``: a sequence has top-k or top-p. ``cumulative_probs[b]`` has the acceptance
+    probabilities of the host proposal for sequence b, empty without a proposal.
+    ``has_unread_tokens``: steps are in flight. The proposal then assumes that these steps emit the
+    largest possible number of tokens.
     """
 
     batch: int
@@ -44,7 +47,7 @@ class StepContext:
 
 
 class DraftCosts(Protocol):
-    """The drafts that a step may have, and the cost of a step with each."""
+    """The drafts available to a step, and the cost of a step with each of them."""
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
@@ -52,12 +55,12 @@ class DraftCosts(Protocol):
         ...
 
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
-        """Return the time in which the draft of this shape ingests its pending rows."""
+        """Return the seconds in which the draft model of this shape ingests its pending rows."""
         ...
 
     @property
     def origin(self) -> str:
-        """The source of the costs."""
+        """A phrase that states the source of the costs."""
         ...
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
@@ -76,14 +79,17 @@ class ChainCosts:
         self.shapes = tuple(DraftShape(1, depth, depth) for depth in range(1, deepest + 1))
         self.origin = origin
         self._table = table
-        self._known: dict[int, list[float]] = {}
+        self._costs_by_batch: dict[int, list[float]] = {}
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
-        """See :class:`DraftCosts`. A batch reads the draft's weights once, as one sequence does."""
+        """See :class:`DraftCosts`.
+
+        The cost of drafting is equal for all batch sizes, since a launch reads the weights once.
+        """
         batch = step_context.batch
-        costs = self._known.get(batch)
+        costs = self._costs_by_batch.get(batch)
         if costs is None:
-            costs = self._known[batch] = [
+            costs = self._costs_by_batch[batch] = [
                 self._table.step_s(batch * (depth + 1)) + self._table.chain_s(depth)
                 for depth in range(len(self.shapes) + 1)
             ]
@@ -95,10 +101,12 @@ class ChainCosts:
 
 
 class ChainsByModel:
-    """Costs of chains of several draft models: by kind, a cost table and the largest depth.
+    """Costs of chains of several draft models.
 
-    The time that a chain adds is measured against target steps of the same minute. Tables of a
-    quiet and a busy minute do not compare, so all use the target times of the longest table.
+    ``tables`` has the cost table and the largest depth of each kind. All kinds use the target times
+    of the table with the largest number of rows. Otherwise a load that changes between two
+    measurements would favor a model. The time that a chain adds changes less: it is the difference
+    of two steps measured together.
     """
 
     def __init__(self, tables: Mapping[str, tuple[CostTable, int]], *, origin: str) -> None:
@@ -126,17 +134,19 @@ class ChainsByModel:
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:
         """See :class:`DraftCosts`."""
         kind = model_of(shape)
-        place = [*self._chains].index(kind)
-        pending = (step_context.pending_rows, *step_context.other_pending_rows, *[0] * place)[place]
+        index = [*self._chains].index(kind)
+        pending = (step_context.pending_rows, *step_context.other_pending_rows, *[0] * index)[index]
         return self._chains[kind].catch_up_s(shape, replace(step_context, pending_rows=pending))
 
 
 class StepTimes:
-    """Corrections of a cost table by a run's own times: time_k = table_k · exp(level + c_k).
+    """Corrections of a cost table by the step times of a run.
 
-    The level is common to all kinds of steps, c_k corrects the table's entry of kind k. Each timed
-    step moves both towards its time. Kind 0 is a step without a draft. Another kind that was never
-    timed takes the correction of the nearest timed kind of the same draft model (``models``).
+    The time of a step of kind k is time_k = table_k · exp(level + c_k). All kinds share the level;
+    c_k corrects the table's entry of kind k. Each timed step moves level and c_k so that time_k
+    approaches the measured time. Kind 0 is a step without a draft. Any other kind that was never
+    timed uses the correction of the nearest timed kind of the same draft model. ``models[k]`` is
+    the draft model of kind k.
     """
 
     def __init__(self, models: Sequence[str | None], before: StepTimes | None = None) -> None:
@@ -153,7 +163,7 @@ class StepTimes:
         self._ratios: list[float] | None = None
 
     def ratios(self) -> list[float]:
-        """Return the factors of the table's times."""
+        """Return the factor of each kind's time in the table."""
         if self._ratios is None:
             similar = map(self._similar_kind, range(len(self._corrections)))
             self._ratios = [exp(self._level + self._corrections[kind]) for kind in similar]
@@ -164,23 +174,23 @@ class StepTimes:
         return self._timed_steps[kind]
 
     def learn(self, kind: int, ratio: float) -> None:
-        """Learn from a timed step; ``ratio`` is its time over the table's."""
+        """Learn from a timed step; ``ratio`` is its time over the time in the table."""
         correction = self._corrections[self._similar_kind(kind)]
         error = log(ratio) - self._level - correction
         error = min(max(error, -MAX_CORRECTION), MAX_CORRECTION)
         self._steps += 1
         self._timed_steps = [DECAY * n for n in self._timed_steps]
         self._timed_steps[kind] += 1
-        to_level = max(LEVEL_RATE, 1 / self._steps)
-        to_own = (1 - to_level) * max(KIND_RATE, 1 / (1 + self._timed_steps[kind]))
-        self._level += to_level * error
-        self._corrections[kind] = correction + to_own * error
+        level_rate = max(LEVEL_RATE, 1 / self._steps)
+        kind_rate = (1 - level_rate) * max(KIND_RATE, 1 / (1 + self._timed_steps[kind]))
+        self._level += level_rate * error
+        self._corrections[kind] = correction + kind_rate * error
         self._ratios = None
 
     def _similar_kind(self, kind: int) -> int:
-        """Return the kind whose correction applies."""
+        """Return the kind whose correction applies to ``kind``: itself once it was timed."""
         if kind == 0 or self._timed_steps[kind]:
             return kind
         similar = (k for k, model in enumerate(self._models) if model == self._models[kind])
-        known = (k for k in similar if k and self._timed_steps[k])
-        return min(known, key=lambda k: abs(k - kind), default=kind)
+        timed = (k for k in similar if k and self._timed_steps[k])
+        return min(timed, key=lambda k: abs(k - kind), default=kind)

@@ -20,22 +20,25 @@ from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 STEP_COSTS_FILE = "step_costs.json"
-# The method of measurement; a table of another method is not used.
+# The method of measurement. A table measured by another method is not used.
 METHOD = "median of graph replays; draft: the launches in front of the target alone"
 _PROGRAM_FOLDERS = ("programs/", "kernels/")
-_LONGEST_S = 60.0
-# Prior of a step without a draft, and how many times longer one with any draft is.
+# A table with a longer step is malformed.
+_MAX_STEP_S = 60.0
+# Prior seconds of a step without a draft.
 PLAIN_S = 2e-3
+# Prior time of a step with any draft, as a multiple of the time without a draft.
 DRAFTED = 1.8
 
 
 @dataclass(frozen=True)
 class ShapeCosts:
-    """Steps of ``batch`` sequences with one draft (0, 0, 0: without), by tokens in a sequence.
+    """Times of steps of ``batch`` sequences with one draft shape, by the length of the sequences.
 
-    ``offered``: the draft is a host proposal; otherwise the device drafts it. ``step_s[i]`` is the
-    time of a full step at ``contexts[i]`` (rising), ``draft_s[i]`` the part before the target
-    starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence.
+    The shape (0, 0, 0) is a step without a draft. ``offered``: the draft is a host proposal;
+    otherwise the device drafts it. ``step_s[i]`` is the time of a full step with sequences of
+    ``contexts[i]`` tokens; the contexts ascend. ``draft_s[i]`` is the part of this time before the
+    target starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence.
     ``drafter`` is the kind of the draft model if the engine has several.
     """
 
@@ -56,17 +59,17 @@ class ShapeCosts:
         return shape_of(self.drafter, shape) if self.draft_depth else None
 
     def step_at(self, context: float) -> float:
-        """Return the seconds of a full step."""
+        """Return the interpolated seconds of a full step."""
         return interpolated(self.contexts, self.step_s, context)
 
     def draft_at(self, context: float) -> float:
-        """Return the seconds of the draft's part."""
+        """Return the interpolated seconds of the draft's part of a step."""
         return interpolated(self.contexts, self.draft_s, context)
 
 
 @dataclass(frozen=True)
 class StepCosts:
-    """The table, with the GPU, the digest of the programs, and the method."""
+    """The table of step costs, and the GPU, programs (a digest) and method of its measurement."""
 
     gpu: str
     programs: str
@@ -74,11 +77,11 @@ class StepCosts:
     steps: tuple[ShapeCosts, ...]
 
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Return every measured draft: see :func:`measured_shapes`."""
+        """Return the measured shapes in order: see :func:`measured_shapes`."""
         return measured_shapes(self.steps)
 
     def batches(self, shape: DraftShape | None) -> list[int]:
-        """Return the batch sizes for which steps with this draft were measured, rising."""
+        """Return the batch sizes measured with this draft, ascending."""
         return sorted(c.batch for c in self.steps if c.shape == shape and not c.offered)
 
     def step_s(
@@ -105,14 +108,15 @@ class StepCosts:
         parts = {c.draft_tokens + 1: c.step_at(context) - c.draft_at(context) for c in of_batch}
         if not parts:
             return None
-        known = sorted(parts)
-        return interpolated(known, [parts[n] for n in known], tokens)
+        measured = sorted(parts)
+        return interpolated(measured, [parts[n] for n in measured], tokens)
 
 
 def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
-    """Return a prior table: no draft and each of ``shapes``, for up to ``batch`` sequences.
+    """Return a table of prior costs for no draft and each of ``shapes``.
 
-    All drafts have the same cost, so that acceptance decides at first.
+    It covers up to ``batch`` sequences. All drafts have the same cost, so at first the acceptance
+    alone decides between them.
     """
     steps = [ShapeCosts(batch, 0, 0, 0, (0,), (PLAIN_S,), (0.0,))]
     steps += [
@@ -126,7 +130,7 @@ def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
 
 
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
-    """Return every draft but host proposals: by model, chains by depth, then trees."""
+    """Return the distinct shapes of the draft models: by model, chains by depth, then trees."""
     drafts = [costs.shape for costs in steps if not costs.offered]
     return tuple(
         sorted_by_model(
@@ -137,9 +141,10 @@ def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
 
 
 def interpolated(places: Sequence[float], values: Sequence[float], place: float) -> float:
-    """Interpolate linearly; constant below the first place, with the last slope past the last.
+    """Return the value at ``place``, interpolated linearly between ``places``.
 
-    A negative last slope counts as 0, since more work never makes a step cheaper.
+    Before the first place the value is constant; after the last one the last slope continues. A
+    negative last slope counts as 0, since more work never makes a step cheaper.
     """
     if place <= places[0] or len(places) == 1:
         return values[0]
@@ -212,7 +217,7 @@ def usable_step_costs(
 ) -> tuple[StepCosts | None, str]:
     """Return the table if it applies to this engine and GPU, else None and the reason.
 
-    An unreadable table is no error: the engine runs without it and can measure a new one.
+    An unreadable table raises no error: the engine runs without it and can measure a new one.
     """
     if stored is None:
         return None, "no step costs were measured"
@@ -246,7 +251,7 @@ def _is_sound(entry: ShapeCosts) -> bool:
         and len(contexts) == len(entry.step_s) == len(entry.draft_s) > 0
         and contexts[0] >= 0
         and all(a < b for a, b in pairwise(contexts))
-        and all(isfinite(t) and 0 <= t < _LONGEST_S for t in times)
+        and all(isfinite(t) and 0 <= t < _MAX_STEP_S for t in times)
         and min(entry.step_s) > 0
         and all(d <= s for d, s in zip(entry.draft_s, entry.step_s, strict=True))
     )

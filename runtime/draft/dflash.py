@@ -22,9 +22,9 @@ _CAPABILITIES = replace(EAGLE3.capabilities, name="dflash", passes="one")
 class DFlashDrafter(OnePassDrafter):
     """Writes keys and values of accepted tokens once, and runs a block of queries over them.
 
-    The rows of the block have tree slots. They see all accepted tokens, and the rows of the block
-    that their bits name: all rows, or the earlier ones if the draft is causal. Row i drafts
-    position i. A block that is not causal always runs at its full size, as it was trained.
+    The rows of the block occupy tree slots, and row i drafts position i. Each row attends to all
+    accepted tokens. Within the block it attends to all rows, or in a causal draft to itself and
+    earlier rows. A non-causal block always runs at its full size, as in training.
     """
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -56,9 +56,9 @@ class DFlashDrafter(OnePassDrafter):
             "positions": self._counter.ranges(first, counts),
         }
         for group in self._groups:
-            holders = [s.pages[group] for s in sequences]
-            placed = cache_feeds(group, holders, plan, self._counter)
-            feeds[f"{group}.write_slot"] = placed[f"{group}.write_slot"]
+            pages = [s.pages[group] for s in sequences]
+            inputs = cache_feeds(group, pages, plan, self._counter)
+            feeds[f"{group}.write_slot"] = inputs[f"{group}.write_slot"]
         self._executor.run(self._role["draft_fuse"], feeds)
         self._committed(sequences, first, counts)
 
@@ -71,19 +71,19 @@ class DFlashDrafter(OnePassDrafter):
             self._append(sequence, rows)
         ids = np.full((batch, rows), d.mask_token, np.int32)
         ids[:, 0] = [s.root for s in sequences]
-        seen = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
+        mask = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
         first_rows = np.arange(batch, dtype=np.int32)[:, None] * rows
         plan = RowPlan(first, [rows] * batch, first)
         feeds: dict[str, np.ndarray] = {
             "token_ids": ids.reshape(-1),
             "positions": self._counter.ranges(first, plan.count),
             "row_start": plan.row_start(),
-            "ancestor_bits": np.tile(pack_bits(seen), (batch, 1)),
+            "ancestor_bits": np.tile(pack_bits(mask), (batch, 1)),
             "logit_rows": (first_rows + np.arange(1, depth + 1, dtype=np.int32)).reshape(-1),
         }
         for group in self._groups:
-            holders = [s.pages[group] for s in sequences]
-            feeds |= cache_feeds(group, holders, plan, self._counter)
+            pages = [s.pages[group] for s in sequences]
+            feeds |= cache_feeds(group, pages, plan, self._counter)
         logits = self._executor.run(self._role["draft"], feeds)["draft_logits"]
         self._discard_tree(sequences)
         return logits

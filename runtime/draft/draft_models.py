@@ -1,4 +1,4 @@
-"""Several draft models of one engine; a step's shape names the model that drafts."""
+"""Several draft models in one engine; the shape of a step selects the model that drafts."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class ModelShape(DraftShape):
-    """A shape of one of several draft models, by its kind."""
+    """A shape with the kind of its draft model, for an engine with several models."""
 
     drafter: str
 
 
 def model_of(shape: DraftShape) -> str:
-    """Return the kind of the model that a shape names; empty if it names none."""
+    """Return the kind of a shape's draft model; empty if the engine has a single one."""
     return shape.drafter if isinstance(shape, ModelShape) else ""
 
 
 def by_model(shape: DraftShape) -> str:
-    """Return `` of eagle3`` for a shape's text; empty if the shape names no model."""
+    """Return a suffix such as ``" of eagle3"`` for messages; empty for a single draft model."""
     return f" of {model_of(shape)}" if model_of(shape) else ""
 
 
 def shape_text(shape: DraftShape) -> str:
-    """``2x3x8``, the sizes of a shape, or ``2x3x8 of eagle3``."""
+    """Return top-k, depth and tokens as ``2x3x8``, or ``2x3x8 of eagle3`` with a model."""
     return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by_model(shape)}"
 
 
 def sorted_by_model(
     shapes: Iterable[DraftShape], place: Callable[[DraftShape], tuple[int, ...]]
 ) -> list[DraftShape]:
-    """Return distinct shapes by model in order of appearance, then by ``place``."""
-    once = dict.fromkeys(shapes)
-    models = [*dict.fromkeys(map(model_of, once))]
-    return sorted(once, key=lambda shape: (models.index(model_of(shape)), *place(shape)))
+    """Sort the distinct shapes by model, then by the sort key ``place(shape)``.
+
+    The models keep the order of their first shapes.
+    """
+    distinct = dict.fromkeys(shapes)
+    models = [*dict.fromkeys(map(model_of, distinct))]
+    return sorted(distinct, key=lambda shape: (models.index(model_of(shape)), *place(shape)))
 
 
 def shape_of(model: str, shape: DraftShape) -> DraftShape:
@@ -52,10 +55,10 @@ def shape_of(model: str, shape: DraftShape) -> DraftShape:
 
 
 class DraftModels:
-    """The draft models of an engine, by kind, as one drafter.
+    """A drafter that combines the draft models of an engine; ``models`` maps kinds to models.
 
-    Each model observes every token, and ingests pending rows when it drafts again. An idle model
-    thus adds nothing to a step; it catches up in a few large launches.
+    Each model observes every token, and ingests its pending rows when it drafts again. So a model
+    that does not draft adds no time to a step, and later catches up in a few large launches.
     """
 
     def __init__(self, models: Mapping[str, CachingDrafter]) -> None:
@@ -69,7 +72,7 @@ class DraftModels:
         return tuple(group for model in self._models.values() for group in model.cache_groups)
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Notify every model."""
+        """Pass the tokens to every model."""
         for model in self._models.values():
             model.observe(sequence, aux_hidden)
 

@@ -1,4 +1,4 @@
-"""The drafter protocols, a drafter's capabilities as data, and the declaration of a kind."""
+"""The drafter protocols, and the declaration of each kind of drafter with its capabilities."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class DrafterCapabilities:
-    """The requirements and abilities of a drafter, as data.
+    """The requirements and abilities of a drafter.
 
     ``reads_aux_hidden``: it reads the target's aux hidden states of every committed token.
-    ``samples``: its drafts are sampled. The acceptance rule would need their distribution, so the
-    loop refuses such a drafter.
+    ``samples``: its drafts are sampled. The decoder refuses such a drafter: its acceptance rule
+    does not use the draft's distribution.
     ``needs_weights``: it has weights.
-    ``passes``: its model runs once a level, once for all levels, or there is no model.
+    ``passes``: its model runs once per level ("levels") or once per draft ("one"); "none" for a
+    drafter without a model.
     ``branches``: it can propose trees as well as chains.
     ``gives_probabilities``: it estimates the acceptance of each proposal before the step.
     ``needs_host``: it reads tokens on the host, so a step starts only after the previous one ended.
@@ -54,9 +55,10 @@ class Drafter(Protocol):
         ...
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Observe newly committed tokens: ``aux_hidden`` [n, aux_layers·H], or None if not read.
+        """Observe n newly committed tokens of a sequence.
 
-        The token after each of these rows is known at this time.
+        ``aux_hidden`` [n, aux_layers·H] are their aux hidden states; None if the drafter does not
+        read these. The sequence already holds the token after each of the n.
         """
         ...
 
@@ -84,13 +86,13 @@ class HostDrafter(Drafter, HostProposer, Protocol):
 
     @property
     def statistics(self) -> Any:
-        """An object whose fields :class:`HostMetric` names."""
+        """The counters that each :class:`HostMetric` reads by ``field``."""
         ...
 
 
 @dataclass(frozen=True)
 class DrafterParts:
-    """The parts from which a drafter is created; ``record`` is its entry in the manifest."""
+    """The arguments that create a drafter; ``record`` is its entry in the manifest."""
 
     executor: Executor
     manifest: Manifest
@@ -100,9 +102,9 @@ class DrafterParts:
 
 @dataclass(frozen=True)
 class DrafterKind:
-    """The declaration of a ``kind`` of drafter: its capabilities, and how one is created.
+    """The declaration of a kind of drafter: its capabilities, and the factory ``make``.
 
-    The capabilities' name is the kind.
+    ``capabilities.name`` is the name of the kind.
     """
 
     capabilities: DrafterCapabilities
@@ -118,7 +120,7 @@ class DrafterKind:
 class HostMetric:
     """A Prometheus metric that reads ``field`` of a host drafter's statistics.
 
-    It is a counter, or a gauge where ``is_gauge``; ``description`` is its help text.
+    It is a gauge if ``is_gauge``, else a counter. ``description`` is its help text.
     """
 
     name: str
@@ -129,7 +131,10 @@ class HostMetric:
 
 @dataclass(frozen=True)
 class HostDrafterKind:
-    """As :class:`DrafterKind`, for host drafters, which are created from their record alone."""
+    """The declaration of a kind of host drafter.
+
+    ``open`` creates a drafter from its record. ``make`` does the same from a :class:`DrafterParts`.
+    """
 
     capabilities: DrafterCapabilities
     open: Callable[[Any], HostDrafter]
@@ -141,5 +146,5 @@ class HostDrafterKind:
         return self.capabilities.name
 
     def make(self, parts: DrafterParts) -> HostDrafter:
-        """The drafter of ``parts.record``."""
+        """Create the drafter of ``parts.record``."""
         return self.open(parts.record)

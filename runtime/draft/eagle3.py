@@ -1,4 +1,4 @@
-"""EAGLE3: a draft model that runs once a level and grows a tree level by level."""
+"""EAGLE3: a draft model that grows a tree level by level, with one run per level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import SequenceState
 
-# Capacity for pending aux hidden states of a sequence; untouched memory costs nothing.
+# Bytes reserved for the pending aux hidden states of a sequence. The system allocates a page of
+# this buffer only when it is first written.
 PENDING_BYTES = 32 << 20
 
 _CAPABILITIES = DrafterCapabilities(
@@ -36,7 +37,7 @@ class _Pending:
         self._rows = np.empty((capacity, width), np.float32)
         self.count = 0
 
-    def capacity(self) -> int:
+    def free_rows(self) -> int:
         return len(self._rows) - self.count
 
     def add(self, rows: np.ndarray) -> None:
@@ -56,9 +57,9 @@ class _Pending:
 class Eagle3Drafter:
     """Runs the draft graphs (docs/developers/contracts.md#drafting-a-tree).
 
-    Committed rows stay pending until the next draft, or until ``PENDING_BYTES`` are full, so
-    steps without a draft cost nothing. Rows of a prompt that the prefix cache stores are ingested
-    at once.
+    Committed rows stay pending until the next draft, or until ``PENDING_BYTES`` are full. So a step
+    without a draft does not run the draft model. Prompt rows that the prefix cache is to store are
+    ingested at once.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Eagle3Drafter:
         self._pending: dict[int, _Pending] = {}
 
     def observe(self, sequence: SequenceState, aux_hidden: np.ndarray | None) -> None:
-        """Store pending rows; ingest earlier ones first if they do not fit."""
+        """Store the new rows as pending; first ingest the stored rows if the buffer lacks space."""
         assert aux_hidden is not None
         aux_hidden = aux_hidden[:, self._columns]
         pending = self._pending.get(sequence.index)
@@ -87,12 +88,12 @@ class Eagle3Drafter:
             width = aux_hidden.shape[1]
             pending = _Pending(max(self._max_rows, PENDING_BYTES // (4 * width)), width)
             self._pending[sequence.index] = pending
-        if len(aux_hidden) > pending.capacity():
+        if len(aux_hidden) > pending.free_rows():
             self._ingest(sequence, pending.count)
         pending.add(aux_hidden)
         if (prefix := sequence.prefix) is not None:
-            wanted = prefix.cache.wanted_draft(prefix, sequence.length + 1)
-            self._ingest(sequence, wanted - self._draft_length(sequence))
+            required = prefix.cache.wanted_draft(prefix, sequence.length + 1)
+            self._ingest(sequence, required - self._draft_length(sequence))
 
     def release(self, sequence: SequenceState) -> None:
         """Discard the sequence's pending rows."""
@@ -126,7 +127,10 @@ class Eagle3Drafter:
         tree_rows: int,
         feeds: Mapping[str, np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the draft over rows of trees with ``tree_rows`` rows so far: logits and features."""
+        """Run the draft over the newest rows of trees, and return their logits and features.
+
+        ``tree_rows`` is the number of rows of each tree, including these.
+        """
         for sequence in sequences:
             self._append(sequence, tree_rows)
         rows = self._counter.range(0, plan.rows)
@@ -137,7 +141,7 @@ class Eagle3Drafter:
         return self._expand(logits, _root_scores(len(logits)), top_k)["tokens"]
 
     def _ingest(self, sequence: SequenceState, count: int) -> None:
-        """Ingest ``count`` pending rows, in launches within the limit."""
+        """Ingest ``count`` pending rows, in launches of at most ``max_rows`` rows."""
         while count > 0:
             rows = min(count, self._max_rows)
             self._ingest_rows([sequence], [rows])
@@ -152,8 +156,8 @@ class Eagle3Drafter:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Write pending rows to the draft's cache.
 
-        Row t pairs h_t with x_{t+1}. Returns logits [B, Vd] and output features [B, H] of each
-        sequence's last row.
+        The input of row t is the target's state h_t and the token x_{t+1}. Return logits [B, Vd]
+        and output features [B, H] of each sequence's last row.
         """
         pending = [self._pending[s.index] for s in sequences]
         aux_hidden = [p.first(n) for p, n in zip(pending, counts, strict=True)]
@@ -179,7 +183,7 @@ class Eagle3Drafter:
     def _committed(
         self, sequences: Sequence[SequenceState], first: Sequence[int], counts: Sequence[int]
     ) -> None:
-        """Commit ``counts`` pending rows of each sequence, in its cache from ``first`` on."""
+        """Commit ``counts`` pending rows of each sequence; ``first`` are their first positions."""
         for sequence, start, count in zip(sequences, first, counts, strict=True):
             for group in self._groups:
                 sequence.publish(start + count, draft=group)
@@ -229,8 +233,8 @@ class Eagle3Drafter:
         """Grow a tree with the expand and draft graphs, and select its best nodes."""
         batch, k = len(sequences), shape.draft_top_k
         start = [self._draft_length(s) for s in sequences]
-        own = _own_bits(k, shape.draft_depth)
-        bits = np.zeros((batch, 1, own.shape[2]), np.uint32)
+        slot_bits = _slot_bits(k, shape.draft_depth)
+        bits = np.zeros((batch, 1, slot_bits.shape[2]), np.uint32)
         hidden = hidden.reshape(batch, 1, -1)
         children = self._expand(logits, _root_scores(batch), k)
         tokens, scores = [children["tokens"].copy()], [children["scores"].copy()]
@@ -240,7 +244,7 @@ class Eagle3Drafter:
             frontier = children["frontier"]
             parent_row = (frontier // k)[..., None]
             hidden = np.take_along_axis(hidden, parent_row, axis=1)
-            bits = np.take_along_axis(bits, parent_row, axis=1) | own[level - 1]
+            bits = np.take_along_axis(bits, parent_row, axis=1) | slot_bits[level - 1]
             first = [s + (level - 1) * k for s in start]
             for sequence in sequences:
                 self._append(sequence, level * k)
@@ -272,7 +276,7 @@ class Eagle3Drafter:
     def _best_nodes(
         self, sequences: Sequence[SequenceState], **candidates: np.ndarray
     ) -> DraftTrees:
-        """Run the select graph over all candidates, below each sequence's root."""
+        """Return the trees of the best candidates, which the select graph chooses."""
         selected = self._executor.run(self._role["select"], candidates)
         tree_tokens = selected["tree_tokens"].copy()
         tree_tokens[:, 0] = [s.root for s in sequences]
@@ -288,11 +292,14 @@ class Eagle3Drafter:
     def _draft(
         self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run one draft launch: logits [R, Vd] of ``logit_rows``, features [T, H] of all rows."""
+        """Run the draft graph once.
+
+        Return logits [R, Vd] of ``logit_rows`` and features [T, H] of all rows.
+        """
         feeds["row_start"] = plan.row_start()
         for group in self._groups:
-            holders = [s.pages[group] for s in sequences]
-            feeds |= cache_feeds(group, holders, plan, self._counter)
+            pages = [s.pages[group] for s in sequences]
+            feeds |= cache_feeds(group, pages, plan, self._counter)
         outputs = self._executor.run(self._role["draft"], feeds)
         return outputs["draft_logits"], outputs["hidden_out"]
 
@@ -310,15 +317,15 @@ class Eagle3Drafter:
     def _discard_tree(self, sequences: Sequence[SequenceState]) -> None:
         for sequence in sequences:
             for group in self._groups:
-                holder = sequence.pages[group]
-                holder.rewind(holder.length)
+                pages = sequence.pages[group]
+                pages.rewind(pages.length)
 
 
 EAGLE3 = DrafterKind(_CAPABILITIES, Eagle3Drafter)
 
 
 class _Rows:
-    """A :class:`RowDrafter` over the trees of some sequences."""
+    """A :class:`RowDrafter` that runs an EAGLE3 draft for ``sequences``."""
 
     def __init__(self, drafter: Eagle3Drafter, sequences: Sequence[SequenceState]) -> None:
         self._drafter, self._sequences = drafter, sequences
@@ -336,11 +343,11 @@ class _Rows:
 
 
 def columns_of(manifest: Manifest, layers: Sequence[int]) -> slice | np.ndarray:
-    """Return the columns of ``layers`` among all aux hidden states [n, aux layers · H]."""
-    hidden, read = manifest.target.hidden, manifest.aux_layers
-    if read == tuple(layers):
+    """Return the columns of aux hidden states [n, aux layers · H] that belong to ``layers``."""
+    hidden, aux_layers = manifest.target.hidden, manifest.aux_layers
+    if aux_layers == tuple(layers):
         return slice(None)
-    first = hidden * np.array([read.index(layer) for layer in layers])
+    first = hidden * np.array([aux_layers.index(layer) for layer in layers])
     return (first[:, None] + np.arange(hidden)).reshape(-1)
 
 
@@ -365,14 +372,17 @@ def _no_bits(rows: int) -> np.ndarray:
 
 @lru_cache(maxsize=256)
 def _chain_bits(level: int, depth: int, batch: int) -> np.ndarray:
-    """Ancestor bits [B, W] of each chain's node of this level: itself and all before it."""
+    """Return ancestor bits [B, W] of a chain's node at ``level``: its own and all earlier slots."""
     slots = np.arange(max(depth - 1, 1)) < level
     return _read_only(np.repeat(pack_bits(slots[None]), batch, axis=0))
 
 
 @lru_cache(maxsize=64)
-def _own_bits(top_k: int, depth: int) -> np.ndarray:
-    """The bit of each tree slot: uint32 [D − 1, K, W], slot (l − 1)·K + j."""
+def _slot_bits(top_k: int, depth: int) -> np.ndarray:
+    """Return the bit of each tree slot: uint32 [D − 1, K, W].
+
+    Entry [l − 1, j] has the bit of slot (l − 1)·K + j.
+    """
     slots = top_k * max(depth - 1, 1)
     bits = pack_bits(np.eye(slots, dtype=bool)).view(np.uint32)
     return _read_only(bits.reshape(-1, top_k, bits.shape[1]))

@@ -15,7 +15,7 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True, slots=True)
 class ProposedDepths:
-    """Verify a host proposal: the first ``depths[b]`` tokens of sequence b's chain."""
+    """A choice to verify a host proposal: the first ``depths[b]`` tokens of sequence b's chain."""
 
     depths: tuple[int, ...]
 
@@ -26,7 +26,7 @@ class ProposedDepths:
 
 
 class WaitForTokens(Enum):
-    """Choose the next step when the tokens in flight are known; a proposal may follow them."""
+    """A request to choose the next step later, when the host knows the tokens in flight."""
 
     WAIT_FOR_TOKENS = "later"
 
@@ -38,15 +38,15 @@ WAIT_FOR_TOKENS: Final = WaitForTokens.WAIT_FOR_TOKENS
 class HostProposal:
     """A chain for each sequence: ``tokens[b]``, with ``cumulative_probs[b]``.
 
-    ``cumulative_probs[b][i]`` is the probability that token i and all before it are accepted, so
-    the values fall along a chain.
+    ``cumulative_probs[b][i]`` is the probability that token i and all tokens before it are
+    accepted. So the values never rise along a chain.
     """
 
     tokens: Sequence[Sequence[int]]
     cumulative_probs: tuple[tuple[float, ...], ...]
 
     def trees(self, roots: Sequence[int], depths: Sequence[int]) -> DraftTrees:
-        """Return the first ``depths[b]`` tokens of each chain below the roots, as trees."""
+        """Return trees with the first ``depths[b]`` tokens of chain b below ``roots[b]``."""
         max_length = max(depths)
         if max_length == 0:
             return chain_trees(roots)
@@ -69,7 +69,7 @@ class HostProposer(Protocol):
     def record_result(
         self, sequences: Sequence[SequenceState], depths: Sequence[int], accepted: Sequence[int]
     ) -> None:
-        """Count a step that accepted ``accepted[b]`` of ``depths[b]`` verified tokens."""
+        """Record a step that accepted ``accepted[b]`` of ``depths[b]`` verified tokens."""
         ...
 
     def release(self, sequence: SequenceState) -> None:

@@ -1,4 +1,4 @@
-"""MTP layers: they draft level by level as EAGLE3 does, with graphs of the same roles."""
+"""MTP layers: they draft level by level, and their graphs have the roles of EAGLE3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains and trees from logits of all positions at once."""
+"""Build chains and trees from the logits of all positions, which one pass computes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from specbuild.runtime.request import SequenceState
 
 
 class OnePassDrafter(Eagle3Drafter):
-    """Ingests accepted tokens as EAGLE3 does; one pass gives the logits of every position."""
+    """Ingests accepted tokens as EAGLE3 does; one pass returns the logits of every position."""
 
     def _trees(
         self, sequences: Sequence[SequenceState], logits: np.ndarray, shape: DraftShape, depth: int
     ) -> DraftTrees:
         """Return a chain of the most likely tokens, the requested static tree, or the best nodes.
 
-        ``logits`` [B · depth, Vd]: those of a sequence's positions adjoin.
+        ``logits`` [B · depth, Vd] has the positions of sequence 0, then of sequence 1, and so on.
         """
         batch, k = len(sequences), shape.draft_top_k
         best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
@@ -37,13 +37,14 @@ class OnePassDrafter(Eagle3Drafter):
 
 
 def candidate_pool(tokens: np.ndarray, scores: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the candidate pool of a tree whose continuations depend on depth alone.
+    """Return the candidate nodes of trees: the inputs of the role ``select``.
 
-    ``tokens`` int32, ``scores`` fp32 [B, D, K]: the K most likely tokens of each position, in
-    order of log-probability. Level 1 has those of the first position. At each further level the K
-    best nodes of the previous level (the lower index among equals) have the K tokens of the
-    position as children. A node's score is the sum along its path. Returns tokens, scores, parents
-    [B, K + (D − 1)·K²], level by level, −1 for the root: the inputs of the role ``select``.
+    ``tokens`` int32 and ``scores`` fp32 [B, D, K] are the K most likely tokens of each position and
+    their log-probabilities, in descending order. Level 1 has the K tokens of the first position.
+    At each further level, the K best nodes of the previous level each get the K tokens of the
+    position as children. Among nodes of equal score the lower index is better. A node's score is
+    the sum along its path. The returned tokens, scores and parents [B, K + (D − 1)·K²] are in order
+    of levels; parent −1 is the root.
     """
     batch, depth, k = tokens.shape
     level, offset = scores[:, 0], 0

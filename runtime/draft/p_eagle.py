@@ -23,8 +23,8 @@ _CAPABILITIES = replace(EAGLE3.capabilities, name="p-eagle", passes="one")
 class PEagleDrafter(OnePassDrafter):
     """Ingests accepted tokens as EAGLE3 does, and drafts at mask rows after them.
 
-    The last accepted row drafts the first position. Each further position has a row with the mask
-    token and the mask's hidden state. Cache entries of mask rows are discarded.
+    The last accepted row drafts the first position. Each further position has a mask row: the mask
+    token and its learned hidden state. The cache entries of mask rows are discarded.
     """
 
     def __init__(self, parts: DrafterParts) -> None:
@@ -46,32 +46,32 @@ class PEagleDrafter(OnePassDrafter):
     def _pass(
         self, sequences: Sequence[SequenceState], counts: Sequence[int], depth: int
     ) -> np.ndarray:
-        """Ingest pending rows, with ``depth`` − 1 mask rows after those of each sequence.
+        """Run the draft over each sequence's pending rows and ``depth`` − 1 mask rows after them.
 
-        Returns logits [B·depth, Vd] of each sequence's last pending row and its mask rows.
+        Return logits [B·depth, Vd]: for each sequence, of its last pending row and its mask rows.
         """
         pending = [self._pending[s.index] for s in sequences]
         aux_hidden = np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)])
         fused = self._executor.run(self._role["draft_fuse"], {"captured": aux_hidden})
         starts = np.cumsum([0, *counts])
-        masked = np.repeat(fused["mask_hidden"], depth - 1, axis=0)
+        mask_hidden = np.repeat(fused["mask_hidden"], depth - 1, axis=0)
         hidden = [
             part
             for start, stop in pairwise(starts)
-            for part in (fused["hidden"][start:stop], masked)
+            for part in (fused["hidden"][start:stop], mask_hidden)
         ]
-        masks = np.full(depth - 1, self._mask_token, np.int32)
+        mask_ids = np.full(depth - 1, self._mask_token, np.int32)
         first = [self._draft_length(s) for s in sequences]
         ids = [
             part
             for s, f, n in zip(sequences, first, counts, strict=True)
-            for part in (s.ids[f + 1 : f + n + 1], masks)
+            for part in (s.ids[f + 1 : f + n + 1], mask_ids)
         ]
         rows = [n + depth - 1 for n in counts]
         plan = RowPlan(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
         for sequence, count in zip(sequences, rows, strict=True):
             self._append(sequence, count)
-        last = np.array(plan.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)
+        logit_rows = np.array(plan.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)
         logits, _ = self._draft(
             sequences,
             plan,
@@ -79,7 +79,7 @@ class PEagleDrafter(OnePassDrafter):
             hidden=np.concatenate(hidden),
             positions=self._counter.ranges(first, rows),
             ancestor_bits=np.zeros((plan.rows, 1), np.int32),
-            logit_rows=last.reshape(-1),
+            logit_rows=logit_rows.reshape(-1),
         )
         self._committed(sequences, first, counts)
         self._discard_tree(sequences)

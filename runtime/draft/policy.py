@@ -14,27 +14,30 @@ from specbuild.runtime.draft.host_proposal import ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
-# What a step verifies: a shape of a draft model, chains of the host, or nothing.
+# The draft of a step: a shape for a draft model, chains of a host proposal, or None.
 ChosenDraft: TypeAlias = DraftShape | ProposedDepths | None
 
-# Factors by which the expected rate must rise for a longer chain and for the first chain, and by
-# which the time saved must exceed the time in which the draft ingests its pending rows.
+# Factor by which the expected rate must rise for a longer chain.
 MARGIN = 1.02
+# Factor by which the expected rate must rise for a draft instead of none.
 FIRST_MARGIN = 1.03
+# Factor by which the saved time must exceed the time in which the draft ingests pending rows.
 START_MARGIN = 1.5
-# Exploration budget: a share of the time. The share of so many future steps is given as credit.
+# Share of the time that exploration may cost.
 EXPLORATION_SHARE = 0.02
+# The budget includes the share of this number of future steps as credit.
 CREDIT_STEPS = 64
-# Exploration bonus of an untried kind, decay of the number of trials, and the part of a trial that
-# counts for a chain one level longer or shorter.
+# Exploration bonus of an untried kind, relative to its rate.
 OPTIMISM = 0.5
+# Decay per step of the number of trials.
 DECAY = 0.98
+# Weight of a trial of one chain for a chain that is one level longer or shorter.
 SIMILARITY = 0.8
-# Timed steps after which a kind's time is known, and the cost of switching the draft model, as a
-# share of a step without a draft.
+# Number of timed steps after which the time of a kind is reliable.
 MIN_TIMED_STEPS = 3
+# Cost of a switch of the draft model, as a share of a step without a draft.
 SWITCH_COST = 0.1
-# Steps of a trial of another draft model, which ingests its pending rows once for all of them.
+# Number of steps of a trial of another draft model, which first ingests its pending rows.
 TRIAL_STEPS = 8
 
 
@@ -42,8 +45,8 @@ TRIAL_STEPS = 8
 class StepOutcome:
     """The result of a step.
 
-    ``accepted[b]`` of ``depths[b]`` verified levels were accepted. ``step_s`` is None if the time
-    is not that of this step alone.
+    ``accepted[b]`` of ``depths[b]`` verified levels were accepted. ``step_s`` is None if the step
+    has no usable time, for example because it includes other work.
     """
 
     step_context: StepContext
@@ -58,7 +61,7 @@ class DraftPolicy(Protocol):
 
     @property
     def max_depth(self) -> int:
-        """The largest depth that it may choose; 0 for no draft."""
+        """The largest depth that the policy may choose; 0 for no draft."""
         ...
 
     @property
@@ -67,19 +70,20 @@ class DraftPolicy(Protocol):
         ...
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """Return the shape for the next step; None drafts nothing.
+        """Return the shape for the next step; None for a step without a draft.
 
-        ``WAIT_FOR_TOKENS`` while tokens are in flight: start no step until they are known.
+        While tokens are in flight it may return ``WAIT_FOR_TOKENS``: the caller then starts no
+        step until the host has these tokens.
         """
         ...
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a finished step. Later steps may have been chosen already."""
+        """Learn from a finished step. The shapes of later steps may already be chosen."""
         ...
 
 
 class FixedPolicy:
-    """Always the same shape, or no draft."""
+    """A policy that always returns the same shape, or None for no draft."""
 
     def __init__(self, shape: DraftShape | None, *, max_depth: int, reason: str) -> None:
         self._shape = shape
@@ -101,7 +105,7 @@ def no_draft_policy() -> FixedPolicy:
 
 
 def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = None) -> FixedPolicy:
-    """Return a policy with the default shape; ``why`` states why no costs are known."""
+    """Return a policy with the default shape; ``why`` states why it has no measured costs."""
     shape = shape or manifest.draft_default
     if not manifest.drafters or shape is None:
         return no_draft_policy()
@@ -117,21 +121,23 @@ class MeasuredPolicy:
 
         r_k = (1 + Σ_{j=1…d} Π_{i≤j} p_i) / t_k.
 
-    The policy takes the kind with the largest rate, r_best. It explores another kind k if
+    The policy uses the kind with the largest rate, r_best. It explores another kind k if
 
-        r_k · (1 + ½ / √(1 + n_k)) > r_best,    n_k = Σ 0.98^age over the trials of k,
+        u_k = r_k · (1 + ½ / √(1 + n_k)) > r_best,    n_k = Σ 0.98^age over the trials of k.
 
-    the largest first, and if the cost of exploration, Σ t_k − (tokens of k) / r_best, stays within
-    a share of the time. The share of some future steps is given as credit, so exploration starts
-    with the first steps. The bound is that of discounted UCB (Garivier and Moulines, 2011), the
-    budget that of conservative bandits (Wu and others, 2016).
+    If several kinds satisfy this, the one with the largest u_k is explored. The cost of exploration
+    is the sum of t_k − (tokens of k) / r_best over all trials. A trial must keep this cost within a
+    share of the elapsed time. The budget includes the share of some future steps as credit, so
+    exploration starts with the first steps. The bound u_k is that of discounted UCB (Garivier and
+    Moulines, 2011). The budget is that of conservative bandits (Wu and others, 2016).
 
-    Several draft models compete in the same way: each has its own kinds (step_kinds.py). A model
-    that starts to draft first ingests its pending rows, and the time saved must pay for this.
+    Each draft model has separate kinds (step_kinds.py), and the same rule chooses among all of
+    them. A model that starts to draft must first ingest its pending rows. It is chosen only if the
+    time saved exceeds the time for this.
 
-    ``prior`` is the prior of p_1 of a chain, ``priors`` that of draft models by name. ``before`` is
-    an earlier policy over the same shapes, whose times are reused. ``exploration_share`` is the
-    share of the time for exploration.
+    ``prior`` is the prior of p_1 of a chain; ``priors`` has the priors of some draft models by
+    name. ``before`` is an earlier policy over the same shapes; its step times are reused.
+    ``exploration_share`` is the share of the time that exploration may cost.
     """
 
     def __init__(
@@ -158,37 +164,37 @@ class MeasuredPolicy:
 
     @property
     def acceptance(self) -> list[float]:
-        """The current estimate of a chain's p_1, p_2, …; with several models, of the first."""
+        """The estimates p_1, p_2, … of a chain of the first draft model."""
         return next(iter(self.acceptance_by_model.values()))
 
     @property
     def acceptance_by_model(self) -> dict[str, list[float]]:
-        """The same by draft model; the name is empty if the engine has a single one."""
+        """The estimates p_1, p_2, … by draft model; a single model has the empty name."""
         return self._kinds.acceptance
 
     @property
     def reason(self) -> str:
-        """The last choice with its numbers."""
+        """The best draft of the last step, with its expected rate and acceptance."""
         rates, shape = self._rates(self._step_context), self._options[self._best]
         probabilities = self.acceptance[:1] if shape is None else self._kinds.probabilities(shape)
-        shown = " ".join(f"{p:.2f}" for p in probabilities)
+        by_position = " ".join(f"{p:.2f}" for p in probabilities)
         return (
-            f"{_described(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} "
-            f"without a draft; acceptance by position {shown}; costs {self._costs.origin}"
+            f"{_shape_phrase(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} "
+            f"without a draft; acceptance by position {by_position}; costs {self._costs.origin}"
         )
 
     def best_rate(self, step_context: StepContext) -> float:
-        """Expected tokens a second and sequence of the kind that pays; exploring left out."""
+        """Return the expected tokens per second and sequence of the best kind."""
         self._step_context = step_context
         rates = self._rates(step_context)
         return rates[self._best_of(rates)]
 
     def time_ratio(self, batch: int) -> float:
-        """What the costs of a step without a draft are to be multiplied with."""
+        """Return the measured time of a step without a draft, divided by its time in the table."""
         return self._times_of(batch).ratios()[0]
 
     def shape(self, step_context: StepContext) -> DraftShape | None:
-        """The best draft, or one to explore."""
+        """Return the best draft, or another one to explore."""
         self._step_context = step_context
         rates = self._rates(step_context)
         self._best = self._best_of(rates)
@@ -210,12 +216,15 @@ class MeasuredPolicy:
         ]
         return self._options[requested]
 
-    def _same_model(self, before: int, kind: int) -> bool:
-        """Return whether two kinds use the same draft model, or none."""
-        return self._models[before] == self._models[kind]
+    def _same_model(self, kind: int, other: int) -> bool:
+        """Return whether two kinds use the same draft model, or both use none."""
+        return self._models[kind] == self._models[other]
 
     def _best_of(self, rates: Sequence[float]) -> int:
-        """Return the fastest kind, including the time in which the draft ingests pending rows."""
+        """Return the kind with the best rate.
+
+        Return 0 (no draft) if the time saved does not pay for ingesting the pending rows.
+        """
         leaders: dict[str | None, int] = {}
         for option in range(1, len(rates)):
             best = leaders.get(self._models[option], 0)
@@ -228,19 +237,20 @@ class MeasuredPolicy:
         return best if saved_s >= START_MARGIN * self._catch_up_s(best) else 0
 
     def _best_leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
-        """Return the kind of the best model, by long-term acceptance.
+        """Return the best of ``leaders``, which holds the best kind of each draft model.
 
-        Recent acceptance of two similar models differs mostly by chance.
+        Models are compared by long-term acceptance, since the recent acceptance of two similar
+        models differs mostly by chance.
         """
         if len(leaders) == 1:
             return leaders[0]
 
-        def spent_s(kind: int) -> float:
+        def time_left_s(kind: int) -> float:
             rate = rates[kind] * self._kinds.long_term_tokens(kind) / self._tokens[kind]
             left_s = self._step_context.tokens_left / rate + START_MARGIN * self._catch_up_s(kind)
             return left_s / (MARGIN if self._same_model(self._requested, kind) else 1.0)
 
-        return min(leaders, key=spent_s)
+        return min(leaders, key=time_left_s)
 
     def _explore(self, rates: Sequence[float]) -> int:
         """Return the kind with the largest potential if the budget covers it, else the best."""
@@ -252,16 +262,16 @@ class MeasuredPolicy:
         if option == self._best:
             return option
         switches = not self._same_model(self._requested, option)
-        # The first step after a switch gives no usable time.
-        known = self._times_of(self._step_context.batch).timed(option) >= MIN_TIMED_STEPS
-        steps = 2 if switches and not known else 1
+        # The time of the first step after a switch is not usable, so a trial needs a second step.
+        is_timed = self._times_of(self._step_context.batch).timed(option) >= MIN_TIMED_STEPS
+        steps = 2 if switches and not is_timed else 1
         if self._best and not self._same_model(self._best, option) and self._catch_up_s(option):
             steps = TRIAL_STEPS
         tokens = self._tokens[option]
         cost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
         if switches:
             cost_s += SWITCH_COST / rates[0]
-        # A return to the best model also ingests the rows that are pending by then.
+        # When the best model drafts again, it must ingest the rows that the trial left pending.
         if switches or not self._same_model(self._best, option):
             cost_s += self._catch_up_s(option)
         left_s = min(self._step_context.tokens_left / rates[self._best], CREDIT_STEPS / rates[0])
@@ -278,17 +288,18 @@ class MeasuredPolicy:
             return
         if shape is not None:
             self._kinds.learn(shape, outcome.depths, outcome.accepted)
-        kind, before = self._kinds.number(shape), self._last
+        kind, previous = self._kinds.number(shape), self._last
         if kind is None:
             return
         self._last = kind
-        # After a switch the draft ingests pending rows or caches are cold: ignore the time.
-        if outcome.step_s and self._same_model(before, kind):
+        # Ignore the time of a step after a switch: the draft may ingest pending rows, and the
+        # hardware caches may hold another model.
+        if outcome.step_s and self._same_model(previous, kind):
             costs = self._costs.step_s(outcome.step_context)
             self._times_of(outcome.step_context.batch).learn(kind, outcome.step_s / costs[kind])
 
     def _catch_up_s(self, kind: int) -> float:
-        """Return the time in which the draft of this kind ingests its pending rows."""
+        """Return the seconds in which the draft model of this kind ingests its pending rows."""
         shape = self._options[kind]
         return 0.0 if shape is None else self._costs.catch_up_s(shape, self._step_context)
 
@@ -306,14 +317,14 @@ class MeasuredPolicy:
     def _times_of(self, batch: int) -> StepTimes:
         times = self._times.get(batch)
         if times is None:
-            nearest = min(self._times, key=lambda known: abs(known - batch), default=None)
+            nearest = min(self._times, key=lambda timed: abs(timed - batch), default=None)
             before = None if nearest is None else self._times[nearest]
             times = self._times[batch] = StepTimes(self._models, before)
         return times
 
 
 class LearnedPolicies:
-    """Measured policies of an engine's runs; each starts from the estimates of the last one.
+    """The measured policies of successive runs; each starts from the estimates of the one before.
 
     Estimates are separate for each drafter and each kind of step (sampling, full logits).
     """
@@ -343,7 +354,7 @@ class LearnedPolicies:
         return policy
 
 
-def _described(shape: DraftShape | None) -> str:
+def _shape_phrase(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
     if shape.draft_top_k == 1:

@@ -14,23 +14,23 @@ from specbuild.runtime.draft.costs import MAX_CORRECTION, StepContext
 from specbuild.runtime.draft.host_proposal import WAIT_FOR_TOKENS, ProposedDepths, WaitForTokens
 from specbuild.runtime.draft.policy import ChosenDraft, DraftPolicy, MeasuredPolicy, StepOutcome
 
-# Factor by which the rate of a proposal must exceed that of the best other choice.
+# The rate of a proposal must exceed the best rate of the other choices by this factor.
 PROPOSAL_MARGIN = 1.02
-# Learning rate of the times of steps with a proposal, and their decay towards the table's.
+# Learning rate of the corrections of step times, and their decay towards 0 per timed step.
 TIME_RATE = 0.1
 DECAY = 0.995
-# Learning rate of the interval between proposals.
+# Learning rate of the mean interval between proposals, in tokens.
 INTERVAL_RATE = 0.2
 
 
 class HostProposalCosts(Protocol):
     """Costs of steps with a host proposal.
 
-    ``ratio`` is the correction of the times of steps without a draft on this machine.
+    ``ratio`` is the measured time of a step without a draft on this machine over the table's time.
     """
 
     def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
-        """Return how much of each chain to verify, and the tokens per second and sequence."""
+        """Return the depth of each chain to verify, and the tokens per second and sequence."""
         ...
 
     def learn(self, outcome: StepOutcome, ratio: float) -> None:
@@ -39,14 +39,17 @@ class HostProposalCosts(Protocol):
 
 
 class ProposalTimes:
-    """Seconds of a step with a proposal by its rows: the table's, corrected by own times."""
+    """Seconds of a step with a proposal, by its number of rows.
+
+    The times come from a table and are corrected by the measured times of such steps.
+    """
 
     def __init__(self, table: CostTable, max_rows: int) -> None:
         self._step_s = [0.0, *(table.step_s(rows) for rows in range(1, max_rows + 1))]
         self._corrections = [0.0] * (max_rows.bit_length() + 1)
 
     def step_s(self, rows: int) -> float:
-        """Return the time of a step of ``rows`` rows, without the machine's correction."""
+        """Return the seconds of a step of ``rows`` rows; the caller multiplies by ``ratio``."""
         return self._step_s[rows] * exp(self._corrections[rows.bit_length()])
 
     def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
@@ -58,42 +61,46 @@ class ProposalTimes:
         """See :class:`HostProposalCosts`."""
         assert outcome.step_s
         rows = outcome.step_context.batch + sum(outcome.depths)
-        kind = rows.bit_length()
+        size_class = rows.bit_length()
         self._corrections = [DECAY * correction for correction in self._corrections]
-        error = log(outcome.step_s / (self._step_s[rows] * ratio)) - self._corrections[kind]
-        self._corrections[kind] += TIME_RATE * min(max(error, -MAX_CORRECTION), MAX_CORRECTION)
+        error = log(outcome.step_s / (self._step_s[rows] * ratio)) - self._corrections[size_class]
+        self._corrections[size_class] += TIME_RATE * min(
+            max(error, -MAX_CORRECTION), MAX_CORRECTION
+        )
 
 
 def best_depths(
     cumulative_probs: Sequence[Sequence[float]], times: ProposalTimes
 ) -> tuple[tuple[int, ...], float]:
-    """Return how much of each chain to verify, and the total tokens per second.
+    """Return the depth of each chain to verify, and the total tokens per second.
 
-    Tokens of all sequences are added in order of probability. The best number of rows maximizes
-    the expected tokens (1 per sequence plus the probabilities) over the time of the step.
+    Tokens of all sequences are added in descending order of probability. The best number of rows
+    maximizes the expected tokens of the step over its time. A step is expected to emit 1 token per
+    sequence plus the sum of the probabilities.
     """
     batch = len(cumulative_probs)
     nodes = merge(*([(-p, b) for p in chain] for b, chain in enumerate(cumulative_probs)))
-    expected, taken = float(batch), [0] * batch
-    best_rate, best = expected / times.step_s(batch), tuple(taken)
+    expected, depths = float(batch), [0] * batch
+    best_rate, best = expected / times.step_s(batch), tuple(depths)
     for rows, (negated, b) in enumerate(nodes, start=batch + 1):
         expected -= negated
-        taken[b] += 1
+        depths[b] += 1
         rate = expected / times.step_s(rows)
         if rate > best_rate:
-            best_rate, best = rate, tuple(taken)
+            best_rate, best = rate, tuple(depths)
     return best, best_rate
 
 
-class _ProposalsFirst(ABC):
-    """Chooses a host proposal if it pays, else the choice of ``model``.
+class _ProposalOrModel(ABC):
+    """Chooses a host proposal if it is the faster choice, else the choice of ``model``.
 
-    A step with a proposal must wait for tokens in flight. The policy waits if the proposal after
-    them pays, or if the last step had a proposal, since proposals often follow each other.
+    A step with a proposal must wait for the tokens in flight. The policy waits in two cases: the
+    proposal after these tokens is the faster choice, or the last step had a proposal, since
+    proposals often follow each other.
     """
 
     def __init__(self, model: DraftPolicy, *, max_chain: int) -> None:
-        self._chooser = model
+        self._model_policy = model
         self.max_depth = max(model.max_depth, max_chain)
         self._steps = self._proposed = 0
         self._chose_proposal = False
@@ -102,10 +109,10 @@ class _ProposalsFirst(ABC):
     def reason(self) -> str:
         """The share of steps with a proposal, and the reason of the model's policy."""
         share = 100 * self._proposed / max(self._steps, 1)
-        return f"host proposals in {share:.0f} % of steps; else {self._chooser.reason}"
+        return f"host proposals in {share:.0f} % of steps; else {self._model_policy.reason}"
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        """Return the part of the proposal that pays, else the model's choice."""
+        """Return the best part of the proposal if it is faster, else the model's choice."""
         if step_context.has_unread_tokens and self._chose_proposal:
             return WAIT_FOR_TOKENS
         depths = self._best_proposal(step_context) if any(step_context.cumulative_probs) else None
@@ -119,36 +126,38 @@ class _ProposalsFirst(ABC):
         return ProposedDepths(depths)
 
     def _model_shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
-        return self._chooser.shape(step_context)
+        return self._model_policy.shape(step_context)
 
     @abstractmethod
     def _best_proposal(self, step_context: StepContext) -> tuple[int, ...] | None:
-        """Return how much of each chain to verify; None if the model's choice is faster."""
+        """Return the depth of each chain to verify; None if the model's choice is faster."""
 
 
-class UnmeasuredProposals(_ProposalsFirst):
-    """A policy without measured costs: a proposal must expect more than the deepest draft.
+class UnmeasuredProposals(_ProposalOrModel):
+    """A policy without measured costs, which compares expected accepted tokens.
 
-    Without a draft model it must expect one token per step.
+    A proposal is chosen if it has at least D + 1 expected accepted tokens per sequence. D is the
+    largest depth of the draft model, 0 without a model.
     """
 
     def _best_proposal(self, step_context: StepContext) -> tuple[int, ...] | None:
         expected = sum(map(sum, step_context.cumulative_probs))
-        pays = expected >= step_context.batch * (1 + self._chooser.max_depth)
-        return tuple(map(len, step_context.cumulative_probs)) if pays else None
+        is_chosen = expected >= step_context.batch * (1 + self._model_policy.max_depth)
+        return tuple(map(len, step_context.cumulative_probs)) if is_chosen else None
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learns nothing."""
+        """Do nothing."""
 
 
-class ProposalPolicy(_ProposalsFirst):
+class ProposalPolicy(_ProposalOrModel):
     """Chooses the host proposal or the choice of ``model``, whichever has the higher rate.
 
     The rate of a proposal is its expected tokens over the time of the step that verifies it.
     ``max_chain`` bounds the length of proposals.
 
-    The model's policy assumes that the output ends at the next proposal, by the interval between
-    earlier ones: the cost of switching to a draft model must be recovered until then.
+    The start of a draft model has a cost, which must be recovered before the next proposal. So the
+    model's policy receives a shorter ``tokens_left``: the expected tokens until the next proposal.
+    The estimate comes from the mean interval between earlier proposals.
     """
 
     def __init__(self, model: MeasuredPolicy, costs: HostProposalCosts, *, max_chain: int) -> None:
@@ -161,23 +170,23 @@ class ProposalPolicy(_ProposalsFirst):
 
     def _best_proposal(self, step_context: StepContext) -> tuple[int, ...] | None:
         depths, rate = self._costs.best(step_context, self._model.time_ratio(step_context.batch))
-        pays = any(depths) and rate > PROPOSAL_MARGIN * self._model.best_rate(
+        is_faster = any(depths) and rate > PROPOSAL_MARGIN * self._model.best_rate(
             self._until_proposal(step_context)
         )
-        return depths if pays else None
+        return depths if is_faster else None
 
     def _model_shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         return self._model.shape(self._until_proposal(step_context))
 
     def _until_proposal(self, step_context: StepContext) -> StepContext:
-        """Return the step context with the tokens left until the next proposal."""
+        """Return the step context with ``tokens_left`` limited to the next expected proposal."""
         if self._interval is None:
             return step_context
         expected = max(round(self._interval - self._since_proposal), 1)
         return replace(step_context, tokens_left=min(step_context.tokens_left, expected))
 
     def _count(self, outcome: StepOutcome) -> None:
-        """Update the mean number of tokens between two proposals that were verified."""
+        """Update the mean number of tokens between two verified proposals."""
         if isinstance(outcome.shape, ProposedDepths):
             interval = self._since_proposal
             if interval and self._interval is not None:
@@ -193,8 +202,9 @@ class ProposalPolicy(_ProposalsFirst):
         after_proposal, shape = self._after_proposal, outcome.shape
         self._after_proposal = isinstance(shape, ProposedDepths)
         if not isinstance(shape, ProposedDepths):
-            # After a proposal a draft model ingests its tokens, which makes the step longer.
-            unusual = after_proposal and shape is not None
-            self._model.observe(replace(outcome, step_s=None) if unusual else outcome)
+            # In the step after a proposal the draft model also ingests the proposal's tokens. So
+            # the time of this step is ignored.
+            ingests_proposal = after_proposal and shape is not None
+            self._model.observe(replace(outcome, step_s=None) if ingests_proposal else outcome)
         elif outcome.step_s:
             self._costs.learn(outcome, self._model.time_ratio(outcome.step_context.batch))

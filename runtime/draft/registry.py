@@ -1,6 +1,7 @@
-"""Every kind of drafter that the runtime can run: one file beside this one, and one line here.
+"""Every kind of drafter that the runtime can run.
 
-A run names the kind that it uses, or ``auto`` or ``none``.
+Each kind has a file in this folder and one line here. ``--drafter`` takes the name of a kind,
+``auto`` or ``none``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from specbuild.runtime.errors import RequestError
 
 MODEL_KINDS: dict[str, DrafterKind] = {kind.name: kind for kind in (EAGLE3, P_EAGLE, DFLASH, MTP)}
 HOST_KINDS: dict[str, HostDrafterKind] = {kind.name: kind for kind in (SUFFIX,)}
-# Names beside the kinds: the fastest by measurement, or no draft.
+# Further names: ``auto`` uses the drafter with the highest measured rate, ``none`` no draft.
 AUTO = "auto"
 NONE = "none"
 NAMES = (AUTO, *MODEL_KINDS, *HOST_KINDS, NONE)
@@ -36,27 +37,29 @@ def open_host_drafter(record: HostRecord) -> HostDrafter:
 
 
 def drafter_named(manifest: Manifest, name: str) -> DrafterRecord | None:
-    """Return the engine's drafter of this name; for ``auto`` the first one, or None.
+    """Return the engine's drafter of this name.
+
+    ``auto`` returns the first drafter; None if the engine has none.
 
     Raises RequestError if the engine has no drafter of this name.
     """
     if name == AUTO:
         return next(iter(manifest.drafters), None)
-    found = next((drafter for drafter in manifest.drafters if drafter.kind == name), None)
-    if found is None:
-        built = ", ".join(drafter.kind for drafter in manifest.drafters)
-        has = f"the engine has {built}" if built else "the engine has no drafter"
-        other = ", ".join((AUTO, *(drafter.kind for drafter in manifest.drafters), NONE))
-        raise RequestError(f"drafter {name!r}: {has}; ask for one of {other}")
-    return found
+    record = next((drafter for drafter in manifest.drafters if drafter.kind == name), None)
+    if record is None:
+        kinds = ", ".join(drafter.kind for drafter in manifest.drafters)
+        cause = f"the engine has {kinds}" if kinds else "the engine has no drafter"
+        names = ", ".join((AUTO, *(drafter.kind for drafter in manifest.drafters), NONE))
+        raise RequestError(f"drafter {name!r}: {cause}; use one of {names}")
+    return record
 
 
 def sources(manifest: Manifest, name: str) -> tuple[tuple[ModelRecord, ...], HostRecord | None]:
     """Return the draft models and the host drafter that a name selects.
 
-    ``auto`` selects all drafters of the engine, another name a single one.
+    ``auto`` selects all drafters of the engine; any other name selects one.
     """
     requested = drafter_named(manifest, name)
-    named = manifest.drafters if name == AUTO else ([] if requested is None else [requested])
-    models = tuple(d for d in named if isinstance(d, ModelRecord))
-    return models, next((d for d in named if isinstance(d, HostRecord)), None)
+    selected = manifest.drafters if name == AUTO else ([] if requested is None else [requested])
+    models = tuple(d for d in selected if isinstance(d, ModelRecord))
+    return models, next((d for d in selected if isinstance(d, HostRecord)), None)

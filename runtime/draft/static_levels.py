@@ -1,4 +1,4 @@
-"""Grow a static tree by levels: the draft runs over the nodes that have children."""
+"""Grow a static tree level by level: the draft runs over the nodes that have children."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class RowDrafter(Protocol):
     def run(
         self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return logits and features of all rows, with ``tree_rows`` of each tree in the cache."""
+        """Run the rows of ``plan`` and return their logits and features.
+
+        ``tree_rows`` is the number of rows of each tree, including these.
+        """
         ...
 
     def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
@@ -39,7 +42,7 @@ def grow(
 ) -> DraftTrees:
     """Return the tree of each sequence, from logits [B, Vd] and features [B, H] of its last row.
 
-    Inner node i of the tree, in order of slots, has row i of the draft's tree.
+    The draft runs over inner nodes only: row i of its tree is the inner node with the i-th slot.
     """
     batch = len(roots)
     tokens = np.zeros((batch, tree.draft_tokens + 1), np.int32)
@@ -52,21 +55,21 @@ def grow(
     for level in range(1, tree.draft_depth + 1):
         nodes = np.flatnonzero(tree.depths == level)
         best = draft.best(logits, tree.draft_top_k).reshape(batch, len(frontier), -1)
-        place = np.searchsorted(frontier, parents[nodes - 1])
-        tokens[:, nodes] = best[:, place, tree.ranks[nodes - 1]]
+        parent_rows = np.searchsorted(frontier, parents[nodes - 1])
+        tokens[:, nodes] = best[:, parent_rows, tree.ranks[nodes - 1]]
         inner = np.intersect1d(nodes, tree.inner)
         if not len(inner):
             break
         first = row_of[int(inner[0])]
         rows = len(inner)
-        seen = tree.ancestors[np.ix_(inner, tree.inner)]
+        ancestors = tree.ancestors[np.ix_(inner, tree.inner)]
         logits, out = draft.run(
             RowPlan([s + first for s in starts], [rows] * batch, starts),
             first + rows,
             token_ids=tokens[:, inner].reshape(-1),
             hidden=features[:, parents[inner - 1]].reshape(batch * rows, -1),
             positions=np.repeat(np.array(starts, np.int32) + (level - 1), rows),
-            ancestor_bits=np.tile(pack_bits(seen), (batch, 1)),
+            ancestor_bits=np.tile(pack_bits(ancestors), (batch, 1)),
         )
         features[:, inner] = out.reshape(batch, rows, -1)
         frontier = inner

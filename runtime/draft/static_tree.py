@@ -1,4 +1,4 @@
-"""A draft tree of a fixed form: the parent of each node, and the rank of its token."""
+"""A draft tree of a fixed form: the form defines each node's parent and its token's rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import RequestError
 
-# Limit for files; no engine verifies as many nodes.
+# Upper limit for tree files, above the number of nodes that any engine verifies.
 MAX_NODES = 4096
 
 
@@ -20,8 +20,9 @@ MAX_NODES = 4096
 class StaticTree(DraftShape):
     """A shape with a fixed form: ``parents`` holds the slot of each node's parent.
 
-    Slot 0 is the root, and node i has slot i + 1, in order of depth. The first child of a node
-    takes the draft's most likely token, the second the next one, as in Medusa (arXiv 2401.10774).
+    Slot 0 is the root. Nodes are in order of depth, and node i has slot i + 1. The first child of a
+    node has the draft's most likely token, the second child the second most likely token, and so
+    on, as in Medusa (arXiv 2401.10774).
     """
 
     parents: tuple[int, ...]
@@ -30,7 +31,7 @@ class StaticTree(DraftShape):
     def of(cls, parents: Sequence[int]) -> StaticTree:
         """Return the tree in which node i has parent ``parents[i]``; −1 is the root.
 
-        A parent precedes its children. Raises RequestError if the list is no tree.
+        A parent precedes its children. Raises RequestError if the list is not a tree.
         """
         if not 1 <= len(parents) <= MAX_NODES:
             raise RequestError(
@@ -41,7 +42,7 @@ class StaticTree(DraftShape):
             if not -1 <= parent < node:
                 raise RequestError(
                     f"node {node} of the draft tree has parent {parent}; give -1 for the root, or "
-                    "the place of a node before it"
+                    "the index of an earlier node"
                 )
             depths.append(1 if parent < 0 else depths[parent] + 1)
         order = sorted(range(len(parents)), key=depths.__getitem__)
@@ -52,7 +53,7 @@ class StaticTree(DraftShape):
 
     @property
     def candidates(self) -> int:
-        """The number of nodes: all are verified."""
+        """The number of nodes, since all are verified."""
         return self.draft_tokens
 
     @cached_property
@@ -70,21 +71,21 @@ class StaticTree(DraftShape):
 
     @cached_property
     def inner(self) -> np.ndarray:
-        """The slots of nodes with children, without the root, in order: int32."""
+        """The slots of nodes with children, ascending and without the root, int32."""
         return np.array(sorted(set(self.parents) - {0}), np.int32)
 
     @cached_property
     def ancestors(self) -> np.ndarray:
-        """Bool [N + 1, N + 1]: the slots on each slot's path, its own and the root's too."""
-        seen = np.eye(len(self.parents) + 1, dtype=bool)
+        """The slots on each slot's path, itself and the root included: bool [N + 1, N + 1]."""
+        mask = np.eye(len(self.parents) + 1, dtype=bool)
         for slot, parent in enumerate(self.parents, start=1):
-            seen[slot] |= seen[parent]
-        return seen
+            mask[slot] |= mask[parent]
+        return mask
 
     def shallower(self, depth: int) -> StaticTree:
         """Return the tree without the nodes below ``depth``."""
-        kept = int((self.depths[1:] <= depth).sum())
-        return StaticTree.of([parent - 1 for parent in self.parents[:kept]])
+        num_nodes = int((self.depths[1:] <= depth).sum())
+        return StaticTree.of([parent - 1 for parent in self.parents[:num_nodes]])
 
     def trees(self, roots: Sequence[int], tokens: np.ndarray) -> DraftTrees:
         """Return the tree below each root, with ``tokens`` [B, N] at its nodes."""
@@ -101,5 +102,5 @@ class StaticTree(DraftShape):
         )
 
     def of_positions(self, roots: Sequence[int], tokens: np.ndarray) -> DraftTrees:
-        """Return the tree with tokens that depend on depth alone: ``tokens`` [B, D, K], by rank."""
+        """Return the tree below each root, from ``tokens`` [B, D, K]: K ranked tokens per depth."""
         return self.trees(roots, tokens[:, self.depths[1:] - 1, self.ranks])

@@ -10,11 +10,12 @@ from specbuild.runtime.engine_dir.manifest import DraftShape
 
 
 class StepKinds:
-    """No draft, then every shape; ``models[k]`` is the draft model of kind k, None without a draft.
+    """The numbered kinds of steps: kind 0 has no draft, each further kind has one shape.
 
-    All chains of a model share their counts by position. Each tree has its own counts; its prior is
-    that of a chain with wider levels. ``priors`` are the priors of p_1 of a chain by model,
-    ``prior`` is that of the other models.
+    ``options[k]`` is the shape of kind k and ``models[k]`` its draft model; both are None for kind
+    0. All chains of a model share their counts by position. Each tree has separate counts; its
+    prior is the estimate of a chain, corrected for wider levels. ``priors`` has the prior of p_1 of
+    a chain by model, ``prior`` is the value for all other models.
     """
 
     def __init__(
@@ -22,25 +23,25 @@ class StepKinds:
     ) -> None:
         self.options: tuple[DraftShape | None, ...] = (None, *shapes)
         self.models = (None, *map(model_of, shapes))
-        named = dict.fromkeys(map(model_of, shapes)) or {"": None}
+        model_names = dict.fromkeys(map(model_of, shapes)) or {"": None}
         self._number = {shape: number for number, shape in enumerate(self.options)}
-        self._prior = {model: priors.get(model, prior) for model in named}
+        self._prior = {model: priors.get(model, prior) for model in model_names}
         self._chains = {
             model: Acceptance(
                 max((s.draft_depth for s in shapes if _is_chain_of(s, model)), default=0)
             )
-            for model in named
+            for model in model_names
         }
         self._trees = {s: Acceptance(s.draft_depth) for s in shapes if s.draft_top_k > 1}
         self._expected: list[float] | None = None
 
     def number(self, shape: DraftShape | None) -> int | None:
-        """Return the kind of a shape; None if there is none."""
+        """Return the kind of a shape; None if no kind has this shape."""
         return self._number.get(shape)
 
     @property
     def acceptance(self) -> dict[str, list[float]]:
-        """The current estimates of a chain's p_1, p_2, … by model."""
+        """The current estimates p_1, p_2, … of a chain by model."""
         return {model: self._estimates(model) for model in self._chains}
 
     @property
@@ -65,7 +66,7 @@ class StepKinds:
         return self._trees[shape].corrected(widened_acceptance(p, width) for p in chain)
 
     def long_term_tokens(self, kind: int) -> float:
-        """Return the expected tokens of a kind by long-term acceptance, for chains."""
+        """Return the expected tokens of a kind, for a chain by its long-term acceptance."""
         shape = self.options[kind]
         if shape is None or shape.draft_top_k > 1:
             return self.tokens[kind]
@@ -76,9 +77,9 @@ class StepKinds:
     def learn(self, shape: DraftShape, depths: Sequence[int], accepted: Sequence[int]) -> None:
         """Count a step in which ``accepted[b]`` of ``depths[b]`` verified levels were accepted."""
         model = model_of(shape)
-        chains = self._chains.get(model) if shape.draft_top_k == 1 else self._trees.get(shape)
-        if chains is not None:
-            chains.learn(depths, accepted)
+        counts = self._chains.get(model) if shape.draft_top_k == 1 else self._trees.get(shape)
+        if counts is not None:
+            counts.learn(depths, accepted)
             self._expected = None
 
     def _estimates(self, model: str) -> list[float]:

@@ -1,4 +1,4 @@
-"""A bounded store of earlier requests' texts for suffix decoding, separate by cache salt."""
+"""A bounded store of the texts of earlier requests, with a separate tree per cache salt."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from specbuild.runtime.draft.suffix_tree import SuffixTree
 
 @dataclass
 class SuffixStatistics:
-    """Counters: tokens proposed and accepted, those from texts of earlier requests, and the tokens
-    of texts that are stored and that were evicted."""
+    """Numbers of tokens that suffix decoding proposed, stored and evicted.
+
+    The ``cached_`` fields count only proposals from the texts of earlier requests. ``kept_tokens``
+    is the current number of stored tokens.
+    """
 
     proposed_tokens: int = 0
     accepted_tokens: int = 0
@@ -35,29 +38,29 @@ class SuffixCache:
     """
 
     def __init__(self, max_depth: int, max_tokens: int, statistics: SuffixStatistics) -> None:
-        self._max_depth, self._most = max_depth, max_tokens
+        self._max_depth, self._max_tokens = max_depth, max_tokens
         self._statistics = statistics
         self._by_salt: OrderedDict[str | None, _SaltTexts] = OrderedDict()
 
     def tree(self, salt: str | None) -> SuffixTree | None:
         """Return the tree of a salt's texts and mark it as used; None without texts."""
-        kept = self._by_salt.get(salt)
-        if kept is None:
+        stored = self._by_salt.get(salt)
+        if stored is None:
             return None
         self._by_salt.move_to_end(salt)
-        return kept.tree
+        return stored.tree
 
     def add(self, salt: str | None, text: Sequence[int]) -> None:
-        """Store a text, or its end if it exceeds the capacity."""
-        if self._most <= 1 or not text:
+        """Store a text; of a text that exceeds the capacity, store its last tokens."""
+        if self._max_tokens <= 1 or not text:
             return
-        kept = self._by_salt.get(salt)
-        if kept is None:
-            kept = self._by_salt[salt] = _SaltTexts(SuffixTree(self._max_depth), deque())
+        stored = self._by_salt.get(salt)
+        if stored is None:
+            stored = self._by_salt[salt] = _SaltTexts(SuffixTree(self._max_depth), deque())
         self._by_salt.move_to_end(salt)
-        kept.texts.append(kept.tree.add(text[-(self._most - 1) :]))
-        self._statistics.kept_tokens += len(kept.texts[-1])
-        while self._statistics.kept_tokens > self._most:
+        stored.texts.append(stored.tree.add(text[-(self._max_tokens - 1) :]))
+        self._statistics.kept_tokens += len(stored.texts[-1])
+        while self._statistics.kept_tokens > self._max_tokens:
             self._evict()
 
     def _evict(self) -> None:

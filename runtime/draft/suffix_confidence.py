@@ -1,25 +1,26 @@
-"""Acceptance probabilities of proposed tokens, by the length of the match and the share."""
+"""Acceptance probabilities of proposed tokens, by length of the match and share of occurrences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Weight of the prior in observations, and the decay per observation.
+# Weight of the prior, in observations.
 PRIOR_WEIGHT = 8.0
+# Decay of the counts per observation.
 DECAY = 0.995
-# Classes of matched lengths, 1, 2-3, 4-7, … tokens, and of the share of times that a token
-# followed.
+# Number of classes of matched lengths: 1, 2-3, 4-7, … tokens.
 _LENGTHS = 8
+# Boundaries between the classes of the share of occurrences.
 _SHARES = (0.5, 0.8, 1.0)
 
 
 class Confidence:
-    """Estimates the probability that a proposed token is accepted, if those before it are.
+    """Estimates the probability that a proposed token is accepted if all tokens before it are.
 
-    A token that followed m matched tokens in a share c of all occurrences has the prior
-    c · m / (m + 1): after one token nearly anything may follow, after twenty it hardly varies.
-    Results of earlier proposals with a similar m and c correct the prior. Proposed tokens count as
-    matched for those after them.
+    Let c be the share of occurrences of m matched tokens in which this token followed. The prior is
+    c · m / (m + 1), since a longer match predicts the next token better. Results of earlier
+    proposals with similar m and c correct the prior. For a later token of a proposal, m includes
+    the proposed tokens before it.
     """
 
     def __init__(self) -> None:
@@ -30,12 +31,14 @@ class Confidence:
     def cumulative(
         self, shares: Sequence[float], matched: int, minimum: float
     ) -> tuple[float, ...]:
-        """Return the cumulative probabilities of a proposal while they are at least ``minimum``."""
+        """Return the cumulative probabilities of a proposal that are at least ``minimum``."""
         cumulative_probs, probability = [], 1.0
         for i, share in enumerate(shares):
             length = matched + i
-            place = _class(length, share)
-            ratio = (self._hits[place] + PRIOR_WEIGHT) / (self._expected_hits[place] + PRIOR_WEIGHT)
+            number = _class_number(length, share)
+            ratio = (self._hits[number] + PRIOR_WEIGHT) / (
+                self._expected_hits[number] + PRIOR_WEIGHT
+            )
             probability *= min(1.0, share * length / (length + 1) * ratio)
             if probability < minimum:
                 break
@@ -43,21 +46,22 @@ class Confidence:
         return tuple(cumulative_probs)
 
     def learn(self, shares: Sequence[float], matched: int, right: Sequence[bool]) -> None:
-        """Count the result of a proposal's first tokens, up to the first wrong one.
+        """Count the tokens of a proposal, up to the first wrong one.
 
-        Proposals that were not verified count as well, by comparison with the emitted tokens.
+        ``right[i]`` states whether token i equals the emitted token. Proposals that were not
+        verified count as well.
         """
         for i, is_right in enumerate(right):
             length, share = matched + i, shares[i]
-            place = _class(length, share)
-            self._hits[place] = DECAY * self._hits[place] + is_right
-            self._expected_hits[place] = DECAY * self._expected_hits[place] + share * length / (
+            number = _class_number(length, share)
+            self._hits[number] = DECAY * self._hits[number] + is_right
+            self._expected_hits[number] = DECAY * self._expected_hits[number] + share * length / (
                 length + 1
             )
             if not is_right:
                 return
 
 
-def _class(length: int, share: float) -> int:
+def _class_number(length: int, share: float) -> int:
     by_share = sum(share >= edge for edge in _SHARES)
     return min(length.bit_length() - 1, _LENGTHS - 1) * (len(_SHARES) + 1) + by_share

@@ -1,10 +1,11 @@
 """A suffix tree of bounded depth over token texts, with a count of each continuation.
 
-Suffixes that occurred earlier are *points*: positions in the tree, the longest first. A new token
-moves every point along an edge. If the edge differs, the point ends and adds a leaf. The edge of a
-leaf is the text itself and grows with it. So a token costs as many steps as the longest match has
-tokens, and a text of n tokens has at most 2 n nodes (Ukkonen, 1995; the counts as in
-SuffixDecoding, arXiv 2411.04975).
+A *point* is a position in the tree. The tree keeps a point for each suffix of the text that
+occurred earlier, the longest suffix first. A new token moves every point along an edge. A point
+whose edge has another token adds a leaf and is removed. The edge to a leaf refers to the text
+itself, so it grows when the text grows. So the time per token is proportional to the length of the
+longest match, and a text of n tokens has at most 2 n nodes. The construction is that of Ukkonen
+(1995). The counts are those of SuffixDecoding (arXiv 2411.04975).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ END = -1
 class Node:
     """A node and the edge to it: ``text[start : start + length]``.
 
-    ``count`` is the number of suffixes that reach the edge. A leaf's edge ends with its text.
+    ``count`` is the number of suffixes that reach the edge. The edge of a leaf ends where its
+    text ends, even before ``length``.
     """
 
     __slots__ = ("children", "count", "length", "parent", "start", "text")
@@ -44,8 +46,8 @@ class Point:
         """Move along ``token``; return False without moving if no edge has it."""
         node, offset = self.node, self.offset
         if offset < node.length:
-            place = node.start + offset
-            if place >= len(node.text) or node.text[place] != token:
+            index = node.start + offset
+            if index >= len(node.text) or node.text[index] != token:
                 return False
             self.offset = offset + 1
         else:
@@ -59,7 +61,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Continuation:
-    """The tokens after a point, and the share of occurrences in which each followed."""
+    """The tokens after a point.
+
+    ``shares[i]`` is the share of occurrences in which token i followed. ``matched`` is the number
+    of tokens of the match before the point.
+    """
 
     tokens: list[int]
     shares: list[float]
@@ -67,13 +73,13 @@ class Continuation:
 
 
 class SuffixTree:
-    """A tree of strings of up to ``max_depth`` tokens; at most one text, ``text``, grows."""
+    """A tree of strings of up to ``max_depth`` tokens; ``text`` is the only text that may grow."""
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.root = Node([], 0, 0, None, 0)
         self.tokens = 0
-        # Changes with the structure, so that matchers recompute their points.
+        # Changes when the nodes change, so that matchers recompute their points.
         self.version = 0
         self.text: list[int] = []
         self._points: list[Point] = []
@@ -89,26 +95,26 @@ class SuffixTree:
         self.tokens += 1
         points = self._points
         points.append(Point(self.root, 0, 0))
-        place = len(self.text) - 1
+        index = len(self.text) - 1
         moved: list[Point] = []
         for i, point in enumerate(points):
-            before = point.node
+            previous = point.node
             if point.advance(token):
-                if point.node is not before:
+                if point.node is not previous:
                     point.node.count += 1
                 if point.depth < self.max_depth:
                     moved.append(point)
                 continue
-            at = before
-            if point.offset < before.length:
-                at = self._split(before, point.offset, (*moved, *points[i + 1 :]))
-            left = self.max_depth - point.depth
-            at.children[token] = Node(self.text, place, left, at, 1)
+            parent = previous
+            if point.offset < previous.length:
+                parent = self._split(previous, point.offset, (*moved, *points[i + 1 :]))
+            max_length = self.max_depth - point.depth
+            parent.children[token] = Node(self.text, index, max_length, parent, 1)
             self.version += 1
         self._points = moved
 
     def add(self, text: Iterable[int]) -> list[int]:
-        """Add a finished text; return the handle that :meth:`remove` takes."""
+        """Add a finished text; return the handle to pass to :meth:`remove`."""
         assert not self.text, "a text is growing"
         for token in text:
             self.append(token)
@@ -117,31 +123,32 @@ class SuffixTree:
         return full_text
 
     def remove(self, full_text: list[int]) -> None:
-        """Remove a text by the handle from :meth:`add`."""
+        """Remove a text; ``full_text`` is the handle that :meth:`add` returned."""
         for start in range(len(full_text)):
             self._remove_suffix(full_text, start)
         self.tokens -= len(full_text)
         self.version += 1
 
     def _remove_suffix(self, full_text: list[int], start: int) -> None:
-        node, at = self.root, start
+        node, index = self.root, start
         end = min(start + self.max_depth, len(full_text))
-        while at < end:
-            child = node.children[full_text[at]]
+        while index < end:
+            child = node.children[full_text[index]]
             child.count -= 1
             if child.count == 0:
-                del node.children[full_text[at]]
+                del node.children[full_text[index]]
                 return
             if child.text is full_text:
                 # Other texts still use this edge: copy its tokens.
                 child.text = full_text[child.start : child.start + child.length]
                 child.start = 0
-            node, at = child, at + child.length
+            node, index = child, index + child.length
 
     def _split(self, node: Node, offset: int, others: Iterable[Point]) -> Node:
         """Split an edge at ``offset`` and return the new node; ``others`` are the other points.
 
-        Points up to the offset move to the upper part, and no longer count for the lower one.
+        Points at or before the offset move to the new upper node, and no longer count for the
+        lower one.
         """
         assert node.parent is not None
         upper = Node(node.text, node.start, offset, node.parent, node.count)
@@ -196,8 +203,9 @@ class Matcher:
 def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
     """Return the most frequent continuation of a point, up to ``limit`` tokens.
 
-    Of equal counts the newest is used. Past the end of the growing text ``own`` the continuation
-    repeats the proposed tokens, so a periodic text continues past its end.
+    Among children of equal count the newest is used. ``own`` is the growing text. A continuation
+    that reaches its end goes on with the proposed tokens themselves, so a periodic text continues
+    with its period.
     """
     node, offset = point.node, point.offset
     tokens: list[int] = []
@@ -205,15 +213,15 @@ def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
     while len(tokens) < limit:
         share = 1.0
         if offset >= node.length and node.children:
-            child, share = _likeliest(node)
+            child, share = _most_frequent_child(node)
             if child is None:
                 break
             node, offset = child, 0
-        place = node.start + offset
-        if place < len(node.text):
-            token = node.text[place]
-        elif node.text is own and place - len(own) < len(tokens):
-            token = tokens[place - len(own)]
+        index = node.start + offset
+        if index < len(node.text):
+            token = node.text[index]
+        elif node.text is own and index - len(own) < len(tokens):
+            token = tokens[index - len(own)]
         else:
             break
         if token == END:
@@ -224,8 +232,8 @@ def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
     return Continuation(tokens, shares, point.depth)
 
 
-def _likeliest(node: Node) -> tuple[Node | None, float]:
-    """Return the most frequent child and its share; None if texts mostly end here."""
+def _most_frequent_child(node: Node) -> tuple[Node | None, float]:
+    """Return the most frequent child except END, and its share; None if all texts end here."""
     total, best, max_count = 0, None, 0
     for token, child in node.children.items():
         total += child.count

@@ -16,10 +16,10 @@ from specbuild.runtime.errors import RequestError
 class DraftTrees:
     """Trees of B sequences with N + 1 slots each; all arrays are int32.
 
-    ``tokens``, ``parents``, ``depths`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B]
-    (slots in use, root included). Slot 0 is the root; unused slots and the root have parent
-    -1. Slots are in order of depth. ``contiguous``: every path is slots 0, 1, 2, … (chains).
-    ``full``: no slot of any tree is unused.
+    ``tokens``, ``parents`` and ``depths`` are [B, N+1], ``ancestor_bits`` is [B, N+1, W].
+    ``count`` [B] is the number of slots in use, root included. Slot 0 is the root; unused slots and
+    the root have parent -1. Slots are in order of depth. ``contiguous``: all trees are chains, so
+    every path has the slots 0, 1, 2, …. ``full``: no slot of any tree is unused.
     """
 
     tokens: np.ndarray
@@ -36,7 +36,10 @@ class DraftTrees:
         return self.tokens.shape[1] - 1
 
     def accept_feeds(self, sampled: np.ndarray) -> dict[str, np.ndarray]:
-        """The inputs of the role ``accept``; ``sampled`` [B, N+1] is the target's token at each."""
+        """Return the inputs of the role ``accept``.
+
+        ``sampled`` [B, N+1] is the token that the target emits after each slot.
+        """
         return {
             "tokens": self.tokens,
             "parents": self.parents,
@@ -56,8 +59,8 @@ class DraftTrees:
     def child(self, b: int, slot: int, token: int) -> int | None:
         """Return the child of ``slot`` in sequence ``b`` with this token, or None."""
         used = slice(0, self.count[b])
-        found = (self.parents[b, used] == slot) & (self.tokens[b, used] == token)
-        nodes = found[1:].nonzero()[0]
+        matches = (self.parents[b, used] == slot) & (self.tokens[b, used] == token)
+        nodes = matches[1:].nonzero()[0]
         return int(nodes[0]) + 1 if len(nodes) else None
 
     def cut(self, max_depth: Sequence[int]) -> DraftTrees:
@@ -80,7 +83,10 @@ class DraftTrees:
 
 
 def pack_bits(bits: np.ndarray) -> np.ndarray:
-    """Pack bools [..., n] into int32 words [..., ceil(n / 32)]: bit ``j % 32`` of word j // 32."""
+    """Pack bools [..., n] into int32 words [..., ceil(n / 32)].
+
+    Bool j becomes bit ``j % 32`` of word ``j // 32``.
+    """
     words = max(1, -(-bits.shape[-1] // 32))
     padded = np.zeros((*bits.shape[:-1], words * 32), np.uint8)
     padded[..., : bits.shape[-1]] = bits
@@ -115,7 +121,7 @@ def chain_trees(roots: Sequence[int], tokens: np.ndarray | None = None) -> Draft
 
 
 def check_shape(shape: DraftShape, limits: Limits | None) -> None:
-    """Raise RequestError if a shape is no tree, or exceeds the engine's limits."""
+    """Raise RequestError if a shape is not a tree, or exceeds the engine's limits."""
     for name in ("draft_top_k", "draft_depth", "draft_tokens"):
         value = getattr(shape, name)
         if value < 1:
@@ -123,17 +129,20 @@ def check_shape(shape: DraftShape, limits: Limits | None) -> None:
         if limits is not None and value > getattr(limits, name):
             raise RequestError(
                 f"{name} is {value}, but the engine was built for at most "
-                f"{getattr(limits, name)}; ask for less or build it with more"
+                f"{getattr(limits, name)}; request less or rebuild with a higher limit"
             )
     if shape.draft_tokens > shape.candidates:
         raise RequestError(
             f"draft_tokens is {shape.draft_tokens}, but draft_top_k {shape.draft_top_k} and "
-            f"draft_depth {shape.draft_depth} make only {shape.candidates} candidates"
+            f"draft_depth {shape.draft_depth} allow only {shape.candidates}"
         )
 
 
 def shallower(shape: DraftShape, depth: int) -> DraftShape:
-    """Return the shape with at most ``depth`` levels, and at most their number of nodes."""
+    """Return the shape cut to ``depth`` levels.
+
+    ``draft_tokens`` falls to the number of candidates that these levels have.
+    """
     if depth >= shape.draft_depth:
         return shape
     cut = replace(shape, draft_depth=depth)

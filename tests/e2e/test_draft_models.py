@@ -154,7 +154,7 @@ def test_the_manifest_names_what_is_whose(folder: Path, command: Command) -> Non
     assert "eagle3.draft.fc.weight" in manifest["tensors"]
     shown = command("inspect", folder / "engine")
     assert shown.code == 0 and "P-EAGLE" in shown.out and "DFlash" in shown.out
-    with pytest.raises(RequestError, match="ask for one of auto, p-eagle, eagle3, dflash, none"):
+    with pytest.raises(RequestError, match="use one of auto, p-eagle, eagle3, dflash, none"):
         Engine.load(folder / "engine").generate([], drafter="mtp")
 
 

@@ -1,1 +1,1 @@
-"""The manifest's records of drafters: a file for each kind, found by the registry."""
+"""The records of drafters in the manifest: a file for each kind; ``registry.py`` lists them."""

@@ -20,11 +20,13 @@ from specbuild.runtime.engine_dir.port_forms import Forms, floats, ints, launch_
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashGeometry(DraftDefaults):
-    """Shape of a DFlash draft: layers whose queries are a block, over keys of the target's states.
+    """Shape of a DFlash draft, which runs one pass over a block of rows.
 
-    The block is the newest token and ``block_size`` − 1 of ``mask_token``; ``causal`` blocks see
-    what stands before a row alone (JetSpec). Embedding and head are the target's. ``attention``
-    and ``dtype`` are as in :class:`Eagle3Geometry`.
+    The queries of its layers are the rows of the block. The keys come from the target's states and
+    from the block. The block is the newest token, followed by ``block_size`` − 1 copies of
+    ``mask_token``. In a ``causal`` block (JetSpec) a row attends only to itself and earlier rows.
+    Embedding and head are the target's. ``attention`` and ``dtype`` are as in
+    :class:`Eagle3Geometry`.
     """
 
     FEATURE: ClassVar[str] = "dflash"
@@ -53,15 +55,15 @@ class DFlashGeometry(DraftDefaults):
         return self.block_size
 
     def block_rows(self, depth: int) -> int:
-        """See :class:`DraftGeometry`: a block that is not causal runs whole, as it was trained."""
+        """See :class:`DraftGeometry`: a non-causal block runs at full size, as in training."""
         return depth + 1 if self.causal else self.block_size
 
     @property
     def window_obstacle(self) -> str | None:
         """See :class:`DraftGeometry`.
 
-        A window's launch places a row by its ancestors. In a block that is not causal these also
-        follow the row.
+        The kernel for a window computes a row's position from its ancestors. In a non-causal block
+        the ancestors include later rows.
         """
         return None if self.causal else "a DFlash draft that is not causal"
 
@@ -75,23 +77,23 @@ class DFlashGeometry(DraftDefaults):
 
     @property
     def latent_dims(self) -> tuple[int, ...]:
-        """None: it caches keys and values."""
+        """An empty tuple, since the draft caches keys and values."""
         return ()
 
     @property
     def mla(self) -> None:
-        """None."""
+        """None, since the draft has no MLA."""
         return None
 
     @property
     def d2t_form(self) -> Literal["identity"]:
-        """It drafts tokens of the target's vocabulary."""
+        """``identity``, since the draft has the target's vocabulary."""
         return "identity"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashRecord(ModelRecord):
-    """A DFlash draft: one pass over a block. Its caches hold keys and values of target states."""
+    """A DFlash draft in an engine. Its caches hold keys and values of the target's states."""
 
     FEATURE: ClassVar[str] = "dflash"
     kind: Literal["dflash"] = "dflash"
@@ -99,13 +101,13 @@ class DFlashRecord(ModelRecord):
     geometry: DFlashGeometry
 
     def fuse_ports(self, given: PortContext) -> tuple[Forms, Forms]:
-        """See :class:`ModelRecord`: the target's states are written to the caches."""
+        """See :class:`ModelRecord`; the role writes keys and values of target states."""
         inputs = {"captured": self.aux_hidden(given), "positions": ints("T")}
         inputs |= {f"{given.group}.write_slot": ints("T")} | given.pools
         return inputs, written(given.pools)
 
     def draft_ports(self, given: PortContext) -> tuple[Forms, Forms]:
-        """See :class:`ModelRecord`: it reads tokens alone."""
+        """See :class:`ModelRecord`: the role reads tokens, but no hidden states."""
         inputs = launch_forms() | given.view | given.pools
         logits = {"draft_logits": floats("R", self.geometry.vocab)}
         return inputs, logits | written(given.pools)

@@ -20,14 +20,14 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, MlaGeometry, R
 class Eagle3Geometry(DraftDefaults):
     """Shape of an EAGLE3 draft; it reads the outputs of ``aux_layers`` of the target (0-based).
 
-    Layers behind the first are blocks on its stream, which read no embedding.
+    Layers after the first are blocks on the residual stream, which do not read the embedding.
 
-    ``d2t_form`` is what the checkpoint's ``d2t`` holds; the engine's always holds offsets.
-    ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one for each of them.
-    ``dtype`` is how the engine stores the weights of the projections; None before it is built.
-    ``attention`` is what its attention has beside weights, ``mlp_bias`` whether its MLP has biases.
-    ``mla`` is that of a draft which caches latents; ``head_dim`` and ``kv_heads`` are then those of
-    the absorbed form, as a target's.
+    ``d2t_form`` is the form of ``d2t`` in the checkpoint; an engine always stores offsets.
+    ``norm_before_fc`` is one norm over the concatenated states, ``fc_norm`` one norm per state.
+    ``dtype`` is the storage of the projections' weights in the engine, None before the build.
+    ``attention`` has the optional parts of the attention, such as biases. ``mlp_bias``: the MLP has
+    biases. ``mla`` is set for a draft that caches latents; ``head_dim`` and ``kv_heads`` are then
+    those of the absorbed form, as in a target.
     """
 
     architecture: str
@@ -58,12 +58,12 @@ class Eagle3Geometry(DraftDefaults):
 
     @property
     def latent_dims(self) -> tuple[int, ...]:
-        """As a target's: what each layer caches of a token, empty where keys and values are."""
+        """The width of each layer's cached latent; empty if the draft caches keys and values."""
         return () if self.mla is None else (self.mla.entry_width,) * self.layers
 
     @property
     def rotated(self) -> int:
-        """How many values of a head, or of an entry of the cache, turn."""
+        """The number of values of a head, or of a cached latent, to which RoPE applies."""
         return self.head_dim if self.mla is None else self.mla.rope_dim
 
     def facts(self) -> Facts:
@@ -73,7 +73,7 @@ class Eagle3Geometry(DraftDefaults):
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Record(ModelRecord):
-    """An EAGLE3 draft, run level by level."""
+    """An EAGLE3 draft in an engine. It runs level by level."""
 
     kind: Literal["eagle3"] = "eagle3"
     cache_group: str = field(metadata=one_of(group_names("eagle3")))

@@ -18,11 +18,11 @@ from specbuild.runtime.engine_dir.geometry import MlaGeometry, Rope
 
 @dataclass(frozen=True)
 class MtpGeometry(DraftDefaults):
-    """Shape of an MTP layer, which drafts by recurrence: it reads the normed state and a token.
+    """Shape of an MTP layer, which drafts one level per run from a normed state and a token.
 
-    It is a block of the target's kind, with the target's embedding and head. One without ``mla``
-    caches keys and values, ``kv_heads`` of ``key_width`` each. ``aux_layers`` is the target's last
-    layer. ``dtype`` is as in :class:`Eagle3Geometry`.
+    The layer has the structure of a target's layer, and the target's embedding and head. Without
+    ``mla`` it caches keys and values of ``kv_heads`` heads, each of ``key_width`` values.
+    ``aux_layers`` is the target's last layer. ``dtype`` is as in :class:`Eagle3Geometry`.
     """
 
     FEATURE: ClassVar[str] = "mtp"
@@ -42,34 +42,34 @@ class MtpGeometry(DraftDefaults):
 
     @property
     def layers(self) -> int:
-        """One."""
+        """1, since an MTP draft has one layer."""
         return 1
 
     @property
     def latent_dims(self) -> tuple[int, ...]:
-        """As a target's: what its one layer caches of a token, empty where keys and values are."""
+        """The width of the layer's cached latent; empty if the layer caches keys and values."""
         return () if self.mla is None else (self.mla.entry_width,)
 
     @property
     def head_dim(self) -> int:
-        """How wide a head is; with MLA that of the absorbed form."""
+        """The width of a head; with MLA, of a head in the absorbed form."""
         return self.key_width if self.mla is None else self.mla.entry_width
 
     @property
     def rotated(self) -> int:
-        """As an EAGLE3 draft's: how many values of a head, or of an entry of the cache, turn."""
+        """The number of values of a head, or of a cached latent, to which RoPE applies."""
         if self.mla is not None:
             return self.mla.rope_dim
         return self.rope.width or self.head_dim
 
     @property
     def sliding_window(self) -> int:
-        """None."""
+        """0, since the layer has no sliding window."""
         return 0
 
     @property
     def d2t_form(self) -> Literal["identity"]:
-        """It drafts tokens of the target's vocabulary."""
+        """``identity``, since the layer has the target's vocabulary."""
         return "identity"
 
     @property
@@ -84,7 +84,7 @@ class MtpGeometry(DraftDefaults):
 
 @dataclass(frozen=True, kw_only=True)
 class MtpRecord(ModelRecord):
-    """An MTP layer of the target's own checkpoint, run as an EAGLE3 draft is."""
+    """An MTP layer of the target's checkpoint. It runs level by level, as an EAGLE3 draft does."""
 
     FEATURE: ClassVar[str] = "mtp"
     BUILD_ARGUMENT: ClassVar[str | None] = "mtp"

@@ -20,8 +20,8 @@ from specbuild.runtime.engine_dir.port_forms import Forms, floats
 class PEagleGeometry(Eagle3Geometry):
     """Shape of a P-EAGLE draft: an EAGLE3 draft that drafts all positions in one causal pass.
 
-    Rows behind the root's take ``mask_token`` and one learned hidden state, which the role
-    ``draft_fuse`` gives beside those of the target's states.
+    Each row after the root's row reads ``mask_token`` and one learned hidden state. The role
+    ``draft_fuse`` outputs this state along with the fused states of the target.
     """
 
     FEATURE: ClassVar[str] = "p_eagle"
@@ -38,7 +38,7 @@ class PEagleGeometry(Eagle3Geometry):
 
 @dataclass(frozen=True, kw_only=True)
 class PEagleRecord(ModelRecord):
-    """A P-EAGLE draft, run in one pass."""
+    """A P-EAGLE draft in an engine. It runs in one pass."""
 
     FEATURE: ClassVar[str] = "p_eagle"
     kind: Literal["p-eagle"] = "p-eagle"
@@ -46,6 +46,6 @@ class PEagleRecord(ModelRecord):
     geometry: PEagleGeometry
 
     def fuse_ports(self, given: PortContext) -> tuple[Forms, Forms]:
-        """See :class:`ModelRecord`: also the hidden state of mask rows."""
+        """See :class:`ModelRecord`; a further output is the hidden state of mask rows."""
         inputs, outputs = super().fuse_ports(given)
         return inputs, outputs | {"mask_hidden": floats(1, self.geometry.hidden)}

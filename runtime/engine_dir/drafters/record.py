@@ -1,11 +1,11 @@
-"""What the manifest holds of a drafter, whatever its kind.
+"""The record of a drafter in the manifest: the base classes of all kinds.
 
-A :class:`ModelRecord` is a draft model: weights, a cache group and graphs of its own. A
-:class:`HostRecord` proposes tokens on the host, without any of these. Each kind is one class in a
-file beside this one; ``registry.py`` lists them.
+A :class:`ModelRecord` describes a draft model, which has weights, a cache group and graphs. A
+:class:`HostRecord` describes a drafter that proposes tokens on the host and has none of these. Each
+kind is one class in a file of this folder; ``registry.py`` lists the classes.
 
-An engine may hold several draft models. The first one's roles, weights and cache group have plain
-names; those of another have its kind in front.
+An engine may have several draft models. The roles, weights and cache group of the first one have
+plain names. Those of each further model have the model's kind as a prefix.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from specbuild.runtime.engine_dir.features import FeatureOf
 from specbuild.runtime.engine_dir.geometry import MlaGeometry, Rope
 from specbuild.runtime.engine_dir.port_forms import Form, Forms, floats, ints, launch_forms, written
 
-# The roles of a draft: those that are models, and single ops.
+# Roles of a draft that are graphs of the draft model.
 DRAFT_MODEL_ROLES = ("draft_fuse", "draft")
+# All roles of a draft; the further ones are graphs of a single op.
 DRAFT_ROLES = (*DRAFT_MODEL_ROLES, "expand", "select")
 # The cache group of an engine's first draft model.
 DRAFT_GROUP = "draft"
 
-# What ``--draft`` takes for a draft model with a checkpoint of its own.
+# The placeholder in ``--draft DRAFT`` for a draft model with a separate checkpoint.
 CHECKPOINT = "DRAFT"
 
 Facts: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class DraftGeometry(Protocol):
-    """The shape of a draft model: a frozen dataclass of each kind, with these members.
+    """The shape of a draft model. Each kind has a frozen dataclass with these members.
 
-    ``latent_dims`` has the width of each layer's cached latent, and is empty where keys and values
-    are cached. ``d2t_form`` is how the checkpoint maps draft tokens to the target's. ``dtype`` is
-    how the engine stores the projections, None before it is built. ``sliding_window`` 0 is none.
+    ``latent_dims`` has the width of each layer's cached latent; it is empty if the draft caches
+    keys and values. ``d2t_form`` is the form in which the checkpoint maps draft tokens to target
+    tokens. ``dtype`` is the storage of the projections in the engine, None before the build. A
+    ``sliding_window`` of 0 is no window.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -75,29 +77,29 @@ class DraftGeometry(Protocol):
 
     @property
     def block(self) -> int:
-        """Rows of the block that one pass drafts from, its root included; 0 without a block."""
+        """The largest number of rows of a block, root included; 0 for a draft without blocks."""
         ...
 
     def block_rows(self, depth: int) -> int:
-        """Rows of a block that drafts ``depth`` levels; 0 without a block."""
+        """Return the number of rows of a block that drafts ``depth`` levels; 0 without blocks."""
         ...
 
     def mask_rows(self, depth: int) -> int:
-        """Mask rows that drafting ``depth`` levels adds to the rows that a pass ingests."""
+        """Return the number of mask rows in a pass that drafts ``depth`` levels."""
         ...
 
     @property
     def window_obstacle(self) -> str | None:
-        """What keeps ``--draft-window`` from bounding its attention, as a noun; None if nothing."""
+        """A noun phrase for a draft that ``--draft-window`` cannot bound; None if it can."""
         ...
 
     def facts(self) -> Facts:
-        """Labels and texts for ``inspect``: the kind, and sizes that only some kinds have."""
+        """Return labels and texts for ``inspect``: the kind, and sizes specific to it."""
         ...
 
 
 class DraftDefaults:
-    """Members of :class:`DraftGeometry` for a draft that runs level by level."""
+    """Default members of :class:`DraftGeometry`, for a draft that runs level by level."""
 
     block: ClassVar[int] = 0
     mla: Any
@@ -118,10 +120,10 @@ class DraftDefaults:
 
 @dataclass(frozen=True)
 class PortContext:
-    """What the ports of a draft's graphs depend on, beside its geometry.
+    """The data, besides the draft's geometry, that define the ports of its graphs.
 
-    ``target_hidden`` is the target's width, ``group`` the draft's cache group. ``view`` are the
-    inputs that place rows in the group's caches, ``pools`` its pools.
+    ``target_hidden`` is the target's width and ``group`` the draft's cache group. ``view`` has the
+    inputs that map rows to slots of the group's caches; ``pools`` has the group's pools.
     """
 
     target_hidden: int
@@ -132,9 +134,10 @@ class PortContext:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterRecord:
-    """A drafter in the manifest: an open union of ``MEMBERS``, tagged by ``kind``.
+    """A drafter in the manifest: a tagged union of the classes in ``MEMBERS``, by ``kind``.
 
-    ``BUILD_ARGUMENT`` is the value of ``--draft`` that builds one, None where none does.
+    ``BUILD_ARGUMENT`` is the value of ``--draft`` that adds this kind to an engine; None if no
+    value does.
     """
 
     MEMBERS: ClassVar[dict[str, type[DrafterRecord]]] = {}
@@ -152,16 +155,17 @@ class DrafterRecord:
         def geometry(self) -> DraftGeometry | None: ...
 
     def facts(self) -> Facts:
-        """Labels and texts for ``inspect``."""
+        """Return labels and texts for ``inspect``."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRecord(DrafterRecord):
-    """A draft model in an engine: its cache group, its shape, and the roles that only it has.
+    """A draft model in an engine: its cache group, its shape, and its roles.
 
-    ``roles`` are ``ROLES`` by the engine's names, empty in a CUDA engine, which has a plan in place
-    of graphs. The first model's roles have plain names, those of another its cache group in front.
+    ``roles`` has the names of ``ROLES`` in this engine. The first model's roles have plain names;
+    those of a further model have its cache group as a prefix. ``roles`` is empty in a CUDA engine,
+    which has a plan instead of graphs.
     """
 
     ROLES: ClassVar[tuple[str, ...]] = DRAFT_ROLES
@@ -171,11 +175,11 @@ class ModelRecord(DrafterRecord):
     geometry: DraftGeometry
 
     def role(self, name: str) -> str:
-        """The engine's name of one of ``ROLES``."""
+        """Return the name in this engine of a role in ``ROLES``."""
         return own_name(self.cache_group, name)
 
     def ports(self, role: str, given: PortContext) -> tuple[Forms, Forms]:
-        """The inputs that one of ``ROLES`` may take, and the outputs that it gives."""
+        """Return the possible inputs and the outputs of a role in ``ROLES``."""
         draft = self.geometry
         if role == "draft_fuse":
             return self.fuse_ports(given)
@@ -191,18 +195,18 @@ class ModelRecord(DrafterRecord):
         return inputs, trees | {"ancestor_bits": ints("B", "N", "W"), "count": ints("B")}
 
     def fuse_ports(self, given: PortContext) -> tuple[Forms, Forms]:
-        """Those of ``draft_fuse``: the target's states become hidden states of the draft."""
+        """Return the ports of ``draft_fuse``, from target states to draft hidden states."""
         return {"captured": self.aux_hidden(given)}, {"hidden": floats("T", self.geometry.hidden)}
 
     def draft_ports(self, given: PortContext) -> tuple[Forms, Forms]:
-        """Those of ``draft``: it reads tokens and hidden states, and gives both of the next."""
+        """Return the ports of ``draft``: tokens and states in, next logits and states out."""
         hidden = floats("T", self.geometry.hidden)
         inputs = launch_forms() | {"hidden": hidden} | given.view | given.pools
         outputs = {"draft_logits": floats("R", self.geometry.vocab), "hidden_out": hidden}
         return inputs, outputs | written(given.pools)
 
     def aux_hidden(self, given: PortContext) -> Form:
-        """The target's states of a draft's layers, side by side."""
+        """Return the form of the concatenated target states that the draft reads."""
         return floats("T", len(self.geometry.aux_layers) * given.target_hidden)
 
 
@@ -210,7 +214,7 @@ class ModelRecord(DrafterRecord):
 class HostRecord(DrafterRecord):
     """A drafter that proposes chains on the host, without weights, roles or caches.
 
-    Each kind has fields for its settings. One is ``max_tokens``, which bounds its proposals.
+    Each kind has fields for its settings. All have ``max_tokens``, the length limit of proposals.
     """
 
     cache_group: ClassVar[None] = None
@@ -223,27 +227,27 @@ class HostRecord(DrafterRecord):
         def max_tokens(self) -> int: ...
 
     def problem(self) -> str | None:
-        """What is wrong with its settings, as a sentence that follows its place; None if nothing.
+        """Return the first invalid setting as the end of an error message; None if all are valid.
 
-        ``max_tokens`` is checked against the engine's limits elsewhere.
+        The check of ``max_tokens`` against the engine's limits is in ``manifest_check.py``.
         """
         return None
 
 
 def group_names(kind: str) -> FeatureOf:
-    """The cache groups that a draft model of this kind may have: the first one's, or its own."""
+    """Return the possible cache groups of a draft model, as the first or as a further model."""
     return {DRAFT_GROUP: None, kind: "draft_models"}
 
 
 def own_name(cache_group: str, name: str) -> str:
-    """How an engine calls a role, or a weight, of the draft model with this cache group."""
+    """Return the engine's name of a role or weight of the draft model with this cache group."""
     return name if cache_group == DRAFT_GROUP else f"{cache_group}.{name}"
 
 
 def aux_layers_of(drafts: Sequence[DraftGeometry]) -> tuple[int, ...]:
-    """The layers that the first of some drafts reads, and those that only others read."""
-    found: tuple[int, ...] = ()
+    """Return the aux layers of the first draft, then the further ones of the other drafts."""
+    layers: tuple[int, ...] = ()
     for draft in drafts:
-        more = dict.fromkeys(draft.aux_layers) if found else draft.aux_layers
-        found += tuple(layer for layer in more if layer not in found)
-    return found
+        candidates = dict.fromkeys(draft.aux_layers) if layers else draft.aux_layers
+        layers += tuple(layer for layer in candidates if layer not in layers)
+    return layers

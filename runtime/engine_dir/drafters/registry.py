@@ -1,4 +1,4 @@
-"""Every kind of drafter that a manifest may list: one file beside this one, and one line here."""
+"""Every kind of drafter in a manifest. Each kind has a file in this folder and one line here."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ TARGET_LAYERS = tuple(
     for record in RECORDS.values()
     if (argument := record.BUILD_ARGUMENT) not in (None, CHECKPOINT)
 )
-# Cache groups of draft models: the first one's, then those of a further model of each kind.
+# Possible cache groups: that of the first draft model, then that of a further model of each kind.
 DRAFT_GROUPS = (DRAFT_GROUP, *MODEL_NAMES)

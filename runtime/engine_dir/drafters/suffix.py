@@ -13,11 +13,11 @@ _MAX_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class SuffixRecord(HostRecord):
-    """Suffix decoding: proposes the continuation of an earlier occurrence of the text's end.
+    """Suffix decoding: finds earlier occurrences of the last tokens and proposes what followed.
 
-    A match has fewer than ``cache_max_depth`` tokens, a proposal up to ``max_tokens``. A token is
-    proposed if its acceptance probability, estimated from earlier proposals, is ``min_token_prob``
-    or more. Texts of earlier requests are kept, ``cached_tokens`` tokens in all.
+    A match has fewer than ``cache_max_depth`` tokens, a proposal at most ``max_tokens``. A token is
+    proposed if its estimated acceptance probability is at least ``min_token_prob``. The drafter
+    stores up to ``cached_tokens`` tokens of earlier requests.
     """
 
     FEATURE: ClassVar[str] = "suffix"
@@ -34,7 +34,7 @@ class SuffixRecord(HostRecord):
         if not 0 <= self.min_token_prob <= 1 or not 0 <= self.cached_tokens <= _MAX_TOKENS:
             return (
                 f"min_token_prob is {self.min_token_prob} and cached_tokens {self.cached_tokens}, "
-                "which are no chance and no number of tokens"
+                f"must be 0 to 1 and 0 to {_MAX_TOKENS}"
             )
         return None
 

@@ -50,9 +50,9 @@ def test_a_drafter_is_named(chosen: Choose) -> None:
     assert chosen(TreeOptions(), drafter="eagle3") == "default"
     assert chosen(TreeOptions(), drafter="none") is None
     assert chosen(TreeOptions(depth=2), drafter="eagle3") == DraftShape(1, 2, 2)
-    with pytest.raises(SpecbuildError, match="has eagle3; ask for one of auto, eagle3, none"):
+    with pytest.raises(SpecbuildError, match="has eagle3; use one of auto, eagle3, none"):
         chosen(TreeOptions(), drafter="mtp")
-    with pytest.raises(SpecbuildError, match="has no drafter; ask for one of auto, none"):
+    with pytest.raises(SpecbuildError, match="has no drafter; use one of auto, none"):
         chosen(TreeOptions(), drafter="eagle3", draft=False)
 
 

@@ -393,5 +393,5 @@ def test_a_shape_is_of_the_first_draft_unless_one_is_named(made: Made, both: Low
     assert step_name(1, shape_of("p-eagle", 2)) in runner.started
     with pytest.raises(RequestError, match="no steps for the draft 1x3x2 of p-eagle"):
         run(engine, made.prompts[:1], few, speculation=DraftShape(1, 3, 2), drafter="p-eagle")
-    with pytest.raises(RequestError, match="ask for one of auto, eagle3, p-eagle, none"):
+    with pytest.raises(RequestError, match="use one of auto, eagle3, p-eagle, none"):
         run(engine, made.prompts[:1], few, drafter="mtp")

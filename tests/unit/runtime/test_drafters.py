@@ -56,7 +56,7 @@ def test_settings_of_other_drafters_do_not_share_a_loop() -> None:
 
 @pytest.mark.parametrize("drafted", [True, False])
 def test_a_drafter_that_the_engine_lacks_is_refused(drafted: bool) -> None:
-    has = "the engine has eagle3; ask for one of auto, eagle3, none"
-    wanted = has if drafted else "the engine has no drafter; ask for one of auto, none"
+    has = "the engine has eagle3; use one of auto, eagle3, none"
+    wanted = has if drafted else "the engine has no drafter; use one of auto, none"
     with pytest.raises(RequestError, match=f"drafter 'mtp': {wanted}"):
         toy_engine(drafted=drafted).generate([], drafter="mtp")
