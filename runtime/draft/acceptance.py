@@ -101,7 +101,7 @@ class _DecayedCounts:
 def widened_acceptance(probability: float, width: float) -> float:
     """Return the acceptance of a level of ``width`` nodes, given that of its best node.
 
-    The model: where the best node is wrong, another node is right in a share 1 − 1/√width of cases.
+    Assumption: if the best node is wrong, another one is right with probability 1 − 1/√width.
     """
     return 1 - (1 - probability) / sqrt(max(width, 1.0))
 

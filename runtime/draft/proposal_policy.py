@@ -179,7 +179,7 @@ class ProposalPolicy(_ProposalOrModel):
         return self._model.shape(self._until_proposal(step_context))
 
     def _until_proposal(self, step_context: StepContext) -> StepContext:
-        """Return the step context with ``tokens_left`` limited to the next expected proposal."""
+        """Return the step context; ``tokens_left`` ends at the next expected proposal."""
         if self._interval is None:
             return step_context
         expected = max(round(self._interval - self._since_proposal), 1)

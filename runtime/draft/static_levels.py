@@ -42,7 +42,7 @@ def grow(
 ) -> DraftTrees:
     """Return the tree of each sequence, from logits [B, Vd] and features [B, H] of its last row.
 
-    The draft runs over inner nodes only: row i of its tree is the inner node with the i-th slot.
+    The draft runs over inner nodes only. Row i of its tree is the node in slot ``tree.inner[i]``.
     """
     batch = len(roots)
     tokens = np.zeros((batch, tree.draft_tokens + 1), np.int32)

@@ -1,9 +1,9 @@
 """Suffix decoding: find earlier occurrences of the last tokens and propose what followed them.
 
 The method is that of SuffixDecoding (Oliaro and others, 2024, arXiv 2411.04975). Two suffix trees
-are searched for the last tokens: one of the text itself, one of the texts of earlier requests. The
-most frequent continuation is proposed, up to the first token whose probability is too low. The
-method needs no weights and no model pass.
+are searched for the last tokens. The first holds the text itself, the second the texts of earlier
+requests. The most frequent continuation is proposed, up to the first token whose probability is too
+low. The method needs no weights and no model pass.
 """
 
 from __future__ import annotations

@@ -203,9 +203,8 @@ class Matcher:
 def continuation(point: Point, own: Sequence[int], limit: int) -> Continuation:
     """Return the most frequent continuation of a point, up to ``limit`` tokens.
 
-    Among children of equal count the newest is used. ``own`` is the growing text. A continuation
-    that reaches its end goes on with the proposed tokens themselves, so a periodic text continues
-    with its period.
+    Among children of equal count the newest is used. ``own`` is the growing text. Past its end, the
+    proposed tokens count as its continuation, so a periodic text repeats its period.
     """
     node, offset = point.node, point.offset
     tokens: list[int] = []

@@ -90,7 +90,7 @@ class DraftGeometry(Protocol):
 
     @property
     def window_obstacle(self) -> str | None:
-        """A noun phrase for a draft that ``--draft-window`` cannot bound; None if it can."""
+        """The draft as a noun phrase if ``--draft-window`` cannot apply to it, else None."""
         ...
 
     def facts(self) -> Facts:
@@ -235,7 +235,7 @@ class HostRecord(DrafterRecord):
 
 
 def group_names(kind: str) -> FeatureOf:
-    """Return the possible cache groups of a draft model, as the first or as a further model."""
+    """Return the cache groups of this kind: as the first draft model, and as a further one."""
     return {DRAFT_GROUP: None, kind: "draft_models"}
 
 

@@ -33,8 +33,8 @@ class SuffixRecord(HostRecord):
             return f"cache_max_depth is {self.cache_max_depth}, must be 2 to {_MAX_DEPTH}"
         if not 0 <= self.min_token_prob <= 1 or not 0 <= self.cached_tokens <= _MAX_TOKENS:
             return (
-                f"min_token_prob is {self.min_token_prob} and cached_tokens {self.cached_tokens}, "
-                f"must be 0 to 1 and 0 to {_MAX_TOKENS}"
+                f"min_token_prob is {self.min_token_prob}, must be 0 to 1; "
+                f"cached_tokens is {self.cached_tokens}, must be 0 to {_MAX_TOKENS}"
             )
         return None
 
