@@ -1,9 +1,9 @@
 """Processes that compile guides, and compute their masks, under limits of time and memory.
 
-A guide is a client's program for llguidance, which is native code: it may overflow a stack, fill
-the memory, or compute for minutes. One process per vocabulary, started with the first guide, holds
-llguidance's tokenizer. It forks a process for each guide (``checker_process.py``). If that process
-dies, only this guide fails.
+llguidance is native code. A client's guide may make it overflow a stack, fill the memory or compute
+for minutes. So other processes run it first (``checker_process.py``). The first guide starts a
+process, which holds llguidance's tokenizer and forks a process for each guide. If a fork dies, only
+its guide fails.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ import numpy as np
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
 
-# Limits of a forked process: processor time, and time including waits for a processor.
+# Limits of a forked process: its processor time and its wall-clock time.
 MAX_CPU_S = 2
 MAX_WALL_S = 15
 # Memory of a forked process in addition to the tokenizer.
 MAX_MEMORY_BYTES = 512 << 20
-# Smaller than the stacks of this process on which llguidance, which recurses, runs later.
+# llguidance recurses. This stack is smaller than those on which this process runs llguidance later,
+# so a guide that passes the check does not overflow them.
 STACK_BYTES = 4 << 20
-# Seconds for one mask, and for all masks, of a guide with its own process.
+# Limits of a guide with its own process: the time of one mask, and the processor time of all masks.
 MAX_MASK_S = 5
 MAX_FOLLOW_CPU_S = 30
 
@@ -45,10 +46,11 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class CheckedGuide:
-    """llguidance's ``text`` of a guide, and the bits of its ``first`` mask.
+    """A guide that passed the check.
 
-    A guide that ``is_light`` forces no long text and computes masks quickly, so that the decoding
-    process can compute them.
+    ``text`` is the guide in llguidance's JSON format, and ``first`` has the bits of its first mask.
+    A guide that ``is_light`` forces no long text, and its masks are fast. So the decoding process
+    can compute them.
     """
 
     text: str
@@ -94,7 +96,7 @@ class GuideChecker:
         self._closed = False
 
     def start(self) -> None:
-        """Start the process that holds the tokenizer, unless it runs, without waiting for it."""
+        """Start the process that holds the tokenizer if it is not running. Do not wait for it."""
         with self._lock:
             if self._closed or (self._process is not None and self._process.poll() is None):
                 return
@@ -120,7 +122,9 @@ class GuideChecker:
         return CheckedGuide(reply["text"], bytes.fromhex(reply["first"]), reply["is_light"])
 
     def follow(self, guide: Guide) -> RemoteMatcher:
-        """Return a matcher whose process computes the masks. RequestError as :meth:`check`."""
+        """Return a matcher whose process computes the masks. Raises RequestError as :meth:`check`
+        does.
+        """
         return RemoteMatcher(self._fork(guide, follow=True), guide)
 
     def close(self) -> None:
@@ -130,11 +134,11 @@ class GuideChecker:
             self._stop()
 
     def _fork(self, guide: Guide, *, follow: bool = False) -> socket.socket:
-        """Return a connection to a new process, to which the guide was sent."""
+        """Start a process, send it the guide and return the connection to it."""
         self.start()
         ours, theirs = socket.socketpair()
         ours.settimeout(MAX_WALL_S)
-        # Sending must not wait for the reader.
+        # The guide must fit into the buffer, so that sending does not wait for the reader.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BYTES)
         try:
             with theirs, self._lock:
@@ -160,7 +164,7 @@ class GuideChecker:
 
 
 class RemoteMatcher:
-    """A guide in another process: masks are requested, and read once they have arrived."""
+    """A guide in another process: :meth:`request` requests a mask, :meth:`read` returns it."""
 
     def __init__(self, connection: socket.socket, guide: Guide) -> None:
         self._connection = connection
@@ -171,17 +175,17 @@ class RemoteMatcher:
 
     def request(self, output: np.ndarray) -> None:
         """Request the mask after ``output``. The previous mask must have been read."""
-        common = min(len(self._sent), len(output))
-        differing = np.flatnonzero(self._sent[:common] != output[:common])
-        common = int(differing[0]) if len(differing) else common
+        num_common = min(len(self._sent), len(output))
+        differing = np.flatnonzero(self._sent[:num_common] != output[:num_common])
+        num_common = int(differing[0]) if len(differing) else num_common
         self._sent = output.copy()
-        message = _LENGTH.pack(common) + output[common:].astype(np.int32).tobytes()
+        message = _LENGTH.pack(num_common) + output[num_common:].astype(np.int32).tobytes()
         # If the process has died, reading its reply detects it.
         with contextlib.suppress(OSError):
             send_message(self._connection, message)
 
     def ready(self, timeout_s: float = 0) -> bool:
-        """Return whether the reply has arrived, after at most ``timeout_s``."""
+        """Return whether the reply has arrived. Wait for it for at most ``timeout_s``."""
         if not self._readable(timeout_s):
             return False
         if not self._compiled:
@@ -191,9 +195,9 @@ class RemoteMatcher:
         return True
 
     def read(self) -> tuple[bytes | None, str | None]:
-        """Return the mask's bits, and a reason if the guide failed.
+        """Return the bits of the mask, and the reason if the guide failed.
 
-        Without bits and reason, the output is complete.
+        If the guide failed, the bits are None. If the output is complete, both are None.
         """
         if not self._compiled:
             self._read_compiled()
@@ -227,7 +231,7 @@ class RemoteMatcher:
 
 
 def encode_guide(guide: Guide) -> dict[str, Any]:
-    """Return a guide as JSON."""
+    """Return a guide as an object that can be written as JSON."""
     return {
         "kind": guide.kind,
         "source": guide.source,

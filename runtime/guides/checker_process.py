@@ -1,7 +1,7 @@
 """The process that :class:`~specbuild.runtime.guides.checker.GuideChecker` starts.
 
-It loads the tokenizer once. Two forks serve each connection: one compiles the guide under limits,
-the other waits for it and reports how it died.
+It loads the tokenizer once. Two forks serve each connection. One compiles the guide under limits.
+The other waits for it and reports the signal if one killed it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.limits import forces_little
 
-# A guide is tried over this many tokens; no mask of a light one may take longer.
-_WALK = 16
+# The number of tokens of a trial output, and the maximum time of each of its masks. If a mask takes
+# longer, the guide is not light.
+_TRIAL_TOKENS = 16
 _MAX_LIGHT_S = 0.01
 # Decoding has priority over checks.
 _NICE = 5
-_DEATHS = {
+_REASONS_BY_SIGNAL = {
     signal.SIGXCPU: f"takes more than {MAX_CPU_S} seconds of processor time to compile",
     signal.SIGALRM: f"takes more than {MAX_WALL_S} seconds to compile",
     signal.SIGSEGV: "is nested too deeply",
@@ -63,7 +64,7 @@ def main(control: socket.socket) -> None:
     os.nice(_NICE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     vocabulary = Vocabulary(**json.load(sys.stdin))
-    # Each fork is reaped by its parent.
+    # The kernel reaps the forks of this process.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     tokens = failure = None
     try:
@@ -72,7 +73,7 @@ def main(control: socket.socket) -> None:
     except RequestError as error:
         failure = str(error)
     if tokens is not None:
-        # Load before forking what every fork needs.
+        # Load everything that every fork needs, before the first fork.
         guide = Guide.json()
         grammar = compile_text(library, tokens, checked_text(library, guide), guide)
         _has_fast_masks(grammar)
@@ -102,19 +103,22 @@ def _serve(connection: socket.socket, tokens: Any, failure: str | None) -> None:
     worker = os.fork()
     if worker == 0:
         with contextlib.suppress(BaseException):
-            _limit()
-            on_stack(lambda: _work(connection, guide, tokens, request["follow"]), STACK_BYTES)
+            _set_limits()
+            on_stack(
+                lambda: _compile_and_reply(connection, guide, tokens, request["follow"]),
+                STACK_BYTES,
+            )
         os._exit(0)
     _, status = os.waitpid(worker, 0)
     if os.WIFSIGNALED(status):
-        died = signal.Signals(os.WTERMSIG(status))
-        reason = _DEATHS.get(died, f"cannot be compiled ({died.name})")
+        fatal_signal = signal.Signals(os.WTERMSIG(status))
+        reason = _REASONS_BY_SIGNAL.get(fatal_signal, f"cannot be compiled ({fatal_signal.name})")
         with contextlib.suppress(OSError):
             send_message(connection, _error_message(str(guide.error(reason))))
 
 
-def _limit() -> None:
-    """Limit this process. It is killed by a signal when it exceeds a limit."""
+def _set_limits() -> None:
+    """Set the limits of this process. A signal kills it if it exceeds one."""
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_FOLLOW_CPU_S + MAX_CPU_S))
     signal.setitimer(signal.ITIMER_REAL, MAX_WALL_S)
     status = Path("/proc/self/statm")
@@ -124,8 +128,8 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
 
 
-def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) -> None:
-    """Compile a guide and reply. Then answer requests for masks if there are any."""
+def _compile_and_reply(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) -> None:
+    """Compile a guide and reply. With ``follow``, answer requests for masks afterwards."""
     try:
         library = load_library(guide)
         text = checked_text(library, guide)
@@ -134,7 +138,9 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
         send_message(connection, _error_message(str(error)))
         return
     except MemoryError:
-        send_message(connection, _error_message(str(guide.error(_DEATHS[signal.SIGABRT]))))
+        send_message(
+            connection, _error_message(str(guide.error(_REASONS_BY_SIGNAL[signal.SIGABRT])))
+        )
         return
     except BaseException as error:  # a panic of the library is not an Exception
         reason = " ".join(f"cannot be compiled: {error!r}".split())[:500]
@@ -144,7 +150,8 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
         state = grammar.begin()
         first = state.mask(np.zeros(0, np.int32))
         if first is None:
-            # Outputs share lexer states, so a second output may exceed their limit.
+            # All outputs of a grammar share its lexer states. This is the second output, so it may
+            # exceed their limit although the first did not.
             reason = f"cannot be followed: {state.failure or 'it allows nothing'}"
             send_message(connection, _error_message(str(guide.error(reason))))
             return
@@ -159,10 +166,10 @@ def _work(connection: socket.socket, guide: Guide, tokens: Any, follow: bool) ->
 
 
 def _has_fast_masks(grammar: Grammar) -> bool:
-    """Return whether all masks along an output of random tokens are fast."""
-    random = np.random.default_rng(0)
+    """Return whether all masks of a trial output, which has random tokens, are fast."""
+    rng = np.random.default_rng(0)
     state, output = grammar.begin(), np.zeros(0, np.int32)
-    for _ in range(_WALK):
+    for _ in range(_TRIAL_TOKENS):
         started_s = time.thread_time()
         mask = state.mask(output)
         state.forced(output)
@@ -171,12 +178,12 @@ def _has_fast_masks(grammar: Grammar) -> bool:
         if mask is None:
             break
         bits = np.unpackbits(np.frombuffer(mask.bits, np.uint8), bitorder="little")
-        output = np.append(output, np.int32(_any(random, np.flatnonzero(bits))))
+        output = np.append(output, np.int32(_random_token(rng, np.flatnonzero(bits))))
     return True
 
 
-def _any(random: np.random.Generator, tokens: np.ndarray) -> int:
-    return int(tokens[random.integers(len(tokens))])
+def _random_token(rng: np.random.Generator, tokens: np.ndarray) -> int:
+    return int(tokens[rng.integers(len(tokens))])
 
 
 def _follow(connection: socket.socket, grammar: Grammar) -> None:
@@ -184,8 +191,8 @@ def _follow(connection: socket.socket, grammar: Grammar) -> None:
     state, output = grammar.begin(), np.zeros(0, np.int32)
     signal.setitimer(signal.ITIMER_REAL, 0)
     while (message := receive_message(connection)) is not None:
-        common = int.from_bytes(message[:4], "little")
-        output = np.concatenate([output[:common], np.frombuffer(message[4:], np.int32)])
+        num_common = int.from_bytes(message[:4], "little")
+        output = np.concatenate([output[:num_common], np.frombuffer(message[4:], np.int32)])
         signal.setitimer(signal.ITIMER_REAL, MAX_MASK_S)
         mask = state.mask(output)
         signal.setitimer(signal.ITIMER_REAL, 0)

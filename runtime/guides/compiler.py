@@ -1,9 +1,9 @@
 """Compilation of guides to grammars over an engine's tokens, with llguidance.
 
-llguidance is native code. A text that overflows its stack ends the process, and a text that
-compiles for minutes occupies a processor. So a guide must pass the checks of ``limits.py`` first. A
-server also compiles it in a separate process (``checker.py``) before it compiles it here. (M.
-Moskal et al., "llguidance", github.com/guidance-ai/llguidance.)
+llguidance is native code. A guide that overflows the stack ends the process, and a guide that
+compiles for minutes occupies a processor. So a guide must pass the checks of ``limits.py`` first.
+A server also compiles it in a separate process (``checker.py``) before this process compiles it.
+(M. Moskal et al., "llguidance", github.com/guidance-ai/llguidance.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from specbuild.runtime.guides.remote import MAX_FOLLOWERS, RemoteGrammar
 # White space as in Python's json.dumps, the most frequent form in training data. If white space
 # were free, a model could emit it without end, and text after a comma would not be forced.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# The maximum of cached grammars. Each may hold LIMITS' lexer states of about 2 kB.
+# The maximum number of cached grammars. Each may hold as many lexer states as LIMITS allow. A state
+# takes about 2 kB.
 MAX_CACHED = 16
 # llguidance's own limits. The time to compile grows with the square of the number of optional
 # properties; about 2500 of them compile.
@@ -40,10 +41,10 @@ LIMITS = {
     "step_max_items": 50_000,
     "verbose_errors": False,
 }
-# llguidance recurses. A checker's stack is a sixteenth of this one, and half of the decoding
-# thread's 8 MiB, so a guide that passes the checker overflows neither.
+# llguidance recurses. The checker's stack is smaller than this one and than the decoding thread's
+# (8 MiB). So a guide that passes the checker overflows neither.
 COMPILE_STACK_BYTES = 64 << 20
-_stack_size = threading.Lock()
+_stack_size_lock = threading.Lock()
 
 Result = TypeVar("Result")
 
@@ -53,7 +54,7 @@ class Vocabulary:
     """The tokens of an engine, for llguidance.
 
     ``tokenizer`` is the text of a tokenizer.json, or an llguidance.TokenizerWrapper. The model has
-    ``size`` tokens; ``ends`` are its ends of sequence.
+    ``size`` tokens; ``ends`` are the ids of its end-of-sequence tokens.
     """
 
     tokenizer: Any
@@ -76,18 +77,18 @@ class GrammarCompiler:
         self._checker: GuideChecker | None = None
         self._followers = threading.Semaphore(MAX_FOLLOWERS)
         if isolated:
-            described = {
+            description = {
                 "tokenizer": vocabulary.tokenizer,
                 "size": vocabulary.size,
                 "ends": list(vocabulary.ends),
             }
-            self._checker = GuideChecker(described)
+            self._checker = GuideChecker(description)
 
     def compile(self, guide: Guide) -> Grammar | RemoteGrammar:
         """Return the grammar of a guide.
 
-        RequestError names the guide and the reason if it is invalid, exceeds a limit, llguidance is
-        missing, or llguidance cannot read the tokenizer.
+        Raises RequestError, with the guide's name and a reason, if the guide is invalid or exceeds
+        a limit. It is also raised if llguidance is missing or cannot read the tokenizer.
         """
         with self._lock:
             cached = self._cached.get(guide)
@@ -150,9 +151,11 @@ def read_tokens(library: Any, vocabulary: Vocabulary, guide: Guide) -> Any:
 
 
 def checked_text(library: Any, guide: Guide) -> str:
-    """Return llguidance's text of a guide. RequestError if it exceeds a limit of ``limits.py``.
+    """Return a guide in llguidance's JSON format. RequestError if it exceeds a limit of
+    ``limits.py``.
 
-    The first grammar is the guide's. Its parts follow; it refers to them by name.
+    The text is a list of grammars: first that of the guide, then those of its parts. The first
+    grammar refers to the others by name.
     """
     try:
         grammars = [_one_grammar(library, guide)]
@@ -169,7 +172,7 @@ def checked_text(library: Any, guide: Guide) -> str:
 
 
 def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
-    """Compile llguidance's text. Return the grammar, with its first mask computed.
+    """Compile a guide in llguidance's JSON format, and compute the first mask of its grammar.
 
     llguidance releases the interpreter's lock while it compiles and while it computes a mask.
     """
@@ -185,7 +188,7 @@ def compile_text(library: Any, tokens: Any, text: str, guide: Guide) -> Grammar:
 
 
 def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """Return the result of ``call`` in a thread with a stack of this size; raise what it raises."""
+    """Run ``call`` in a thread with a stack of this size. Return its result or raise its error."""
     results: list[Result] = []
     errors: list[BaseException] = []
 
@@ -197,7 +200,7 @@ def on_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
 
     thread = threading.Thread(target=run, name="specbuild-guide", daemon=True)
     # The stack size is a process-wide setting for new threads.
-    with _stack_size:
+    with _stack_size_lock:
         previous = threading.stack_size(stack_bytes)
         try:
             thread.start()
@@ -215,8 +218,8 @@ def _one_grammar(library: Any, guide: Guide) -> dict[str, Any]:
         lenient = {"lenient": guide.lenient, "coerce_one_of": guide.lenient}
         return {"json_schema": {**schema, "x-guidance": JSON_FORM | lenient}}
     if guide.kind == "regex":
-        described = json.loads(library.LLMatcher.grammar_from_regex(guide.source))
-        (grammar,) = described["grammars"]
+        description = json.loads(library.LLMatcher.grammar_from_regex(guide.source))
+        (grammar,) = description["grammars"]
         return dict(grammar)
     if guide.kind == "choice":
         quoted = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(guide.source))

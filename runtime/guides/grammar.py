@@ -1,8 +1,9 @@
 """Grammars over an engine's tokens: masks and states of outputs, by llguidance.
 
-A mask states which tokens may come next. A token is allowed if the output can still become a text
-of the grammar, and an end of sequence if it is one. llguidance's masks are canonical: if the next
-bytes are forced, only the tokenizer's own token for them is allowed.
+A mask states which tokens may come next. A token is allowed if the output, extended by it, can
+still become a text of the grammar. An end of sequence is allowed if the output is such a text.
+llguidance's masks are canonical: if the next bytes are forced, only the token that the tokenizer
+would choose for them is allowed.
 
 Work and memory for compilation and masks are limited, whatever a client sends. (M. Moskal et al.,
 "llguidance", github.com/guidance-ai/llguidance.)
@@ -18,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-# Lower than any other change to logits can make a token, so that the grammar always wins.
+# The logit of a refused token. No other change makes a logit as low, so the grammar always wins.
 REFUSED = np.float32(-3e30)
-# Other sequences wait while this process computes a mask. If masks exceed the first limit by the
-# second one in total, the guide moves to a separate process.
+# Other sequences wait while this process computes a mask. The time of each mask above the first
+# limit is added up. If the total exceeds the second limit, the guide moves to a separate process.
 MAX_LOCAL_MASK_S = 0.03
 MAX_LOCAL_EXCESS_S = 0.3
-# The total after which a guide that cannot move fails.
+# If a guide cannot move, it fails when the total exceeds this limit.
 MAX_STAYING_EXCESS_S = 3.0
 
 
@@ -52,7 +53,7 @@ class TokenMask:
         return packed.view(np.int32)
 
     def refuse(self, logits: np.ndarray) -> None:
-        """Exclude the other tokens from one row ``logits`` fp32 [V], in place."""
+        """Lower the logits of tokens that are not allowed, in place, in a row fp32 [V]."""
         packed = np.frombuffer(self.bits, np.uint8)
         allowed = np.unpackbits(packed, count=len(logits), bitorder="little")
         np.copyto(logits, REFUSED, where=allowed == 0)
@@ -61,27 +62,28 @@ class TokenMask:
 class GuideState:
     """The state of a grammar for one output, whose tokens are passed with every call.
 
-    It moves between outputs by their common prefix. A state that exceeds a limit has a
-    :attr:`failure` and masks nothing more. If its masks take long, the state that ``move`` returns
-    replaces it at the next :meth:`prepare`, unless it :attr:`stays_here`.
+    If the output differs from that of the previous call, the matcher returns to their common
+    prefix. A state that exceeds a limit has a :attr:`failure` and returns no more masks. If its
+    masks are slow, the state that ``move`` returns replaces it at the next :meth:`prepare`, unless
+    it :attr:`stays_here`.
     """
 
-    # Tokens are checked while later steps are in flight, which cannot wait for another process.
+    # True if tokens are checked while later steps run, since these cannot wait for another process.
     stays_here = False
-    _moved: GuideState | None = None
+    _remote_state: GuideState | None = None
     _excess_s = 0.0
 
     def __init__(self, matcher: Any, move: Callable[[], GuideState] | None = None) -> None:
         self._matcher = matcher
         self._move = move
-        self._read = np.zeros(256, np.int32)
-        self._count = 0
+        self._consumed = np.zeros(256, np.int32)
+        self._num_consumed = 0
         self.failure: str | None = None
 
     @property
     def is_remote(self) -> bool:
         """Whether another process computes the masks from now on (remote.py)."""
-        return self._moved is not None or self._is_slow
+        return self._remote_state is not None or self._is_slow
 
     @property
     def _is_slow(self) -> bool:
@@ -92,8 +94,8 @@ class GuideState:
         """Return the mask after ``output``, int32 [n]; None if the output is complete or the guide
         failed.
         """
-        if self._moved is not None:
-            mask, self.failure = self._moved.mask(output), self._moved.failure
+        if self._remote_state is not None:
+            mask, self.failure = self._remote_state.mask(output), self._remote_state.failure
             return mask
         with self._timed():
             if self.complete(output) or self.failure is not None:
@@ -110,11 +112,11 @@ class GuideState:
     def allows(self, output: np.ndarray, token: int) -> bool | None:
         """Return whether :meth:`mask` allows a token; None if there is no mask.
 
-        This takes microseconds. A mask may take a millisecond for 200 000 tokens if no earlier text
-        had such a position.
+        This takes microseconds. A mask of 200 000 tokens may take a millisecond, unless an earlier
+        text had the same position in the grammar.
         """
-        if self._moved is not None:
-            return self._moved.allows(output, token)
+        if self._remote_state is not None:
+            return self._remote_state.allows(output, token)
         with self._timed():
             return self._allows(output, token)
 
@@ -122,50 +124,52 @@ class GuideState:
         if self.complete(output) or self.failure is not None:
             return None
         forced = self._matcher.compute_ff_tokens()
-        follows = self._matcher.validate_tokens([token]) == 1 if not forced else forced[0] == token
+        is_allowed = (
+            self._matcher.validate_tokens([token]) == 1 if not forced else forced[0] == token
+        )
         if self._matcher.is_error():
             self._fail()
             return None
-        return bool(follows)
+        return bool(is_allowed)
 
     def complete(self, output: np.ndarray) -> bool:
         """Return whether ``output`` is a text of the grammar that no token may continue."""
-        if self._moved is not None:
-            return self._moved.complete(output)
+        if self._remote_state is not None:
+            return self._remote_state.complete(output)
         self._follow(output)
         return self.failure is None and bool(self._matcher.is_stopped())
 
     def forced(self, output: np.ndarray) -> list[int]:
         """Return the tokens that must follow ``output``, up to the next choice."""
-        if self._moved is not None:
-            return self._moved.forced(output)
+        if self._remote_state is not None:
+            return self._remote_state.forced(output)
         if self.complete(output) or self.failure is not None:
             return []
         return list(self._matcher.compute_ff_tokens())
 
     def prepare(self, output: np.ndarray) -> None:
         """Request the mask after ``output`` in advance, if another process computes it."""
-        if self._moved is None and self._is_slow and self._move is not None:
-            self._moved = self._move()
-        if self._moved is not None:
-            self._moved.prepare(output)
+        if self._remote_state is None and self._is_slow and self._move is not None:
+            self._remote_state = self._move()
+        if self._remote_state is not None:
+            self._remote_state.prepare(output)
 
     def ready(self, output: np.ndarray, timeout_s: float = 0) -> bool:
         """Return whether the mask after ``output`` is available, waiting at most ``timeout_s``."""
-        if self._moved is None:
+        if self._remote_state is None:
             return True
-        is_ready = self._moved.ready(output, timeout_s)
-        self.failure = self._moved.failure
+        is_ready = self._remote_state.ready(output, timeout_s)
+        self.failure = self._remote_state.failure
         return is_ready
 
     def close(self) -> None:
         """End the state's process, if it has one."""
-        if self._moved is not None:
-            self._moved.close()
+        if self._remote_state is not None:
+            self._remote_state.close()
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Add the time by which a mask exceeded the limit."""
+        """Measure the time of a mask, and add the part above the limit to the total."""
         started_s = time.thread_time()
         try:
             yield
@@ -177,17 +181,17 @@ class GuideState:
     def _follow(self, output: np.ndarray) -> None:
         if self.failure is not None:
             return
-        common = min(self._count, len(output))
-        differing = np.flatnonzero(self._read[:common] != output[:common])
+        num_common = min(self._num_consumed, len(output))
+        differing = np.flatnonzero(self._consumed[:num_common] != output[:num_common])
         if len(differing):
-            common = int(differing[0])
-        if self._count > common:
-            self._matcher.rollback(self._count - common)
-        new = output[common:]
-        if len(output) > len(self._read):
-            self._read = np.concatenate([self._read, np.zeros(len(output), np.int32)])
-        self._read[common : len(output)] = new
-        self._count = len(output)
+            num_common = int(differing[0])
+        if self._num_consumed > num_common:
+            self._matcher.rollback(self._num_consumed - num_common)
+        new = output[num_common:]
+        if len(output) > len(self._consumed):
+            self._consumed = np.concatenate([self._consumed, np.zeros(len(output), np.int32)])
+        self._consumed[num_common : len(output)] = new
+        self._num_consumed = len(output)
         if len(new) and not self._matcher.consume_tokens(new.tolist()):
             self._fail()
 

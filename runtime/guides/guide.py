@@ -43,10 +43,10 @@ class Guide:
 
     @classmethod
     def of(cls, value_by_kind: Mapping[str, Any], *, name: str = "guide") -> Guide:
-        """Return the guide of an object with one key, its kind: ``{"regex": "[ab]+"}``."""
-        unread = cls("json", "{}", name=name)
+        """Return the guide of an object whose one key is the kind: ``{"regex": "[ab]+"}``."""
+        placeholder = cls("json", "{}", name=name)
         if not isinstance(value_by_kind, Mapping) or len(value_by_kind) != 1:
-            raise unread.error('must be an object with one key, like {"regex": "[ab]+"}')
+            raise placeholder.error('must be an object with one key, like {"regex": "[ab]+"}')
         ((kind, value),) = value_by_kind.items()
         match kind:
             case "json":
@@ -59,7 +59,7 @@ class Guide:
                 return cls.choice(value, name=name)
             case "grammar":
                 return cls.grammar(value, name=name)
-        raise unread.error(f"is of the kind {kind!r}, must be json, regex, choice or grammar")
+        raise placeholder.error(f"is of the kind {kind!r}, must be json, regex, choice or grammar")
 
     @classmethod
     def json(
@@ -69,22 +69,23 @@ class Guide:
         lenient: bool = False,
         name: str = "guide",
     ) -> Guide:
-        """Return a guide for JSON that a schema (an object or JSON text) allows; None is any
-        object.
+        """Return a guide for JSON that ``schema`` allows. None allows any object.
+
+        The schema is an object or JSON text.
         """
-        unread = cls("json", "{}", lenient, name=name)
+        placeholder = cls("json", "{}", lenient, name=name)
         if schema is None:
-            return replace(unread, source='{"type":"object"}')
+            return replace(placeholder, source='{"type":"object"}')
         try:
-            read = json.loads(schema) if isinstance(schema, str) else schema
-            text = json.dumps(read, ensure_ascii=False, allow_nan=False)
+            parsed = json.loads(schema) if isinstance(schema, str) else schema
+            text = json.dumps(parsed, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise unread.error(f"is no JSON Schema: {error}") from None
-        if read is False:
-            raise unread.error("is false, which allows nothing")
-        if read is not True and not isinstance(read, Mapping):
-            raise unread.error("is not a JSON Schema: it must be an object")
-        return replace(unread, source="{}" if read is True else text)
+            raise placeholder.error(f"is no JSON Schema: {error}") from None
+        if parsed is False:
+            raise placeholder.error("is false, which allows nothing")
+        if parsed is not True and not isinstance(parsed, Mapping):
+            raise placeholder.error("is not a JSON Schema: it must be an object")
+        return replace(placeholder, source="{}" if parsed is True else text)
 
     @classmethod
     def regex(cls, pattern: str, *, name: str = "guide") -> Guide:
@@ -94,21 +95,21 @@ class Guide:
     @classmethod
     def choice(cls, choices: Sequence[str], *, name: str = "guide") -> Guide:
         """Return a guide for one of these texts."""
-        unread = cls("choice", "[]", name=name)
+        placeholder = cls("choice", "[]", name=name)
         is_list = isinstance(choices, Sequence) and not isinstance(choices, str)
         if not is_list or not all(isinstance(choice, str) for choice in choices):
-            raise unread.error("must be a list of texts")
+            raise placeholder.error("must be a list of texts")
         if not 1 <= len(choices) <= MAX_CHOICES or not all(choices):
-            raise unread.error(f"must be 1 to {MAX_CHOICES} texts, none of them empty")
-        return replace(unread, source=json.dumps(list(choices), ensure_ascii=False))
+            raise placeholder.error(f"must be 1 to {MAX_CHOICES} texts, none of them empty")
+        return replace(placeholder, source=json.dumps(list(choices), ensure_ascii=False))
 
     @classmethod
     def grammar(
         cls, text: str, *, parts: Mapping[str, Guide] | None = None, name: str = "guide"
     ) -> Guide:
         """Return a guide for texts of a grammar in llguidance's Lark or llama.cpp's GBNF."""
-        named = tuple((parts or {}).items())
-        return cls("grammar", cls._text(text, name), parts=named, name=name)
+        named_parts = tuple((parts or {}).items())
+        return cls("grammar", cls._text(text, name), parts=named_parts, name=name)
 
     @classmethod
     def _text(cls, text: str, name: str) -> str:

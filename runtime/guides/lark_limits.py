@@ -18,7 +18,7 @@ from specbuild.runtime.guides.regex_limits import (
 )
 from specbuild.runtime.guides.schema_limits import SchemaLimits
 
-# Maximum number of passes over the rules, until their lengths do not change.
+# Maximum number of passes over the rules. Passes are repeated until no length changes.
 _MAX_PASSES = 20
 # The tokens of llguidance's Lark.
 _LARK = re.compile(
@@ -43,24 +43,25 @@ _Part = tuple[str, Any] | tuple[str, Any, float]
 class LarkLimits:
     """A Lark grammar: the depth of its rules, and the length of the text that it forces.
 
-    ``grammars`` has the lengths of other grammars, to which it refers.
+    ``grammars`` has the lengths, by name, of other grammars to which this one may refer.
     """
 
     def __init__(self, text: str, grammars: Mapping[str, float] | None = None) -> None:
-        self._grammars = grammars or {}
+        self._grammar_lengths = grammars or {}
         self._rules: dict[str, _Part] = {}
         self._schemas: list[SchemaLimits] = []
-        self._known: dict[str, float] = {}
+        self._shortest_by_rule: dict[str, float] = {}
         self._depth: dict[str, int] = {}
-        self._order: list[str] = []
-        # Intersections, complements and backtracking have no bound that the rules show.
+        self._rule_order: list[str] = []
+        # The lengths of rules give no bound for intersections, complements and backtracking.
         self._unbounded = False
         self.has_parameters = False
         self._tokens = list(self._scan(text))
-        self._at = self._nesting = 0
+        self._position = self._nesting = 0
         self._read_rules()
 
     def check_depth(self) -> None:
+        """Raise TooDeepError if a chain of rules or schemas is too long."""
         for name in self._rules:
             self._depth_of(name, 0)
         for schema in self._schemas:
@@ -70,28 +71,28 @@ class LarkLimits:
         """Return an upper bound of the bytes that the grammar can force at once."""
         self.check_depth()
         for _ in range(_MAX_PASSES):
-            before = dict(self._known)
-            # Rules are ordered after those to which they refer, where such an order exists.
-            for name in self._order:
-                self._known[name] = self._shortest(self._rules[name])
-            if self._known == before:
-                lengths = self._known.values()
+            before = dict(self._shortest_by_rule)
+            # A rule comes after the rules to which it refers, unless the rules are recursive.
+            for name in self._rule_order:
+                self._shortest_by_rule[name] = self._shortest(self._rules[name])
+            if self._shortest_by_rule == before:
+                lengths = self._shortest_by_rule.values()
                 return inf if self._unbounded else max(lengths, default=0)
         return inf
 
     def _scan(self, text: str) -> Iterator[tuple[str, Any]]:
-        at = 0
-        while at < len(text):
-            match = _LARK.match(text, at)
+        position = 0
+        while position < len(text):
+            match = _LARK.match(text, position)
             assert match is not None and match.lastgroup is not None
-            kind, value, at = match.lastgroup, match.group(), match.end()
+            kind, value, position = match.lastgroup, match.group(), match.end()
             if kind == "json":
                 try:
-                    blank = len(text[at:]) - len(text[at:].lstrip())
-                    described, at = json.JSONDecoder().raw_decode(text, at + blank)
+                    blank = len(text[position:]) - len(text[position:].lstrip())
+                    json_content, position = json.JSONDecoder().raw_decode(text, position + blank)
                 except ValueError:
                     continue
-                yield value, described
+                yield value, json_content
             elif kind != "skip":
                 yield kind, value
 
@@ -109,7 +110,7 @@ class LarkLimits:
                 begin -= 1
             header = [value for kind, value in tokens[begin : i + 1] if kind == "name"]
             name = header[0].lstrip("!?_") if header else None
-            self._at = i + 1
+            self._position = i + 1
             body = self._alternatives()
             if name is not None:
                 self._rules[name] = body
@@ -120,27 +121,27 @@ class LarkLimits:
     def _alternatives(self) -> _Part:
         options = [self._sequence()]
         while self._peek() == "|":
-            self._at += 1
+            self._position += 1
             options.append(self._sequence())
         return options[0] if len(options) == 1 else ("alt", options)
 
     def _peek(self) -> str | None:
         """Return the next token of this rule. A line that starts with a bar continues the rule."""
-        at = self._at
-        while at < len(self._tokens) and self._tokens[at][0] == "newline":
-            at += 1
-        if at < len(self._tokens) and self._tokens[at] == ("other", "|"):
-            self._at = at
-        if self._at >= len(self._tokens):
+        position = self._position
+        while position < len(self._tokens) and self._tokens[position][0] == "newline":
+            position += 1
+        if position < len(self._tokens) and self._tokens[position] == ("other", "|"):
+            self._position = position
+        if self._position >= len(self._tokens):
             return None
-        kind, value = self._tokens[self._at]
+        kind, value = self._tokens[self._position]
         return value if kind == "other" else kind
 
     def _sequence(self) -> _Part:
         parts: list[_Part] = []
         while (kind := self._peek()) not in (None, "|", ")", "]", "newline"):
-            value = self._tokens[self._at][1]
-            self._at += 1
+            value = self._tokens[self._position][1]
+            self._position += 1
             match kind:
                 case "(" | "[":
                     inner = self._group()
@@ -154,7 +155,7 @@ class LarkLimits:
                 case "name":
                     parts.append(("rule", value.lstrip("!?_")))
                 case "grammar":
-                    parts.append(("text", self._grammars.get(value[1:], inf)))
+                    parts.append(("text", self._grammar_lengths.get(value[1:], inf)))
                 case "%json":
                     parts.append(("text", SchemaLimits(value).longest()))
                 case "%regex":
@@ -168,30 +169,30 @@ class LarkLimits:
         self._nesting += 1
         if self._nesting > MAX_NESTING:
             raise TooDeepError
-        depth, first = 1, self._at
-        while self._at < len(self._tokens) and depth:
-            kind, value = self._tokens[self._at]
+        depth, first = 1, self._position
+        while self._position < len(self._tokens) and depth:
+            kind, value = self._tokens[self._position]
             if kind == "other":
                 depth += (value in "([") - (value in ")]")
-            self._at += 1
-        end, tokens = self._at, self._tokens
+            self._position += 1
+        end, tokens = self._position, self._tokens
         inner = tokens[first : end - 1 if not depth else end]
-        self._tokens, self._at = [t for t in inner if t[0] != "newline"], 0
+        self._tokens, self._position = [t for t in inner if t[0] != "newline"], 0
         try:
             return self._alternatives()
         finally:
-            self._tokens, self._at = tokens, end
+            self._tokens, self._position = tokens, end
             self._nesting -= 1
 
-    def _depth_of(self, name: str, above: int) -> int:
-        if above > MAX_DEPTH:
+    def _depth_of(self, name: str, num_above: int) -> int:
+        if num_above > MAX_DEPTH:
             raise TooDeepError
         if name not in self._depth and name in self._rules:
             self._depth[name] = 0
-            depths = [self._depth_of(each, above + 1) for each in _names(self._rules[name])]
+            depths = [self._depth_of(each, num_above + 1) for each in _names(self._rules[name])]
             self._depth[name] = 1 + max(depths, default=0)
-            self._order.append(name)
-        if above + self._depth.get(name, 0) > MAX_DEPTH:
+            self._rule_order.append(name)
+        if num_above + self._depth.get(name, 0) > MAX_DEPTH:
             raise TooDeepError
         return self._depth.get(name, 0)
 
@@ -202,7 +203,11 @@ class LarkLimits:
                 return float(length)
             case ("rule", name):
                 # Imported names are llguidance's own lexemes.
-                return self._known.get(name, inf) if name in self._rules else CHARACTER_BYTES
+                return (
+                    self._shortest_by_rule.get(name, inf)
+                    if name in self._rules
+                    else CHARACTER_BYTES
+                )
             case ("seq", parts):
                 return sum(self._shortest(each) for each in parts)
             case ("alt", options):

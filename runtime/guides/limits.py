@@ -1,9 +1,9 @@
 """Limits of a guide's text, checked before llguidance compiles it.
 
 llguidance recurses along chains of definitions, so the depth of chains is limited. It also computes
-forced text as one run of any length, and rules that double each other force gigabytes. A forced run
-is a prefix of every completion, so a run that starts with a rule is at most as long as the rule's
-shortest text. :func:`forces_little` bounds that length.
+forced text in one run, however long. A few rules, each of which repeats the next one twice, can
+force gigabytes. If a rule starts a forced run, every text of the rule starts with that run. So the
+run is at most as long as the rule's shortest text. :func:`forces_little` checks that length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def forces_little(grammars: Sequence[Mapping[str, Any]]) -> bool:
                 length = SchemaLimits(grammar["json_schema"]).longest()
             else:
                 length = LarkLimits(grammar["lark_grammar"], parts).longest()
-            # Zero times infinity is not a number, and thus not a bound.
+            # Zero times infinity is NaN. The negated comparison rejects it too.
             if not length <= MAX_FORCED_BYTES:
                 return False
             if "name" in grammar:

@@ -7,9 +7,9 @@ from math import inf
 
 # A chain of this many definitions takes less than half of the checker's stack.
 MAX_DEPTH = 256
-# Nested brackets. llguidance accepts fewer.
+# The maximum nesting of brackets. llguidance's own limit is lower.
 MAX_NESTING = 64
-# The largest UTF-8 character.
+# The bytes of the longest UTF-8 character.
 CHARACTER_BYTES = 4
 # The atoms of a regular expression.
 _REGEX = re.compile(
@@ -38,24 +38,25 @@ def min_repetitions(repeat: str) -> float:
 
 def regex_length(pattern: str) -> float:
     """Return an upper bound of the bytes of the shortest text that a regular expression matches."""
-    # Per open group: the shortest alternative so far, this one, and its last atom.
+    # Three lengths for each open group: the shortest alternative so far, the current alternative,
+    # and the last atom of the current alternative.
     groups: list[list[float]] = [[inf, 0, 0]]
     for match in _REGEX.finditer(pattern):
-        kind, value, top = match.lastgroup, match.group(), groups[-1]
+        kind, value, group = match.lastgroup, match.group(), groups[-1]
         if kind == "open":
             groups.append([inf, 0, 0])
         elif kind == "bar":
-            top[:] = [min(top[0], top[1]), 0, 0]
+            group[:] = [min(group[0], group[1]), 0, 0]
         elif kind == "close" and len(groups) > 1:
             groups.pop()
-            length = min(top[0], top[1])
+            length = min(group[0], group[1])
             groups[-1][1] += length
             groups[-1][2] = length
         elif kind in ("repeat", "op"):
-            last = top[2]
-            top[2] = min_repetitions(value) * last
-            top[1] += top[2] - last
+            last = group[2]
+            group[2] = min_repetitions(value) * last
+            group[1] += group[2] - last
         elif kind == "atom":
-            top[1] += CHARACTER_BYTES
-            top[2] = CHARACTER_BYTES
+            group[1] += CHARACTER_BYTES
+            group[2] = CHARACTER_BYTES
     return min(groups[0][0], groups[0][1])

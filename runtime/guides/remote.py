@@ -1,9 +1,9 @@
 """Guides whose masks are computed by a separate process, so that slow masks block nothing.
 
 Such a guide forces text without a known bound, or its masks were slow when it was checked. Its
-sequence takes part in a step only if the mask of its next token has arrived, and without a draft,
-which would need masks that were not requested. The tokens are the same as with any other guide,
-since each is chosen with the mask of its position.
+sequence takes part in a step only if the mask of its next token has arrived. It has no draft, since
+a draft needs masks of later positions, which were not requested. The tokens are the same as with a
+local guide, since each token is chosen with the mask of its position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specbuild.runtime.guides.checker import GuideChecker, RemoteMatcher
 from specbuild.runtime.guides.grammar import GuideState, TokenMask
 from specbuild.runtime.guides.guide import Guide
 
-# Processes at once, since each needs its own memory. Further sequences wait.
+# The maximum number of such processes, since each needs memory. Further sequences wait.
 MAX_FOLLOWERS = 4
 
 
@@ -42,15 +42,15 @@ class RemoteGrammar:
 
 
 class RemoteGuideState(GuideState):
-    """As :class:`GuideState`. :meth:`prepare` requests a mask, which is available when
-    :meth:`ready`.
+    """A :class:`GuideState` whose masks are computed by another process.
 
-    :meth:`mask` waits for a mask that was not requested.
+    :meth:`prepare` requests a mask, and :meth:`ready` returns whether it is available. If it is
+    not, :meth:`mask` requests it and waits.
     """
 
     @property
     def is_remote(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def __init__(
@@ -64,14 +64,15 @@ class RemoteGuideState(GuideState):
         self._followers = followers
         self._matcher: RemoteMatcher | None = None
         self._first = TokenMask(first)
-        # The output whose mask was requested last, and that mask once it was read.
+        # The output whose mask is requested; None if no request is pending.
         self._requested: np.ndarray | None = None
+        # The last mask, and the output that it follows.
         self._output = np.zeros(0, np.int32)
         self._mask: TokenMask | None = self._first
 
     def prepare(self, output: np.ndarray) -> None:
         """Request the mask after ``output``."""
-        if self.failure is not None or self._requested is not None or self._has(output):
+        if self.failure is not None or self._requested is not None or self._has_mask(output):
             return
         if not len(output):
             self._output, self._mask = output.copy(), self._first
@@ -87,9 +88,9 @@ class RemoteGuideState(GuideState):
             if not self._matcher.ready(timeout_s):
                 return False
             self._receive()
-            # The reply was for another output, so request the mask of this one.
+            # If the reply was for another output, request the mask of this one.
             self.prepare(output)
-        return self.failure is not None or self._has(output)
+        return self.failure is not None or self._has_mask(output)
 
     def mask(self, output: np.ndarray) -> TokenMask | None:
         """Return the mask after ``output``; None if the output is complete or the guide failed."""
@@ -104,7 +105,7 @@ class RemoteGuideState(GuideState):
 
     def complete(self, output: np.ndarray) -> bool:
         """Return whether ``output`` is known to be complete."""
-        return self.failure is None and self._has(output) and self._mask is None
+        return self.failure is None and self._has_mask(output) and self._mask is None
 
     def forced(self, output: np.ndarray) -> list[int]:  # noqa: ARG002
         """Return no tokens, since these sequences have no drafts."""
@@ -120,7 +121,7 @@ class RemoteGuideState(GuideState):
     def __del__(self) -> None:
         self.close()
 
-    def _has(self, output: np.ndarray) -> bool:
+    def _has_mask(self, output: np.ndarray) -> bool:
         return self._requested is None and np.array_equal(self._output, output)
 
     def _open(self) -> bool:

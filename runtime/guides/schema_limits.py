@@ -14,9 +14,9 @@ from specbuild.runtime.guides.regex_limits import (
     regex_length,
 )
 
-_JSON_PARTS = ("properties", "patternProperties", "dependentSchemas")
-_JSON_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
-_JSON_SCHEMAS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
+_MAPPING_KEYWORDS = ("properties", "patternProperties", "dependentSchemas")
+_LIST_KEYWORDS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SCHEMA_KEYWORDS = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else")
 
 
 class SchemaLimits:
@@ -29,34 +29,40 @@ class SchemaLimits:
         self._depth: dict[int, int] = {}
 
     def check_depth(self) -> None:
+        """Raise TooDeepError if a chain of definitions is too long."""
         self._depth_of(self._root, 0)
 
     def longest(self) -> float:
         """Return an upper bound of the bytes that the schema can force at once."""
         return self._longest_of(self._root)
 
-    def _depth_of(self, node: Any, above: int) -> int:
+    def _depth_of(self, node: Any, num_above: int) -> int:
         """Return the length of the longest chain of definitions from ``node``."""
-        if above > MAX_DEPTH:
+        if num_above > MAX_DEPTH:
             raise TooDeepError
         if id(node) not in self._depth:
             self._depth[id(node)] = 0
-            depths = [self._depth_of(child, above + 1) for child in self._children(node)]
+            depths = [self._depth_of(child, num_above + 1) for child in self._children(node)]
             self._depth[id(node)] = 1 + max(depths, default=0)
-        if above + self._depth[id(node)] > MAX_DEPTH:
+        if num_above + self._depth[id(node)] > MAX_DEPTH:
             raise TooDeepError
         return self._depth[id(node)]
 
     def _longest_of(self, node: Any) -> float:
-        """Return the bytes that ``node`` can force, including those before its deepest part."""
+        """Return the largest sum of shortest lengths along a chain of schemas from ``node``."""
         if id(node) not in self._longest:
             self._longest[id(node)] = 0
-            inside = max((self._longest_of(child) for child in self._children(node)), default=0)
-            self._longest[id(node)] = self._shortest_of(node) + inside
+            longest_inside = max(
+                (self._longest_of(child) for child in self._children(node)), default=0
+            )
+            self._longest[id(node)] = self._shortest_of(node) + longest_inside
         return self._longest[id(node)]
 
     def _shortest_of(self, node: Any) -> float:
-        """Return an upper bound of the shortest text; infinite if a definition requires itself."""
+        """Return an upper bound of the bytes of the shortest text.
+
+        It is infinite if the schema requires itself.
+        """
         if not isinstance(node, Mapping):
             return CHARACTER_BYTES
         if id(node) not in self._shortest:
@@ -78,8 +84,8 @@ class SchemaLimits:
         for name in required if isinstance(required, list | tuple) else ():
             value = properties.get(name, {}) if isinstance(properties, Mapping) else {}
             length += len(json.dumps(name)) + 4 + self._shortest_of(value)
-        length += self._repeated(node, "minProperties", "additionalProperties")
-        length += self._repeated(node, "minItems", "items")
+        length += self._repeated_length(node, "minProperties", "additionalProperties")
+        length += self._repeated_length(node, "minItems", "items")
         prefix = node.get("prefixItems", ())
         if node.get("minItems") and isinstance(prefix, list):
             length += sum(2 + self._shortest_of(item) for item in prefix)
@@ -90,11 +96,11 @@ class SchemaLimits:
             length += self._shortest_of(schema)
         for union in ("anyOf", "oneOf"):
             options = [self._shortest_of(schema) for schema in _list(node.get(union))]
-            # A recursive option is never the shortest one.
+            # Skip recursive options, which are never the shortest ones.
             length += max((o for o in options if o < inf), default=inf if options else 0)
         return length
 
-    def _repeated(self, node: Mapping[str, Any], count: str, item: str) -> float:
+    def _repeated_length(self, node: Mapping[str, Any], count: str, item: str) -> float:
         times = _number(node.get(count, 0))
         return times * (2 + self._shortest_of(node.get(item, {}))) if times else 0
 
@@ -106,12 +112,12 @@ class SchemaLimits:
             target = self._target(node["$ref"])
             if target is not None:
                 yield target
-        for key in _JSON_PARTS:
+        for key in _MAPPING_KEYWORDS:
             if isinstance(node.get(key), Mapping):
                 yield from node[key].values()
-        for key in _JSON_LISTS:
+        for key in _LIST_KEYWORDS:
             yield from _list(node.get(key))
-        for key in _JSON_SCHEMAS:
+        for key in _SCHEMA_KEYWORDS:
             value = node.get(key)
             yield from value if isinstance(value, list) else [value] if value is not None else []
 

@@ -31,11 +31,11 @@ from specbuild.runtime.serve.web_page import WebPage
 
 @dataclass(frozen=True, kw_only=True)
 class AppOptions:
-    """How an engine is served, and to whom.
+    """The options of an application.
 
-    ``keys`` are the accepted API keys; without any, no key is needed. ``origins`` are those whose
-    web pages may call the server (CORS). ``hosts`` are the accepted values of the ``Host`` header,
-    empty for any. With ``page`` the web page is at ``/``.
+    ``keys`` are the accepted API keys; without any, no key is needed. Web pages of ``origins`` may
+    call the server (CORS). ``hosts`` are the accepted values of the ``Host`` header, empty for any.
+    With ``page`` the web page is at ``/``.
     """
 
     service: ServiceOptions
@@ -68,12 +68,12 @@ class App:
         routes = _routes(self, (o for o in OPERATIONS if options.page or not o.is_page))
         self.asgi = Starlette(
             routes=routes,
-            middleware=self._layers(routes),
-            exception_handlers={HTTPException: _no_route},  # type: ignore[dict-item]
+            middleware=self._middleware(routes),
+            exception_handlers={HTTPException: _starlette_error},  # type: ignore[dict-item]
             lifespan=self._lifespan,
         )
 
-    def _layers(self, routes: Sequence[Route]) -> list[Middleware]:
+    def _middleware(self, routes: Sequence[Route]) -> list[Middleware]:
         """Return the middleware, the outermost first."""
         options = self._options
         layers = [
@@ -99,7 +99,7 @@ class App:
 
     @property
     def serving(self) -> Serving:
-        """The service with its text, for routes."""
+        """The service and its output format, for routes."""
         assert self._serving is not None, "the application has not started"
         return self._serving
 
@@ -168,18 +168,18 @@ class PathEndpoint:
 
 def _routes(app: App, operations: Iterable[Operation]) -> list[Route]:
     """Return a route for each path. Starlette answers 405 for other methods of a path."""
-    by_path: dict[str, list[Operation]] = {}
+    operations_by_path: dict[str, list[Operation]] = {}
     for operation in operations:
-        by_path.setdefault(operation.path, []).append(operation)
+        operations_by_path.setdefault(operation.path, []).append(operation)
     routes = []
-    for path, of_path in by_path.items():
-        endpoint = PathEndpoint(app, of_path)
+    for path, path_operations in operations_by_path.items():
+        endpoint = PathEndpoint(app, path_operations)
         routes.append(Route(path, endpoint, methods=endpoint.methods))
     return routes
 
 
-async def _no_route(request: HttpRequest, error: HTTPException) -> Response:
-    """Return Starlette's own errors in the form of all errors."""
+async def _starlette_error(request: HttpRequest, error: HTTPException) -> Response:
+    """Return an error of Starlette, such as 404, as OpenAI's error object."""
     if error.status_code == 405:
         message = f"this path does not have the method {request.method}"
     else:

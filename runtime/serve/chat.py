@@ -240,7 +240,7 @@ async def chat_requests(
     *,
     may_shorten: bool,
 ) -> list[Request]:
-    """Return a request for each choice, which ends where the output format ends a turn.
+    """Return a request for each choice, with the stop tokens of the output format.
 
     Raises ApiError if the engine cannot serve them.
     """

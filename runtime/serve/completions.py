@@ -104,7 +104,9 @@ class Completions:
         if body.stream:
             return self._stream(batches, choices, head, usage_options, body.num_choices)
         outputs = await collect_outputs(batches, len(requests))
-        choice_objects = [choice.of(batch) for choice, batch in zip(choices, outputs, strict=True)]
+        choice_objects = [
+            choice.choice_object(batch) for choice, batch in zip(choices, outputs, strict=True)
+        ]
         return head | {"choices": choice_objects, "usage": _usage(choices, body.num_choices)}
 
     async def _tokenized(self, prompt: Prompt, body: CompletionFields) -> Prompt:
@@ -131,7 +133,7 @@ class Completions:
         async with aclosing(batches):
             async for batch in batches:
                 choice = choices[batch.choice]
-                chunk = {**head, "choices": [choice.of(batch)]}
+                chunk = {**head, "choices": [choice.choice_object(batch)]}
                 if usage_options.continuous_usage_stats:
                     chunk["usage"] = _usage([choice], 1)
                 yield chunk
@@ -154,7 +156,7 @@ class _Choice:
         self._offset = 0
         self._has_begun = False
 
-    def of(self, batch: TokenBatch) -> dict[str, Any]:
+    def choice_object(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the choice object of a batch. The first one starts with the prompt if it is
         echoed.
         """
@@ -189,7 +191,7 @@ class _Choice:
 
 
 def _usage(choices: Sequence[_Choice], num_choices: int) -> dict[str, Any]:
-    """Return the token counts. A prompt counts once, whatever its number of choices."""
+    """Return the token counts. A prompt with several choices counts once."""
     prompt_tokens = sum(len(choice.request.prompt_ids) for choice in choices[::num_choices])
     cached_tokens = sum(choice.cached_tokens for choice in choices[::num_choices])
     return usage(prompt_tokens, sum(choice.tokens for choice in choices), cached=cached_tokens)

@@ -13,7 +13,8 @@ from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import BODY_TIMEOUT_S
 from specbuild.runtime.serve.request_record import REQUEST_ID_HEADER, new_request_id
 
-# Time for the request line and headers, from the connection or the first byte of the request.
+# Time for the request line and headers. It starts with the connection, or with the first byte of a
+# later request.
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 64 << 10
 # The extra time lets the route answer with 408 before the connection is closed.
@@ -25,7 +26,7 @@ WRITE_TIMEOUT_S = 60.0
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with limits of time and size; uvicorn itself waits for ever.
+    """uvicorn's HTTP protocol with limits of time and size, which uvicorn itself lacks.
 
     Headers that are late or too long get 408 or 431. The connection is closed if it stays silent,
     if a body is late or if the client does not read the answer.
@@ -86,7 +87,7 @@ class Connection(HttpToolsProtocol):
             self._write_timer = self.loop.call_later(WRITE_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Cancel that timeout: the client reads again."""
+        """Cancel the write timeout: the client reads again."""
         super().resume_writing()
         if self._write_timer is not None:
             self._write_timer.cancel()
@@ -102,7 +103,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _set_timeout(self, seconds: float | None) -> None:
-        """Replace the timeout of the next part of a request. None sets no new one."""
+        """Replace the timeout for the rest of the headers or body. None cancels it."""
         if self._read_timer is not None:
             self._read_timer.cancel()
         self._read_timer = (
@@ -116,7 +117,10 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _reject(self, status: int, message: str) -> None:
-        """Send an error without a route and close. If an answer is pending, only close."""
+        """Send an error before a route is called, and close the connection.
+
+        If an answer is pending, only close the connection.
+        """
         if not self._is_idle:
             self.transport.abort()
             return

@@ -16,7 +16,7 @@ _TYPES = {
 }
 
 
-# Messages quote values of the client, which may have megabytes.
+# Messages quote values of the client, which may be megabytes long.
 MAX_MESSAGE_LENGTH = 1000
 
 

@@ -27,7 +27,7 @@ from specbuild.runtime.serve.structured import StructuredFields
 # A priority (lower is served first) and a deadline in seconds of time.monotonic.
 Urgency: TypeAlias = tuple[int, float | None]
 MAX_TIMEOUT_S = 7 * 86400.0
-# Stands for all tokens that the context has left.
+# The value of max_new_tokens that means all tokens that the context has left.
 ALL_REMAINING_TOKENS = 2**31 - 1
 # The maximum of n.
 MAX_CHOICES = 128
@@ -142,10 +142,10 @@ class GenerationFields(StructuredFields):
     ) -> list[GenerateParams]:
         """Return the engine's parameters of each choice.
 
-        ``max_tokens`` None is the model's default, else all tokens that fit. ``num_top_logprobs``
-        most likely tokens are returned for each token; None returns no log-probabilities. ``guide``
-        constrains the complete output. Without ``with_text`` the caller decodes the tokens and
-        searches stop strings itself.
+        If ``max_tokens`` is None, the model's default is used or, without one, all tokens that fit.
+        For each token the ``num_top_logprobs`` most likely tokens are returned; None returns no
+        log-probabilities. ``guide`` constrains the complete output. Without ``with_text`` the
+        caller decodes the tokens and searches stop strings itself.
 
         Choice i samples with ``choice_seed(seed, i)``; without a seed, a random one is used.
         Raises ApiError if a value is invalid.

@@ -18,7 +18,7 @@ log = logging.getLogger("specbuild.serve")
 class KeyCheck:
     """Accepts requests with one of the keys as ``Authorization: Bearer KEY``.
 
-    Paths for which ``needs_key`` is False are served without one, and all without ``keys``.
+    Paths for which ``needs_key`` returns False need no key. Without ``keys`` no path needs one.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str], needs_key: Callable[[str], bool]) -> None:
@@ -34,7 +34,7 @@ class KeyCheck:
         header = dict(scope["headers"]).get(b"authorization", b"")
         scheme, _, key = header.partition(b" ")
         digest = hashlib.sha256(key.strip()).digest()
-        # All keys are compared in constant time, so that response times reveal nothing.
+        # Compare all keys in constant time, so that response times reveal nothing about them.
         matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]
         if scheme.lower() == b"bearer" and any(matches):
             await self._app(scope, receive, send)

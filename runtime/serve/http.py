@@ -1,4 +1,7 @@
-"""Endpoints with a JSON body that return JSON or server-sent events. A disconnect cancels them."""
+"""Endpoints with a JSON body that return JSON or server-sent events.
+
+If the client disconnects, its request is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from specbuild.runtime.serve.fields import first_error
 from specbuild.runtime.serve.request_fields import RequestFields
 
 MAX_BODY_BYTES = 32 << 20
-# Parsed, a number takes up to 40 bytes, a list or object 100 and a pydantic error 1000.
+# These limits bound the memory of a parsed body: up to 40 bytes for each number, 100 for each list
+# or object, and 1000 for each error of pydantic.
 MAX_BODY_VALUES = 1 << 20
 MAX_BODY_PARTS = 1 << 17
 # Time in which a client must send its body.
@@ -43,7 +47,7 @@ class Endpoint(Generic[Body]):
         """Serve one request."""
         try:
             check_media_type(scope)
-            body = self._read(await read_body(scope, receive))
+            body = self._parse(await read_body(scope, receive))
         except ApiError as error:
             await send_error(send, error)
             return
@@ -58,7 +62,7 @@ class Endpoint(Generic[Body]):
             with suppress(asyncio.CancelledError):
                 await answer
 
-    def _read(self, body: bytes) -> Body:
+    def _parse(self, body: bytes) -> Body:
         check_structure(body)
         try:
             fields = self._model.model_validate_json(body)
@@ -85,7 +89,7 @@ class Endpoint(Generic[Body]):
 def check_media_type(scope: Scope) -> None:
     """Raise ApiError unless the body is declared as JSON.
 
-    Browsers send other types across origins without a preflight request.
+    Browsers send other types for pages of other origins without a preflight request.
     """
     content_type = dict(scope["headers"]).get(b"content-type", b"").partition(b";")[0]
     if content_type.strip().lower() != b"application/json":
@@ -101,7 +105,7 @@ def check_structure(body: bytes) -> None:
     """Raise ApiError if a JSON text has too many values, or too many lists, objects and names."""
     if not _exceeds_structure(body):
         return
-    # Strings may contain any number of these characters.
+    # Strings may contain any number of these characters, so count again without the strings.
     parts = body.replace(rb"\\", b"").replace(rb"\"", b"")
     too_many_texts = parts.count(b'"') > 2 * MAX_BODY_VALUES
     if too_many_texts or _exceeds_structure(b"".join(parts.split(b'"')[::2])):
@@ -121,7 +125,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
     """Return the body of a request. ApiError if it is too long or arrives too slowly."""
     content_length = dict(scope["headers"]).get(b"content-length", b"0")
     if content_length.isdigit() and int(content_length) > MAX_BODY_BYTES:
-        raise _too_long()
+        raise _too_long_error()
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -132,7 +136,7 @@ async def read_body(scope: Scope, receive: Receive) -> bytes:
                 part = message.get("body", b"")
                 size += len(part)
                 if size > MAX_BODY_BYTES:
-                    raise _too_long()
+                    raise _too_long_error()
                 parts.append(part)
                 if not message.get("more_body", False):
                     return b"".join(parts)
@@ -154,7 +158,7 @@ async def send_json(
     """Send a complete JSON answer."""
     body = json_bytes(answer)
     all_headers = {"content-type": "application/json", "content-length": str(len(body))}
-    await send(_start(status, all_headers | dict(headers or {})))
+    await send(_start_message(status, all_headers | dict(headers or {})))
     await send({"type": "http.response.body", "body": body})
 
 
@@ -168,34 +172,34 @@ async def send_error(send: Send, error: ApiError) -> None:
 async def _send_events(send: Send, chunks: Chunks) -> None:
     """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
 
-    Chunks with a ``type`` are events of that name. A stream of others ends with ``[DONE]``.
+    A chunk with a ``type`` is an event of that name. A stream without types ends with ``[DONE]``.
     """
     started = has_types = False
     try:
         async for chunk in chunks:
             if not started:
-                await send(_start(200, _STREAM))
+                await send(_start_message(200, _STREAM_HEADERS))
                 started, has_types = True, "type" in chunk
-            await send(_event(chunk))
+            await send(_event_message(chunk))
     except ApiError as error:
         if not started:
             raise
         body = error.body
-        await send(_event({"type": "error", **body["error"]} if has_types else body))
+        await send(_event_message({"type": "error", **body["error"]} if has_types else body))
     await send({"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"})
 
 
-_STREAM = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-def _event(chunk: Mapping[str, Any]) -> Message:
+def _event_message(chunk: Mapping[str, Any]) -> Message:
     event_type = chunk.get("type")
     event_line = f"event: {event_type}\n".encode() if event_type is not None else b""
     body = b"%bdata: %b\n\n" % (event_line, json_bytes(chunk))
     return {"type": "http.response.body", "body": body, "more_body": True}
 
 
-def _start(status: int, headers: Mapping[str, str]) -> Message:
+def _start_message(status: int, headers: Mapping[str, str]) -> Message:
     encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http.response.start", "status": status, "headers": encoded}
 
@@ -205,5 +209,5 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _too_long() -> ApiError:
+def _too_long_error() -> ApiError:
     return ApiError(413, f"the body is longer than {MAX_BODY_BYTES >> 20} MiB")

@@ -92,7 +92,7 @@ class _Change:
 
 
 class KvEventPublisher:
-    """Publishes the changes of a prefix cache, which the decoding thread queues, from its thread.
+    """Publishes changes of a prefix cache in a thread of its own. The decoding thread queues them.
 
     If the queue is full, it is replaced by ``AllBlocksCleared`` and the full state of the cache.
     RequestError if an endpoint is not available.
@@ -104,7 +104,7 @@ class KvEventPublisher:
         self._cache = cache
         self._max_queued = max_queued
         # Larger than max_queued if the state of the cache itself has more entries.
-        self._limit = max_queued
+        self._max_changes = max_queued
         self._changes: deque[_Change] = deque([_Change(None)])
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._topic = endpoints.topic.encode()
@@ -112,7 +112,7 @@ class KvEventPublisher:
         self._replay = (
             None if endpoints.replay is None else self._bind(zmq.ROUTER, endpoints.replay)
         )
-        self._sent: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_REPLAYED_MESSAGES)
+        self._sent_messages: deque[tuple[bytes, bytes]] = deque(maxlen=MAX_REPLAYED_MESSAGES)
         self._next_number = 0
         self._hashes_by_entry: WeakKeyDictionary[PrefixEntry, list[int]] = WeakKeyDictionary()
         self._encode: Callable[[EventBatch], bytes] = msgspec.msgpack.Encoder().encode
@@ -169,16 +169,16 @@ class KvEventPublisher:
         return bound_socket
 
     def _add(self, change: _Change) -> None:
-        if len(self._changes) < self._limit:
+        if len(self._changes) < self._max_changes:
             self._changes.append(change)
             return
         self._changes.clear()
         stored = [_Change(*span, stored=True) for span in self._cache.blocks()]
         self._changes.extend([_Change(None), *stored])
-        self._limit = max(self._max_queued, 2 * len(stored))
+        self._max_changes = max(self._max_queued, 2 * len(stored))
 
     def _publish(self) -> None:
-        """Publish queued events until closed, all that are queued as one message."""
+        """Publish queued events until closed. All events in the queue become one message."""
         try:
             while not self._closing.is_set():
                 if self._replay is None:
@@ -197,7 +197,7 @@ class KvEventPublisher:
         payload = self._encode(EventBatch(time.time(), events))
         number = self._next_number.to_bytes(8, "big")
         self._next_number += 1
-        self._sent.append((number, payload))
+        self._sent_messages.append((number, payload))
         self._publisher.send_multipart((self._topic, number, payload))
 
     def _replay_messages(self, replay: zmq.Socket[bytes]) -> None:
@@ -205,7 +205,7 @@ class KvEventPublisher:
         client, *frames = replay.recv_multipart()
         if len(frames) != 2 or len(frames[1]) != 8:
             return
-        for number, payload in tuple(self._sent):
+        for number, payload in tuple(self._sent_messages):
             if number >= frames[1]:
                 replay.send_multipart((client, b"", number, payload))
         replay.send_multipart((client, b"", END_OF_REPLAY, b""))

@@ -41,9 +41,9 @@ _FINE_BUCKETS = tuple(
 _LENGTH_BUCKETS = tuple(base * power for power in (1, 10, 100, 1000, 10000) for base in (1, 2, 5))
 # Tokens of a launch, which corresponds to vLLM's iteration.
 _LAUNCH_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
-# Clients must not create labels, so other methods share one.
+# Other HTTP methods share one label, so that clients cannot create labels.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
-# Metrics of the prefix cache, the fields of its statistics that they count, and descriptions.
+# For each metric of the prefix cache: name, field of PrefixStatistics, description.
 _PREFIX_METRICS = (
     (
         "vllm:prefix_cache_queries",
@@ -70,11 +70,11 @@ _REASONS["deadline"] = _REASONS["guide_failed"] = "abort"
 
 
 class Metrics:
-    """The metrics of a server. :meth:`events` counts all events of a client's call."""
+    """The metrics of a server. :meth:`events` counts the events of an engine step."""
 
     def __init__(self, manifest: Manifest, model_name: str) -> None:
         self.registry = CollectorRegistry()
-        self._values = (model_name, "0")
+        self._label_values = (model_name, "0")
         self._first_s: dict[tuple[int, int], float] = {}
         self._last_s: dict[tuple[int, int], float] = {}
         self._running = self._gauge("vllm:num_requests_running", "Requests that are running.")
@@ -172,7 +172,7 @@ class Metrics:
             registry=self.registry,
         )
         largest = max(manifest.cache_groups, key=lambda group: group.pages)
-        info.labels(*self._values, str(largest.page_size), str(largest.pages)).set(1)
+        info.labels(*self._label_values, str(largest.page_size), str(largest.pages)).set(1)
 
     def count_http(self, method: str, handler: str, status: int) -> None:
         """Count an answered HTTP request, including errors."""
@@ -202,15 +202,15 @@ class Metrics:
             self._last_s[key] = now_s
         for event in batch:
             if isinstance(event, FinishEvent):
-                self._finished(generation, event.request, event.record, now_s)
+                self._count_finish(generation, event.request, event.record, now_s)
 
-    def _finished(
+    def _count_finish(
         self, generation: Generation, request: int, record: RunRecord, now_s: float
     ) -> None:
         key = (id(generation), request)
         self._last_s.pop(key, None)
         first_s = self._first_s.pop(key, None)
-        self._success.labels(*self._values, _REASONS[record.finish_reason]).inc()
+        self._success.labels(*self._label_values, _REASONS[record.finish_reason]).inc()
         self._preemptions.inc(record.stats.preemptions)
         self._e2e.observe(now_s - generation.arrived_s)
         self._prompt_length.observe(len(record.prompt_ids))
@@ -220,7 +220,7 @@ class Metrics:
             self._tpot.observe(per_token_s)
             self._fine_tpot.observe(per_token_s)
         if record.output_ids:
-            self._show_parts(record.stats, now_s - generation.arrived_s)
+            self._observe_phases(record.stats, now_s - generation.arrived_s)
         histogram = record.stats.acceptance_histogram
         if len(histogram) > 1:
             self._drafts.inc(record.stats.steps)
@@ -228,15 +228,18 @@ class Metrics:
             self._accepted.inc(sum(i * n for i, n in enumerate(histogram)))
             for position in range(len(histogram) - 1):
                 accepted = sum(histogram[position + 1 :])
-                self._per_position.labels(*self._values, str(position)).inc(accepted)
+                self._per_position.labels(*self._label_values, str(position)).inc(accepted)
 
-    def _show_parts(self, stats: RunStats, whole_s: float) -> None:
-        """Observe the phases of a request. The engine's times start at admission."""
+    def _observe_phases(self, stats: RunStats, e2e_s: float) -> None:
+        """Observe the phases of a request.
+
+        The engine measures times from admission. The rest of the request's latency is queue time.
+        """
         decode_s = (stats.tpot_s or 0.0) * (stats.output_tokens - 1)
         inference_s = stats.ttft_s + decode_s
-        parts = {"prefill": stats.ttft_s, "decode": decode_s, "inference": inference_s}
-        for phase, passed_s in (parts | {"queue": max(0.0, whole_s - inference_s)}).items():
-            self._phases[phase].observe(passed_s)
+        seconds_by_phase = {"prefill": stats.ttft_s, "decode": decode_s, "inference": inference_s}
+        for phase, phase_s in (seconds_by_phase | {"queue": max(0.0, e2e_s - inference_s)}).items():
+            self._phases[phase].observe(phase_s)
 
     def count_prefixes(self, now: PrefixStatistics) -> None:
         """Add what the prefix cache has counted since the last call."""
@@ -263,15 +266,17 @@ class Metrics:
 
     def value(self, name: str) -> float:
         """Return the value of a counter or gauge of the engine, by its exposed name."""
-        labels = dict(zip(_LABELS, self._values, strict=True))
+        labels = dict(zip(_LABELS, self._label_values, strict=True))
         return self.registry.get_sample_value(name, labels) or 0.0
 
     def _gauge(self, name: str, description: str) -> Gauge:
-        return Gauge(name, description, _LABELS, registry=self.registry).labels(*self._values)
+        return Gauge(name, description, _LABELS, registry=self.registry).labels(*self._label_values)
 
     def _counter(self, name: str, description: str) -> Counter:
-        return Counter(name, description, _LABELS, registry=self.registry).labels(*self._values)
+        return Counter(name, description, _LABELS, registry=self.registry).labels(
+            *self._label_values
+        )
 
     def _histogram(self, name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(name, description, _LABELS, buckets=buckets, registry=self.registry)
-        return histogram.labels(*self._values)
+        return histogram.labels(*self._label_values)

@@ -76,7 +76,7 @@ def openapi_document(operations: Sequence[Operation]) -> Schema:
 
 
 def _readable(schema: Any) -> Any:
-    """Return a schema whose descriptions, which are docstrings, have Markdown's code marks."""
+    """Return a schema with Markdown's code marks in its descriptions, which are docstrings."""
     if isinstance(schema, Mapping):
         return {name: _readable(value) for name, value in schema.items()}
     if isinstance(schema, list):

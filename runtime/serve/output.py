@@ -26,7 +26,7 @@ class ToolCall:
 
 
 class Output:
-    """Collects the deltas of a parser. ``tokens`` end at the finish or with a stop string.
+    """Collects the deltas of a parser. ``tokens`` ends with the output or with a stop string.
 
     With ``tracks_tokens`` content deltas have their tokens. If the last token is one of
     ``hidden_end_tokens``, its text is omitted. With ``single_call`` only the first tool call is
@@ -46,7 +46,7 @@ class Output:
         self._parser = parser
         self._tracks_tokens = tracks_tokens
         # Content tokens whose text the parser still holds back.
-        self._incomplete: list[TokenEvent] = []
+        self._pending_tokens: list[TokenEvent] = []
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self.calls: list[ToolCall] = []
@@ -92,19 +92,19 @@ class Output:
         was_content = self._parser.in_content
         deltas = self._parser.push(token.token_id)
         if was_content and self._parser.in_content:
-            self._incomplete.append(token)
+            self._pending_tokens.append(token)
         deltas = self._with_tokens(deltas)
         if not self._parser.in_content:
-            self._incomplete.clear()
+            self._pending_tokens.clear()
         return deltas
 
     def _with_tokens(self, deltas: list[Delta]) -> list[Delta]:
-        """Add the tokens that are complete now to the first content delta."""
+        """Add the pending tokens to the first content delta, which completes their text."""
         index = next((i for i, delta in enumerate(deltas) if delta.content), None)
         if index is None or not self._tracks_tokens:
             return deltas
-        delta_with_tokens = replace(deltas[index], tokens=tuple(self._incomplete))
-        self._incomplete.clear()
+        delta_with_tokens = replace(deltas[index], tokens=tuple(self._pending_tokens))
+        self._pending_tokens.clear()
         return [*deltas[:index], delta_with_tokens, *deltas[index + 1 :]]
 
     def _finish_reason(self, finish_reason: str | None) -> str:

@@ -35,8 +35,9 @@ _ROUTERS = {
 class ReplicaOptions:
     """The options of ``serve run``, as ``name=value``.
 
-    ``routing`` is ``session`` or ``load``. ``num_gpus`` is per replica; None is one, or none for
-    CPU engines. ``drain_s`` is the time in which a replica that is replaced finishes its requests.
+    ``routing`` is ``session`` or ``load``. ``num_gpus`` is the number per replica; by default it is
+    one, or zero for CPU engines. ``drain_s`` is the time that a replaced replica has to finish its
+    requests.
     Raises RequestError if a value is invalid.
     """
 

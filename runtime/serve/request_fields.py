@@ -1,11 +1,11 @@
 """Request fields of OpenAI's and vLLM's APIs that this server does not implement.
 
 All other fields of these APIs belong to the pydantic model of a route. A field that would change
-the output is refused with its name. A field that cannot change it is ignored, for the reason given
-here. ``docs/write_request_fields.py`` writes the table of all fields to docs/request-fields.md.
+the output is refused with its name. A field that cannot change it is ignored, and the table has the
+reason. ``docs/write_request_fields.py`` writes the table of all fields to docs/request-fields.md.
 
-Fields of neither API are ignored, and each name is logged once. Some names to which other servers
-give a meaning are refused.
+Fields that neither API defines are ignored, and each name is logged once. Fields of other servers
+that change the output are refused.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ class RequestFields(BaseModel):
         for field in (*REFUSED, *OTHER_SERVERS):
             if self.route in field.routes and not field.allows(_value(self, field.name)):
                 raise unsupported(field.name, field.instead)
-        tabled: list[IgnoredField | RefusedField] = [*REFUSED, *IGNORED, *OTHER_SERVERS]
-        for name in set(self.model_extra or ()).difference(field_names(tabled, self.route)):
+        known_fields: list[IgnoredField | RefusedField] = [*REFUSED, *IGNORED, *OTHER_SERVERS]
+        for name in set(self.model_extra or ()).difference(field_names(known_fields, self.route)):
             if name not in _LOGGED and len(_LOGGED) < _MAX_LOGGED:
                 _LOGGED.add(name)
                 log.warning("ignored the unknown request field %.64r", name)

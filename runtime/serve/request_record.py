@@ -35,7 +35,7 @@ def new_request_id() -> str:
 
 @dataclass
 class RequestRecord:
-    """Facts about one HTTP request. Token counts are None if it did not generate."""
+    """The log record of one HTTP request. Token counts are None if it did not generate."""
 
     id: str
     status: int = CLIENT_LEFT
@@ -66,16 +66,16 @@ class RequestRecord:
         if handler == UNKNOWN_HANDLER:
             route = quote(scope["path"], safe="/:~@!$&'()*+,;=")[:_MAX_LOGGED_PATH] or "-"
         ttft_s = None if self.first_token_s is None else self.first_token_s - self.started_s
-        passed_s = time.monotonic() - self.started_s
+        duration_s = time.monotonic() - self.started_s
         return (
             f"{now} request_id={self.id} client={client_text} method={quote(scope['method'])} "
             f"route={route} status={self.status} prompt_tokens={_or_dash(self.prompt_tokens)} "
             f"output_tokens={_or_dash(self.output_tokens)} ttft_ms={_milliseconds(ttft_s)} "
-            f"duration_ms={_milliseconds(passed_s)}"
+            f"duration_ms={_milliseconds(duration_s)}"
         )
 
 
-# The handler of unknown paths, so that clients cannot create labels of metrics.
+# All unknown paths share this handler name, so that clients cannot create labels of metrics.
 UNKNOWN_HANDLER = "none"
 _RECORD: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 
@@ -88,7 +88,7 @@ def current_record() -> RequestRecord | None:
 class RequestRecords:
     """ASGI middleware that gives each response an ``x-request-id``, counts it and logs it.
 
-    The id is the client's if that is valid. With ``log`` a line is written to standard error.
+    A valid id of the client is kept. With ``log`` a line is written to standard error.
     """
 
     def __init__(

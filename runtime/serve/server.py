@@ -29,7 +29,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a server listens: a host and a port (0 selects a free one), or a Unix socket."""
+    """The address of a server: a host and a port (0 selects a free one), or a Unix socket."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -53,27 +53,27 @@ class Address:
         """Return the listening socket. Raise RequestError if the address is not available."""
         try:
             if self.uds is not None:
-                listening = self._bind_uds(self.uds)
+                listener = self._bind_uds(self.uds)
             else:
                 addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
                 family, socket_type, protocol, _, socket_address = addresses[0]
-                listening = socket.socket(family, socket_type, protocol)
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listening.bind(socket_address)
-            # Listen at once: this detects a port in use, and makes the socket live.
-            listening.listen(_BACKLOG)
+                listener = socket.socket(family, socket_type, protocol)
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(socket_address)
+            # Listen at once: this detects a port in use, and other servers detect this socket.
+            listener.listen(_BACKLOG)
         except (OSError, OverflowError) as error:
             raise RequestError(f"cannot listen on {self}: {error}; choose another") from error
-        return listening
+        return listener
 
     def _bind_uds(self, path: Path) -> socket.socket:
         if path.is_socket():
             if _is_live(path):
                 raise OSError("another server listens on it")
             path.unlink()  # its server was killed
-        listening = socket.socket(socket.AF_UNIX)
-        listening.bind(str(path))
-        return listening
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        return listener
 
     def __str__(self) -> str:
         return str(self.uds) if self.uds is not None else f"{self.host}:{self.port}"
@@ -104,9 +104,10 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 class Server(uvicorn.Server):
     """Calls ``ready`` with the socket's name once requests are served.
 
-    The first SIGTERM or SIGINT refuses new requests and lets the open ones finish. The second, or
-    30 seconds, aborts them: each client gets an error, as an event in a stream. A third ends the
-    process at once. ``notify`` gets a sentence about each of these steps.
+    After the first SIGTERM or SIGINT, new requests are refused and open ones finish. After a second
+    signal or 30 seconds, open requests are aborted: each client gets an error, which is an event in
+    a stream. A third signal ends the process at once. ``notify`` is called with a sentence about
+    each step, except the last.
     """
 
     def __init__(
@@ -149,14 +150,16 @@ class Server(uvicorn.Server):
             )
         else:
             self._notify("shutting down: no request is open")
-        aborting = asyncio.create_task(self._abort_later())
+        abort_task = asyncio.create_task(self._abort_later())
         try:
             await super().shutdown(sockets)
         finally:
-            aborting.cancel()
+            abort_task.cancel()
 
     async def _abort_later(self) -> None:
-        """Wait for the second signal or the timeout, then end everything step by step."""
+        """Wait for the second signal or the timeout. Then abort the requests, the connections and
+        the wait for the engine, in this order.
+        """
         end_s = time.monotonic() + DRAIN_TIMEOUT_S
         while self._signals < 2 and time.monotonic() < end_s:
             # Signal handlers cannot wake the event loop.
@@ -179,7 +182,9 @@ class Server(uvicorn.Server):
         yield
 
     def handle_exit(self, _sig: int, _frame: FrameType | None) -> None:
-        """Count a signal. It is not raised again: a requested end is not a failure."""
+        """Count a signal. Unlike uvicorn, do not raise it again after the shutdown, since a
+        requested end is not a failure.
+        """
         self._signals += 1
         self.should_exit = True
         if self._signals > 2:
@@ -194,12 +199,12 @@ def serve(
     app: App, address: Address, *, ready: Callable[[object], None], notify: Callable[[str], None]
 ) -> None:
     """Serve until a signal. Raise RequestError if the address is not available."""
-    listening = address.listen()
+    listener = address.listen()
     socket_file = None if address.uds is None else _file_id(address.uds)
     try:
-        Server(app, ready=ready, notify=notify).run(sockets=[listening])
+        Server(app, ready=ready, notify=notify).run(sockets=[listener])
     finally:
-        listening.close()
+        listener.close()
         app.close()
         # Another server may have replaced the socket file.
         if address.uds is not None and socket_file == _file_id(address.uds):

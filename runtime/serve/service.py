@@ -34,11 +34,11 @@ MAX_COMPILE_S = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceOptions:
-    """How an engine is served.
+    """The options of a service.
 
     ``max_queue`` requests may wait in addition to those that run. All requests use the draft of
-    ``setting``, or no draft if they are ``exact``. ``names`` are the model's names; metrics have
-    the first one.
+    ``setting``, or no draft if they are ``exact``. ``names`` are the model's names; the first one
+    is the label of metrics.
     """
 
     names: tuple[str, ...]
@@ -57,16 +57,17 @@ class Load:
 
 
 class Generation:
-    """The running requests of one call: an asynchronous iterator over their events by engine step.
+    """The requests of one call: an asynchronous iterator over batches of their events.
 
-    :meth:`cancel` must be called in any case; it aborts unfinished requests.
+    Each engine step yields a batch. The caller must always call :meth:`cancel` at the end; it
+    aborts unfinished requests.
     """
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
         self.arrived_s = time.monotonic()
         self._service = service
-        self._open = len(self.requests)
+        self._num_open = len(self.requests)
         self._batches: asyncio.Queue[EventBatch] = asyncio.Queue()
         self._stream: Stream | None = None
         self._record = current_record()
@@ -74,13 +75,13 @@ class Generation:
             self._record.count_prompts(self.requests)
 
     def start(self, stream: Stream) -> None:
-        """Store the stream of the engine that runs the requests."""
+        """Store the engine's stream, which runs the requests."""
         self._stream = stream
 
     def receive(self, batch: EventBatch) -> None:
         """Accept the events of one engine step. Called on the event loop."""
         if isinstance(batch, BaseException):
-            self._finish(self._open)
+            self._finish(self._num_open)
             self._service.record_failure(batch)
         else:
             self._service.metrics.events(self, batch)
@@ -102,7 +103,7 @@ class Generation:
 
     def cancel(self) -> None:
         """Abort unfinished requests. The engine releases their pages after its current step."""
-        if self._open and self._stream is not None:
+        if self._num_open and self._stream is not None:
             self._stream.leave()
 
     def abort(self) -> None:
@@ -113,14 +114,14 @@ class Generation:
         self.cancel()
 
     def _finish(self, requests: int) -> None:
-        self._open -= requests
-        if not self._open:
+        self._num_open -= requests
+        if not self._num_open:
             self._service.generations.discard(self)
         self._service.release(requests)
 
 
 class Service:
-    """Generates for any number of clients. It is created and used on one event loop."""
+    """Generates outputs for any number of clients. It is created and used on one event loop."""
 
     def __init__(self, engine: Engine, options: ServiceOptions) -> None:
         self.engine = engine
@@ -134,7 +135,7 @@ class Service:
         self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "specbuild-text")
         self._guide_threads = ThreadPoolExecutor(GUIDE_THREADS, "specbuild-guides")
         engine.isolate_guides()
-        self._open = 0
+        self._num_open = 0
         self._failure: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -142,11 +143,11 @@ class Service:
     @property
     def open_requests(self) -> int:
         """The number of waiting and running requests."""
-        return self._open
+        return self._num_open
 
     @property
     def failure(self) -> str | None:
-        """The error of the engine's last work; None if that succeeded."""
+        """The engine's last error; None if a request has succeeded since."""
         return self._failure
 
     async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
@@ -172,9 +173,9 @@ class Service:
         """
         if guide is None:
             return None
-        compiling = self._guide_threads.submit(self.engine.compile, guide)
+        future = self._guide_threads.submit(self.engine.compile, guide)
         try:
-            await asyncio.wait_for(asyncio.wrap_future(compiling), MAX_COMPILE_S)
+            await asyncio.wait_for(asyncio.wrap_future(future), MAX_COMPILE_S)
         except RequestError as error:
             raise engine_error(error) from error
         except TimeoutError as error:
@@ -206,10 +207,10 @@ class Service:
                 f"at most {self.max_sequences} running and queued; split it into smaller requests",
                 code="too_many_sequences",
             )
-        if self._open + sequences > self.max_sequences:
+        if self._num_open + sequences > self.max_sequences:
             raise ApiError(
                 429,
-                f"{self._open} sequences are open and this request has {sequences}, but the "
+                f"{self._num_open} sequences are open and this request has {sequences}, but the "
                 f"server holds at most {self.max_sequences}; try again later",
                 code="queue_full",
                 headers={"Retry-After": str(RETRY_AFTER_S)},
@@ -224,7 +225,7 @@ class Service:
             stream = self.engine.session.add(requests, self.options.setting, send)
         except RequestError as error:
             raise engine_error(error) from error
-        self._open += len(requests)
+        self._num_open += len(requests)
         self._idle.clear()
         self.generations.add(generation)
         generation.start(stream)
@@ -232,10 +233,10 @@ class Service:
 
     def release(self, requests: int) -> None:
         """Count requests as finished."""
-        self._open -= requests
+        self._num_open -= requests
         if requests:
             self._failure = None
-        if not self._open:
+        if not self._num_open:
             self._idle.set()
 
     def record_failure(self, error: BaseException) -> None:
@@ -246,8 +247,8 @@ class Service:
     @property
     def load(self) -> Load:
         """The load of the engine now."""
-        running = min(self._open, self.engine.manifest.limits.max_batch_size)
-        return Load(running, self._open - running, self.engine.used_pages)
+        running = min(self._num_open, self.engine.manifest.limits.max_batch_size)
+        return Load(running, self._num_open - running, self.engine.used_pages)
 
     def exposed_metrics(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -263,7 +264,7 @@ class Service:
             generation.abort()
 
     def abandon(self) -> None:
-        """End :meth:`drained` even if requests are open."""
+        """Let :meth:`drained` return although requests are open."""
         self._idle.set()
 
     async def drained(self) -> None:

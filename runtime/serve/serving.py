@@ -1,4 +1,4 @@
-"""What all routes share: the model's names, prompts, requests and texts."""
+"""Functions that all routes share: model names, prompts, requests and texts."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from specbuild.runtime.serve.service import Service
 from specbuild.runtime.serve.token_batches import TokenBatches
 from specbuild.runtime.text.codec import TextCodec, check_unicode
 
-# Texts to tokenize may exceed the maximum sequence length by this factor: clients truncate them.
+# Texts to tokenize may exceed the maximum sequence length by this factor, since their tokens may be
+# truncated afterwards.
 MAX_TOKENIZED_SEQUENCES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatPromptOptions:
-    """How a chat becomes a prompt; the request fields of these names explain them.
+    """Options for rendering a chat as a prompt, named after the request fields.
 
-    A prompt that ``may_be_long`` is truncated later.
+    A prompt that ``may_be_long`` may exceed the context, since it is truncated later.
     """
 
     add_generation_prompt: bool = True
@@ -63,7 +64,7 @@ class ChatPromptOptions:
 
 
 NEW_TURN = ChatPromptOptions()
-# Template variables of request fields, which chat_template_kwargs must not set.
+# Template variables with request fields of their own. chat_template_kwargs must not set them.
 _OWN_VARIABLES = (
     "messages",
     "tools",
@@ -114,8 +115,8 @@ class Serving:
     ) -> list[Request]:
         """Return a request for each choice of each prompt, in this order.
 
-        Choices differ in their sampling only. Raises ApiError if the engine rejects a request. New
-        tokens that exceed the context are rejected too, unless ``may_shorten``.
+        Choices differ in their sampling only. Raises ApiError if the engine rejects a request.
+        Unless ``may_shorten``, it is also raised if the new tokens exceed the context.
         """
         checked_requests = await self.service.check(prompts, replace(choice_params[0], raw=raw))
         if not may_shorten:
@@ -145,7 +146,10 @@ class Serving:
             )
 
     async def guide(self, constraint: OutputConstraint | None, prompt: ChatPrompt) -> Guide | None:
-        """Return the compiled guide of a complete output that continues ``prompt``. ApiError."""
+        """Return the compiled guide of a complete output that continues ``prompt``.
+
+        Raises ApiError if the guide is invalid or takes too long to compile.
+        """
         if constraint is None or self.output_format is None:
             return None
         try:
@@ -213,7 +217,7 @@ class Serving:
         return TokenBatches(self.service.generate(scheduled), splits_by_source=splits_by_source)
 
     def hidden_end_tokens(self, params: GenerateParams) -> frozenset[int]:
-        """Return the tokens that end a chat and are omitted from its text."""
+        """Return the tokens that end an output and whose text is omitted."""
         if params.include_stop_str_in_output or self.output_format is None:
             return frozenset()
         eos = () if params.ignore_eos else self.service.engine.manifest.target.eos_token_ids

@@ -21,8 +21,9 @@ _OUTPUT_OPTIONS = {
 
 
 class StructuredFields(RequestFields):
-    """Fields of which one may constrain the output. ``structured_outputs`` has the last four as
-    keys.
+    """Fields that constrain the output. A request may set one of them.
+
+    The kinds of the last four fields are the keys of ``structured_outputs``.
     """
 
     response_format: dict[str, Any] | None = None
@@ -80,7 +81,9 @@ def response_guide(response_format: Mapping[str, Any] | None, name: str) -> Guid
     path = f"{name}.json_schema" if "json_schema" in response_format else name
     if not isinstance(schema_object, Mapping) or "schema" not in schema_object:
         raise invalid_value(path, f"{path} has no schema")
-    return _json(schema_object["schema"], f"{path}.schema", strict=schema_object.get("strict"))
+    return _json_guide(
+        schema_object["schema"], f"{path}.schema", strict=schema_object.get("strict")
+    )
 
 
 def output_constraint(
@@ -107,7 +110,9 @@ def output_constraint(
             raise invalid_value("tool_choice", f"tool_choice is {name!r}, which is not in tools")
     return OutputConstraint(
         content=content,
-        calls=[_call(tool["function"], f"tools.{i}") for i, tool in enumerate(callable_tools)],
+        calls=[
+            _call_guide(tool["function"], f"tools.{i}") for i, tool in enumerate(callable_tools)
+        ],
         requires_call=requires_call,
         allows_several=choice in (None, "auto", "required") and parallel is not False,
         name="tool_choice" if content is None or requires_call else content.name,
@@ -125,14 +130,14 @@ def _chosen_function(choice: Any) -> Any:
     )
 
 
-def _call(function: Mapping[str, Any], path: str) -> tuple[str, Guide]:
+def _call_guide(function: Mapping[str, Any], path: str) -> tuple[str, Guide]:
     schema, name = function.get("parameters"), f"{path}.parameters"
     if schema is None:
         return function["name"], Guide.json(name=name)
-    return function["name"], _json(schema, name, strict=function.get("strict"))
+    return function["name"], _json_guide(schema, name, strict=function.get("strict"))
 
 
-def _json(schema: Any, name: str, *, strict: object) -> Guide:
+def _json_guide(schema: Any, name: str, *, strict: object) -> Guide:
     try:
         return Guide.json(schema, lenient=strict is not True, name=name)
     except RequestError as error:

@@ -27,8 +27,9 @@ class _Counts:
 class ThroughputLog:
     """Writes a line every ``interval_s`` seconds while requests are open; a context manager.
 
-    A line has the requests that run and wait, tokens a second since the last line, and the share of
-    cache pages in use. Of requests that ended it has the accepted draft tokens a step.
+    A line has the numbers of running and waiting requests, the tokens per second since the last
+    line, and the used share of the cache. If requests ended, it also has their accepted draft
+    tokens per step.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class ThroughputLog:
             before = now
 
     def _line(self, before: _Counts, now: _Counts) -> str:
-        load, passed_s = self._service.load, now.time_s - before.time_s
-        prompt = (now.prompt_tokens - before.prompt_tokens) / passed_s
-        output = (now.output_tokens - before.output_tokens) / passed_s
+        load, elapsed_s = self._service.load, now.time_s - before.time_s
+        prompt = (now.prompt_tokens - before.prompt_tokens) / elapsed_s
+        output = (now.output_tokens - before.output_tokens) / elapsed_s
         line = (
             f"requests: {load.running} running, {load.waiting} waiting; prompt {prompt:.1f} "
             f"tokens/s, output {output:.1f} tokens/s; KV cache {100 * load.used_pages:.1f} % used"

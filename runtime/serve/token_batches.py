@@ -44,9 +44,9 @@ def source_fields(tokens: Sequence[TokenEvent]) -> dict[str, Any]:
 
 
 class TokenBatches:
-    """The batches of a generation as they arrive; with ``splits_by_source``, in parts of one
-    source.
+    """The batches of a generation, in the order of arrival.
 
+    With ``splits_by_source`` a batch has tokens of the draft or of the target, but not of both.
     :meth:`aclose` aborts unfinished requests, also before the first batch: an asynchronous
     generator that has not started runs no ``finally``.
     """

@@ -26,7 +26,7 @@ def token_logprob(serving: Serving, token: TokenEvent) -> dict[str, Any]:
 
 
 def _logprob(token: TokenEvent) -> float:
-    """Return the log-probability of a token, which its request must have requested."""
+    """Return the log-probability of a token. Its request must have set ``logprobs``."""
     assert token.logprob is not None
     return token.logprob
 
@@ -41,7 +41,8 @@ def completion_logprobs(
 ) -> dict[str, Any]:
     """Return the log-probabilities of a completion's tokens, whose text starts at ``offset``.
 
-    ``with_top_logprobs`` adds the most likely tokens, and always the chosen one.
+    ``with_top_logprobs`` adds the most likely tokens at each position, and the chosen one if it is
+    not among them.
     """
     texts = [serving.text_of([token.token_id]) for token in tokens]
     offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]

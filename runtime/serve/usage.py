@@ -9,8 +9,8 @@ from typing import Any
 
 from specbuild.runtime.records import FinishReason
 
-# OpenAI's finish reasons. The server aborts an output when it finds a stop string. Timeouts are
-# errors and have no finish reason.
+# OpenAI's finish reasons. The server aborts an output after a stop string, so "abort" becomes
+# "stop". Timeouts are errors and have no finish reason.
 FINISH_REASONS: Mapping[FinishReason, str] = {
     "eos": "stop",
     "stop": "stop",
@@ -20,7 +20,10 @@ FINISH_REASONS: Mapping[FinishReason, str] = {
 
 
 def usage(prompt: int, output: int, *, cached: int, reasoning: int | None = None) -> dict[str, Any]:
-    """Return token counts. ``cached`` counts prompt tokens; ``reasoning`` None is omitted."""
+    """Return the token counts. ``cached`` is the number of prompt tokens from the cache.
+
+    Reasoning tokens are omitted if ``reasoning`` is None.
+    """
     counts: dict[str, Any] = {
         "prompt_tokens": prompt,
         "completion_tokens": output,

@@ -1,4 +1,4 @@
-"""The web page at ``/``: a chat with the model, from files of this package alone."""
+"""The web page at ``/``: a chat with the model. All of its files are in this package."""
 
 from __future__ import annotations
 

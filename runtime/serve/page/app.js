@@ -1,4 +1,4 @@
-// The page: a conversation with the server's model, and how the server fares.
+// The page: a conversation with the server's model, and statistics of the server.
 
 import { Figures } from './figures.js';
 import { keep, kept } from './kept.js';
@@ -36,7 +36,7 @@ function addTurn(turn) {
   return shown;
 }
 
-// Keeps the end in sight, unless the reader has gone up.
+// Scrolls to the end of the conversation, unless the user has scrolled up.
 function follow(always = false) {
   const log = find('log');
   const left = log.scrollHeight - log.clientHeight - log.scrollTop;
@@ -47,7 +47,7 @@ function save() {
   keep('conversation', turns);
 }
 
-// -- Asking
+// -- Requests
 
 function requestBody() {
   const value = (id) => find(id).value.trim();
@@ -57,7 +57,7 @@ function requestBody() {
     return_draft_tokens: true,
     temperature: Number(value('temperature')),
     top_p: Number(value('top_p')),
-    // null: up to the context's end.
+    // null generates up to the end of the context.
     max_tokens: value('max_tokens') === '' ? null : Number(value('max_tokens')),
   };
   if (value('seed') !== '') body.seed = Number(value('seed'));
@@ -195,7 +195,7 @@ async function poll(plots) {
   setTimeout(poll, POLL_MS, plots);
 }
 
-// -- What the reader does
+// -- Event handlers
 
 find('composer').addEventListener('submit', (event) => {
   event.preventDefault();

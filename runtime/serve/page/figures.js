@@ -10,7 +10,8 @@ export class Figures {
     this.passes = 0;
   }
 
-  // All tokens of a chunk come from the draft, or all from the model, which adds one per pass.
+  // Adds a chunk. Its tokens come either from the draft or from the model. The model adds one token
+  // per forward pass.
   take({ token_count: tokens, from_draft: fromDraft }) {
     if (!tokens) return;
     this.last = performance.now();
@@ -31,7 +32,7 @@ export class Figures {
     return this.passes ? this.tokens / this.passes : null;
   }
 
-  // Each figure as it is shown.
+  // Each value as text.
   get shown() {
     return {
       speed: number(this.speed, this.speed < 10 ? 1 : 0),
@@ -41,7 +42,7 @@ export class Figures {
     };
   }
 
-  // One line below the answer.
+  // The line below the answer.
   get note() {
     if (!this.tokens) return '';
     const { speed, acceptance, first } = this.shown;

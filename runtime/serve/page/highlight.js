@@ -1,5 +1,5 @@
-// Colours of code, by the CSS Custom Highlight API: ranges over the text, no elements of their own,
-// so that the tint of draft tokens stays. Browsers without the API show plain code.
+// Colours code with the CSS Custom Highlight API. It colours ranges of the text and adds no
+// elements, so the tint of draft tokens stays. Browsers without the API show plain code.
 
 const KEYWORDS = (
   'and as assert async await bool break case catch char class const continue def default del do ' +
@@ -20,7 +20,7 @@ const PATTERN = new RegExp(
   'g',
 );
 
-// Colours the text of an element, which does not change any more.
+// Colours the text of an element. The text must be complete.
 export function highlight(element) {
   if (!globalThis.CSS?.highlights) return;
   const nodes = textNodes(element);
@@ -35,7 +35,7 @@ export function highlight(element) {
   }
 }
 
-// Text nodes, each with the offset of its first letter.
+// Returns the text nodes of an element, each with the offset of its first character.
 function textNodes(element) {
   const walker = document.createTreeWalker(element, NodeFilter.SHOW_TEXT);
   const nodes = [];
@@ -45,7 +45,8 @@ function textNodes(element) {
   return nodes;
 }
 
-// The node and the place in it of an offset; one between two nodes begins the later one.
+// Returns the text node at an offset, and the offset within it. Between two nodes, the start of a
+// range is in the later one and its end is in the earlier one.
 function placeOf(nodes, offset, isStart) {
   for (const [node, first] of nodes) {
     const place = offset - first;

@@ -1,4 +1,5 @@
-// What this tab keeps until it is closed. Servers under one origin keep theirs apart.
+// Values that are stored until the tab is closed. Each path of an origin has its own values, since
+// it may be another server.
 
 const prefix = `specbuild ${location.pathname} `;
 
@@ -6,7 +7,7 @@ export function keep(name, value) {
   try {
     sessionStorage.setItem(prefix + name, JSON.stringify(value));
   } catch {
-    // Full or forbidden: the page goes on, and forgets when it is reloaded.
+    // The storage is full or forbidden, so the value is lost when the page is reloaded.
   }
 }
 

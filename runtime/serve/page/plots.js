@@ -20,7 +20,7 @@ export class Plots {
     this.strips = STRIPS.map((strip) => new Strip(strip, place));
   }
 
-  // What the server said now; null where it said nothing.
+  // Adds the current load of the server; null if the server did not answer.
   add(load) {
     const now = Date.now() / 1000;
     this.samples.push({ at: now, load });
@@ -69,7 +69,7 @@ class Strip {
   }
 }
 
-// Samples between which the server was never silent.
+// Returns the runs of consecutive samples with a load. A failed request ends a run.
 function runs(samples) {
   const found = [[]];
   for (const sample of samples) {

@@ -1,4 +1,4 @@
-// The server's routes, by paths relative to the page: a proxy may put both under a prefix.
+// Calls of the server's routes. Paths are relative to the page, since a proxy may add a prefix.
 
 export class ServerError extends Error {
   constructor(message, status) {
@@ -7,7 +7,7 @@ export class ServerError extends Error {
   }
 }
 
-// A route's response. ServerError with the server's own sentence where it refuses.
+// Returns a route's response. Throws ServerError with the server's message for an error status.
 async function call(path, key, options = {}) {
   const headers = { 'Content-Type': 'application/json' };
   if (key) headers.Authorization = `Bearer ${key}`;
@@ -24,12 +24,13 @@ async function call(path, key, options = {}) {
   throw new ServerError(message, response.status);
 }
 
-// A route's JSON.
+// Returns the JSON of a route.
 export async function get(path, key) {
   return (await call(path, key)).json();
 }
 
-// The chunks of a stream as they come. ServerError where it is refused, fails or breaks off.
+// Yields the chunks of a stream as they arrive. Throws ServerError if it is refused, fails or ends
+// early.
 export async function* stream(path, body, key, signal) {
   const response = await call(path, key, { method: 'POST', body: JSON.stringify(body), signal });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

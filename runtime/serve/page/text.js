@@ -1,4 +1,4 @@
-// Text that grows: tokens of the draft are tinted, blocks between ``` lines are shown as code.
+// Text that arrives in pieces. Draft tokens are tinted, and blocks between ``` lines become code.
 
 import { highlight } from './highlight.js';
 
@@ -23,7 +23,7 @@ export class Text {
     for (const line of text.split(/(?<=\n)/)) this.addLine(line, fromDraft);
   }
 
-  // Part of one line, at most up to its end.
+  // Adds a part of one line, at most up to its end.
   addLine(part, fromDraft) {
     if (!this.atLineStart) {
       this.append(part, fromDraft);
@@ -42,7 +42,7 @@ export class Text {
     }
   }
 
-  // The text is complete.
+  // Completes the text: an incomplete fence becomes text, and an open code block is coloured.
   finish() {
     const line = this.held.map(([text]) => text).join('');
     if (line === FENCE && this.block !== this.element) this.held = [];
@@ -54,7 +54,7 @@ export class Text {
     for (const [text, fromDraft] of this.held.splice(0)) this.append(text, fromDraft);
   }
 
-  // A block of code begins or ends.
+  // Begins or ends a block of code.
   fence() {
     this.run = null;
     if (this.block !== this.element) {
@@ -84,7 +84,7 @@ export class Text {
   }
 }
 
-// A button that copies what `text` returns.
+// Returns a button that copies the text that `text` returns.
 export function copyButton(text) {
   const button = document.createElement('button');
   button.type = 'button';
@@ -95,7 +95,7 @@ export function copyButton(text) {
       await navigator.clipboard.writeText(text());
       button.textContent = 'Copied';
     } catch {
-      button.textContent = 'Copy failed'; // pages without HTTPS, other than localhost, may not
+      button.textContent = 'Copy failed'; // copying needs HTTPS or localhost
     }
     setTimeout(() => (button.textContent = 'Copy'), 1500);
   });

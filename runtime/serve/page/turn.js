@@ -29,7 +29,7 @@ export class TurnView {
     this.finish();
   }
 
-  // More text of a kind, 'reasoning' or 'content'.
+  // Appends text of a kind, 'reasoning' or 'content'.
   add(kind, text, fromDraft) {
     const pieces = this.turn[kind];
     const last = pieces.at(-1);
@@ -55,7 +55,7 @@ export class TurnView {
     return text;
   }
 
-  // The turn is complete: shows its note, its error, and buttons below an answer.
+  // Completes the turn: shows its note, its error, and the buttons below an answer.
   finish() {
     this.element.classList.remove('open');
     for (const text of Object.values(this.places)) text.finish();
@@ -68,7 +68,8 @@ export class TurnView {
     if (this.turn.role === 'assistant') this.element.append(this.actions());
   }
 
-  // Copies the answer; retries it, which the style sheet shows below the last turn only.
+  // Returns the buttons that copy and retry an answer. The style sheet shows the second one below
+  // the last turn only.
   actions() {
     const actions = made('p', 'actions');
     const retry = made('button', 'quiet retry', 'Retry');
@@ -78,7 +79,7 @@ export class TurnView {
     return actions;
   }
 
-  // The turn is streaming.
+  // Marks the turn as streaming.
   open() {
     this.element.classList.add('open');
     this.element.querySelector('.actions')?.remove();

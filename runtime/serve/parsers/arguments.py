@@ -28,9 +28,9 @@ class UnclosedTextError(Exception):
 
 
 def json_value(text: str) -> Any:
-    """Return the value of a JSON text. ValueError if it is invalid; NaN and Infinity are."""
+    """Return the value of a JSON text. ValueError if it is invalid or has NaN or Infinity."""
     try:
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite_float)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -72,7 +72,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        schema = _at(reference, root)
+        schema = _schema_at(reference, root)
     return {}
 
 
@@ -140,9 +140,9 @@ def _json_types(
 def typed_value(text: str, schema: Any, root: Mapping[str, Any]) -> Any:
     """Return the value of a text that a model wrote, with a type that the schema allows.
 
-    If the schema allows only strings, that is the text. If it allows strings and other types, it is
-    one of the others if the text can be parsed as such. Without a type it is the value of the JSON
-    text, or the text.
+    If the schema allows only strings, return the text. If it allows strings and other types, return
+    a value of another type if the text can be parsed as one. If it does not restrict the type,
+    return the value of the JSON text, or the text if it is not JSON.
     """
     types = json_types(schema, root)
     choices = resolved(schema, root).get("enum")
@@ -171,7 +171,7 @@ def _has_type(value: Any, types: frozenset[str]) -> bool:
     return type_ in types or (type_ == "integer" and "number" in types)
 
 
-def _at(reference: str, root: Mapping[str, Any]) -> Any:
+def _schema_at(reference: str, root: Mapping[str, Any]) -> Any:
     """Return the part of a schema at a JSON pointer such as ``#/$defs/Place``."""
     start, *keys = reference.split("/")
     value: Any = root if start == "#" else None
@@ -185,7 +185,7 @@ def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _finite_float(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text} is too large")

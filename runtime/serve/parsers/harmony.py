@@ -24,7 +24,7 @@ _CHANNELS = ("analysis", "commentary", "final")
 
 
 class HarmonyParser:
-    """``control`` maps the names of CONTROL_TOKENS to the engine's token ids.
+    """Parses Harmony. ``control`` maps the names of CONTROL_TOKENS to the engine's token ids.
 
     Analysis is reasoning, a message to a function is a tool call, and all other messages are
     content, including commentary without a recipient. Stop strings are searched in content only.

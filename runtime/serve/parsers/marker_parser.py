@@ -21,7 +21,7 @@ _MAX_MARKER_LENGTH = 32
 
 
 class ReasoningState(Enum):
-    """How the end of the prompt leaves the reasoning of the assistant's turn."""
+    """The state of the assistant's reasoning at the end of the prompt."""
 
     OPEN = "the output starts within reasoning"
     CLOSED = "the output starts with content"
@@ -50,9 +50,9 @@ class MarkerParser:
     ``reasoning`` is the state at the end of the prompt; None if the model does not reason.
     ``calls`` is the format of tool calls, and ``tools`` are the tools that may be called. A call
     ends open reasoning. Text between call markers that is not a valid call stays text. A call that
-    is truncated by the token limit is omitted. ``decode`` keeps special tokens, because some
-    vocabularies have markers as such. The tokens of ``dropped``, such as the end of sequence, are
-    omitted.
+    is truncated by the token limit is omitted. ``decode`` must keep special tokens, because markers
+    are special tokens in some vocabularies. The tokens of ``dropped``, such as the end of sequence,
+    are omitted.
     """
 
     def __init__(
@@ -71,7 +71,8 @@ class MarkerParser:
         self._calls, self._tools = calls, tools
         self._section: tuple[str, ...] = () if calls is None else calls.section or ()
         self._call_markers = () if calls is None else (*self._section[:1], calls.begin)
-        # "start", "think" or "content"; within the latter two also "section" and "call".
+        # "start", "think", "content", "section" or "call". The last two occur within "think" or
+        # "content", which is the outer state then.
         self._state = "content" if reasoning is None else "start"
         if reasoning is ReasoningState.OPEN:
             self._state = "think"
@@ -185,7 +186,7 @@ class MarkerParser:
     def _begin_call(self) -> None:
         """Reset the state of the current call."""
         self._is_call = False
-        self._searched = self._num_unclosed = 0
+        self._search_start = self._num_unclosed = 0
         self._next_begin: int | None = None
 
     def _read_call(self, *, final: bool, truncated: bool) -> list[Delta] | None:
@@ -200,9 +201,9 @@ class MarkerParser:
         end_markers = [call_format.end, call_format.begin, *self._section[1:]]
         if self._outer_state == "think":
             end_markers.append(THINK_END)
-        while (match := _first_marker(buffer, end_markers, self._searched)) is not None:
+        while (match := _first_marker(buffer, end_markers, self._search_start)) is not None:
             index, marker = match
-            self._searched = index + len(marker)
+            self._search_start = index + len(marker)
             try:
                 call = call_format.read(buffer[:index], self._tools)
             except UnclosedTextError:
@@ -212,12 +213,12 @@ class MarkerParser:
                 if self._num_unclosed <= _MAX_UNCLOSED:
                     continue
                 call = None
-            end = self._searched if marker == call_format.end else index
+            end = self._search_start if marker == call_format.end else index
             if call is not None:
                 return self._accept_call(call, end)
             return self._reject_call(end if self._next_begin is None else self._next_begin)
         if not final:
-            self._searched = max(self._searched, len(buffer) - _MAX_MARKER_LENGTH)
+            self._search_start = max(self._search_start, len(buffer) - _MAX_MARKER_LENGTH)
             return None
         return self._read_unclosed_call(truncated=truncated)
 
@@ -271,14 +272,15 @@ class MarkerParser:
         state = self._outer_state if self._state in ("call", "section") else self._state
         if state == "think":
             return [Delta(reasoning=text)] if text else []
-        shown = self._stop.push(text) + (self._stop.finish() if flush else "")
-        return [Delta(shown)] if shown else []
+        visible_text = self._stop.push(text) + (self._stop.finish() if flush else "")
+        return [Delta(visible_text)] if visible_text else []
 
     def _text_before(
         self, markers: Sequence[str], *, final: bool, truncated: bool
     ) -> tuple[str, str]:
-        """Return the buffered text before the first marker, and the marker. Keep an incomplete
-        marker.
+        """Return the buffered text before the first marker, and the marker.
+
+        An incomplete marker stays in the buffer.
         """
         buffer = self._buffer
         if "<" not in buffer:  # every marker starts with it
@@ -289,11 +291,11 @@ class MarkerParser:
             index, marker = match
             self._buffer = buffer[index + len(marker) :]
             return buffer[:index], marker
-        num_kept = max((begun(buffer, marker) for marker in markers), default=0)
-        text = buffer[: len(buffer) - num_kept]
+        num_held = max((begun(buffer, marker) for marker in markers), default=0)
+        text = buffer[: len(buffer) - num_held]
         self._buffer = "" if final else buffer[len(text) :]
         # A single character is more likely text than an incomplete marker.
-        return (buffer if final and not (truncated and num_kept > 1) else text), ""
+        return (buffer if final and not (truncated and num_held > 1) else text), ""
 
 
 def _first_marker(text: str, markers: Sequence[str], start: int) -> tuple[int, str] | None:

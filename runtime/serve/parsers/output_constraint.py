@@ -1,4 +1,4 @@
-"""The constraint of a complete output: of its content and tool calls, within the model's format."""
+"""The constraint of a complete output: its content and tool calls, in the model's format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OutputConstraint:
 
     ``content`` is the guide of the answer. ``calls`` are the functions that may be called, with the
     guides of their arguments. With ``requires_call`` the output must be a call, else it is an
-    answer or a call. ``allows_several`` calls may follow each other. Reasoning before them is
+    answer or a call. With ``allows_several``, calls may follow each other. Reasoning before them is
     unconstrained.
     """
 
@@ -41,7 +41,7 @@ class OutputConstraint:
         return " | ".join([*answers, *(["calls"] if self.calls else [])])
 
     def grammar(self, rules: Sequence[str], parts: Mapping[str, Guide]) -> Guide:
-        """Return a grammar of rules that refer to the guides ``parts`` and to the answer as
+        """Return a grammar of ``rules``. They refer to ``parts`` by name, and to the answer as
         ``content``.
         """
         answer = {} if self.answer is None else {"content": self.answer}
@@ -82,10 +82,10 @@ def marker_guide(
     reasoning: ReasoningState | None,
     call_format: ToolCallFormat | None,
 ) -> Guide:
-    """Return a guide: reasoning as the prompt requires (``reasoning``), then the answer or calls.
+    """Return a guide: reasoning if the prompt allows it, then the answer or calls.
 
-    ``token_id`` returns the id of a marker that is one token. RequestError if a strict schema of
-    arguments has keywords that the call format cannot enforce.
+    ``token_id`` returns the id of a marker that is one token, else None. RequestError if a strict
+    schema of arguments has keywords that the call format cannot enforce.
     """
     reasoning_rule = {
         ReasoningState.OPEN: "thought ",

@@ -47,7 +47,10 @@ class OutputFormat(Protocol):
     """Tokens that end a turn in addition to the model's ends of sequence."""
 
     call_id: MakeCallId | None
-    """Returns a call's id for a function's name and the number of earlier calls; None: any id."""
+    """Returns the id of a call from the function's name and the number of earlier calls.
+
+    It is None if any id will do.
+    """
 
     def parser(
         self,

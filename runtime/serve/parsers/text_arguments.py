@@ -1,4 +1,4 @@
-"""Tool calls whose arguments are written one by one as text: those of GLM and Qwen3-Coder.
+"""Tool calls of GLM and Qwen3-Coder, which write each argument as text between markers.
 
 Strings are written without quotes and other values as JSON, so only the function's schema tells the
 type of a value.
@@ -26,7 +26,8 @@ from specbuild.runtime.serve.parsers.arguments import (
 
 Quote = Callable[[str], str]
 
-# Keywords that a grammar cannot enforce in a text without quotes, whose end it must also find.
+# Keywords that a grammar cannot enforce in a text without quotes, since it must also find the end
+# of the text.
 _TEXT_KEYWORDS = ("pattern", "format", "minLength", "maxLength")
 
 
@@ -134,7 +135,10 @@ class TextArguments:
         return body, tuple(rules), all_guides
 
     def _text_rule(self, name: str, marker: Quote, text: Quote) -> Iterator[str]:
-        """Yield the rule of a text and its end marker, which is a token or the first such text."""
+        """Yield the rule of a text that ends with the end marker.
+
+        If the marker is not a token, the text ends at the marker's first occurrence.
+        """
         end = marker(self.end_marker)
         if end == text(self.end_marker):
             yield f"{name}[suffix={end}]: TEXT"
@@ -149,7 +153,7 @@ def _choices(
     depth: int = 0,
     seen: set[int] | None = None,
 ) -> Iterator[str | Guide | None]:
-    """Yield the possible values: a literal text, JSON of a guide, or any text (None).
+    """Yield the possible values: a literal text, a guide of JSON values, or None for any text.
 
     ``seen`` has the identities of schemas whose values were yielded before.
     """

@@ -1,6 +1,6 @@
 """The formats of tool calls between markers, one for each model family.
 
-Each format is that of the calls in the family's chat template.
+Each format follows the chat template of the family.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ class ToolCallGrammar:
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """A call is between ``begin`` and ``end``, and all calls are between the markers of
-    ``section``.
+    """A format of tool calls.
 
+    A call is between ``begin`` and ``end``, and all calls are between the markers of ``section``.
     ``read`` parses the text between the markers: it returns the name and the arguments as JSON
     text, or None if the text is not a call. It raises UnclosedTextError if the text ends within a
     string.
     ``grammar`` returns the expression of a call. Its parameters are a prefix for names of rules,
-    the function's name, the guide of the arguments, and functions that quote a marker and a text.
-    ``begins_call`` returns whether text after the begin marker is a call rather than a mention of
-    the marker, or None if it is too short to tell.
+    the function's name and the guide of the arguments. Two functions follow, which quote a marker
+    and a text.
+    ``begins_call`` returns whether the text after the begin marker is a call. False means that the
+    text only mentions the marker; None means that it is too short to tell.
     ``call_id`` returns the id that the template shows, for the function's name and the number of
     earlier calls in the conversation.
     """
@@ -67,7 +68,7 @@ class ToolCallFormat:
         return replace(self, call_id=lambda name, count: make_id(name, num_past_calls + count))
 
 
-def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
+def _read_hermes(body: str, tools: Tools) -> tuple[str, str] | None:
     """Read a JSON object with a name and arguments, which are an object or its JSON text."""
     del tools
     call = json_object(body)
@@ -75,11 +76,11 @@ def _hermes(body: str, tools: Tools) -> tuple[str, str] | None:
         return None
     name, arguments = call.get("name"), call.get("arguments", {})
     if isinstance(arguments, str):
-        return _call(name, arguments)
-    return _call(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
+        return _checked_call(name, arguments)
+    return _checked_call(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
 
 
-def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
+def _read_deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
     """Read V3's "function", separator, name and fenced arguments, or V3.1's name, separator,
     arguments.
     """
@@ -88,18 +89,18 @@ def _deepseek(body: str, tools: Tools) -> tuple[str, str] | None:
     fenced_name, fence, fenced = arguments.partition(_FENCE)
     if fence:
         name, arguments = fenced_name, fenced.rstrip().removesuffix(_FENCE_END)
-    return _call(name.strip(), arguments.strip()) if separator else None
+    return _checked_call(name.strip(), arguments.strip()) if separator else None
 
 
-def _kimi(body: str, tools: Tools) -> tuple[str, str] | None:
+def _read_kimi(body: str, tools: Tools) -> tuple[str, str] | None:
     """Read ``functions.name:0``, separator and arguments."""
     del tools
     call, separator, arguments = body.partition(KIMI_ARGUMENTS)
     name = _KIMI_NAME.fullmatch(call)
-    return _call(name[1], arguments.strip()) if separator and name else None
+    return _checked_call(name[1], arguments.strip()) if separator and name else None
 
 
-def _call(name: object, arguments: str) -> tuple[str, str] | None:
+def _checked_call(name: object, arguments: str) -> tuple[str, str] | None:
     """Return the call if the name is a string and the arguments are the JSON text of an object."""
     if not isinstance(name, str) or not name or not name.isprintable():
         return None
@@ -121,7 +122,7 @@ def _deepseek_format(*, fenced: bool) -> ToolCallFormat:
     return ToolCallFormat(
         "<｜tool▁call▁begin｜>",
         "<｜tool▁call▁end｜>",
-        _deepseek,
+        _read_deepseek,
         grammar,
         ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
     )
@@ -173,7 +174,7 @@ def _text_arguments_format(
 
 TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
     "hermes": ToolCallFormat(
-        "<tool_call>", "</tool_call>", _hermes, _hermes_grammar, begins_call=_starts_with("{")
+        "<tool_call>", "</tool_call>", _read_hermes, _hermes_grammar, begins_call=_starts_with("{")
     ),
     "qwen3_coder": _text_arguments_format(QWEN3_CODER, _starts_with("<function=")),
     "glm47": _text_arguments_format(GLM, _begins_with_a_name),
@@ -182,7 +183,7 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
     "kimi2": ToolCallFormat(
         "<|tool_call_begin|>",
         "<|tool_call_end|>",
-        _kimi,
+        _read_kimi,
         _kimi_grammar,
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         call_id=_kimi_id,

@@ -15,8 +15,8 @@ from specbuild.runtime.serve.request_fields import JsonList, RouteName
 from specbuild.runtime.serve.structured import response_guide
 
 LOGPROBS = "message.output_text.logprobs"
-# Values without effect: reasoning items contain plain text instead of encrypted content, and the
-# other values concern tools and inputs that are refused.
+# Of these values only LOGPROBS has an effect. Reasoning items contain plain text instead of
+# encrypted content, and the other values concern tools and inputs that are refused.
 INCLUDABLE = (
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -103,7 +103,7 @@ class ResponseFields(GenerationFields):
 
     @property
     def text_format(self) -> dict[str, Any]:
-        """Return the fields of ``text.format`` that the API has."""
+        """Return the fields of ``text.format`` that OpenAI's API defines."""
         text_format = (self.text or {}).get("format") or {"type": "text"}
         return {key: text_format[key] for key in _FORMAT_KEYS if key in text_format}
 
@@ -152,7 +152,7 @@ def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the last message, which is an incomplete assistant message; append one if needed."""
+    """Return the last message if it is an assistant message without content; else append one."""
     if not messages or messages[-1].get("role") != "assistant" or "content" in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]

@@ -66,7 +66,7 @@ class Responses:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._store = ResponseStore()
-        # Each has an open sequence, so the limit of the queue also limits their number.
+        # Each job has an open sequence, so the limit of the queue also limits the number of jobs.
         self._background: dict[str, _BackgroundJob] = {}
 
     async def answer(self, body: ResponseFields) -> Mapping[str, Any] | Chunks:
@@ -110,7 +110,7 @@ class Responses:
         return response.answer
 
     async def close(self) -> None:
-        """Abort all background responses, since nobody can retrieve them after shutdown."""
+        """Abort all background responses, since they cannot be retrieved after shutdown."""
         await asyncio.gather(*(job.stop() for job in self._background.values()))
 
     def _job(self, name: str) -> _BackgroundJob | None:
@@ -126,7 +126,7 @@ class Responses:
         if body.previous_response_id is not None:
             previous = self._store.get(body.previous_response_id).messages()
         messages = [*previous, *body.messages()]
-        instructions = [] if body.instructions is None else [_system(body.instructions)]
+        instructions = [] if body.instructions is None else [_system_message(body.instructions)]
         tools = available_tools(serving, body.tools, body.tool_choice)
         num_top_logprobs = None
         if body.logprobs:
@@ -182,9 +182,9 @@ class Responses:
         for _ in work.items.close("incomplete"):
             pass
         work.answer |= final_fields | {"output": work.items.items}
-        self._keep(work, work.messages)
+        self._store_response(work, work.messages)
 
-    def _keep(self, work: _ResponseWork, messages: Sequence[Mapping[str, Any]]) -> None:
+    def _store_response(self, work: _ResponseWork, messages: Sequence[Mapping[str, Any]]) -> None:
         """Store a response if requested. If it is too large, its ``store`` becomes false."""
         answer = work.answer
         if work.body.store is False or self._store.put(answer, messages):
@@ -229,7 +229,7 @@ class Responses:
         }
         if not is_complete:
             answer["incomplete_details"] = {"reason": "max_output_tokens"}
-        self._keep(work, [*work.messages, *messages_of(items.items)])
+        self._store_response(work, [*work.messages, *messages_of(items.items)])
         yield {"type": f"response.{answer['status']}", "response": answer}
 
     def _output(self, work: _ResponseWork) -> Output:
@@ -248,7 +248,7 @@ class Responses:
         )
 
 
-def _system(text: str) -> dict[str, Any]:
+def _system_message(text: str) -> dict[str, Any]:
     return {"role": "system", "content": text}
 
 

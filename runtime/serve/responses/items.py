@@ -24,8 +24,8 @@ class Items:
         self._logprob = logprob
         self._items: list[Item] = []
         self._open_type: str | None = None
-        # Text or arguments that are not appended to the open item yet. Appending each token
-        # would copy the whole string each time.
+        # Text or arguments that are not appended to the open item yet. Appending each token would
+        # copy the string each time.
         self._pieces: list[str] = []
 
     @property
@@ -108,7 +108,7 @@ class Items:
     def _event(self, name: str, *, with_item: bool = False, **fields: Any) -> ResponseEvent:
         item = self._items[-1]
         item_fields: dict[str, Any] = (
-            {"item": _copy(item)} if with_item else {"item_id": item["id"]}
+            {"item": _copy_item(item)} if with_item else {"item_id": item["id"]}
         )
         return {
             "type": f"response.{name}",
@@ -118,8 +118,8 @@ class Items:
         }
 
 
-def _copy(item: Item) -> Item:
-    """Return a copy of an item, which later deltas extend."""
+def _copy_item(item: Item) -> Item:
+    """Return a copy of an item, because later deltas extend the item itself."""
     if "content" not in item:
         return dict(item)
     return {**item, "content": [_copy_part(part) for part in item["content"]]}

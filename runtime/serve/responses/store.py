@@ -43,7 +43,7 @@ class StoredResponse:
 
     @property
     def is_background(self) -> bool:
-        """Whether the response was made in the background."""
+        """Whether the response was created in the background."""
         return bool(from_json(self.answer)["background"])
 
 
