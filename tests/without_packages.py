@@ -18,6 +18,7 @@ from typing import Any
 
 def hide(packages: set[str]) -> None:
     """Neither these packages nor their metadata are found from now on."""
+    distributions = {package.lower() for package in packages}
 
     class Hiding(PathFinder):
         @classmethod
@@ -30,7 +31,7 @@ def hide(packages: set[str]) -> None:
         def find_distributions(cls, context: Any = None) -> Iterable[Distribution]:
             asked = DistributionFinder.Context() if context is None else context
             name = (asked.name or "").replace("-", "_").lower()
-            return iter(()) if name in packages else super().find_distributions(asked)
+            return iter(()) if name in distributions else super().find_distributions(asked)
 
     sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 
