@@ -229,7 +229,8 @@ class EngineBase(ABC):
         loop, batches = asyncio.get_running_loop(), asyncio.Queue[EventBatch]()
 
         def deliver(batch: EventBatch) -> None:
-            loop.call_soon_threadsafe(batches.put_nowait, batch)
+            if not loop.is_closed():  # else nobody waits for the end of an aborted request
+                loop.call_soon_threadsafe(batches.put_nowait, batch)
 
         stream = self.session.add(requests, DraftSetting(speculation, drafter), deliver)
         finished = False

@@ -8,6 +8,7 @@ thread exits when no request is left.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from specbuild.runtime.settings import PrefillSchedule
 # How long requests wait while a measurement or a scoring uses the machine.
 MACHINE_TIMEOUT_S = 60.0
 _THREAD_NAME = "specbuild-engine"
+_LOG = logging.getLogger("specbuild")
 
 
 # The events of one turn for one stream, or the error that ended it.
@@ -35,7 +37,8 @@ class Stream:
 
     An iterator for one thread. It ends after the last request finishes, and raises an error of the
     engine. :meth:`close` aborts unfinished requests. With ``deliver`` there is nothing to iterate
-    over: the engine thread calls it with the events of each turn, or with an error.
+    over: the engine thread calls it with the events of each turn, or with an error. If ``deliver``
+    raises, the stream is aborted; other streams continue.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Stream:
         self._unfinished = len(self.requests)
         self._batches: SimpleQueue[EventBatch] = SimpleQueue()
         self._read: deque[Event] = deque()
-        self.deliver = self._batches.put if deliver is None else deliver
+        self._deliver = self._batches.put if deliver is None else deliver
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -70,6 +73,15 @@ class Stream:
         self._unfinished -= sum(isinstance(event, FinishEvent) for event in batch)
         return batch
 
+    def deliver(self, batch: EventBatch) -> None:
+        """Pass events, or an error, to the consumer. Only the engine thread calls it."""
+        try:
+            self._deliver(batch)
+        except Exception:  # of the consumer; the requests of others must go on
+            _LOG.exception("a consumer of events failed; its requests are aborted")
+            self._deliver = _discard
+            self.leave()
+
     def close(self) -> None:
         """Abort unfinished requests; return when their pages are free.
 
@@ -81,6 +93,10 @@ class Stream:
     def leave(self) -> threading.Event:
         """Abort without waiting. The returned flag is set when the pages are free."""
         return self._session.abort(self)
+
+
+def _discard(_batch: EventBatch) -> None:
+    """Take the place of a consumer that failed."""
 
 
 @dataclass(frozen=True, eq=False)

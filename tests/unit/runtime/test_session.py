@@ -130,6 +130,26 @@ def test_events_can_be_delivered_instead_of_read(kind: str) -> None:
     assert sorted(ends) == [0, 1]
 
 
+def test_a_consumer_that_fails_stops_its_own_requests_only(kind: str) -> None:
+    engine, setting = ENGINES[kind](), DraftSetting(SHAPES[0])
+    free, received = pages(engine), SimpleQueue[object]()
+
+    def fail(batch: object) -> None:
+        received.put(batch)
+        raise RuntimeError("Event loop is closed")
+
+    (request,) = engine.check_prompts([prompt([1, 2])], LONG)
+    stream = engine.session.add([request], setting)
+    engine.session.add(engine.check_prompts([prompt([5])], LONG), setting, fail)
+    tokens = [event.token_id for event in stream if isinstance(event, TokenEvent)]
+    assert len(tokens) == LONG.max_new_tokens
+    plain = decode_plainly([1, 2], LONG.max_new_tokens, SamplingParams())  # up to its EOS
+    assert tokens[: len(plain)] == plain
+    assert engine.session.join(60)
+    assert received.qsize() == 1 and pages(engine) == free
+    assert ends_of(engine, 4)[0] == ends_of(engine, 4)[1]
+
+
 def test_a_stop_token_ends_an_output_and_is_its_last(kind: str) -> None:
     engine = ENGINES[kind]()
     sampling = SamplingParams(temperature=1.0, seed=4)
