@@ -101,14 +101,14 @@ class KvLayout:
         self._validate_widths(model)
         if g.page_size < MIN_PAGE_SIZE or g.page_size & (g.page_size - 1):
             raise EngineFileError(
-                f"cache group {g.name} has pages of {g.page_size} tokens, kernels take powers of "
-                f"two from {MIN_PAGE_SIZE} on; rebuild the engine"
+                f"cache group {g.name} has pages of {g.page_size} tokens, but kernels need a power "
+                f"of two from {MIN_PAGE_SIZE} on; rebuild the engine"
             )
         may_be_quantized = g.name == INDEXER_GROUP or not g.latent_widths
         if g.dtype != KV_DTYPE and not (may_be_quantized and g.coded):
             raise EngineFileError(
-                f"cache group {g.name} holds {g.dtype}, kernels take {KV_DTYPE}, or {FP8_DTYPE} of "
-                "keys and values; rebuild the engine"
+                f"cache group {g.name} holds {g.dtype}, but kernels need {KV_DTYPE}, or "
+                f"{FP8_DTYPE} for keys and values; rebuild the engine"
             )
         self._validate_layers(model)
 
@@ -128,8 +128,8 @@ class KvLayout:
             actual = (g.kv_heads, *g.latent_widths)
         if actual != expected:
             raise EngineFileError(
-                f"cache group {g.name} has heads and widths {actual}, its model {expected}; "
-                "rebuild the engine"
+                f"cache group {g.name} has heads and widths {actual}, but its model has "
+                f"{expected}; rebuild the engine"
             )
 
     def _validate_layers(self, model: TargetGeometry | DraftGeometry) -> None:
@@ -143,13 +143,13 @@ class KvLayout:
         outside = [layer for layer in g.layers if not 0 <= layer < count]
         if outside or not g.layers or g.window != window:
             raise EngineFileError(
-                f"cache group {g.name} has layers {g.layers} and window {g.window}, its model "
-                f"{count} layers and window {window}; rebuild the engine"
+                f"cache group {g.name} has layers {g.layers} and window {g.window}, but its "
+                f"model has {count} layers and window {window}; rebuild the engine"
             )
 
 
 def padded_width(latent: int) -> int:
-    """Return the width of the pool of a latent with this many values. The padding is zero."""
+    """Return the pool width for a latent of this many values, which are padded with zeros."""
     return -(-latent // _LATENT_STEP) * _LATENT_STEP
 
 

@@ -16,7 +16,8 @@ PagesInstalled = Callable[[str, Sequence[int]], None]
 PagesReleased = Callable[[str, Sequence[int]], None]
 # Called with a cached page when it is evicted.
 OnEvict = Callable[[int], None]
-# Returns the pages that follow a cached page in the prefix tree. They are useless without it.
+# Returns the pages that follow a cached page in the prefix tree. A prompt cannot use them without
+# it.
 ChildPages = Callable[[int], Sequence[int]]
 
 # What happens to a page when no sequence holds it any more.
@@ -39,8 +40,8 @@ class PagePool:
 
     A page is held by the sequences that allocated or shared it. After :meth:`cache` it keeps its
     content when no sequence holds it. It stays until :meth:`share` reuses it, or until it is
-    evicted because no page is free. Evict-first pages are evicted before the other cached pages. In
-    both groups the least recently released page goes first, and children before their parents.
+    evicted because no page is free. Evict-first pages are evicted before the other cached pages. Of
+    each kind, the least recently released page is evicted first, and children before parents.
 
     ``trace`` records who holds which page. An ``owner`` is the number of an admitted sequence.
     """
@@ -65,7 +66,7 @@ class PagePool:
         self._extra_holders: dict[int, int] = {}
         # Held pages that no sequence's reservation covers.
         self._reserved_by_pool: set[int] = set()
-        # The retention of each page.
+        # By page: what happens to it when it is released, one of the constants above.
         self._retention = bytearray(pages)
         self._retention_array = np.frombuffer(self._retention, np.uint8)
         # Cached pages without a holder, by retention, least recently released first.
@@ -90,7 +91,7 @@ class PagePool:
         return set(np.flatnonzero(self._retention_array == _EVICT_LAST).tolist())
 
     def can_reserve(self, pages: int) -> bool:
-        """Return whether this many pages are not reserved."""
+        """Return whether at least this many pages are unreserved."""
         return pages <= self._unreserved
 
     def check_reserve(self, pages: int) -> None:
@@ -125,7 +126,7 @@ class PagePool:
         self._retention_array[pages] = _EVICT_FIRST if evict_first else _EVICT_LAST
 
     def set_eviction(self, pages: Iterable[int], *, evict_first: bool) -> None:
-        """Make cached pages evict-first, and the next to evict, or undo that."""
+        """Make cached pages evict-first, before all others, or evict-last, after all others."""
         retention = _EVICT_FIRST if evict_first else _EVICT_LAST
         for page in pages:
             before, self._retention[page] = self._retention[page], retention
@@ -141,8 +142,8 @@ class PagePool:
     def share(self, pages: Sequence[int], owner: int, *, is_reserved: bool) -> None:
         """Add a holder to each of these cached pages.
 
-        ``is_reserved``: the holder's own reservation covers them. Otherwise pages that no sequence
-        held are reserved until they are released. SpecbuildError if too few are left.
+        ``is_reserved``: the holder's own reservation covers them. Otherwise the pool reserves the
+        pages that no sequence held, until they are released. SpecbuildError if too few are left.
         """
         unheld = [page for page in pages if page in self._cached[self._retention[page]]]
         if not is_reserved:
@@ -155,7 +156,7 @@ class PagePool:
         self._trace_event("share", owner, pages)
 
     def transfer_reservation(self, pages: Iterable[int]) -> None:
-        """Keep pages reserved that other sequences hold when their owner's reservation ends."""
+        """Reserve, for the pool, the pages of an ending reservation that other sequences hold."""
         held = [page for page in pages if page in self._extra_holders]
         self._unreserved -= len(held)
         self._reserved_by_pool.update(held)

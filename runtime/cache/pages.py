@@ -54,8 +54,8 @@ class KvPools:
             pool = PagePool(
                 first,
                 self._groups[first].pages,
-                _for_each(names, released),
-                _for_each(names, installed),
+                _notify_each_group(names, released),
+                _notify_each_group(names, installed),
             )
             self.pools |= dict.fromkeys(names, pool)
 
@@ -84,18 +84,18 @@ class KvPools:
     def pages_needed(self, tokens: int, *, initial_tokens: int | None = None) -> dict[str, int]:
         """Return the pages to reserve, by group, for a sequence of up to ``tokens`` tokens.
 
-        For groups that share an allocator the first one is listed. Groups without a window start
+        Of groups that share an allocator, only the first is listed. Groups without a window start
         with pages for ``initial_tokens`` tokens, if given.
         """
-        grows = tokens if initial_tokens is None else min(tokens, initial_tokens)
+        growing_tokens = tokens if initial_tokens is None else min(tokens, initial_tokens)
         return {
-            name: pages_held(group, self._limits, tokens=tokens if group.window else grows)
+            name: pages_held(group, self._limits, tokens=tokens if group.window else growing_tokens)
             for name in self._shared
             for group in (self._groups[name],)
         }
 
     def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:
-        """Return whether the missing pages for ``tokens`` tokens and a tree can be reserved."""
+        """Return whether the missing pages for ``tokens`` tokens and a tree are unreserved."""
         return self.can_admit(self._missing_pages(pages, tokens))
 
     def grow(self, pages: Mapping[str, SequencePages], tokens: int) -> None:
@@ -123,7 +123,7 @@ class KvPools:
         )
 
     def can_admit(self, needed: Mapping[str, int], *, margin: int = 0) -> bool:
-        """Return whether all pages can be reserved; groups without window keep ``margin`` free."""
+        """Return whether the pages, and in groups without a window ``margin`` more, are free."""
         return all(
             self.pools[name].can_reserve(pages + (0 if self._groups[name].window else margin))
             for name, pages in needed.items()
@@ -147,10 +147,10 @@ class KvPools:
         *,
         request: str | None = None,
     ) -> dict[str, SequencePages]:
-        """Reserve pages; return the sequence's pages by group, empty, or allocated if fixed.
+        """Reserve pages; return the sequence's pages by group, already allocated if ``fixed``.
 
         ``shared`` pages, by allocator, replace the first needed ones. Groups that share an
-        allocator get the same object. A trace records the ``request``; None is a measurement.
+        allocator get the same object. The trace records the id ``request``; None is a measurement.
         Raises SpecbuildError if a group has too few pages, before any are reserved.
         """
         shared = shared or {}
@@ -191,7 +191,7 @@ class KvPools:
             pages[name].release()
 
 
-def _for_each(
+def _notify_each_group(
     names: Sequence[str], call: Callable[[str, Sequence[int]], None] | None
 ) -> Callable[[str, Sequence[int]], None] | None:
     """Return a callback for an allocator that calls ``call`` with each of its groups."""

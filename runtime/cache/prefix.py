@@ -34,7 +34,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 @dataclass(slots=True, eq=False)
 class SequencePrefix(TokenSource):
-    """The tokens of one sequence, as far as they are known, and what it has published.
+    """The known tokens of one sequence, and how many pages it has published.
 
     ``published``: pages per group that the sequence has published. ``branch_page``: the page at
     which its prompt branches off from cached prompts.
@@ -50,7 +50,7 @@ class SequencePrefix(TokenSource):
 class MatchResult:
     """The cached prefix of a prompt: ``tokens`` tokens in the pages ``shared``, by allocator.
 
-    Groups without a window have the first ``branch_page`` pages cached.
+    In every group without a window, the first ``branch_page`` pages are cached.
     """
 
     tokens: int = 0
@@ -76,7 +76,7 @@ class PrefixStatistics:
 
 
 class PageListener(Protocol):
-    """Receives changes to the target's pages, of the first group without a window.
+    """Receives changes to the cached pages of the target's first group without a window.
 
     Called by the engine thread, so it must not block.
     """
@@ -90,7 +90,7 @@ class PageListener(Protocol):
 
 @dataclass(frozen=True)
 class PrefixLookup:
-    """The cache as one loop uses it. Prompts also need the pages of the groups ``drafts``."""
+    """The cache as one loop uses it. A match also needs pages in the groups ``drafts``."""
 
     cache: PrefixCache
     drafts: Collection[str]
@@ -165,7 +165,7 @@ class PrefixCache:
         """Find the longest cached prefix of a prompt, without its last token.
 
         A group without a window needs its pages from 0 on, one with a window those that the next
-        token attends to. Of the draft models only the groups ``drafts`` count.
+        token attends to. Of the draft groups, only ``drafts`` must have them.
         """
         spans = self._tree.walk(prefix, (prefix.prompt_tokens - 1) // self.page_size)
         if not spans:
@@ -220,9 +220,9 @@ class PrefixCache:
         num_tokens: int,
         draft: str | None = None,
     ) -> None:
-        """Publish pages: the target's caches, or the group ``draft``, hold ``length`` tokens.
+        """Publish pages of the first ``length`` tokens, of the target or of the group ``draft``.
 
-        ``ids[:num_tokens]`` are the sequence's tokens. Called before pages of a window are freed.
+        ``ids[:num_tokens]`` are the sequence's tokens. Call it before pages of a window are freed.
         """
         last = num_tokens if self.publish_generated else min(num_tokens, prefix.prompt_tokens)
         end = min(length, last - 1) // self.page_size
@@ -307,7 +307,7 @@ class PrefixCache:
         """Update the resume points of a group whose pages are published up to ``end``.
 
         Later prompts may resume where this prompt branches off, where it ends, and at the end of
-        its answer, which moves.
+        its output. The last point moves as the output grows.
         """
         before = prefix.published.get(name, 0)
         prompt = (prefix.prompt_tokens - 1) // self.page_size
@@ -331,11 +331,11 @@ class PrefixCache:
             self._resume_points[name].add(_resume_point(spans, count), pages)
 
     def _can_resume(self, name: str, pages: np.ndarray) -> np.ndarray:
-        """Return after which of ``pages`` a prompt can resume, bool [·]."""
+        """Return, for each of ``pages``, whether a prompt can resume after it: bool [·]."""
         counts = np.arange(1, len(pages) + 1)
         first = np.maximum(0, counts * self.page_size - self._windows[name] + 1) // self.page_size
-        is_cached = np.concatenate([[0], np.cumsum(pages != 0)])
-        return is_cached[counts] - is_cached[first] == counts - first
+        num_cached_before = np.concatenate([[0], np.cumsum(pages != 0)])
+        return num_cached_before[counts] - num_cached_before[first] == counts - first
 
     def _first_page(self, name: str, count: int) -> int:
         """Return the first page of a group that the token after ``count`` pages attends to."""

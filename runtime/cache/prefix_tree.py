@@ -1,4 +1,4 @@
-"""A tree of prompt prefixes. Each branch holds the pages that one sequence filled first.
+"""A tree of prompt prefixes. Each branch holds pages that one sequence was the first to fill.
 
 A page is identified by all tokens up to its end and by the salt. In an engine with drafts the next
 token counts too: the draft's cache entry at position t is computed from h_t and x_{t+1}. Tokens are
@@ -15,7 +15,7 @@ import numpy as np
 
 from specbuild.runtime.errors import SpecbuildError
 
-# A page's index and the bytes of its tokens, with the next token if that counts.
+# A page's index and the bytes of its tokens, and in an engine with drafts of the next token.
 PrefixKey: TypeAlias = tuple[int, bytes]
 
 
@@ -35,7 +35,7 @@ class PrefixEntry:
     """A branch of the tree: pages ``first … end − 1`` of the tokens of ``origin``.
 
     ``pages[a, i]`` is the page of allocator a for page index ``first + i``; 0 is none. Columns past
-    ``end`` are capacity. ``num_pages`` counts the cached pages.
+    ``end`` are unused. ``num_pages`` counts the cached pages.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Span(NamedTuple):
 
 
 class PrefixTree:
-    """A tree of pages with ``page_size`` tokens; ``pages`` holds the size of each allocator.
+    """A tree of pages with ``page_size`` tokens; ``pages`` is the page count per allocator.
 
     ``drafts``: the token after a page is part of its identity. An entry is pruned when it has
     neither pages nor children.
@@ -98,9 +98,9 @@ class PrefixTree:
         while entry is not None and page_index < end:
             entry = entry.children.get(self._key(source, page_index))
             if entry is not None:
-                num_same = self._same(source, entry.origin, page_index, min(entry.end, end))
-                spans.append(Span(entry, page_index, num_same))
-                page_index = num_same
+                same_end = self._shared_end(source, entry.origin, page_index, min(entry.end, end))
+                spans.append(Span(entry, page_index, same_end))
+                page_index = same_end
         return spans
 
     def walk_or_add(self, source: TokenSource, end: int) -> list[Span]:
@@ -120,10 +120,10 @@ class PrefixTree:
         """Return how many of the first ``end`` pages both token sequences share."""
         if not end or one.salt != other.salt or self._key(one, 0) != self._key(other, 0):
             return 0
-        return self._same(one, other, 0, end)
+        return self._shared_end(one, other, 0, end)
 
     def place(self, allocator: int, span: Span, pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Add pages to a span where it has none; return the added pages and their indices."""
+        """Add pages to the empty places of a span; return the added pages and their indices."""
         current = span.pages[allocator]
         indices = self._indices[span.first : span.end]
         if np.count_nonzero(current):
@@ -160,7 +160,7 @@ class PrefixTree:
         return [each for each in cached if each]
 
     def prune(self, entry: PrefixEntry) -> None:
-        """Remove a branch without pages and children, then its parents likewise."""
+        """Remove a branch that has neither pages nor children, then each parent left empty."""
         while not entry.num_pages and not entry.children:
             if entry.parent is None:
                 self._roots.pop(entry.origin.salt, None)
@@ -185,14 +185,14 @@ class PrefixTree:
         """Raise SpecbuildError unless branches and pages refer to each other."""
         num_pages = [0] * len(self._entry_of)
         for entry in self._entries.values():
-            named = entry.pages[:, : entry.end - entry.first]
-            cached = np.nonzero(named)
+            branch_pages = entry.pages[:, : entry.end - entry.first]
+            cached = np.nonzero(branch_pages)
             for allocator, place in zip(*(axis.tolist() for axis in cached), strict=True):
-                page = named[allocator, place]
-                where = (self._entry_of[allocator][page], self._index_of[allocator][page])
-                if where != (entry.number, entry.first + place):
+                page = branch_pages[allocator, place]
+                recorded = (self._entry_of[allocator][page], self._index_of[allocator][page])
+                if recorded != (entry.number, entry.first + place):
                     raise SpecbuildError(
-                        f"prefix tree: page {page} is entered at {where}, not at "
+                        f"prefix tree: page {page} is recorded at {recorded}, not at "
                         f"{(entry.number, entry.first + place)}; please report it"
                     )
                 num_pages[allocator] += 1
@@ -204,7 +204,8 @@ class PrefixTree:
         counted = [len(self.cached_pages(allocator)) for allocator in range(len(num_pages))]
         if counted != num_pages:
             raise SpecbuildError(
-                f"prefix tree: branches have {num_pages} pages, {counted} entered; please report it"
+                f"prefix tree: branches have {num_pages} pages, but {counted} are "
+                "recorded; please report it"
             )
 
     def _key(self, source: TokenSource, page_index: int) -> PrefixKey:
@@ -212,8 +213,8 @@ class PrefixTree:
             page_index * self._page_size : (page_index + 1) * self._page_size + self._lookahead
         ].tobytes()
 
-    def _same(self, one: TokenSource, other: TokenSource, page_index: int, end: int) -> int:
-        """Return the page up to which both agree. They share page ``page_index``."""
+    def _shared_end(self, one: TokenSource, other: TokenSource, page_index: int, end: int) -> int:
+        """Return the end of the shared pages. Both sources share page ``page_index``."""
         if one is other:
             return end
         compared = slice(page_index * self._page_size, end * self._page_size + self._lookahead)

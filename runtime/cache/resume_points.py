@@ -1,4 +1,4 @@
-"""Where later prompts can resume in a group with a sliding window."""
+"""The points at which later prompts can resume in a group with a sliding window."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ResumePoint: TypeAlias = tuple[int, int]
 
 
 class ResumePoints:
-    """Points of the prefix tree with the pages of the window before each.
+    """Resume points in the prefix tree, each with the pages of the window before it.
 
     A prompt can resume only if all pages of the window are cached. So pages that belong to no
-    resume point are evicted first. When a page of a window is evicted, its other pages lose the
-    point too.
+    resume point are evicted first. When a page is evicted, all resume points that need it are
+    removed.
     """
 
     def __init__(self, pool: PagePool) -> None:
@@ -55,9 +55,9 @@ class ResumePoints:
 
     def check_integrity(self) -> None:
         """Raise SpecbuildError unless exactly the pages of resume points are evicted last."""
-        lasting = self._pool.evict_last_pages
-        if lasting != self._points_of_page.keys():
+        evict_last = self._pool.evict_last_pages
+        if evict_last != self._points_of_page.keys():
             raise SpecbuildError(
-                f"cache group {self._pool.name}: {len(lasting)} pages are evicted last, but "
+                f"cache group {self._pool.name}: {len(evict_last)} pages are evicted last, but "
                 f"resume points need {len(self._points_of_page)}; please report it"
             )

@@ -73,7 +73,7 @@ def cache_feeds(
 
     The view of a sequence starts at the first page that its rows attend to. ``row_slot`` and
     ``tree_start`` count from there; ``write_slot`` is a slot of the pool. ``page_position [B,P]``
-    is the first position of each page, for groups whose keys are rotated when they are read.
+    is the first position of each page, for groups whose keys get RoPE when they are read.
     """
     if len(holders) == 1:
         return _one_sequence_feeds(group, holders[0], plan, counter)

@@ -21,9 +21,9 @@ class SequencePages:
 
     Logical page p holds slots ``p·page_size …``. Pages ``first_page … end_page − 1`` are held.
     Pages before the window are freed. Pages past ``length`` exist only between :meth:`append` and
-    :meth:`commit`. ``table[p]`` is the page (0 = none). ``slots[x]`` is the pool slot of slot x,
-    valid for held pages. ``page_positions[p]`` is the position of slot ``p·page_size``. ``owner``
-    is the sequence's number in a trace.
+    :meth:`commit`. ``table[p]`` is the page (0 = none). ``slots[x]`` is slot x as a slot of the
+    pool, valid for held pages. ``page_positions[p]`` is the position of slot ``p·page_size``.
+    ``owner`` is the sequence's number in a trace.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class SequencePages:
                 self.first_page = first
 
     def _set_pages(self, first: int, pages: Sequence[int]) -> None:
-        """Enter these pages in the table from logical page ``first`` on."""
+        """Write these pages to the table from logical page ``first`` on."""
         end = first + len(pages)
         self.table[first:end] = pages
         slots = self.slots.reshape(-1, self.page_size)
@@ -199,7 +199,7 @@ class FixedPages(SequencePages):
         self.append(self.reserved * self.page_size - self.length)
 
     def _free_unused(self) -> None:
-        """Free nothing before the end."""
+        """Free nothing: the pages are kept until :meth:`release`."""
 
 
 class RingPages(SequencePages):
@@ -231,7 +231,7 @@ class RingPages(SequencePages):
             )
 
     def _free_unused(self) -> None:
-        """Free nothing before the end."""
+        """Free nothing: the pages are kept until :meth:`release`."""
 
     def _release(self, _first: int, _end: int) -> None:
         self._pool.release(self.pages, self.owner)

@@ -68,7 +68,7 @@ class DraftSetting:
         if self.speculation is None or not any(request.params.exact for request in requests):
             return self
         if self.speculation != "default" or self.drafter != AUTO:
-            raise RequestError("exact decodes without a draft: leave speculation and drafter out")
+            raise RequestError("exact decodes without a draft: omit speculation and drafter")
         return replace(self, speculation=None)
 
 
@@ -76,7 +76,7 @@ class Decoder(ABC):
     """Creates loops that serve checked requests, one loop at a time.
 
     A caller that runs a loop, a measurement or a scoring holds the lock ``machine``. Up to
-    ``explored_share`` of the time is spent on trying drafts.
+    ``exploration_share`` of the time is spent on trying drafts.
     """
 
     exploration_share = EXPLORATION_SHARE
@@ -115,7 +115,7 @@ class Decoder(ABC):
         return {}
 
     def _max_step_tokens(self, policy: DraftPolicy) -> int | None:
-        """Most tokens a step emits per sequence; None if all pages are reserved at admission."""
+        """The maximum tokens per sequence and step; None if all pages are reserved at admission."""
         return 1 + policy.max_depth if self._on_demand else None
 
     @property
@@ -130,7 +130,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def check(self, requests: Sequence[Request], setting: DraftSetting) -> None:
-        """Raise RequestError if the engine lacks this draft, or steps for these requests."""
+        """Raise RequestError if the engine lacks this draft, or has no steps for these requests."""
 
     @abstractmethod
     def loop(
@@ -150,10 +150,10 @@ class Decoder(ABC):
     ) -> Iterator[ScoredRows]:
         """Iterate over the target's logits after every token of a sequence.
 
-        The first ``prompt_tokens`` tokens are computed by prefill, the others one by one as
-        decoding steps without a draft compute them. None computes all of them by prefill. Requests
-        wait until the iterator is exhausted. Raises RequestError if the sequence is too long, the
-        engine has no scoring programs, or requests are being served.
+        The first ``prompt_tokens`` tokens are computed by prefill, the others one by one, as in
+        decoding steps without a draft. With None, prefill computes all of them. Requests wait until
+        the iterator is exhausted. Raises RequestError if the sequence is too long, the engine has
+        no scoring programs, or requests are being served.
         """
         limit = self._manifest.limits.max_seq_len
         if not 1 <= len(ids) <= limit:
@@ -177,10 +177,10 @@ class Decoder(ABC):
 
     @abstractmethod
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        """Create the default policy of a drafter. It continues from what the previous policy
-        learned.
+        """Create the default policy of a drafter.
 
-        Policies of greedy and of sampled steps learn separately.
+        It continues from what the previous policy learned. Policies of greedy and of sampled steps
+        learn separately.
         """
 
     def _engine_policy(self, setting: DraftSetting) -> DraftPolicy:

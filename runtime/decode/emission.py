@@ -74,7 +74,7 @@ class Emission:
     def append(self, new: NewTokens) -> list[Event]:
         """Append tokens until one finishes the request; return their events in order.
 
-        An infinite log-probability means unknown: the int8-prefiltered head chose the token. Tokens
+        An infinite log-probability is unknown: the int8-prefiltered head chose the token. Tokens
         that are replayed after a preemption give no events. If the guide failed, the request ends
         after the tokens that the guide had allowed. Raises SpecbuildError if a replayed token
         differs from the token emitted before, or if a log-probability is NaN because the target's

@@ -1,7 +1,8 @@
 """Logit processors on the host, and the most likely tokens of a row.
 
-They run in numpy before the role ``choose``, on every engine whose logits reach the host. A row
-whose request has none costs nothing. Argmax, top-k, top-p and sampling noise stay in the graph.
+The processors run in numpy before the role ``choose``, on every engine whose logits reach the host.
+A row whose request has no processor costs nothing. Argmax, top-k, top-p and sampling noise stay in
+the graph.
 """
 
 from __future__ import annotations

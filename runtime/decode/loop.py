@@ -39,7 +39,7 @@ class Loop:
     """Serves requests that join and leave between turns.
 
     Events identify a request by the number that :meth:`add` returned. Call :meth:`close` at the
-    end, also after an exception. ``observe`` is called with the number of tokens of each received
+    end, even after an exception. ``observe`` is called with the number of tokens of each received
     launch: prefilled prompt tokens plus emitted tokens.
     """
 

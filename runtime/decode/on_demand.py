@@ -1,4 +1,4 @@
-"""Allocates pages on demand: which sequences grow before a step, pause, or are preempted.
+"""Allocates pages on demand: before a step, sequences grow, pause, or are preempted.
 
 A sequence is admitted with pages for the tokens it has, and grows while it decodes. Sequences are
 ranked by priority, then by age. If a sequence lacks pages, the lowest-ranked running sequence is
@@ -31,7 +31,7 @@ def provide_pages(
     """Allocate pages, by rank, to the running sequences that the next step may decode.
 
     A step in flight emits at most ``max_step_tokens`` tokens per sequence. Preempted sequences are
-    removed from ``running``. Raises SpecbuildError if a single running sequence finds no pages.
+    removed from ``running``. Raises SpecbuildError if the only running sequence gets no pages.
     """
     changes = PageChanges()
     ranked = sorted(running, key=rank)
@@ -57,7 +57,7 @@ def _grow_by_rank(
     max_step_tokens: int,
     changes: PageChanges,
 ) -> bool:
-    """Allocate pages for a step, preempting lower-ranked sequences; return the success."""
+    """Allocate pages for a step, preempting lower-ranked sequences; return whether it has them."""
     request = sequence.request
     max_tokens = sequence.num_tokens + sequence.steps_in_flight * max_step_tokens
     tokens = min(max_tokens, len(request.prompt_ids) + request.token_budget)

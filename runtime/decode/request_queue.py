@@ -44,8 +44,8 @@ def rank(request: QueuedRequest | SequenceState) -> tuple[int, int]:
 class RequestQueue:
     """Requests ordered by priority, lowest number first, then by arrival.
 
-    A request that ``MAX_OVERTAKES`` later requests have overtaken gets the highest priority, and
-    keeps it while it runs. So no request starves.
+    When ``MAX_OVERTAKES`` later requests have overtaken a request, it gets the highest priority,
+    and keeps it while it runs. So no request starves.
     """
 
     def __init__(self) -> None:

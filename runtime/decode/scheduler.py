@@ -19,12 +19,13 @@ from specbuild.runtime.settings import DEFAULT_PREFILL, PrefillSchedule
 
 CreateSequence = Callable[[QueuedRequest, dict[str, SequencePages]], SequenceState]
 
-# Returns how many sequences with such requests a step can decode.
+# Returns how many sequences a step can decode if they have these requests.
 MaxSequences = Callable[[Sequence[Request]], int]
 # Padding costs little in launches of up to this many rows. While sequences decode, it is also the
 # largest launch: it takes as long as a few steps, and a larger one would delay their tokens.
 CHEAP_PADDING_ROWS = 2048
-# A larger launch costs the same however many of its rows are used. It pays from this share on.
+# A larger launch costs the same however many of its rows are used. It is selected only if at least
+# this share of its rows is used.
 _MIN_FILL = 0.75
 
 
@@ -64,10 +65,10 @@ class Scheduler:
     So a short prompt waits for at most as many launches as there are prompts before it, however
     long they are.
 
-    Rows are batch-invariant only in launches of up to ``invariant_rows`` rows. Which prompts share
-    a launch depends on the drafts, so a larger chunk runs alone, and prompts are cut by their own
-    length only. ``max_sequences`` limits the running sequences by what their requests need; None:
-    only the engine's limits apply.
+    Rows are batch-invariant only in launches of up to ``invariant_rows`` rows. The drafts influence
+    which prompts share a launch. So a larger chunk runs alone, and a prompt is split by its own
+    length only. ``max_sequences`` limits the running sequences by their requests; with None, only
+    the engine's limits apply.
 
     **Pages.** ``max_step_tokens`` is the largest number of tokens a step emits per sequence. If it
     is given, pages are allocated on demand. Requests are then admitted with pages for the tokens
@@ -297,10 +298,10 @@ class Scheduler:
         return self._prefixes.should_wait(queued.prefix, prefilling)
 
     def _pages_for(self, queued: QueuedRequest) -> dict[str, int] | None:
-        """Return the pages to admit a request with, by group; None if too few are free.
+        """Return the pages that a request needs at admission, by group; None if too few are free.
 
-        These are all pages that it may need. On demand they cover its present tokens, and one more
-        page per running sequence must stay free.
+        Without allocation on demand these are all pages of the request. With it they cover its
+        current tokens, and one more page per running sequence must stay free.
         """
         request, kv = queued.request, self._kv
         max_tokens = len(request.prompt_ids) + request.token_budget
@@ -352,22 +353,21 @@ class Scheduler:
 def _can_start(step: Batch) -> bool:
     """Return whether a step would emit tokens and may start now.
 
-    A masked step of a sequence starts after the sequence's last one was received.
+    The masked step of a sequence starts only after its previous step was received.
     """
-    of_use = any(s.tokens_left > s.valid_steps_in_flight for s in step.sequences)
+    emits_tokens = any(s.tokens_left > s.valid_steps_in_flight for s in step.sequences)
     if not step.uses_logit_processor:
-        return of_use
-    return of_use and not any(
+        return emits_tokens
+    return emits_tokens and not any(
         s.guide is not None and s.valid_steps_in_flight for s in step.sequences
     )
 
 
 def launch_rows(remaining: int, max_rows: int, *, decoding: bool = False) -> int:
-    """Return the rows of the next launch: at most ``max_rows``, with ``remaining`` prompt rows
-    left.
+    """Return the rows of the next launch, at most ``max_rows``.
 
-    Larger launches read the experts' weights less often. Above ``CHEAP_PADDING_ROWS``, an engine
-    has launches of that size times a power of two.
+    ``remaining`` prompt rows are not prefilled yet. Larger launches read the experts' weights less
+    often. Above ``CHEAP_PADDING_ROWS``, an engine has launches of that size times a power of two.
     """
     if decoding or max_rows <= CHEAP_PADDING_ROWS:
         return min(max_rows, CHEAP_PADDING_ROWS)

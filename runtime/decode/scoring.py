@@ -29,18 +29,18 @@ class ScoredRows:
 
 @contextmanager
 def scored_sequence(ids: Sequence[int], kv: KvPools) -> Iterator[SequenceState]:
-    """Yield a sequence of these tokens with all the pages that it needs, and release it at the end.
+    """Yield a sequence of these tokens with all its pages, which are released at the end.
 
     Raises RequestError if too few pages are free.
     """
-    wanted = kv.pages_needed(len(ids))
-    if not kv.can_admit(wanted):
+    pages_needed = kv.pages_needed(len(ids))
+    if not kv.can_admit(pages_needed):
         raise RequestError(f"cannot score {len(ids)} tokens: too few free cache pages")
     sequence = SequenceState(
         request=Request("score", tuple(ids), GenerateParams(), 1),
         index=0,
         ids=np.array([*ids, 0], np.int32),
-        pages=kv.admit(wanted),
+        pages=kv.admit(pages_needed),
         counters=RunCounters(0),
         text=None,
         num_tokens=len(ids),

@@ -35,7 +35,7 @@ EventBatch = list[Event] | BaseException
 class Stream:
     """The events of requests that were added together. Their numbers count from 0.
 
-    An iterator for one thread. It ends after the last request finishes, and raises an error of the
+    An iterator for one thread. It ends after the last request finishes, and raises any error of the
     engine. :meth:`close` aborts unfinished requests. With ``deliver`` there is nothing to iterate
     over: the engine thread calls it with the events of each turn, or with an error. If ``deliver``
     raises, the stream is aborted; other streams continue.
@@ -248,7 +248,7 @@ class Session:
                 stream.deliver(error)
 
     def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
-        """Run turns until no request is left. Requests after one with another setting wait too."""
+        """Run turns until no request is left. A request with another setting blocks later ones."""
         while True:
             self._read_messages(served)
             while self._waiting and self._waiting[0].setting.same_as(setting):

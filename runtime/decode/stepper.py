@@ -21,10 +21,10 @@ from specbuild.runtime.request import SequenceState, TopLogprobs
 class NewTokens:
     """New tokens of one sequence from one launch, as (token, natural log-probability) in order.
 
-    An infinite log-probability means unknown. The first ``accepted`` tokens are accepted draft
-    tokens, of ``proposed`` ones that the launch verified. ``top_logprobs`` lists the most likely
-    tokens at each position, if the request asks for them. If the guide failed, it had allowed the
-    first ``allowed`` tokens.
+    An infinite log-probability is unknown. The launch verified ``proposed`` draft tokens. The first
+    ``accepted`` tokens are accepted draft tokens. ``top_logprobs`` lists the most likely tokens at
+    each position, if the request asks for them. ``allowed`` counts the first tokens that a guide
+    allowed before it failed.
     """
 
     sequence: SequenceState

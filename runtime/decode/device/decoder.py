@@ -40,10 +40,10 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
 
 class DeviceDecoder(Decoder):
-    """Runs one loop at a time, since the device keeps one set of sequences.
+    """Creates loops over device steps, one at a time: the device keeps one set of sequences.
 
     ``step_costs`` were measured on this GPU. The default draft is selected by them before every
-    step. Without them it is the engine's default shape, and ``without_costs`` is the reason.
+    step. Without them it is the engine's default shape, and ``without_costs`` states the reason.
     """
 
     # The costs were measured on this kind of GPU, so little exploration is needed.
@@ -121,7 +121,7 @@ class DeviceDecoder(Decoder):
             drafts=policy.max_depth > 0,
             proposals=self._device_proposals(setting),
         )
-        # A policy may choose no draft only if steps without one have enough rows.
+        # If a policy can choose between shapes, the limit is that of steps without a draft.
         shape = self._fixed_shape(setting)
         scheduler = Scheduler(
             replace(self._manifest.limits, max_rows=self._programs.prefill_rows),
@@ -158,8 +158,8 @@ class DeviceDecoder(Decoder):
     @staticmethod
     def _full_logits(requests: Sequence[Request]) -> bool:
         """Return whether the ordinary steps of these requests need full logits."""
-        together = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
-        return any(params.needs_full_logits for params in together)
+        ordinary = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
+        return any(params.needs_full_logits for params in ordinary)
 
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

@@ -17,7 +17,7 @@ from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.mode import ModePlan, StepAhead, joined
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
-# If a result was ready sooner than this, the host was late, and the time is not the step's.
+# After a shorter wait, the result was ready before the host read it, so the step is not timed.
 _LATE_S = 50e-6
 
 
@@ -43,9 +43,8 @@ class StepInFlight:
     - ``extends``: the draft ingests its pending tokens in this step.
     - ``is_warm``: the program ran before in this loop, so its time counts.
     - ``plans``: the plans of the lossy modes.
-    - ``pending``: the most tokens per sequence that the draft has not ingested after this step.
-      None
-      for a logit-processor step.
+    - ``pending``: the most tokens per sequence that the draft has not ingested after this step;
+      None for a logit-processor step.
     - ``top_logprobs``: the most likely tokens, if a sequence requests them.
     - ``device_was_idle``: nothing was in flight when the step started.
     """
@@ -69,7 +68,7 @@ class StepTimer:
         self._received_s: float | None = None
 
     def reset(self) -> None:
-        """Forget the last result; the next one does not follow a step."""
+        """Forget the last result, since the next step does not directly follow it."""
         self._received_s = None
 
     def step_time(self, flight: StepInFlight, wait_started_s: float) -> float | None:
@@ -79,8 +78,8 @@ class StepTimer:
         self._received_s = now_s if on_time else None
         # A DSA check takes two passes, so its time is not that of a step.
         is_step_time = on_time and flight.is_warm and not joined(flight.plans).checks
-        # If the device was idle, the time includes waiting for the host, as it does with host
-        # chains.
+        # If the device was idle, the time includes waiting for the host. Only steps with host
+        # chains always wait, so only their time counts then.
         is_step_time &= flight.ahead.offered is not None or not flight.device_was_idle
         return now_s - before_s if is_step_time and before_s is not None else None
 

@@ -1,7 +1,7 @@
 """Optimistic decoding with guides: ordinary steps decode, and guides check the tokens afterwards.
 
 A step is queued before the masks of its tokens are known, so a sequence with a guide is decoded
-without one. A mask only removes tokens. So a token that the guide allows is also the token of
+without masks. A mask only removes tokens. So a token that the guide allows is also the token of
 masked decoding. At the first token that the guide refuses, the sequence is rolled back to the token
 before, and a masked step chooses the next one. Steps that were queued in the meantime are discarded
 for this sequence.
@@ -11,10 +11,11 @@ overwritten before a row reads them. The draft's entries of allowed tokens are v
 the newest token depends on the masked token, so the draft ingests it after the masked step.
 
 A masked step emits one token, and a second masked step cannot start before the first is received. A
-refusal costs the rest of its step and the steps in flight, which is worth about two masked steps.
-So each refusal in a row doubles the number of masked steps that follow, and two allowed tokens undo
-one refusal. This is counted separately for positions where the guide allows a single token. A model
-that does not follow the format is guided through it, and decodes freely in between.
+refusal costs the rest of its step and the steps in flight, which takes about as long as two masked
+steps. So each refusal in a row doubles the number of masked steps that follow, and two allowed
+tokens undo one refusal. This is counted separately for positions where the guide allows a single
+token. So a model that misses the fixed parts of a format still decodes the free parts in ordinary
+steps.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from specbuild.runtime.request import SequenceState
 
 # One refusal weighs as much as this many allowed tokens.
 _REFUSAL_WEIGHT = 2
-# Limits the masked steps in a row to 32. Then an ordinary step shows what the model has learned.
+# Limits the masked steps in a row to 32. Then an ordinary step is tried again.
 _MAX_REFUSAL_WEIGHT = 6 * _REFUSAL_WEIGHT
 
 
@@ -49,7 +50,7 @@ class _CheckedSequence:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """The tokens that a step gave one sequence. ``masked``: it was a masked step.
+    """The tokens of one sequence from a step. ``masked``: it was a masked step.
 
     ``extends``: the draft ingested pending tokens in this step. ``extends_later``: it does so in a
     step in flight.
@@ -143,11 +144,13 @@ class GuideChecks:
         )
         return len(tokens), takes_masked_step
 
-    def _roll_back(self, sequence: SequenceState, num_allowed: Sequence[int], pending: int) -> None:
+    def _roll_back(
+        self, sequence: SequenceState, allowed_tokens: Sequence[int], pending: int
+    ) -> None:
         """Roll the sequence back to the newest allowed token."""
         sequence.discarded_steps = sequence.steps_in_flight
-        length = sequence.num_tokens - 1 + len(num_allowed)
-        root = num_allowed[-1] if num_allowed else sequence.root
+        length = sequence.num_tokens - 1 + len(allowed_tokens)
+        root = allowed_tokens[-1] if allowed_tokens else sequence.root
         self._rows.roll_back(sequence, length, root, pending if self.has_draft else None)
         self._rows.set_step_kind(sequence, uses_logit_processor=True)
 

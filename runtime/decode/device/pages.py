@@ -1,8 +1,8 @@
 """The pages of sequences whose launches are queued ahead, and their entries in the prefix cache.
 
 All launches and table writes run on one stream, in the order in which they are queued. So the pages
-of a prefill launch are published when it is queued: a sequence that reuses them is queued later.
-The number of tokens of a step is known when it is received, and its pages are published then.
+of a prefill launch are published when it is queued: a sequence that reuses them is queued later. A
+step's number of tokens is known when it is received. Its pages are published then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DevicePages:
         longest = max((d.max_tokens for d in manifest.host_drafters), default=0)
         for name in self._drafts:
             self._tree[name] = max(self._tree[name], longest)
-        # Later steps write to the pages that a SpecPV view names, so all are allocated at first.
+        # Later steps write to the pages that a SpecPV view names, so all are allocated at once.
         self._allocates_all = specpv is not None
         # Number of tokens that a step may compute again, in the target's caches and in a draft's.
         self._max_reverified = 0 if specpv is None else specpv.n_spec_tokens_buf
@@ -85,6 +85,6 @@ class DevicePages:
         length, prompt = sequence.length, len(sequence.request.prompt_ids)
         for name in self._windows:
             draft = name in self._drafts
-            reentered = self._max_pending if draft else self._max_reverified
-            oldest = max(min(length, prompt - draft), length - reentered)
+            max_rerun = self._max_pending if draft else self._max_reverified
+            oldest = max(min(length, prompt - draft), length - max_rerun)
             sequence.pages[name].commit(length, reverified=oldest)

@@ -73,10 +73,9 @@ def prefill_arrays(
 def sampling_arrays(
     rows: Sequence[PromptRows], entry: ProgramEntry, *, floors: bool
 ) -> dict[str, np.ndarray]:
-    """Return the ``prefill.`` ports with the sampling parameters of each row; greedy for other
-    rows.
+    """Return the ``prefill.`` ports with the sampling parameters of each row.
 
-    ``floors``: the engine has min-p.
+    Other rows are greedy. ``floors``: the engine has min-p.
     """
     inputs = {name: CHOOSE_INPUTS[name] for name in CHOOSE_INPUTS if floors or name != "floor"}
     arrays = {

@@ -13,8 +13,8 @@ from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-# Contexts are grouped in steps of this many tokens, since attention is a small part of a step.
-_CONTEXT_STEP = 256
+# Costs are cached per interval of this many context tokens: attention is a small part of a step.
+_CONTEXT_INTERVAL = 256
 # Prior for the host time between the tokens of a step and the next launch.
 _HOST_S = 150e-6
 
@@ -22,7 +22,7 @@ _HOST_S = 150e-6
 class ProgramCosts:
     """Costs of the drafts that were measured and have step programs.
 
-    ``models`` are the names of draft models in shapes; empty for the only model of an engine.
+    ``models`` are names of draft models, as shapes have them; the only model's name is empty.
     ``origin`` states where the costs come from, if they were not measured on a GPU. Full logits
     cost every step the same and change no choice; the policy corrects for them with measured times.
     """
@@ -46,7 +46,7 @@ class ProgramCosts:
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
         """Return the seconds of a step without a draft, then with each of ``shapes``."""
-        key = (step_context.batch, step_context.context // _CONTEXT_STEP)
+        key = (step_context.batch, step_context.context // _CONTEXT_INTERVAL)
         seconds = self._cache.get(key)
         if seconds is None:
             seconds = self._cache[key] = self._read_table(*key)
@@ -56,8 +56,8 @@ class ProgramCosts:
         """Return 0: a device's draft ingests the tokens of every step."""
         return 0.0
 
-    def _read_table(self, batch: int, context_step: int) -> list[float]:
-        context = (context_step + 0.5) * _CONTEXT_STEP
+    def _read_table(self, batch: int, context_interval: int) -> list[float]:
+        context = (context_interval + 0.5) * _CONTEXT_INTERVAL
         # Every engine has steps without a draft for its largest batch, beyond the table's batches.
         largest = self._costs.batches(None)[-1]
         plain_s = self._costs.step_s(None, batch=min(batch, largest), context=context)
@@ -70,18 +70,18 @@ class ProgramCosts:
 
 
 class ProposalCosts:
-    """Costs of steps that verify host chains. A program has capacity for its longest chain.
+    """Costs of steps that verify host chains. A program has rows for its longest chain.
 
-    Before such a step the device waits for the host. Measured times include this, and correct the
-    table's times per chain length.
+    Before such a step the device waits for the host. Measured times include this wait. They correct
+    the table's times per chain length.
     """
 
     def __init__(self, costs: StepCosts, programs: ProgramTable, *, full_logits: bool) -> None:
         self._costs, self._programs, self._full_logits = costs, programs, full_logits
-        self._kinds = {0: 0} | {
+        self._time_index = {0: 0} | {
             length: kind for kind, length in enumerate(self._lengths(1), start=1)
         }
-        self._times = StepTimes([None, *[""] * (len(self._kinds) - 1)])
+        self._times = StepTimes([None, *[""] * (len(self._time_index) - 1)])
         self._cache: dict[tuple[int, int, int], float | None] = {}
 
     def best(self, step_context: StepContext, ratio: float) -> tuple[tuple[int, ...], float]:
@@ -111,19 +111,19 @@ class ProposalCosts:
         table_s = self._table_s(length, outcome.step_context)
         if table_s is not None:
             expected_s = table_s * ratio + _HOST_S
-            self._times.learn(self._kinds[length], outcome.step_s / expected_s)
+            self._times.learn(self._time_index[length], outcome.step_s / expected_s)
 
     def _lengths(self, batch: int) -> tuple[int, ...]:
         return self._programs.host_chain_lengths(batch=batch, full_logits=self._full_logits)
 
     def _table_s(self, length: int, step_context: StepContext) -> float | None:
-        key = (length, step_context.batch, step_context.context // _CONTEXT_STEP)
+        key = (length, step_context.batch, step_context.context // _CONTEXT_INTERVAL)
         if key not in self._cache:
-            context = (key[2] + 0.5) * _CONTEXT_STEP
+            context = (key[2] + 0.5) * _CONTEXT_INTERVAL
             self._cache[key] = self._costs.step_s(
                 DraftShape(1, length, length), batch=key[1], context=context, offered=True
             )
         return self._cache[key]
 
     def _step_s(self, length: int, program_s: float) -> float:
-        return (program_s + _HOST_S) * self._times.ratios()[self._kinds[length]]
+        return (program_s + _HOST_S) * self._times.ratios()[self._time_index[length]]

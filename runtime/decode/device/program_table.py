@@ -1,4 +1,4 @@
-"""Selects the programs of a plan: the smallest one that is large enough."""
+"""Selects the program of a launch: the smallest one of the plan that is large enough."""
 
 from __future__ import annotations
 
@@ -68,14 +68,13 @@ class ProgramTable:
         """Return the step program for ``batch`` sequences; shape None decodes without a draft.
 
         - ``extends``: the draft ingests its pending tokens.
-        - ``reverified``: a SpecPV refresh, which selects views and has capacity for this many rows
-          that
-          full steps re-verify.
+        - ``reverified``: the step is a SpecPV refresh. It selects views, and re-verifies up to
+          this many rows.
         - ``sparse``: rows may attend to the tokens that indexers select (DSA).
         - ``checks``: the selection is also compared with full attention (DSA).
 
-        If no program does exactly this, one that can do more is used. Device values then select
-        what each sequence does, and rows have the same bits.
+        If no program does exactly this, one that can do more is used. Values on the device then
+        select what each sequence does, and the results are bit-identical.
         """
         requested = shape or _NO_DRAFT
         key = (requested, batch, full_logits, extends, reverified, sparse, checks)
@@ -125,7 +124,7 @@ class ProgramTable:
         matching = [
             p for p in self._host_chain_steps if p.batch >= batch and p.draft_tokens >= length
         ]
-        what = f"steps of {batch} sequences with {length} tokens that the host proposes"
+        what = f"steps of {batch} sequences with host chains of {length} tokens"
         return _smallest(matching, full_logits=full_logits, what=what)
 
     @property
@@ -146,7 +145,9 @@ class ProgramTable:
     def processor_step(self, batch: int, *, extends: bool = False) -> ProgramEntry:
         """Return the logit-processor step for ``batch`` sequences."""
         candidates = [p for p in self._processor_steps if p.batch >= batch and p.extends == extends]
-        return _smallest(candidates, full_logits=True, what=f"adjusted steps of {batch} sequences")
+        return _smallest(
+            candidates, full_logits=True, what=f"logit-processor steps of {batch} sequences"
+        )
 
     @property
     def first_token_processor(self) -> ProgramEntry:

@@ -36,7 +36,7 @@ class DeviceProposals:
     ) -> tuple[tuple[float, ...], ...]:
         """Return the acceptance chances of tokens proposed after ``unread[b]`` tokens in flight.
 
-        Empty if no step program covers the first ``rows`` rows, which hold the sequences.
+        The sequences are in the first ``rows`` rows. Empty if no step program has so many.
         """
         lengths = self._programs.host_chain_lengths(batch=rows, full_logits=full_logits)
         if not lengths:
@@ -44,8 +44,8 @@ class DeviceProposals:
         max_tokens = [
             min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
         ]
-        # No chains with a guide: after a refusal the draft ingests from the refused token on, which
-        # must still be in its buffer.
+        # A sequence with a guide gets no chain. After a refusal the draft ingests tokens from the
+        # refused one on, and its buffer must still hold them.
         max_tokens = [
             0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
         ]
@@ -77,7 +77,7 @@ class DeviceProposals:
 
 
 def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAhead]) -> list[int]:
-    """Return the most tokens of each sequence in flight, in ``steps`` or after its prompt."""
+    """Return how many tokens of each sequence may be in flight, in ``steps`` or after prefill."""
     max_tokens: Counter[int] = Counter()
     for step in steps:
         max_tokens.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
@@ -87,8 +87,8 @@ def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAh
 def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:
     """Return the port ``offered`` of a program: the chain of each row, empty for other rows.
 
-    int32: a count for each row, which is 1 plus its tokens; then rows of ``draft_tokens`` + 1,
-    whose first entry is ignored.
+    int32: for each row 1 plus the length of its chain. Then ``draft_tokens`` + 1 entries for each
+    row, of which the first is ignored.
     """
     counts = np.ones(entry.batch, np.int32)
     tokens = np.zeros((entry.batch, entry.draft_tokens + 1), np.int32)

@@ -38,7 +38,7 @@ _NO_TOKEN = -1
 class DeviceRows:
     """Sequences in rows 0, 1, …, without gaps. An unused row is done and has length 0.
 
-    Changes are queued after the steps in flight. So their results belong to the earlier assignment.
+    Changes are queued after the steps in flight, whose results belong to the earlier assignment.
     """
 
     def __init__(self, executor: DeviceExecutor, groups: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ class DeviceStepper:
         self._rows = DeviceRows(executor, self._groups)
         self._pages = DevicePages(self._rows, manifest)
         self._processors = LogitProcessorRows(executor, manifest.target.eos_token_ids)
-        # After a masked step the draft ingests its tokens.
+        # With a draft model, the draft ingests the tokens of masked steps too.
         has_draft_model = drafts and self._rows.has_draft
         self._checks = GuideChecks(self._rows, has_draft=has_draft_model)
         self._can_check_guides = programs.processor_steps_extend or not has_draft_model
@@ -83,7 +83,7 @@ class DeviceStepper:
         self._timer = StepTimer()
         self._warm: set[str] = set()
         pending = executor.port(PENDING[1])
-        # Capacity of the draft's buffer of pending tokens, and the most tokens in it.
+        # Capacity of the draft's buffer of pending tokens, and an upper bound of the tokens in it.
         self._max_pending = 0 if pending is None or not drafts else pending.shape[1]
         self._pending = 0
 
@@ -185,8 +185,8 @@ class DeviceStepper:
         for r in finishing:
             table.save_last_aux_hidden(r.row)
         token, logprob = (executor.fetch(f"prefill.{name}") for name in ("choice", "logprob"))
-        read = sum(chunk.count for chunk in chunks)
-        self._flights.append(PromptsInFlight(read, tuple(finishing), token, logprob, top_logprobs))
+        total = sum(chunk.count for chunk in chunks)
+        self._flights.append(PromptsInFlight(total, tuple(finishing), token, logprob, top_logprobs))
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
         """Load the program of the first step after a prefill launch."""
@@ -242,7 +242,7 @@ class DeviceStepper:
             if sequence.guide is not None:
                 self._processors.write_mask(sequence, row)
             if extends and sequence not in self._checks:
-                # The draft lacks the tokens before, so nothing is pending.
+                # The draft's cache lacks earlier tokens of the sequence, so it ingests nothing.
                 self._executor.fill(PENDING[0], 0, row=row)
         return self._programs.processor_step(ahead.batch, extends=extends)
 
@@ -387,7 +387,7 @@ class DeviceStepper:
         return 0 < self._max_pending <= self._pending
 
     def _pending_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:
-        """Return the most tokens that the draft has not ingested after a step."""
+        """Return the maximum number of tokens that the draft has yet to ingest after a step."""
         if ahead.offered is not None:
             # The step ingests all tokens of a chain but the newest.
             return min(1 + ahead.depth, self._max_pending)

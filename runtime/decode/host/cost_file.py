@@ -15,7 +15,7 @@ from specbuild.runtime.engine_dir.regular_file import read_regular
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
 from specbuild.runtime.errors import SpecbuildError
 
-# Tables that were measured in another way have other file names.
+# Part of the file name, so that tables of another measuring method are not read.
 _METHOD = "least of several whole steps"
 # A table has a dozen numbers.
 _MAX_BYTES = 64 << 10

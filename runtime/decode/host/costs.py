@@ -38,7 +38,7 @@ class CannotMeasureError(SpecbuildError):
 
 
 def times_agree(times_s: Sequence[Sequence[float]]) -> bool:
-    """Return whether the two shortest times of each list are close: the machine is quiet."""
+    """Return whether the two shortest times of each list are close: nothing disturbs them."""
     return all(
         second <= (1 + SPREAD) * first for first, second, *_ in (sorted(each) for each in times_s)
     )
@@ -52,10 +52,11 @@ def table_of(
     row_s: float,
     sure: bool,
 ) -> CostTable:
-    """Build the cost table: target steps by ``rows``, and full steps with chains of 1, 2, … levels.
+    """Build the cost table from times of target steps and of full steps.
 
-    Disturbances only make a step longer, so the shortest time is used. A step must not be slower
-    than the next larger one.
+    ``target_s[i]`` are times with ``rows[i]`` rows, ``step_s[i]`` times with chains of i + 1
+    levels. Disturbances only make a step longer, so the shortest time is used. In the table, a step
+    is never slower than the next larger one.
     """
     table = CostTable(tuple(rows), _step_minima(target_s), (), row_s, sure)
     level_times = [
@@ -72,8 +73,8 @@ def _step_minima(times_s: Sequence[Sequence[float]]) -> tuple[float, ...]:
 class CostMeasurement:
     """Times target steps and draft chains on a scratch sequence of random tokens.
 
-    ``record`` describes the drafter. For one without a model only target steps are timed. They have
-    up to ``max_rows`` rows, or as many as the deepest timed chain needs.
+    ``record`` describes the drafter. Without a model, only target steps are timed. They have up to
+    ``max_rows`` rows, or as many as the deepest timed chain needs.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class CostMeasurement:
         self._kv = kv
         limits = manifest.limits
         self._context = max(2, min(MEASURED_CONTEXT, limits.max_seq_len // 2))
-        # Each draft adds one token to its cache: two at first, then one per depth in every round.
+        # Each proposal adds a token to the draft's cache: two at first, then one per depth and
+        # round.
         capacity = limits.max_seq_len - self._context - 2
         deepest = min(limits.levels_of(record.geometry), MAX_MEASURED_ROWS - 1)
         self._depth = min(deepest, capacity - 2) if record.roles else 0
@@ -101,7 +103,7 @@ class CostMeasurement:
         self._random = np.random.default_rng(0)
 
     def run(self) -> CostTable:
-        """Measure the table. It is uncertain if the times still vary at the end of the time budget.
+        """Measure the table; mark it uncertain if the times still vary after the time budget.
 
         Raises CannotMeasureError if the engine's limits or the free pages leave no capacity.
         """
@@ -146,7 +148,7 @@ class CostMeasurement:
         """
         if not self._depth:
             return 0.0, self._fill(sequence, drafter, self._context)
-        # The first call allocates memory; the second ingests as many rows without.
+        # The first call allocates memory; the second ingests as many rows without that cost.
         half, level = -(-self._context // 2), DraftShape(1, 1, 1)
         self._fill(sequence, drafter, half)
         drafter.propose([sequence], level)

@@ -36,7 +36,7 @@ from specbuild.runtime.statistics import StepClock
 
 
 class HostDecoder(Decoder):
-    """``cost_file`` stores the measured cost table between runs."""
+    """Creates loops over host steps. ``cost_file`` stores measured costs between runs."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class HostDecoder(Decoder):
         return self._loop(stepper, scheduler, policy, text_stream)
 
     def _lookup(self, drafter: Drafter | None) -> PrefixLookup | None:
-        """The prefix cache for loops with this drafter; None if it must see every token itself."""
+        """The prefix cache for loops with this drafter; None if it must observe all tokens."""
         groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
         needs_all = drafter is not None and drafter.capabilities.reads_aux_hidden and not groups
         if self._prefixes is None or needs_all:
@@ -162,7 +162,9 @@ class HostDecoder(Decoder):
         if "accept" not in self._manifest.roles:
             raise RequestError(f"drafter {name}: the engine was built without a draft's graphs")
         if drafter.capabilities.samples:
-            raise RequestError(f"drafter {name} samples its drafts; only fixed drafts are accepted")
+            raise RequestError(
+                f"drafter {name} samples its drafts; only deterministic ones are supported"
+            )
         shape = speculation if isinstance(speculation, DraftShape) else self._manifest.draft_default
         if shape is None:
             raise RequestError(f"drafter {name}: the engine has no default shape; pass one")

@@ -145,7 +145,7 @@ class HostDrafting:
         return drafter
 
     def _host_drafter(self, name: str) -> HostDrafter | None:
-        """Return the host drafter of this name. It is created once and keeps its texts."""
+        """Return the host drafter of this name. It is created once and keeps what it learned."""
         _, record = sources(self._manifest, name)
         if record is None:
             return None
@@ -157,7 +157,7 @@ class HostDrafting:
     def _cost_table(self, record: DrafterRecord) -> tuple[CostTable, str]:
         """Return the cost table of a drafter and its origin. It is measured on first use.
 
-        Raises CannotMeasureError if there is no capacity now. A later call tries again.
+        Raises CannotMeasureError if there is no capacity now; a later call may succeed.
         """
         entry = self._tables.get(record.kind)
         if entry is None:

@@ -1,13 +1,13 @@
 """Samples the target's token at each row, with logit processors and guides.
 
 Drafts stay enabled with a guide. Every row is first sampled without a mask. Then the path of
-accepted drafts is followed from the root. A sample that the guide allows is kept. A refused one is
-sampled again from the same row with a mask. No state is ever rolled back: at worst the path ends
+accepted drafts is followed from the root. A sample that the guide allows is kept. A refused sample
+is drawn again from the same row with a mask. No state is ever rolled back: at worst the path ends
 where the mask chose another token than the draft.
 
 The result equals masked decoding, one row at a time. A draw is the argmax of logits plus noise of
-(seed, position), so masking tokens changes it only if it was one of them. The cuts of top-k, top-p
-and min-p depend on the masked tokens. With such cuts each row of the path is masked first. Rows
+(seed, position), so a mask changes the draw only if it removes the drawn token. With top-k, top-p
+or min-p, a mask also changes which tokens remain. Then each row of the path is masked first. Rows
 outside the path need no mask.
 
 Masking every row before sampling would give the same tokens, but it copies the logits of each row.
@@ -139,7 +139,7 @@ def _tokens_before(rows: SampledRows) -> dict[int, tuple[SequenceState, np.ndarr
 
 
 class _GuidedRows:
-    """The rows of one sequence with a guide. Its samples become those of masked decoding."""
+    """Replaces samples of one sequence with a guide by those of masked decoding."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class HostStepper:
         self._proposer = proposer
         self._clock = StepClock() if clock is None else clock
         self._proposal = HostProposal((), ())
-        # Whether replayed tokens get the same bits.
+        # Whether a replay after preemption produces the same tokens.
         self._is_batch_invariant = executor.capabilities.batch_invariant
         self._max_depth = max_depth
         self._target = TargetPasses(executor, manifest, counter)
@@ -74,7 +74,7 @@ class HostStepper:
         return 0 if self._result is None else 1
 
     def open(self) -> None:
-        """No state outlives a loop."""
+        """Nothing to do: no state outlives a loop."""
 
     def admit(self, sequence: SequenceState) -> None:
         """Add a sequence to the lossy modes."""
@@ -88,10 +88,10 @@ class HostStepper:
         self._target.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
-        """Each launch reads the current pages."""
+        """Nothing to do: each launch reads the current pages."""
 
     def pause(self, sequence: SequenceState) -> None:
-        """Each launch names its sequences."""
+        """Nothing to do: the caller passes the sequences of each launch."""
 
     def resume(self, sequence: SequenceState) -> None:
         """See :meth:`pause`."""
@@ -176,12 +176,12 @@ class HostStepper:
         self._clock.steps += 1
         self._clock.draft_s += drafted_s - started_s
         self._clock.verify_s += ended_s - drafted_s
-        # A DSA check takes two passes, and the first step after prefill is slower: both are not
+        # A DSA check takes two passes, and the first step after prefill is slower. Neither is
         # timed.
         is_untypical = self._follows_prefill or verified.checked
         step_s = None if is_untypical else ended_s - started_s
         self._follows_prefill = False
-        # A step of forced tokens says nothing about the draft.
+        # The acceptance of forced tokens is no measure of the draft.
         outcome = None
         if forced is None:
             outcome = _outcome(step_context, shape, trees, verified.accepted, step_s)

@@ -113,7 +113,7 @@ class TargetPasses:
         return verified
 
     def _accept(self, trees: DraftTrees, sampled: np.ndarray) -> tuple[np.ndarray, list[int]]:
-        """Return each tree's longest path that the target's samples confirm, and its length."""
+        """Return each tree's longest path that agrees with the target's samples, and its length."""
         if trees.nodes == 0:
             return np.zeros((len(trees.count), 1), np.int32), [0] * len(trees.count)
         outputs = self._executor.run("accept", trees.accept_feeds(sampled))
@@ -149,7 +149,7 @@ class _TreeRows(NamedTuple):
     shape: tuple[int, ...]
 
     def by_slot(self, values: np.ndarray, *, unused: int) -> np.ndarray:
-        """Return values of rows [T] by slot [B, N+1]."""
+        """Return the values of rows [T], arranged by slot [B, N+1]."""
         if self.in_tree is not None:
             values = values[self.in_tree]
         if self.used is None:
@@ -165,16 +165,16 @@ def _tree_rows(
     chain_starts: Sequence[int] | None,
     counter: SlotCounter,
 ) -> _TreeRows:
-    """Lay out a chain of the tokens from ``chain_starts[b]`` on before each tree; None for no
-    chains.
+    """Lay out the rows of each tree after a chain of re-verified tokens.
 
-    Slot i of sequence b is cache slot L + i.
+    The chain has the tokens from ``chain_starts[b]`` on; None is no chain. Slot i of sequence b is
+    cache slot L + i.
     """
     count: list[int] = trees.count.tolist()
     length = [s.length for s in sequences]
     first = length if chain_starts is None else chain_starts
-    chain = [n - f for n, f in zip(length, first, strict=True)]
-    plan = RowPlan(first, [c + n for c, n in zip(chain, count, strict=True)], length)
+    chain_lengths = [n - f for n, f in zip(length, first, strict=True)]
+    plan = RowPlan(first, [c + n for c, n in zip(chain_lengths, count, strict=True)], length)
     # If every slot has a row, reshaping needs no copy.
     used = None if trees.full else np.arange(trees.tokens.shape[1]) < trees.count[:, None]
 
@@ -184,14 +184,14 @@ def _tree_rows(
     token_ids, bits = rows_of(trees.tokens), rows_of(trees.ancestor_bits)
     positions = rows_of(trees.depths + np.array(length, np.int32)[:, None])
     root_row, in_tree = plan.row_start(), None
-    if any(chain):
+    if any(chain_lengths):
         reverified = [s.ids[f:n] for s, f, n in zip(sequences, first, length, strict=True)]
-        before = np.repeat(np.cumsum([0, *count[:-1]]), chain)
+        before = np.repeat(np.cumsum([0, *count[:-1]]), chain_lengths)
         in_tree = np.insert(np.ones(len(token_ids), bool), before, False)
         token_ids = np.insert(token_ids, before, np.concatenate(reverified))
-        positions = np.insert(positions, before, counter.ranges(first, chain))
+        positions = np.insert(positions, before, counter.ranges(first, chain_lengths))
         bits = np.insert(bits, before, 0, axis=0)
-        root_row = root_row[:-1] + np.array(chain, np.int32)
+        root_row = root_row[:-1] + np.array(chain_lengths, np.int32)
     feeds = {
         "token_ids": token_ids,
         "positions": positions,

@@ -105,7 +105,7 @@ def test_latents_of_other_widths_than_the_model_are_refused() -> None:
     validate_caches([held, sliding], latent, {})
     with pytest.raises(EngineFileError, match=r"latent has heads and widths \(1, 16, 16\)"):
         validate_caches([replace(held, latent_widths=(16, 16))], latent, {})
-    with pytest.raises(EngineFileError, match=r"its model \(1, 16, 16\)"):
+    with pytest.raises(EngineFileError, match=r"its model has \(1, 16, 16\)"):
         validate_caches([held], replace(TARGET, latent_dims=(0, 16, 0, 16)), {})
 
 
@@ -150,18 +150,18 @@ def test_latents_in_fp8_are_refused() -> None:
     latents = group(name="latent", kv_heads=1, latent_widths=(16,) * len(group().layers))
     target = replace(TARGET, latent_dims=(16,) * TARGET.layers)
     validate_caches([latents], target, {})
-    with pytest.raises(EngineFileError, match="holds float8_e4m3fn, kernels take bfloat16"):
+    with pytest.raises(EngineFileError, match="holds float8_e4m3fn, but kernels need bfloat16"):
         validate_caches([replace(latents, dtype="float8_e4m3fn")], target, {})
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kv_heads": 3}, r"heads and widths \(3, 16, 16\), its model \(2, 16, 16\)"),
+        ({"kv_heads": 3}, r"heads and widths \(3, 16, 16\), but its model has \(2, 16, 16\)"),
         ({"v_width": 8}, r"heads and widths \(2, 16, 8\)"),
         ({"page_size": 48}, "pages of 48 tokens"),
         ({"page_size": 8}, "pages of 8 tokens"),
-        ({"dtype": "float32"}, "holds float32, kernels take bfloat16"),
+        ({"dtype": "float32"}, "holds float32, but kernels need bfloat16"),
         ({"layers": (1, 7)}, r"layers \(1, 7\)"),
         ({"layers": (0, 1)}, "layers that are not full_attention"),
         ({"name": "draft"}, "the engine has no draft"),

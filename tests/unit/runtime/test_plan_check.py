@@ -130,7 +130,7 @@ def tensor(name: str, *shape: int) -> dict[str, Any]:
     [
         (group(pages=1000), "'cache:full' has .* the manifest's cache groups take"),
         (group(page_size=32, pages=7), "'cache:full' has|page_table"),
-        (group(dtype="float32"), "holds float32, kernels take bfloat16"),
+        (group(dtype="float32"), "holds float32, but kernels need bfloat16"),
         (group(kv_heads=2), "has heads and widths"),
         (limits(max_batch_size=5), "state for 4 sequences"),
         (limits(max_seq_len=4096), "'page_table.full' is"),
