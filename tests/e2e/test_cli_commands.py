@@ -76,11 +76,13 @@ def test_inspect_predicts_memory_for_other_limits(command: Command, tiny_engine:
         return sizes
 
     own, wide = cache_bytes(), cache_bytes("--max-batch-size", 8)
-    long = cache_bytes("--max-seq-len", 4096)
+    long = cache_bytes("--max-seq-len", 512)
     assert set(own) == {"full", "sliding", "draft"}
     assert all(3 * own[group] < wide[group] < 4 * own[group] + 1 for group in own)
-    assert long["full"] > 20 * own["full"]
-    assert long["sliding"] < 4 * own["sliding"]
+    assert long["full"] > 4 * own["full"]
+    assert long["sliding"] < 3 * own["sliding"]
+    beyond = command("inspect", tiny_engine, "--max-seq-len", 4096)
+    assert beyond.refused("512")
 
 
 def test_inspect_shows_tables(command: Command, tiny_engine: Path) -> None:

@@ -144,7 +144,7 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: got 'no', expected true or false"),
         (
             {"quantization_config": {"bits": 4}},
-            "quantization_config {'bits': 4} is not implemented",
+            "quantization_config: these weights are quantized, which is not implemented",
         ),
         ({"architectures": ["MedusaModel"]}, "['MedusaModel'] is no draft that specbuild knows"),
         ({"architectures": None}, "architectures [] is no draft that specbuild knows"),
