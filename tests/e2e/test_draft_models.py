@@ -15,6 +15,7 @@ from command_line import Command
 from dflash_drafts import PlainDFlash, write_dflash
 from draft_rounds import check_rounds, likeliest, parts_of
 from p_eagle_drafts import write_p_eagle
+from rtx_library import needs_tensorrt_rtx
 from safetensors.torch import load_file
 from synthetic_models import MAX_SEQ_LEN, OUTPUT_TOKENS, successors, tiny
 
@@ -158,14 +159,20 @@ def test_the_manifest_names_what_is_whose(folder: Path, command: Command) -> Non
         Engine.load(folder / "engine").generate([], drafter="mtp")
 
 
-def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path, command: Command) -> None:
-    twice = asked(folder, tmp_path / "engine", ("eagle3", "eagle3"))
-    with pytest.raises(SpecbuildError, match="given twice for eagle3"):
-        build(twice, SilentProgress())
+@needs_tensorrt_rtx
+def test_an_engine_for_tensorrt_rtx_holds_one_draft_model(
+    folder: Path, tmp_path: Path, command: Command
+) -> None:
     arguments = ["--model", folder / "model", "--output", tmp_path / "engine"]
     arguments += ["--draft", folder / "eagle3", "--draft", folder / "p-eagle"]
     refused = command("build", *arguments, "--backend", "tensorrt-rtx")
     assert refused.code == 2 and "an engine for TensorRT-RTX holds one draft model" in refused.err
+
+
+def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path) -> None:
+    twice = asked(folder, tmp_path / "engine", ("eagle3", "eagle3"))
+    with pytest.raises(SpecbuildError, match="given twice for eagle3"):
+        build(twice, SilentProgress())
     other = folder / "model"
     with pytest.raises(SpecbuildError, match="give it with --model"):
         verify_engine(folder / "engine", folder / "model", other, SilentProgress())

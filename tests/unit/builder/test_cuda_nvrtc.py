@@ -131,7 +131,7 @@ def test_what_does_not_compile_is_named(plugins: Path) -> None:
 
 
 def test_other_gpus_are_refused_by_name() -> None:
-    with pytest.raises(SpecbuildError, match=r"--gpu 'sm_100a' is not supported.*--gpu sm_90a"):
+    with pytest.raises(SpecbuildError, match=r"--gpu 'sm_100a' is not supported.*--gpu h100"):
         Compiler("sm_100a")
 
 

@@ -128,7 +128,7 @@ def test_layers_of_further_tokens_are_left_out(tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"general.architecture": "qwen2"}, "general.architecture 'qwen2' is not read"),
+    "architecture": ({"general.architecture": "gpt2"}, "general.architecture 'gpt2' is not read"),
     "adapter": ({"general.type": "adapter"}, "of general.type 'adapter', not a whole model"),
     "layers": ({".block_count": 2**32 - 1}, "block_count: got 4294967295, .* at most 4096"),
     "experts": ({".expert_count": 1 << 31}, "expert_count: got 2147483648, .* at most 4096"),
