@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -55,8 +57,8 @@ class Conversation:
     def ask(self, question: str, show: Callable[[TokenEvent], None]) -> Answer:
         """Answer a question, and add both to the turns; ``show`` gets every token as it comes.
 
-        A KeyboardInterrupt ends the answer where it is; what there is of it stays. Raises
-        RequestError where the conversation does not fit the engine, which is then as before.
+        Ctrl-C ends the answer; the part that was generated stays. Raises RequestError where the
+        conversation does not fit the engine; the conversation is then unchanged.
         """
         self.turns.append({"role": "user", "content": question})
         try:
@@ -106,22 +108,20 @@ class Conversation:
     ) -> Answer:
         stream = self.engine.session.add(requests, setting)
         drafted = 0
-        for event in _interruptible(stream):
-            if isinstance(event, FinishEvent):
-                return Answer(event.record, drafted)
-            drafted += event.from_draft
-            show(event)
+        with contextlib.closing(stream), _stopped_by_ctrl_c(stream):
+            for event in stream:
+                if isinstance(event, FinishEvent):
+                    return Answer(event.record, drafted)
+                drafted += event.from_draft
+                show(event)
         raise AssertionError("a stream ends with a finish event")
 
 
-def _interruptible(stream: Stream) -> Iterator[TokenEvent | FinishEvent]:
-    """The events of a stream; a KeyboardInterrupt aborts it, and its last events follow."""
-    while True:
-        try:
-            event = next(stream, None)
-        except KeyboardInterrupt:
-            stream.close()
-            continue
-        if event is None:
-            return
-        yield event
+@contextlib.contextmanager
+def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
+    """Abort the stream on ctrl-C. A KeyboardInterrupt could be raised while a token is printed."""
+    previous = signal.signal(signal.SIGINT, lambda *_: stream.leave())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

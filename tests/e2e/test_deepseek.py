@@ -83,10 +83,10 @@ def test_inspect_names_the_parts(folder: Path, command: Command) -> None:
     assert shown.code == 0
     for part in (
         "MLA, 4 heads of 24 + 16 rotated, values of 20",
-        "2 layers cache 48 values a token in place of 240",
+        "2 layers cache 48 values per token instead of 240",
         "of 96, in 1 of 2 layers",
         "2 in 4 groups",
-        "a shared one of 48",
+        "shared experts of 48",
     ):
         assert part in " ".join(shown.out.replace("│", " ").split())
 

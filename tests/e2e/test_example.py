@@ -76,10 +76,9 @@ def test_chain_of_three_is_accepted(engine: Engine, prompts: list[Prompt]) -> No
     assert tokens / sum(r.stats.steps for r in done) >= 2.5
 
 
-@pytest.mark.parametrize("document", ["README.md", "Makefile"])
-def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine, document: str) -> None:
-    text = (EXAMPLE.parents[1] / document).read_text(encoding="utf-8")
-    (prompt,) = re.findall(r"run (?:out|\$\(DEMO\))/engine.* --prompt '(.+)'", text)
+def test_the_first_prompt_of_all_shows_what_the_draft_does(engine: Engine) -> None:
+    text = (EXAMPLE.parents[1] / "README.md").read_text(encoding="utf-8")
+    (prompt,) = re.findall(r"run out/engine.* --prompt '(.+)'", text)
     given = [Prompt("a", prompt=prompt)]
     (done,) = records(engine, given, GenerateParams(max_new_tokens=96), CHAIN)
     assert done.stats.mean_acceptance_length >= 2.5

@@ -87,7 +87,8 @@ def test_a_signal_lets_open_requests_end(tiny_engine: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("between_s", [0.0, 0.02, 0.3])
 def test_a_second_signal_ends_streams_with_an_error(tiny_engine: Path, between_s: float) -> None:
     """Also while the engine's thread is in a launch: the process must not crash."""
-    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": None, "ignore_eos": True, "n": 4}
+    # So many sequences, two at a time, take longer than the time between the signals.
+    body = {"model": "tiny", "prompt": PROMPT, "max_tokens": None, "ignore_eos": True, "n": 100}
     with server(str(tiny_engine), "--served-model-name", "tiny") as (process, url):
         assert process.stderr is not None
         with httpx.stream(

@@ -90,7 +90,7 @@ def test_a_scenario_without_a_draft_is_skipped_and_that_is_no_pass(
     ("text", "words"),
     [
         ("suite: x\nscenario: []", "did you mean scenarios?"),
-        ("suite: x\nscenarios: []", "must be there"),
+        ("suite: x\nscenarios: []", "needs scenarios"),
         ("- 1", "keys and values"),
         ("a: [", "cannot be read as YAML"),
         ("suite: x\nscenarios: [{name: a, context: 0, thresholds: {}}]", "at least 1"),

@@ -93,7 +93,10 @@ def second_drafter(d: dict[str, Any]) -> None:
         (of_moe(groups_chosen=9), "9 of 8 groups of 256 experts"),
         (of_moe(groups=256, groups_chosen=8), "one expert a group has no sum of two"),
         (of_moe(gating="argmax"), "expected one of 'softmax_selected'"),
-        (of_drafter(cache_group="dflash"), r"drafters\[0\]: cache group 'dflash' is not listed"),
+        (
+            of_drafter(cache_group="dflash"),
+            r"drafters\[0\]\.cache_group: got 'dflash', expected",
+        ),
         (of_drafter(cache_group="other"), "got 'other', expected one of 'draft', 'eagle3'"),
         (of_drafter(roles=["draft"]), r"drafters\[0\]: roles are"),
         (lambda d: d["roles"].pop("expand"), r"drafters\[0\]: role 'expand' is not listed"),

@@ -134,7 +134,7 @@ def test_inspect_shows_the_time_beside_the_bytes() -> None:
     assert "2.000" in text
     assert "5.00" in text
     assert "2.50" in text
-    assert text.count("changed since") == 1
+    assert text.count("outdated") == 1
     assert DraftShape(1, 2, 2) == chain.shape
 
 
