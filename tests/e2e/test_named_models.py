@@ -129,7 +129,8 @@ def test_two_processes_build_one_engine(cache: Path, text_target: Path) -> None:
 def test_an_interrupted_build_leaves_nothing(cache: Path, text_target: Path) -> None:
     process = started(("run", text_target, "ab", *RUN), cache)
     assert process.stderr is not None
-    while "exporting" not in (line := process.stderr.readline()):
+    # The export that follows takes seconds.
+    while "reading checkpoints" not in (line := process.stderr.readline()):
         assert line, process.wait()
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)

@@ -116,7 +116,7 @@ MUTATIONS = (
     ),
     Mutation(
         _STATIC,
-        "seen[slot] |= seen[parent]",
+        "mask[slot] |= mask[parent]",
         "seen[slot, parent] = True",
         _runtime("static_tree"),
     ),
