@@ -117,7 +117,7 @@ MUTATIONS = (
     Mutation(
         _STATIC,
         "mask[slot] |= mask[parent]",
-        "seen[slot, parent] = True",
+        "mask[slot, parent] = True",
         _runtime("static_tree"),
     ),
     Mutation(
