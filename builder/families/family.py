@@ -18,6 +18,7 @@ from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
+from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.noise import Noise
@@ -181,8 +182,10 @@ class SynthTarget:
 
     geometries: Mapping[str, Callable[[], NamedGeometry]]
     config: Callable[[TargetGeometry, int], dict[str, Any]]
-    tensor: Callable[[Fill, TargetGeometry, str, tuple[int, ...]], SynthTensor]
-    router_logits: Callable[[Callable[[str], torch.Tensor], torch.Tensor], torch.Tensor]
+    tensor: Callable[[Fill, TargetGeometry, str, tuple[int, ...]], SynthTensor] = layer_tensor
+    router_logits: Callable[[Callable[[str], torch.Tensor], torch.Tensor], torch.Tensor] = (
+        gate_logits
+    )
 
 
 # Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.

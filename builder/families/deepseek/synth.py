@@ -9,7 +9,7 @@ from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.builder.families.deepseek.variants import VARIANTS
 from specbuild.builder.families.family import DraftSizes, NamedGeometry, SynthTarget
 from specbuild.builder.families.parts.mla_config import LATENT_EPS
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
+from specbuild.builder.families.parts.synth_layer import layer_tensor
 from specbuild.builder.synth.configs import rope_config
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
@@ -223,5 +223,4 @@ DEEPSEEK_SYNTH = SynthTarget(
     },
     config=target_config,
     tensor=_tensor,
-    router_logits=gate_logits,
 )

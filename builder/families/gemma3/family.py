@@ -13,6 +13,7 @@ from specbuild.builder.families.family import (
     TargetFamily,
 )
 from specbuild.builder.families.gemma3.checkpoint import FORMS, engine_tensors, read_config
+from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
@@ -22,7 +23,7 @@ from specbuild.builder.families.parts.grouped_synth import (
     tiny_sizes,
 )
 from specbuild.builder.families.parts.grouped_tensors import grouped_tensors
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
+from specbuild.builder.families.parts.synth_layer import layer_tensor
 from specbuild.builder.synth.fill import Fill
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
@@ -81,12 +82,11 @@ def _named(sizes: GroupedSizes) -> NamedGeometry:
 
 
 def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    feed_forward = g.feed_forward(0)
-    assert isinstance(feed_forward, DenseFeedForward) and g.attention.scale is not None
+    assert g.attention.scale is not None
     return {
         "hidden_act": None,
         "hidden_activation": "gelu_pytorch_tanh",
-        "intermediate_size": feed_forward.inner,
+        "intermediate_size": dense_inner(g),
         "layer_types": list(g.layer_types),
         "query_pre_attn_scalar": round(g.attention.scale**-2),
         "rope_local_base_freq": 10000.0,
@@ -114,7 +114,6 @@ GEMMA3 = TargetFamily(
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
         tensor=_tensor,
-        router_logits=gate_logits,
     ),
     gguf=FORMS,
 )

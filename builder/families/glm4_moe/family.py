@@ -26,7 +26,6 @@ from specbuild.builder.families.parts.grouped_synth import (
 from specbuild.builder.families.parts.grouped_tensors import grouped_for_engine, grouped_tensors
 from specbuild.builder.families.parts.mla_layer import feed_forward_module
 from specbuild.builder.families.parts.routing_margin import biased_choice_margin
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGeometry
 
@@ -107,8 +106,6 @@ GLM4_MOE = TargetFamily(
             ),
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
-        tensor=layer_tensor,
-        router_logits=gate_logits,
     ),
     gguf=FORMS,
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 from specbuild.builder.families.family import CheckpointFormat, SynthTarget, TargetFamily
 from specbuild.builder.families.granite.checkpoint import FORMS, read_config
+from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
@@ -16,8 +17,6 @@ from specbuild.builder.families.parts.grouped_synth import (
     tiny_sizes,
 )
 from specbuild.builder.families.parts.grouped_tensors import grouped_tensors
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import (
     AttentionParts,
     Multipliers,
@@ -39,13 +38,13 @@ def _sizes() -> GroupedSizes:
 
 
 def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    feed_forward, factors = g.feed_forward(0), g.multipliers
-    assert isinstance(feed_forward, DenseFeedForward) and factors is not None
+    factors = g.multipliers
+    assert factors is not None
     return {
         "attention_bias": False,
         "attention_multiplier": g.attention.scale,
         "embedding_multiplier": factors.embedding,
-        "intermediate_size": feed_forward.inner,
+        "intermediate_size": dense_inner(g),
         "logits_scaling": factors.logits_divisor,
         "residual_multiplier": factors.residual,
     }
@@ -66,8 +65,6 @@ GRANITE = TargetFamily(
             ),
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
-        tensor=layer_tensor,
-        router_logits=gate_logits,
     ),
     gguf=FORMS,
 )

@@ -14,7 +14,6 @@ from specbuild.builder.families.parts.grouped_synth import (
     routed,
     tiny_sizes,
 )
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, FeedForward, MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import Llama3Scaling
@@ -102,6 +101,4 @@ LLAMA_SYNTH = SynthTarget(
         "tiny-mimo": lambda: named("mimo", tiny_sizes(dense(512), attention=_BIASED)),
     },
     config=config_writer(_ARCHITECTURES, _own_fields),
-    tensor=layer_tensor,
-    router_logits=gate_logits,
 )

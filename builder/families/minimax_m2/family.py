@@ -26,7 +26,6 @@ from specbuild.builder.families.parts.grouped_synth import (
     tiny_sizes,
 )
 from specbuild.builder.families.parts.grouped_tensors import grouped_for_engine, grouped_tensors
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.runtime.engine_dir.feed_forward import MoeFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGeometry
 
@@ -87,8 +86,6 @@ MINIMAX_M2 = TargetFamily(
             ),
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
-        tensor=layer_tensor,
-        router_logits=gate_logits,
     ),
     gguf=FORMS,
 )

@@ -14,7 +14,6 @@ from specbuild.builder.families.parts.grouped_synth import (
     routed,
     tiny_sizes,
 )
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.synth.configs import yarn_config, yarn_of
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, routed_part
 from specbuild.runtime.engine_dir.geometry import AttentionParts, QueryGrowth, Rope, TargetGeometry
@@ -103,6 +102,4 @@ MISTRAL_SYNTH = SynthTarget(
         "tiny-mixtral": lambda: named("mixtral", tiny_sizes(routed(16, 4, 64))),
     },
     config=config_writer(MODEL_TYPES, _own_fields),
-    tensor=layer_tensor,
-    router_logits=gate_logits,
 )

@@ -11,6 +11,7 @@ from specbuild.builder.families.family import (
     TargetFamily,
 )
 from specbuild.builder.families.olmo.checkpoint import FORMS, read_config
+from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
 from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
@@ -22,8 +23,6 @@ from specbuild.builder.families.parts.grouped_synth import (
     tiny_sizes,
 )
 from specbuild.builder.families.parts.grouped_tensors import grouped_tensors
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Rope, TargetGeometry
 from specbuild.runtime.engine_dir.rope_scaling import YarnScaling
 
@@ -63,9 +62,7 @@ def _named(model_type: str, sizes: GroupedSizes) -> NamedGeometry:
 
 
 def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    feed_forward = g.feed_forward(0)
-    assert isinstance(feed_forward, DenseFeedForward)
-    fields: dict[str, Any] = {"attention_bias": False, "intermediate_size": feed_forward.inner}
+    fields: dict[str, Any] = {"attention_bias": False, "intermediate_size": dense_inner(g)}
     if g.model_type == "olmo3":
         fields |= {"layer_types": list(g.layer_types), "sliding_window": g.sliding_window}
     return fields
@@ -94,8 +91,6 @@ OLMO = TargetFamily(
             ),
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
-        tensor=layer_tensor,
-        router_logits=gate_logits,
     ),
     teacher=prepare_teacher,
     gguf=FORMS,

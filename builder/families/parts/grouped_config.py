@@ -165,3 +165,10 @@ def routed_swiglu(
         gating=gating,  # type: ignore[arg-type]
         **parts,
     )
+
+
+def dense_inner(g: TargetGeometry) -> int:
+    """Return the width of the feed-forward that all layers of a dense model share."""
+    feed_forward = g.feed_forward(0)
+    assert isinstance(feed_forward, DenseFeedForward)
+    return feed_forward.inner

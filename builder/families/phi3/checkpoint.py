@@ -18,12 +18,12 @@ from specbuild.builder.families.parts.grouped_config import (
     PARTIAL,
     WINDOWED,
     Defaults,
+    dense_inner,
     dense_swiglu,
     every_layer,
     grouped_geometry,
 )
 from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fields
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import AttentionParts, TargetGeometry
 
 FIELDS = FieldTable(
@@ -60,15 +60,14 @@ def canonical_tensors(
     tensors: dict[str, SourceTensor], g: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
     """The tensors, joined projections as several; those of another height stay, for the audit."""
-    feed_forward = g.feed_forward(0)
-    assert isinstance(feed_forward, DenseFeedForward)
+    inner = dense_inner(g)
     parts = {
         "self_attn.qkv": {
             "self_attn.q": g.q_heads * g.head_dim,
             "self_attn.k": g.kv_heads * g.head_dim,
             "self_attn.v": g.kv_heads * g.head_dim,
         },
-        "mlp.gate_up": {"mlp.gate": feed_forward.inner, "mlp.up": feed_forward.inner},
+        "mlp.gate_up": {"mlp.gate": inner, "mlp.up": inner},
     }
     made: dict[str, SourceTensor] = {}
     for name, tensor in tensors.items():

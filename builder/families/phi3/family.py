@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from specbuild.builder.families.family import CheckpointFormat, SynthTarget, TargetFamily
+from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
 from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
@@ -16,9 +17,7 @@ from specbuild.builder.families.parts.grouped_synth import (
     tiny_sizes,
 )
 from specbuild.builder.families.parts.grouped_tensors import grouped_tensors
-from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.families.phi3.checkpoint import FORMS, canonical_tensors, read_config
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
 
 _MODEL_TYPES = {"phi3": "Phi3ForCausalLM"}
@@ -33,10 +32,8 @@ def _sizes() -> GroupedSizes:
 
 
 def _own_fields(g: TargetGeometry) -> dict[str, Any]:
-    feed_forward = g.feed_forward(0)
-    assert isinstance(feed_forward, DenseFeedForward)
     return {
-        "intermediate_size": feed_forward.inner,
+        "intermediate_size": dense_inner(g),
         "partial_rotary_factor": (g.rope.width or g.head_dim) / g.head_dim,
         "sliding_window": g.sliding_window or None,
     }
@@ -57,8 +54,6 @@ PHI3 = TargetFamily(
             ),
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
-        tensor=layer_tensor,
-        router_logits=gate_logits,
     ),
     teacher=prepare_teacher,
     gguf=FORMS,
