@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+
+from specbuild.runtime.background_thread import BackgroundThread
 
 # Seconds between lines: in the first minute, and later, so that a log of hours stays short.
 _SOON_S, _LATER_S = 3.0, 10.0
 _FIRST_MINUTE_S = 60.0
 
 
-class Heartbeat:
+class Heartbeat(BackgroundThread):
     """Calls ``say`` with what ``text`` returns for the seconds since the start; a context manager.
 
     The first call is after three seconds. ``restart`` begins a new count.
@@ -21,36 +21,21 @@ class Heartbeat:
     def __init__(self, text: Callable[[float], str], say: Callable[[str], None]) -> None:
         self._text, self._say = text, say
         self._started_s = time.monotonic()
-        self._changed = threading.Event()
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._is_over = True
-        self._changed.set()
-        self._thread.join()
+        super().__init__("heartbeat")
 
     def restart(self) -> None:
         """Count from now on."""
         self._started_s = time.monotonic()
-        self._changed.set()
+        self.changed.set()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Say a line after every pause; a restart begins a new pause."""
         while True:
             passed_s = time.monotonic() - self._started_s
             pause_s = _SOON_S if passed_s < _FIRST_MINUTE_S else _LATER_S
-            if self._changed.wait(pause_s):
-                self._changed.clear()
-                if self._is_over:
+            if self.changed.wait(pause_s):
+                self.changed.clear()
+                if self.is_over:
                     return
                 continue
             self._say(self._text(time.monotonic() - self._started_s))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 
+from specbuild.runtime.background_thread import BackgroundThread
 from specbuild.runtime.serve.service import Service
 
 INTERVAL_S = 10.0
@@ -24,7 +23,7 @@ class _Counts:
     accepted: float
 
 
-class ThroughputLog:
+class ThroughputLog(BackgroundThread):
     """Writes a line every ``interval_s`` seconds while requests are open; a context manager.
 
     A line has the numbers of running and waiting requests, the tokens per second since the last
@@ -36,25 +35,12 @@ class ThroughputLog:
         self, service: Service, write: Callable[[str], None], interval_s: float = INTERVAL_S
     ) -> None:
         self._service, self._write, self._interval_s = service, write, interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="throughput-log", daemon=True)
+        super().__init__("throughput-log")
 
-    def __enter__(self) -> ThroughputLog:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Write the lines."""
         before = self._counts()
-        while not self._stopped.wait(self._interval_s):
+        while not self.changed.wait(self._interval_s):
             now = self._counts()
             load = self._service.load
             is_idle = now.output_tokens == before.output_tokens and not load.running + load.waiting

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from types import TracebackType
+
+from specbuild.runtime.background_thread import BackgroundThread
 
 _STATUS = Path("/proc/self/status")
 _INTERVAL_S = 0.02
@@ -21,29 +21,16 @@ def anonymous_bytes() -> int:
     return 0
 
 
-class MemoryWatch:
+class MemoryWatch(BackgroundThread):
     """Samples :func:`anonymous_bytes` while its block runs."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        super().__init__("memory-watch")
 
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
+    def run(self) -> None:
+        """Take samples."""
         while True:
             self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
-            if self._over.wait(_INTERVAL_S):
+            if self.changed.wait(_INTERVAL_S):
                 return
