@@ -25,6 +25,13 @@ def fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def free_space(folder: Path) -> tuple[Path, int]:
+    """Return ``folder``, or its nearest parent that exists, and the free bytes of its disk."""
+    while not folder.exists():
+        folder = folder.parent
+    return folder, shutil.disk_usage(folder).free
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes and syncs one file, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import xxhash
 
-from specbuild.builder.durable import fsync, put_in_place, staging_folder, write_bytes
+from specbuild.builder.durable import free_space, fsync, put_in_place, staging_folder, write_bytes
 from specbuild.builder.engine.shared_weights import stored_names, stored_once
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
@@ -170,9 +170,7 @@ def weight_places(weights: Mapping[str, Recipe]) -> dict[str, int]:
 
 def require_space(folder: Path, weights: int, *, option: str = "--output") -> None:
     """SpecbuildError with the numbers where the disk cannot hold the weights."""
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    folder, free = free_space(folder)
     if free < weights + _OTHER_BYTES:
         raise SpecbuildError(
             f"{folder}: {free / 1e9:.2f} GB free, {weights / 1e9:.2f} GB of weights are to be "

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbuild.builder.durable import free_space
 from specbuild.cli.model.reference import GGUF_SUFFIX, HubReference, first_parts
 from specbuild.runtime.errors import SpecbuildError
 
@@ -138,9 +138,7 @@ def _exactly(names: Sequence[str]) -> list[str]:
 
 
 def _require_space(reference: HubReference, folder: Path, size: int) -> None:
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
+    folder, free = free_space(folder)
     if free < size + _SPARE_BYTES:
         raise SpecbuildError(
             f"{reference.id}: the download takes {size / 1e9:.2f} GB, {folder} has "
