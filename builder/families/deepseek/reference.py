@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from specbuild.builder.families.deepseek.variants import VARIANTS
-from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
+from specbuild.builder.families.parts.stored_weights import fp8_options
 
 
 def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,13 +26,7 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     stored = {name: value for name, value in fields.items() if name != "quantization_config"}
     own = {"model_type": kind.model_type, "pad_token_id": None}
     options = {"config": kind.from_dict({**stored, **own})}
-    block = scale_block(fields)
-    if block is None:
-        return options
-    return options | {
-        "pretrained_model_name_or_path": None,
-        "state_dict": stored_weights(path, block),
-    }
+    return options | fp8_options(path, fields)
 
 
 def routers(model: Any) -> dict[int, nn.Module]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from specbuild.builder.families.parts.grouped_reference import mixtral_name
 from specbuild.builder.families.parts.routing_margin import choice_margin
-from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
+from specbuild.builder.families.parts.stored_weights import fp8_options
 
 _BIAS = "e_score_correction_bias"
 
@@ -27,13 +27,7 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get("rotary_dim") is not None:
         own["partial_rotary_factor"] = fields["rotary_dim"] / fields.get("head_dim", 128)
     options: dict[str, Any] = {"config": transformers.MiniMaxM2Config.from_dict(own)}
-    block = scale_block(fields)
-    if block is None:
-        return options
-    return options | {
-        "pretrained_model_name_or_path": None,
-        "state_dict": stored_weights(path, block),
-    }
+    return options | fp8_options(path, fields)
 
 
 def stored_name(name: str) -> str:

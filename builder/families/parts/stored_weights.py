@@ -36,3 +36,11 @@ def scale_block(fields: Mapping[str, Any]) -> Sequence[int] | None:
     """The blocks of ``config.json``'s FP8 weights, None where there are none."""
     section = fields.get("quantization_config")
     return section["weight_block_size"] if isinstance(section, dict) else None
+
+
+def fp8_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that load FP8 blocks as fp32; none without such blocks."""
+    block = scale_block(fields)
+    if block is None:
+        return {}
+    return {"pretrained_model_name_or_path": None, "state_dict": stored_weights(path, block)}
