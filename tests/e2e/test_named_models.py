@@ -33,11 +33,15 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "engines"
 
 
-def started(words: Sequence[object], cache: Path, code: str | None = None) -> subprocess.Popen[str]:
+# A shell starts background jobs with ctrl-C ignored, and tests may run in one.
+CTRL_C = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+SPECBUILD = f"{CTRL_C}; import runpy; runpy.run_module('specbuild', run_name='__main__')"
+
+
+def started(words: Sequence[object], cache: Path, code: str = SPECBUILD) -> subprocess.Popen[str]:
     """A process of ``specbuild``, or of a program with these arguments."""
-    program = ["-m", "specbuild"] if code is None else ["-c", code]
     return subprocess.Popen(
-        [sys.executable, *program, *map(str, words)],
+        [sys.executable, "-c", code, *map(str, words)],
         env=os.environ | {"SPECBUILD_CACHE_DIR": str(cache.parent)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
