@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedTensor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.runtime.errors import SpecbuildError
 
@@ -29,24 +30,37 @@ def finite_tensors(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTenso
 def _checked(source: SourceTensor) -> SourceTensor:
     sound = False
 
+    def check(tensor: torch.Tensor) -> None:
+        problem = _problem(source.name, tensor)
+        if problem is not None:
+            where = "" if source.file is None else f"{source.file}: "
+            raise SpecbuildError(
+                f"{where}tensor {', '.join(source.sources)} {problem}; get the checkpoint "
+                "anew, or build with --allow-nonfinite"
+            )
+
     def checked(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal sound
         if not sound:
-            problem = _problem(source.name, tensor)
-            if problem is not None:
-                where = "" if source.file is None else f"{source.file}: "
-                raise SpecbuildError(
-                    f"{where}tensor {', '.join(source.sources)} {problem}; get the checkpoint "
-                    "anew, or build with --allow-nonfinite"
-                )
+            check(tensor)
             sound = True
         return tensor
 
-    load, load_as = source.load, source.load_as
+    load, load_as, quantized = source.load, source.load_as, source.quantized
+
+    def checked_parts() -> QuantizedTensor:
+        assert quantized is not None
+        parts = quantized.load()
+        for tensor in (parts.codes, parts.scales, parts.minima):
+            if tensor is not None and tensor.is_floating_point():
+                check(tensor)
+        return parts
+
     return replace(
         source,
         load=lambda: checked(load()),
         load_as=None if load_as is None else lambda dtype: checked(load_as(dtype)),
+        quantized=None if quantized is None else replace(quantized, load=checked_parts),
     )
 
 

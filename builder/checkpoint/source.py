@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from specbuild.builder.checkpoint.config_json import check_numbers
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource
 from specbuild.runtime.engine_dir.strict_json import shown
 from specbuild.runtime.errors import SpecbuildError
 
@@ -64,7 +65,8 @@ class SourceTensor:
     safetensors. ``load`` maps the file and returns the tensor, which the caller must not write to.
     ``file`` and ``offset`` (bytes) are None where the tensor is no verbatim slice of one file.
     ``load_as`` gives it in another float type, as ``load().to(…)`` would, but without holding it
-    whole in its own; None where that takes no less memory.
+    whole in its own; None where that takes no less memory. ``quantized`` has the codes of a matrix
+    that the checkpoint stores quantized, of which ``load`` gives the numbers.
     """
 
     name: str
@@ -75,6 +77,7 @@ class SourceTensor:
     file: Path | None
     offset: int | None
     load_as: Callable[[torch.dtype], torch.Tensor] | None = None
+    quantized: QuantizedSource | None = None
 
 
 def remade(
@@ -106,6 +109,7 @@ def row_slices(tensor: SourceTensor, counts: Mapping[str, int]) -> dict[str, Sou
             load=partial(_cut, tensor.load, cut),
             offset=None if tensor.offset is None else tensor.offset + first * row_bytes,
             load_as=None if load_as is None else partial(_cut, load_as, cut),
+            quantized=None if tensor.quantized is None else tensor.quantized.select_rows(cut),
         )
         first += count
     return slices

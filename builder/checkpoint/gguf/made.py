@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
+from specbuild.builder.checkpoint.gguf.blocks import is_quantised
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
-from specbuild.builder.checkpoint.gguf.values import part, read_values, stored_dtype
+from specbuild.builder.checkpoint.gguf.values import (
+    part,
+    quantized_form,
+    read_quantized,
+    read_values,
+    stored_dtype,
+)
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource
 from specbuild.builder.checkpoint.source import SourceTensor
 
 Tensors = dict[str, SourceTensor]
+_MATRIX_AXES = 2
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -75,7 +85,18 @@ def outer_tensors(found: Mapping[str, GgufTensor]) -> Tensors:
 
 def as_it_is(name: str, tensor: GgufTensor) -> SourceTensor:
     """The tensor under another name."""
-    return made_of(name, [tensor], tensor.shape, lambda values: values)
+    return rows_of(name, tensor, lambda rows: rows)
+
+
+def rows_of(
+    name: str, tensor: GgufTensor, select: Callable[[torch.Tensor], torch.Tensor]
+) -> SourceTensor:
+    """The tensor with its rows in another order; ``select`` permutes the first axis."""
+    made = made_of(name, [tensor], tensor.shape, select)
+    if not is_quantised(tensor.kind.name) or len(tensor.shape) != _MATRIX_AXES:
+        return made
+    source = QuantizedSource(quantized_form(tensor), partial(read_quantized, tensor))
+    return replace(made, quantized=source.select_rows(select))
 
 
 def made_of(

@@ -13,10 +13,12 @@ import torch
 from specbuild.builder.checkpoint.gguf.blocks import (
     STEP_ELEMENTS,
     Bytes,
+    block_layout,
     dequantise,
     is_quantised,
 )
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedForm, QuantizedTensor
 from specbuild.runtime.errors import SpecbuildError
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -61,6 +63,39 @@ def read_values(tensor: GgufTensor, dtype: torch.dtype | None = None) -> torch.T
         for _ in pool.map(fill, _pieces(tensor)):
             pass
     return values
+
+
+def read_quantized(tensor: GgufTensor) -> QuantizedTensor:
+    """The codes, scales and minima of a quantized matrix.
+
+    Raises SpecbuildError where the file cannot be read any more.
+    """
+    layout = block_layout(tensor.kind.name)
+    assert layout is not None
+    raw = _blocks(tensor, 0, tensor.nbytes // tensor.kind.nbytes)
+    with np.errstate(all="ignore"):  # a scale that is no number is refused where it is used
+        codes, scales, minima = layout.unpack(raw)
+    rows = tensor.shape[0]
+    return QuantizedTensor(
+        quantized_form(tensor),
+        torch.from_numpy(codes).reshape(rows, -1),
+        torch.from_numpy(scales).reshape(rows, -1),
+        None if minima is None else torch.from_numpy(minima).reshape(rows, -1),
+    )
+
+
+def quantized_form(tensor: GgufTensor) -> QuantizedForm:
+    """What is known of a quantized matrix before it is read."""
+    layout = block_layout(tensor.kind.name)
+    assert layout is not None
+    return QuantizedForm(
+        tensor.kind.name,
+        layout.code_type,
+        layout.bits,
+        (1, layout.group),
+        tensor.nbytes,
+        has_minima=layout.has_minima,
+    )
 
 
 def read_blocks(tensor: GgufTensor) -> Bytes:

@@ -15,9 +15,9 @@ from specbuild.builder.checkpoint.gguf.layer_names import NAMES, taken_experts
 from specbuild.builder.checkpoint.gguf.made import (
     Tensors,
     by_layer,
-    made_of,
     outer_tensors,
     renamed,
+    rows_of,
 )
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys, attention_fields
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
@@ -104,7 +104,7 @@ def _half_split(parts: dict[str, GgufTensor], prefix: str, heads: dict[str, int]
             continue  # for the audit to report
         del parts[given]
         name = f"{prefix}{NAMES[stem]}.{ending}"
-        made[name] = made_of(name, [tensor], tensor.shape, partial(_evens_first, heads=count))
+        made[name] = rows_of(name, tensor, partial(_evens_first, heads=count))
     return made
 
 

@@ -14,7 +14,12 @@ from gguf_files import stored, write_gguf
 from specbuild.builder.checkpoint.gguf.block_types import READ
 from specbuild.builder.checkpoint.gguf.blocks import is_quantised
 from specbuild.builder.checkpoint.gguf.container import GgufTensor, read_gguf
-from specbuild.builder.checkpoint.gguf.values import part, read_values
+from specbuild.builder.checkpoint.gguf.values import (
+    part,
+    quantized_form,
+    read_quantized,
+    read_values,
+)
 
 QUANTISED = [kind for kind in READ.values() if is_quantised(kind.name)]
 IDS = [kind.name for kind in QUANTISED]
@@ -45,9 +50,31 @@ def test_random_bytes_are_what_gguf_py_makes_of_them(
     rounded = torch.from_numpy(expected).bfloat16().view(torch.int16)
     there = read_values(tensor, torch.bfloat16).view(torch.int16)
     assert ((rounded == there) | torch.from_numpy(either)).all()
-    one = read_values(part(tensor, 1)).numpy()
+    matrix = part(tensor, 1)
+    one = read_values(matrix).numpy()
     assert one.shape == expected[1].shape
     assert np.array_equal(one, expected[1], equal_nan=True)
+    parts = read_quantized(matrix)
+    assert parts.form == quantized_form(matrix)
+    assert np.array_equal(parts.dequantize().numpy(), expected[1], equal_nan=True)
+    order = torch.tensor([3, 39, 3, 0])
+    chosen = parts.select_rows(order).dequantize(torch.bfloat16)
+    there = torch.from_numpy(expected[1])[order].bfloat16()
+    assert torch.equal(chosen.nan_to_num(), there.nan_to_num())
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=IDS)
+def test_codes_fit_the_bits_that_their_form_names(tmp_path: Path, kind: object) -> None:
+    name, nbytes = kind.name, kind.nbytes  # type: ignore[attr-defined]
+    raw = np.random.default_rng(2).integers(0, 256, (40, 8 * nbytes), dtype=np.uint8)
+    parts = read_quantized(written(tmp_path / "t.gguf", raw, name))
+    distinct = parts.codes.unique().numel()
+    # e2m1 has a zero of either sign, which is one code.
+    expected = 15 if parts.form.code_type == "e2m1" else 2**parts.form.bits
+    assert distinct == expected
+    assert parts.form.nbytes == raw.nbytes
+    assert (parts.minima is not None) == parts.form.has_minima
+    assert parts.scales.shape == (40, parts.shape[1] // parts.form.block[1])
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16"])
