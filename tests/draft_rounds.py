@@ -19,24 +19,33 @@ LENGTHS = (9, 1, 30)
 MOST = 128
 
 
+def best_paths(
+    logits_of: Callable[[tuple[int, ...]], torch.Tensor],
+    target_ids: torch.Tensor,
+    shape: DraftShape,
+) -> set[tuple[int, ...]]:
+    """The paths of the best nodes, where the best K of a level have K children each.
+
+    ``logits_of(path)`` [Vd] are the draft's after a path; ``target_ids`` [Vd] those of its tokens.
+    """
+    frontier: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    pool: list[tuple[float, tuple[int, ...]]] = []
+    for _ in range(shape.draft_depth):
+        level = []
+        for score, path in frontier:
+            chances = logits_of(path).double().log_softmax(dim=0)
+            for i in chances.argsort(descending=True)[: shape.draft_top_k]:
+                level.append((score + float(chances[i]), (*path, int(target_ids[i]))))
+        frontier = sorted(level, reverse=True)[: shape.draft_top_k]
+        pool += level
+    return {path for _, path in sorted(pool, reverse=True)[: shape.draft_tokens]}
+
+
 def likeliest(
     logits: torch.Tensor, target_ids: torch.Tensor, shape: DraftShape
 ) -> set[tuple[int, ...]]:
-    """The paths of the best nodes by logits [D, Vd], where the best K of a level have K children.
-
-    ``target_ids`` [Vd] are those of the draft's tokens.
-    """
-    level: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    pool: list[tuple[float, tuple[int, ...]]] = []
-    for chances in logits.double().log_softmax(dim=1)[: shape.draft_depth]:
-        best = chances.argsort(descending=True)[: shape.draft_top_k]
-        level = [
-            (score + float(chances[i]), (*path, int(target_ids[i])))
-            for score, path in sorted(level, reverse=True)[: shape.draft_top_k]
-            for i in best
-        ]
-        pool += level
-    return {path for _, path in sorted(pool, reverse=True)[: shape.draft_tokens]}
+    """:func:`best_paths` of a draft of one pass, by its levels' logits [D, Vd]."""
+    return best_paths(lambda path: logits[len(path)], target_ids, shape)
 
 
 def parts_of(probe: EngineProbe, place: int = 0) -> DrafterParts:

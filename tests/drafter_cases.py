@@ -1,39 +1,49 @@
-"""One case per kind of drafter: a tiny model with its draft, and what its engine must state."""
+"""One case per kind of drafter: a tiny model with its draft, its reference, and its engine."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import torch
 from checkpoints import write_draft, write_target
 from deepseek_checkpoints import add_predictor, write_deepseek
-from dflash_drafts import BLOCK, MASK_TOKEN, write_dflash
-from mimo_checkpoints import write_mimo
+from dflash_drafts import BLOCK, MASK_TOKEN, PlainDFlash, write_dflash
+from drafter_references import OnePass, Recurrent, Reference, fields_of, recurrent_of
+from mimo_checkpoints import PlainMimoMtp, write_mimo
 from p_eagle_drafts import MASK_TOKEN as P_EAGLE_MASK
-from p_eagle_drafts import write_p_eagle
+from p_eagle_drafts import PlainPEagle, write_p_eagle
 
 from specbuild.builder.build import build
+from specbuild.builder.families.eagle3.reference import ReferenceDraft
+from specbuild.builder.families.mtp.reference import load_reference_mtp
 from specbuild.builder.options import BuildOptions, LimitOptions
 from specbuild.builder.progress import SilentProgress
+from specbuild.builder.training.frozen_target import load_target
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
-VOCAB = 48
+VOCAB, MTP_VOCAB, LAYERS = 48, 32, 2
 MTP = Path("mtp")
 CHAIN, TREE = DraftShape(1, 4, 4), DraftShape(3, 4, 12)
+# What an engine's reference costs is paid by the tests that compare with it.
+Written: TypeAlias = tuple[Path, Callable[[], Reference]]
 
 
 @dataclass(frozen=True)
 class DrafterCase:
     """A kind of drafter.
 
-    ``write`` writes ``folder / "model"`` and the draft, and returns what ``--draft`` names.
-    ``geometry`` are fields of the drafter's geometry in the manifest, ``feature`` the manifest's
-    feature, ``shown`` a part of what ``inspect`` prints, ``stages`` those that ``verify`` compares.
+    ``write(folder, cuda)`` writes ``folder / "model"`` and the draft, in fp32, or in bf16 and in
+    sizes of CUDA kernels. It returns what ``--draft`` names, and the reference. ``geometry`` are
+    fields of the drafter's geometry in the manifest, ``feature`` the manifest's feature, ``shown``
+    a part of what ``inspect`` prints, ``stages`` those that ``verify`` compares. ``stored`` are
+    tensors of the engine with a tensor of the checkpoint that each is made of.
     """
 
-    write: Callable[[Path], Path]
+    write: Callable[[Path, bool], Written]
     kind: str
     shown: str
     stages: tuple[str, ...]
@@ -41,47 +51,106 @@ class DrafterCase:
     tree: DraftShape = TREE
     feature: str | None = None
     geometry: Mapping[str, Any] = field(default_factory=dict)
+    stored: Mapping[str, str] = field(default_factory=dict)
 
 
-def _gpt_oss(folder: Path) -> None:
-    write_target(folder / "model", vocab=VOCAB, dtype="f32", experts_format="bf16")
+def _gpt_oss(folder: Path, cuda: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """A random model; its embedding and its head."""
+    sizes = {"head_dim": 32} if cuda else {"dtype": "f32", "experts_format": "bf16"}
+    tensors = write_target(folder / "model", vocab=VOCAB, **sizes)
+    embedding, head = (tensors[n] for n in ("model.embed_tokens.weight", "lm_head.weight"))
+    return embedding.float(), head.float()
 
 
-def _eagle3(folder: Path) -> Path:
-    _gpt_oss(folder)
-    write_draft(folder / "draft", target_vocab=VOCAB, draft_vocab=32, dtype="f32")
-    return folder / "draft"
+def _small(cuda: bool) -> dict[str, Any]:
+    return {"target_vocab": VOCAB, "draft_vocab": 32, "dtype": "bf16" if cuda else "f32"}
 
 
-def _p_eagle(folder: Path) -> Path:
-    _gpt_oss(folder)
-    write_p_eagle(folder / "draft", target_vocab=VOCAB, draft_vocab=32, dtype="f32")
-    return folder / "draft"
+def _eagle3(folder: Path, cuda: bool) -> Written:
+    embedding, head = _gpt_oss(folder, cuda)
+    tensors, path = write_draft(folder / "draft", **_small(cuda)), folder / "draft"
+
+    def reference() -> Reference:
+        draft = ReferenceDraft(fields_of(path), tensors, embedding=embedding, head=head)
+        return recurrent_of(draft, draft.target_ids)
+
+    return path, reference
 
 
-def _dflash(folder: Path, **options: Any) -> Path:
-    _gpt_oss(folder)
-    write_dflash(folder / "draft", vocab=VOCAB, **options)
-    return folder / "draft"
+def _p_eagle(folder: Path, cuda: bool, **options: Any) -> Written:
+    embedding, _ = _gpt_oss(folder, cuda)
+    tensors = write_p_eagle(folder / "draft", **_small(cuda), **options)
+    target_ids = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    return folder / "draft", lambda: OnePass(PlainPEagle(tensors, embedding).logits, target_ids)
 
 
-def _deepseek(folder: Path) -> Path:
-    write_deepseek(folder / "model")
-    add_predictor(folder / "model")
-    return MTP
+def _dflash(folder: Path, cuda: bool, *, causal: bool = False, **options: Any) -> Written:
+    shared = _gpt_oss(folder, cuda)
+    dtype = torch.bfloat16 if cuda else torch.float32
+    tensors = write_dflash(folder / "draft", vocab=VOCAB, dtype=dtype, causal=causal, **options)
+    plain = PlainDFlash(tensors, *shared)
+
+    def run(states: torch.Tensor, ids: torch.Tensor, depth: int) -> torch.Tensor:
+        return plain.logits(states, int(ids[-1]), causal=causal)[:depth]
+
+    return folder / "draft", lambda: OnePass(run, torch.arange(VOCAB))
 
 
-def _mimo(folder: Path) -> Path:
+# On CUDA: dense layers, and latents that kernels take.
+_LATENTS = {
+    "kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32,
+    "first_k_dense_replace": LAYERS + 1, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def _deepseek(folder: Path, cuda: bool, q_lora_rank: int | None = 32) -> Written:
+    path = folder / "model"
+    write_deepseek(path, **({**_LATENTS, "q_lora_rank": q_lora_rank} if cuda else {}))
+    add_predictor(path, layers=LAYERS)
+
+    def reference() -> Reference:
+        target = load_target(path, teacher=False).float()
+        draft = load_reference_mtp(path, target, fields_of(path))
+        return recurrent_of(draft, torch.arange(MTP_VOCAB))
+
+    return MTP, reference
+
+
+def _mimo(folder: Path, cuda: bool) -> Written:
     rope = {"rope_type": "default", "rope_theta": 500.0}
-    write_mimo(folder / "model", rope_parameters=rope)
-    return MTP
+    sizes: dict[str, Any] = {"dtype": "bfloat16", "head_dim": 32} if cuda else {}
+    tensors = write_mimo(folder / "model", num_hidden_layers=LAYERS, rope_parameters=rope, **sizes)
+    plain = PlainMimoMtp(tensors, heads=4, kv_heads=2, eps=0.02, theta=500.0)
+
+    def run(states: torch.Tensor, ids: torch.Tensor, path: tuple[int, ...]) -> torch.Tensor:
+        scale = (states.square().mean(dim=1, keepdim=True) + plain.eps).rsqrt()
+        fused = states * scale * plain.w["model.norm.weight"]
+        return plain.follow(fused, ids[1:].tolist(), list(path))
+
+    return MTP, lambda: Recurrent(run, torch.arange(MTP_VOCAB))
 
 
-LEVELS = ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head")
-BLOCK_CHAIN = DraftShape(1, BLOCK - 1, BLOCK - 1)
+_LEVELS = ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head")
+_BLOCKS: dict[str, Any] = {
+    "chain": DraftShape(1, BLOCK - 1, BLOCK - 1),
+    "feature": "dflash",
+    "geometry": {"block_size": BLOCK},
+    "stored": {"draft.fc.weight": "fc.weight"},
+}
+_MTP: dict[str, Any] = {
+    "kind": "mtp",
+    "shown": "MTP layer of the model",
+    "stages": _LEVELS,
+    "feature": "mtp",
+    "geometry": {"aux_layers": [LAYERS - 1]},
+}
 CASES: dict[str, DrafterCase] = {
     "eagle3": DrafterCase(
-        _eagle3, "eagle3", "LlamaForCausalLMEagle3", ("aux hidden states", *LEVELS)
+        _eagle3,
+        "eagle3",
+        "LlamaForCausalLMEagle3",
+        _LEVELS,
+        stored={"draft.fc.weight": "fc.weight"},
     ),
     "p-eagle": DrafterCase(
         _p_eagle,
@@ -91,35 +160,56 @@ CASES: dict[str, DrafterCase] = {
         chain=DraftShape(1, 7, 7),
         feature="p_eagle",
         geometry={"mask_token": P_EAGLE_MASK},
+        stored={"draft.mask_state": "mask_hidden"},
     ),
     "dflash": DrafterCase(
         _dflash,
         "dflash",
         f"DFlash, non-causal; blocks of {BLOCK}, mask {MASK_TOKEN}",
         ("draft block",),
-        chain=BLOCK_CHAIN,
-        feature="dflash",
-        geometry={"block_size": BLOCK},
+        **_BLOCKS,
     ),
     "jetspec": DrafterCase(
-        lambda folder: _dflash(folder, causal=True),
+        functools.partial(_dflash, causal=True),
         "dflash",
         "JetSpec, causal",
         ("draft block",),
-        chain=BLOCK_CHAIN,
-        feature="dflash",
-        geometry={"block_size": BLOCK},
+        **_BLOCKS,
     ),
     "mtp of DeepSeek-V3": DrafterCase(
-        _deepseek, "mtp", "MTP layer of the model", LEVELS, feature="mtp"
+        _deepseek, stored={"draft.eh_proj.weight": f"model.layers.{LAYERS}.eh_proj.weight"}, **_MTP
     ),
-    "mtp of MiMo": DrafterCase(_mimo, "mtp", "MTP layer of the model", LEVELS, feature="mtp"),
+    "mtp of MiMo": DrafterCase(
+        _mimo, stored={"draft.eh_proj.weight": "model.mtp_layers.0.input_proj.weight"}, **_MTP
+    ),
 }
 
 
-def build_case(case: DrafterCase, folder: Path) -> Path:
-    """Write the checkpoints and build their engine at ``folder / "engine"``; return ``--draft``."""
-    draft = case.write(folder)
+def _variant(name: str, write: Callable[..., Written], **options: Any) -> DrafterCase:
+    return replace(CASES[name], write=functools.partial(write, **options))
+
+
+# Other forms of a kind, which draft by the same formulas.
+CPU_VARIANTS = {
+    "p-eagle, four layers": _variant(
+        "p-eagle", _p_eagle, layers=4, prefix="layers.0", spelling="ptd_token_id"
+    ),
+    "p-eagle, two layers, normed states": _variant("p-eagle", _p_eagle, layers=2, fc_norm=True),
+    "p-eagle, one norm before": _variant("p-eagle", _p_eagle, norm_before_fc=True),
+    "dflash, one layer without norms": _variant("dflash", _dflash, layers=1, normed=False),
+    "jetspec, four layers": _variant("jetspec", _dflash, layers=4, causal=True),
+}
+CUDA_VARIANTS = {
+    "dflash, without norms": _variant("dflash", _dflash, normed=False),
+    "mtp of DeepSeek-V3, without query latents": _variant(
+        "mtp of DeepSeek-V3", _deepseek, q_lora_rank=None
+    ),
+}
+
+
+def build_case(case: DrafterCase, folder: Path) -> Written:
+    """Write the checkpoints and build their engine at ``folder / "engine"``."""
+    draft, reference = case.write(folder, False)
     options = BuildOptions(
         model=folder / "model",
         draft=draft,
@@ -127,4 +217,4 @@ def build_case(case: DrafterCase, folder: Path) -> Path:
         limits=LimitOptions(max_seq_len=128, max_batch_size=3),
     )
     build(options, SilentProgress())
-    return draft
+    return draft, reference

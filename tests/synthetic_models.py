@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specbuild.builder.build import build
-from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
-from specbuild.builder.progress import SilentProgress
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.options import SynthOptions
-from specbuild.builder.synth.synth import write_checkpoints
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.records import RunRecord
@@ -26,21 +22,6 @@ CHAIN = DraftShape(draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS)
 def tiny(acceptance: float | None, **changes: Any) -> SynthModel:
     sizes = {"prompts": PROMPTS, "prompt_tokens": PROMPT_TOKENS, **changes}
     return SynthModel(SynthOptions("tiny", acceptance=acceptance, **sizes))
-
-
-def built_with_draft(folder: Path, kind: str, levels: int) -> tuple[SynthModel, Path, Engine]:
-    """A model with a draft right in .78 of all places, its checkpoints, and an engine of them."""
-    model, path = tiny(0.78, draft_kind=kind), folder / "checkpoints"
-    write_checkpoints(model, path, SilentProgress(), force=False)
-    options = BuildOptions(
-        model=path / "target",
-        draft=path / "draft",
-        output=folder / "engine",
-        limits=LimitOptions(max_seq_len=MAX_SEQ_LEN, max_batch_size=PROMPTS),
-        drafting=DraftOptions(top_k=1, tokens=levels),
-    )
-    build(options, SilentProgress())
-    return model, path, Engine.load(options.output)
 
 
 def written_prompts(path: Path) -> list[Prompt]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from checkpoints import write_pair, write_target
-from dflash_drafts import write_dflash
+from checkpoints import write_pair
+from drafter_cases import CASES
 from fake_gpu import FakeGpu
 from p_eagle_drafts import write_p_eagle
 from plan_host import PlanHost, lowered_engine, step_name
@@ -141,22 +141,28 @@ def test_an_engine_runs_the_long_chain_that_it_was_built_for(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_draft_of_one_pass_runs_its_chain(folder: Path, tmp_path: Path) -> None:
-    """P-EAGLE of three layers, whose prompts and plain steps attend in all but the last."""
-    (tmp_path / "target").symlink_to(folder / "target")
-    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
-    write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
-    assert_loop_and_plan_agree(lower(tmp_path, LONG), LONG)
-    assert_loop_and_plan_agree(lower(tmp_path, TREE), TREE)
+@pytest.mark.parametrize("shape", [CHAIN, TREE, LONG], ids=["chain", "tree", "long chain"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_loop_runs_every_kind_of_draft(tmp_path: Path, name: str, shape: DraftShape) -> None:
+    case = CASES[name]
+    if shape.draft_depth > case.chain.draft_depth:
+        shape = case.chain
+    draft, _ = case.write(tmp_path, True)
+    limits = dataclasses.asdict(shape)
+    engine = lowered_engine(
+        tmp_path / "model", draft, max_seq_len=128, max_batch_size=2, page_size=16, **limits
+    )
+    assert_loop_and_plan_agree(engine, shape)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
-def test_a_draft_of_blocks_runs(tmp_path: Path, shape: DraftShape) -> None:
-    """DFlash, whose keys and values come of the target's states."""
-    write_target(tmp_path / "target", layers=4, head_dim=32)
-    write_dflash(tmp_path / "draft", dtype=torch.bfloat16)
-    assert_loop_and_plan_agree(lower(tmp_path, shape), shape)
+def test_a_draft_of_three_layers_runs(folder: Path, tmp_path: Path) -> None:
+    """P-EAGLE, whose prompts and plain steps attend in all layers but the last."""
+    (tmp_path / "target").symlink_to(folder / "target")
+    sizes = {"hidden": 96, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "inner": 64}
+    write_p_eagle(tmp_path / "draft", target_layers=2, target_hidden=96, layers=3, **sizes)
+    for shape in (LONG, TREE):
+        assert_loop_and_plan_agree(lower(tmp_path, shape), shape)
 
 
 def test_the_draft_keeps_up_without_drafting(lowered: LoweredEngine) -> None:
