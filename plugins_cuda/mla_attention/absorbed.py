@@ -21,8 +21,9 @@ PROJECT_THREADS = 1024
 # At most, beside a head's weights: sums of splits by sixteen groups of threads, weights of splits.
 PROJECT_SCRATCH_BYTES = 36 << 10
 # Splits that a thread of it asks for at once, by CTAs that the registers of a multiprocessor hold:
-# one where each has a multiprocessor to itself, two to keep it busy where they take turns.
-MOST_AHEAD = {1: 9, 2: 4}
+# one where each has a multiprocessor to itself, two to keep it busy where they take turns. Two have
+# 32 registers a thread, which spill with four splits.
+MOST_AHEAD = {1: 9, 2: 3}
 # Columns of a value that a CTA has the weights of. Over a prompt's chunk a warp holds 16, for so
 # many rows.
 MOST_COLUMNS, PROMPT_THREADS, PROMPT_ROWS = 128, 256, 256

@@ -195,6 +195,7 @@ def test_memory_is_what_was_predicted(directory: Path, engine: Engine) -> None:
         executor.close()
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("shape", [None, CHAIN], ids=["none", "chain"])
 def test_a_step_is_timed(engine: Engine, shape: DraftShape | None) -> None:
     with benchmark_batch(engine, batch=2, context=200, shape=shape) as placed:

@@ -96,6 +96,26 @@ def test_narrow_heads_spill_no_registers_where_rows_share_keys(
         required(Compiler("sm_90a").compile(stored, lambda: None))
 
 
+@pytest.mark.parametrize(("heads", "width"), [(64, 64), (16, 128), (128, 128), (20, 256)])
+def test_values_of_many_splits_spill_no_register(heads: int, width: int) -> None:
+    """Absorbed queries over 131072 tokens: one CTA, and two, have a multiprocessor."""
+    tensors = {
+        "q": (3, heads, 576), "c_pool": (PAGES, 1, PAGE, 576), "w_v": (512, heads, width),
+        "attended": (3, heads, width),
+    }  # fmt: skip
+    indices = {
+        "page_table": (3, 1, PAGES), "row_start": (4,), "row_slot": (3,), "tree_start": (3,),
+        "ancestor_bits": (3, 1),
+    }  # fmt: skip
+    infos = {n: TensorInfo(shape, "bfloat16") for n, shape in tensors.items()}
+    infos |= {n: TensorInfo(shape, "int32") for n, shape in indices.items()}
+    request = LoweringRequest(infos, {"scale": 192**-0.5, "window": 0})
+    assert OP.lower is not None
+    kernels = [launch.kernel for launch in OP.lower(request).launches]
+    assert "project_absorbed" in [kernel.entry for kernel in kernels]
+    required(Compiler("sm_90a").compile(kernels, lambda: None))
+
+
 @pytest.mark.parametrize("rows", [4, 32])
 @pytest.mark.parametrize("entry", [256, 320, 384, 448, 496, 512])
 def test_launches_find_their_shared_memory(entry: int, rows: int) -> None:
