@@ -54,7 +54,32 @@ def choose(
     return Case(name, make, kernel_atol=1e-5, kernel_rtol=1e-5)
 
 
+def extreme_draws() -> Case:
+    """Rows whose second token is chosen only if the noise at the end of its range is exact.
+
+    Token 2 of the first row has the largest noise, 16.6355, and token 0 has 0.6009. Token 1 of the
+    second row has the smallest noise, -2.8115, and token 0 has 0.8710.
+    """
+
+    def make(rng: np.random.Generator) -> Arrays:
+        logits = rng.uniform(-60, -50, (2, 37)).astype(np.float32)
+        logits[0, [2, 0]] = 0, 16.3 - 0.6009
+        logits[1, [1, 0]] = 0, -2.83 - 0.8710
+        return (
+            logits,
+            np.ones(2, np.float32),
+            np.zeros(2, np.int32),
+            np.ones(2, np.float32),
+            np.array([24, 44], np.int32),
+            np.array([189952, 9651], np.int32),
+            None,
+        )
+
+    return Case("the ends of the noise", make, kernel_atol=1e-5, kernel_rtol=1e-5)
+
+
 CASES: tuple[Case, ...] = (
+    extreme_draws(),
     choose("greedy", 0.0),
     choose("greedy, ties", 0.0, digits=0),
     choose("greedy, one row", 0.0, rows=1),

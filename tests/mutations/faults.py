@@ -39,7 +39,7 @@ _SUFFIXES, _DRAFTS = "runtime/draft/suffix_tree.py", "runtime/draft/tree.py"
 _STATIC, _CHANCES = "runtime/draft/static_tree.py", "runtime/draft/acceptance.py"
 _EMISSION, _PHILOX = "runtime/decode/emission.py", "plugins_cuda/_device/philox.cuh"
 _ACCEPT = "plugins_cuda/tree_accept/kernel.cu"
-_PREFIX = _runtime("kv_pool", "prefix_model", "prefix")
+_PREFIX = _runtime("kv_pool", "prefix_model", "prefix", "prefix_tree")
 
 MUTATIONS = (
     # Cache.
@@ -67,7 +67,7 @@ MUTATIONS = (
         _TREE,
         "while not entry.num_pages and not entry.children:",
         "while not entry.num_pages:",
-        _runtime("prefix_model", "prefix"),
+        _runtime("prefix_model", "prefix_tree"),
     ),
     Mutation(
         _TREE,
@@ -137,13 +137,13 @@ MUTATIONS = (
         _EMISSION,
         "tokens[num_replayed:], max(0, new.accepted - num_replayed)",
         "tokens[num_replayed:], new.accepted",
-        _runtime("on_demand", "loop"),
+        _runtime("emission"),
     ),
     Mutation(
         _EMISSION,
         "cached = 0 if decoding or i else",
         "cached = 0 if decoding else",
-        _runtime("loop", "prefix", "session"),
+        _runtime("emission"),
     ),
     Mutation(
         _EMISSION,

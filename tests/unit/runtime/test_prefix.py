@@ -22,7 +22,6 @@ from toy_plan import SHAPES
 
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.page_trace import PageTrace
-from specbuild.runtime.cache.prefix_tree import PrefixTree, TokenSource
 from specbuild.runtime.cache.resume_points import ResumePoints
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.decode.device.stepper import DeviceStepper
@@ -30,7 +29,7 @@ from specbuild.runtime.decode.host.stepper import HostStepper
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
@@ -265,69 +264,16 @@ def test_who_begins_otherwise_passes_choices_that_wait() -> None:
         assert loop._scheduler.sequences[-1].counters.cached_tokens == 36
 
 
-def test_a_page_gives_way_before_the_one_that_it_continues() -> None:
-    pool, gone = PagePool("full", 6), []
-    pool.on_evict = gone.append
-    pool.reserve(5)
-    pages = [pool.allocate(1) for _ in range(5)]
-    pool.cache(np.array(pages[:4]))
-    pool.release(pages[::-1], 1)
-    pool.unreserve(5)
-    pool.check_integrity()
-    assert (pool.free_pages, pool.cached_pages) == (5, 4)
-    pool.share(pages[:1], 2, is_reserved=False)
-    assert pool.can_reserve(4) and not pool.can_reserve(5)
-    pool.reserve(4)
-    assert sorted(pool.allocate(1) for _ in range(4)) == sorted(pages[1:])
-    assert gone == pages[3:0:-1]
-    with pytest.raises(SpecbuildError, match="no free page"):
-        pool.allocate(1)
-
-
-def test_what_others_continue_stays_as_long_as_they_do() -> None:
-    """Pages 1 and 2 were let go of first, and 3, which continues them, last."""
-    pool, gone = PagePool("full", 5), []
-    behind = {1: [2], 2: [3], 3: [], 4: []}
-    pool.on_evict = gone.append
-    pool.children = lambda page: [each for each in behind[page] if each not in gone]
-    pool.reserve(4)
-    pages = [pool.allocate(1) for _ in range(4)]
-    pool.cache(np.array(pages))
-    for page in (2, 1, 4, 3):
-        pool.release([page], 1)
-    assert [pool.allocate(2) for _ in range(4)] == gone == [4, 3, 2, 1]
-
-
-def test_the_owner_of_a_shared_page_goes_first() -> None:
-    """Its promise is gone, but whoever shares the page keeps it, and others cannot have it."""
-    pool = PagePool("full", 4)
-    pool.reserve(1)
-    page = pool.allocate(1)
-    pool.cache(np.array([page]))
-    pool.share([page], 2, is_reserved=False)
-    assert pool.can_reserve(2)
-    pool.transfer_reservation([page])
-    pool.release([page], 1)
-    pool.unreserve(1)
-    assert pool.can_reserve(2) and not pool.can_reserve(3)
-    pool.release([page], 2)
-    pool.check_integrity()
-
-
-def test_an_entry_ends_at_the_first_other_token() -> None:
-    """A page is the same where every token up to its end is, and the one behind it with a draft."""
-    ids = np.random.default_rng(0).integers(0, VOCAB, 41, np.int32)
-    for drafts in (False, True):
-        tree = PrefixTree([20], page_size=SIZE, drafts=drafts)
-        source = TokenSource(ids, None)
-        (span,) = tree.walk_or_add(source, 10)
-        assert (span.first, span.end) == (0, 10) and not tree.walk(TokenSource(ids, "salt"), 10)
-        for changed in range(41):
-            other = ids.copy()
-            other[changed] += 1
-            same = [(s.first, s.end) for s in tree.walk(TokenSource(other, None), 10)]
-            pages = max(0, changed - drafts) // SIZE
-            assert same == ([(0, min(pages, 10))] if pages else [])
+@on_both
+def test_prompts_of_different_salts_have_no_common_pages(kind: str) -> None:
+    """The scheduler lets a prompt wait for another that shares its first pages."""
+    cache = keeping(kind).prefixes
+    assert cache is not None
+    ids = np.array(LONG[0], np.int32)
+    one, same = cache.begin(ids, "a"), cache.begin(ids.copy(), "a")
+    assert cache.common_pages(one, same) == (len(ids) - 1) // cache.page_size > 0
+    for salt in ("b", None):
+        assert cache.common_pages(one, cache.begin(ids.copy(), salt)) == 0
 
 
 def beginnings(count: int) -> list[list[int]]:
