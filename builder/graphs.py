@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +17,16 @@ from specbuild.builder.families.parts.graph_io import (
     BlockView,
     GroupView,
     InputPort,
-    LatentPool,
     Launch,
-    LayerPools,
     block_ports,
     budget_port,
     layer_pools,
+    layer_view,
     output_name,
+    path_ports,
     pool_ports,
+    state_inputs_port,
+    state_ports,
     summary_port,
     view_ports,
 )
@@ -31,12 +34,16 @@ from specbuild.builder.families.parts.target import GraphSizes
 from specbuild.builder.families.registry import draft_family, target_family
 from specbuild.builder.graph.export import GraphDeclaration, export_module
 from specbuild.builder.graph.passes.metadata import clear_metadata
-from specbuild.builder.graph.passes.weights import ONNX_DTYPES
 from specbuild.builder.graph.repeated_blocks import BlockPorts, block_outputs, call_blocks
 from specbuild.builder.graph.weight_sources import WeightSources
-from specbuild.builder.op_graphs import accept_graph, choose_graph, expand_graph, select_graph
+from specbuild.builder.op_graphs import (
+    accept_graph,
+    choose_graph,
+    commit_graph,
+    expand_graph,
+    select_graph,
+)
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.opspec import DOMAIN, OPSET_VERSION
 from specbuild.runtime.engine_dir.drafters.record import (
     DRAFT_GROUP,
     DRAFT_MODEL_ROLES,
@@ -45,7 +52,7 @@ from specbuild.runtime.engine_dir.drafters.record import (
     own_name,
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, StateGroup
 
 _HEAD = 1 + len(LAUNCH_PORTS)
 
@@ -64,7 +71,8 @@ def export_graphs(
         models |= _drafting_graphs(sources, plan, group, progress)
     verifies = plan.limits.draft_tokens > 0
     if verifies:
-        models["commit"] = commit_graph(plan, dtype)
+        models["commit"] = commit_graph(g, plan.target_groups, plan.states, dtype)
+        sources.bind(models["commit"])
     models["choose"] = choose_graph(g.vocab)
     if verifies:
         models["accept"] = accept_graph(plan.limits.draft_depth)
@@ -97,14 +105,21 @@ def target_graph(
         module = target_family(g.model_type).module(g, sizes)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)
-    groups = plan.target_groups
+    groups = plan.layer_groups
     asked, summaries = _block_ports(plan, activations)
     of_layers = [
-        pool_ports(groups[group], layer, activations) for layer, group in enumerate(group_of_layer)
+        _cache_ports(groups[group], layer, activations)
+        for layer, group in enumerate(group_of_layer)
+    ]
+    rows = [
+        _row_outputs(groups[group], layer, activations)
+        for layer, group in enumerate(group_of_layer)
     ]
     per_head = plan.choosing_group.kv_heads if asked else None
     of_groups = [
-        view_ports(
+        path_ports(group)
+        if isinstance(group, StateGroup)
+        else view_ports(
             group,
             batch_axis(plan),
             views=None if group.window else per_head,
@@ -116,6 +131,11 @@ def target_graph(
     pools = [port for ports in of_layers for port in ports]
     views = [port for ports in of_groups for port in ports]
     beside = [*summaries, *asked[-1:], *keys]
+    given = [
+        output
+        for ports, outputs in zip(of_layers, rows, strict=True)
+        for output in (*[replace(p, name=output_name(p.name)) for p in ports], *outputs)
+    ]
     aux_hidden = len(aux_layers) * g.hidden
     declaration = GraphDeclaration(
         role="target",
@@ -132,13 +152,14 @@ def target_graph(
         outputs=(
             "logits",
             *(["captured"] if aux_layers else []),
-            *[output_name(p.name) for p in (*pools, *beside)],
+            *[port.name for port in given],
+            *[output_name(p.name) for p in beside],
             *[port.name for port in broken],
         ),
         output_shapes=(
             ("R", g.vocab),
             *([("T", aux_hidden)] if aux_layers else []),
-            *[port.shape for port in (*pools, *beside, *broken)],
+            *[port.shape for port in (*given, *beside, *broken)],
         ),
         stages=(*[f"stage.layer.{i}" for i in range(g.layers)], "stage.pre_head"),
     )
@@ -149,7 +170,7 @@ def target_graph(
         arguments: tuple[Any, ...] = (
             values[0],
             Launch(*values[1:_HEAD]),
-            tuple(GroupView(*part) for part in split),
+            tuple(layer_view(*part) for part in zip(of_groups, split, strict=True)),
             _by_layer(of_layers, rest),
         )
         if asked:
@@ -168,6 +189,7 @@ def target_graph(
                 of_groups[group],
                 launch_ports(plan),
                 module.tables_of(layer),
+                row_outputs=rows[layer],
             )
             for layer, (layer_pools, group) in enumerate(
                 zip(of_layers, group_of_layer, strict=True)
@@ -186,11 +208,24 @@ def block_graph(block: nn.Module, ports: BlockPorts) -> ir.Model:
     )
 
 
-def _by_layer(
-    of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any]
-) -> tuple[LayerPools | LatentPool, ...]:
+def _cache_ports(
+    group: CacheGroup | StateGroup, layer: int, activations: torch.dtype
+) -> tuple[InputPort, ...]:
+    """The ports of what a layer of this group keeps."""
+    ports = state_ports if isinstance(group, StateGroup) else pool_ports
+    return ports(group, layer, activations)  # type: ignore[arg-type]
+
+
+def _row_outputs(
+    group: CacheGroup | StateGroup, layer: int, activations: torch.dtype
+) -> tuple[InputPort, ...]:
+    """What a layer of this group returns of its rows."""
+    return (state_inputs_port(group, layer, activations),) if isinstance(group, StateGroup) else ()
+
+
+def _by_layer(of_layers: Sequence[tuple[InputPort, ...]], values: Iterator[Any]) -> Any:
     """The pools of each layer, taken from ``values``."""
-    return tuple(layer_pools([next(values) for _ in ports]) for ports in of_layers)
+    return tuple(layer_pools(ports, [next(values) for _ in ports]) for ports in of_layers)
 
 
 def _table_length(plan: EnginePlan, ahead: int) -> int:
@@ -328,42 +363,6 @@ def draft_graph(
         )
 
     return export_module(module, declaration, pack)
-
-
-def commit_graph(plan: EnginePlan, activations: torch.dtype) -> ir.Model:
-    """The role ``commit``: one KvCommit per pool of the target."""
-    dtype = ONNX_DTYPES[activations]
-    inputs, nodes, outputs = [], [], []
-    for group in plan.target_groups:
-        slots = [
-            ir.Value(
-                name=f"{group.name}.{side}_slot",
-                shape=ir.Shape(["B", "D1"]),
-                type=ir.TensorType(ir.DataType.INT32),
-            )
-            for side in ("from", "to")
-        ]
-        inputs.extend(slots)
-        for layer in group.layers:
-            for port in pool_ports(group, layer, activations):
-                pool = ir.Value(
-                    name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(dtype)
-                )
-                node = ir.Node(DOMAIN, "KvCommit", [pool, *slots], num_outputs=1)
-                written = node.outputs[0]
-                written.name = output_name(port.name)
-                written.shape, written.type = ir.Shape(port.shape), ir.TensorType(dtype)
-                inputs.append(pool)
-                nodes.append(node)
-                outputs.append(written)
-    graph = ir.Graph(
-        inputs,
-        outputs,
-        nodes=nodes,
-        opset_imports={"": 23, DOMAIN: OPSET_VERSION},
-        name="commit",
-    )
-    return ir.Model(graph, ir_version=11)
 
 
 def batch_axis(plan: EnginePlan) -> int | str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     choosing_group,
     slots_per_sequence,
 )
-from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv, StateGroup
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,22 @@ def pool_bytes(group: CacheGroup) -> int:
 
 
 def cache_bytes(manifest: Manifest) -> int:
-    """Bytes of every pool of the engine, block summaries included."""
-    return sum(group_bytes(group, manifest.specpv) for group in manifest.cache_groups)
+    """Bytes of every pool of the engine, block summaries and recurrent states included."""
+    pages = sum(group_bytes(group, manifest.specpv) for group in manifest.cache_groups)
+    return pages + sum(map(state_bytes, manifest.state_groups))
+
+
+def state_bytes(group: StateGroup) -> int:
+    """Bytes of all pools of recurrent states of this group."""
+    return group.slots * slot_bytes(group)
+
+
+def slot_bytes(group: StateGroup) -> int:
+    """Bytes of one sequence's recurrent states, over all layers of this group."""
+    shapes = group.pool_shapes.values()
+    return len(group.layers) * sum(
+        CACHED_BYTES[dtype] * math.prod(shape[1:]) for dtype, shape in shapes
+    )
 
 
 def group_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
@@ -62,13 +77,15 @@ def summary_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:
 
 
 def outputs_bytes(manifest: Manifest, *, batch: int) -> int:
-    """Bytes that the largest launch returns: logits of every verified row, aux hidden states."""
+    """Bytes that the largest launch returns: logits of every verified row, and of every
+    row the aux hidden states and what it brings to recurrent states."""
     limits = manifest.limits
     # What a full step of SpecPV re-verifies is checked against the logits too.
     reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
     logit_rows = batch * (limits.draft_tokens + 1 + reverified)
     aux_hidden = limits.max_rows * len(manifest.aux_layers) * manifest.target.hidden
-    return 4 * (logit_rows * manifest.target.vocab + aux_hidden)
+    states = limits.max_rows * sum(g.row_width * len(g.layers) for g in manifest.state_groups)
+    return 4 * (logit_rows * manifest.target.vocab + aux_hidden + states)
 
 
 def table_bytes(manifest: Manifest) -> int:

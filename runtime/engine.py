@@ -88,7 +88,7 @@ class Engine(EngineBase):
         self.executor = executor
         self.text = text
         self._kv = KvPools(
-            manifest.cache_groups,
+            manifest.sequence_groups,
             manifest.limits,
             pages_released,
             pages_installed,
@@ -126,12 +126,15 @@ class Engine(EngineBase):
         capabilities = self.executor.capabilities
         if settings.prefix_caching == "off":
             return None
+        reason = None
         if capabilities.fixed_pages:
+            reason = f"on {capabilities.name}: sequences keep their pages to themselves"
+        elif manifest.state_groups:
+            reason = f"for a {manifest.target.model_type}: recurrent states are not cached yet"
+        if reason is not None:
             if settings.prefix_caching == "auto" and not settings.publish_generated_pages:
                 return None
-            raise UnsupportedHereError(
-                f"no prefix cache on {capabilities.name}: sequences keep their pages to themselves"
-            )
+            raise UnsupportedHereError(f"no prefix cache {reason}")
         lossy = manifest.specpv is not None or manifest.dsa is not None
         if settings.publish_generated_pages and lossy:
             raise UnsupportedHereError(

@@ -20,6 +20,20 @@ SIZES: dict[str, Any] = {
     "rms_norm_eps": 0.02,
     "eos_token_id": 1,
 }
+_DELTA: dict[str, Any] = {
+    "head_dim": 16,
+    "num_hidden_layers": 4,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 24,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "shared_expert_intermediate_size": 40,
+}
 OF_KIND: dict[str, dict[str, Any]] = {
     "llama": {
         "rope_parameters": {
@@ -118,6 +132,18 @@ OF_KIND: dict[str, dict[str, Any]] = {
             "partial_rotary_factor": 0.5,
         },
     },
+    "qwen3_5_text": _DELTA
+    | {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+            "mrope_section": [1, 1, 0],
+            "mrope_interleaved": True,
+        },
+    },
+    "qwen3_5_moe_text": _DELTA | _DELTA_EXPERTS,
+    "qwen3_next": _DELTA | _DELTA_EXPERTS | {"linear_num_value_heads": 6},
     "granite": {
         "attention_multiplier": 0.2,
         "embedding_multiplier": 3.0,
@@ -148,7 +174,11 @@ def randomise(model: torch.nn.Module, kind: str) -> None:
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                tensor.copy_((0 if kind.startswith("gemma") else 1) + 0.2 * noise)
+                less_1 = kind.startswith(("gemma", "qwen3_5", "qwen3_next"))
+                whole = not less_1 or name.endswith("linear_attn.norm.weight")
+                tensor.copy_(whole + 0.2 * noise)
+            elif name.endswith("A_log"):
+                tensor.copy_(noise)
             elif name.endswith("e_score_correction_bias"):
                 tensor.copy_(0.1 * noise)
             elif name.endswith("bias"):

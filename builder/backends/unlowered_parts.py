@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
+from specbuild.runtime.engine_dir.feed_forward import (
+    BothFeedForward,
+    DenseFeedForward,
+    Geglu,
+)
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -22,6 +26,7 @@ def require_lowered_parts(target: TargetGeometry, computed_by: str) -> None:
 def _parts(g: TargetGeometry) -> Iterator[str]:
     """What a target does, as the end of a sentence about it."""
     attention = g.attention
+    yield from _states_and_gates(g)
     for rope in (g.rope, g.window_rope):
         if rope is not None and rope.width is not None:
             yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
@@ -44,3 +49,14 @@ def _parts(g: TargetGeometry) -> Iterator[str]:
         yield "norms what attention and feed-forward give"
     if g.multipliers is not None:
         yield "multiplies embeddings, residuals or logits by constants"
+
+
+def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
+    """What hybrid models have beside keys and values."""
+    if g.gated_delta is not None:
+        yield f"has {len(g.linear_layers)} layers with a recurrent state (gated delta nets)"
+    if g.attention.output_gate:
+        yield "multiplies what attention gives by a gate"
+    for feed_forward in g.feed_forwards:
+        if isinstance(feed_forward, BothFeedForward) and feed_forward.gated:
+            yield "multiplies what its shared expert gives by a gate"

@@ -81,13 +81,20 @@ class SourceTensor:
 
 
 def remade(
-    name: str, parent: SourceTensor, make: Callable[[torch.Tensor], torch.Tensor]
+    name: str,
+    parent: SourceTensor,
+    make: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    dtype: str | None = None,
 ) -> SourceTensor:
-    """What ``make`` gives of the parent; its shape is found on the meta device."""
+    """What ``make`` gives of the parent; its shape is found on the meta device.
+
+    ``dtype`` is what ``make`` gives, None: the parent's type.
+    """
     blank = torch.empty(parent.shape, device="meta")
     return SourceTensor(
         name=name,
-        dtype=parent.dtype,
+        dtype=dtype or parent.dtype,
         shape=tuple(make(blank).shape),
         sources=parent.sources,
         load=lambda: make(parent.load()),

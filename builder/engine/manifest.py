@@ -74,6 +74,7 @@ def engine_manifest(
         adjusted_steps=parts.plan.adjusted_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
+        state_groups=parts.plan.states,
     )
 
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from specbuild.builder.option_group import MAX_INTEGER
 from specbuild.runtime.device import group_bytes
 from specbuild.runtime.engine_dir.cache_groups import pages_held
-from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits, SpecPv
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.manifest import (
+    STATE_GROUP,
+    CacheGroup,
+    Limits,
+    SpecPv,
+    StateGroup,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -79,6 +86,31 @@ class PoolBudget:
             else:
                 high = middle - 1
         return holding(low * step)
+
+
+def state_groups(target: TargetGeometry, limits: Limits, dtype: str) -> tuple[StateGroup, ...]:
+    """The recurrent states of the target: a slot for every sequence, and two that none has."""
+    delta = target.gated_delta
+    if delta is None:
+        return ()
+    states = StateGroup(
+        name=STATE_GROUP,
+        layers=target.linear_layers,
+        slots=slots_for(limits),
+        heads=delta.value_heads,
+        key_width=delta.key_width,
+        value_width=delta.value_width,
+        channels=delta.channels,
+        tail=delta.taps - 1,
+        row_width=delta.row_width,
+        dtype=dtype,
+    )
+    return (states,)
+
+
+def slots_for(limits: Limits) -> int:
+    """Slots of recurrent states for a full batch, the empty and the discarded one included."""
+    return limits.max_batch_size + 2
 
 
 def _require_countable(groups: Sequence[CacheGroup], limits: Limits) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from specbuild.builder.engine.backend_sizes import DEFAULT_TREE_LIMITS, BackendSizes, holding
+from specbuild.builder.engine.backend_sizes import BackendSizes, holding
+from specbuild.builder.engine.draft_shapes import largest_shapes
 from specbuild.builder.engine.dsa import dsa_of
 from specbuild.builder.engine.host_drafter import holding_chains, host_drafter_of
-from specbuild.builder.engine.pool_sizes import PoolBudget
+from specbuild.builder.engine.pool_sizes import PoolBudget, state_groups
 from specbuild.builder.engine.specpv import PAGE_SIZE as SPECPV_PAGE_SIZE
 from specbuild.builder.engine.specpv import require_turns, specpv_of
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
@@ -30,6 +31,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Dsa,
     Limits,
     SpecPv,
+    StateGroup,
 )
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.lossy.specpv.state import ViewGeometry
@@ -38,9 +40,6 @@ DEFAULT_MAX_SEQ_LEN: int = LimitOptions.usual()["max_seq_len"]
 # A prompt of one token, and one more.
 LEAST_SEQ_LEN = 2
 DEFAULT_MAX_BATCH_SIZE: int = LimitOptions.usual()["max_batch_size"]
-# A chain of three: what pays for a deep, narrow target; a run adapts it to what it sees.
-NO_DRAFT = DraftShape(0, 0, 0)
-DEFAULT_DRAFT_SHAPE = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class EnginePlan:
     """The sizes of an engine, all settled.
 
     ``model_shapes`` are the largest trees of the draft models, by their cache groups; ``limits``
-    also hold the chains of ``host_drafter``.
+    also hold the chains of ``host_drafter``. ``states`` are the groups of recurrent states.
     """
 
     limits: Limits
@@ -60,14 +59,26 @@ class EnginePlan:
     adjusted_steps: bool = False
     host_drafter: HostRecord | None = None
     model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
+    states: tuple[StateGroup, ...] = ()
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
-        """For every target layer, the index of its keys' and values' group in ``target_groups``."""
-        beside = (*DRAFT_GROUPS, INDEXER_GROUP)
+        """For every target layer, the index of its group in ``layer_groups``.
+
+        That is the group of its keys and values, or of its state.
+        """
         return tuple(
-            next(i for i, g in enumerate(self.groups) if g.name not in beside and layer in g.layers)
+            next(
+                i
+                for i, group in enumerate(self.layer_groups)
+                if group.name != INDEXER_GROUP and layer in group.layers
+            )
             for layer in range(target.layers)
         )
+
+    @property
+    def layer_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
+        """The groups that the target's layers keep something in."""
+        return (*self.states, *self.target_groups)
 
     @property
     def indexer_group(self) -> CacheGroup | None:
@@ -117,7 +128,7 @@ def plan_engine(
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
     page_size = asked.page_size or usual
-    model_shapes, default = _largest_shapes(options, sizes, drafts, max_seq_len)
+    model_shapes, default = largest_shapes(options, sizes, drafts, max_seq_len)
     host_drafter = host_drafter_of(options, max_seq_len=max_seq_len)
     shape = holding_chains(holding(model_shapes.values()), host_drafter)
     if default is None and host_drafter is not None:
@@ -170,6 +181,7 @@ def plan_engine(
         groups = [_coded(group) for group in groups]
     places = 1 if facts_of(options.backend).pools_in_place else 2
     budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
+    states = state_groups(target, limits, sizes.cache_dtype)
     plan = EnginePlan(
         limits,
         default,
@@ -179,6 +191,7 @@ def plan_engine(
         budget,
         host_drafter=host_drafter,
         model_shapes=model_shapes,
+        states=states,
     )
     return with_limits(plan, limits)
 
@@ -219,99 +232,6 @@ def with_limits(plan: EnginePlan, limits: Limits) -> EnginePlan:
     """The plan under these limits; its caches hold what they ask for, within its budget."""
     groups = plan.budget.sized(plan.groups, limits, plan.specpv)
     return replace(plan, limits=limits, groups=groups)
-
-
-def _largest_shapes(
-    options: BuildOptions,
-    sizes: BackendSizes,
-    drafts: Mapping[str, DraftGeometry],
-    max_seq_len: int,
-) -> tuple[dict[str, DraftShape], DraftShape | None]:
-    """Each draft's largest tree by its cache group, and the first draft's default."""
-    if not drafts:
-        _draft_shapes(options, sizes, None, max_seq_len)
-        return {}, None
-    shapes = {g: _draft_shapes(options, sizes, d, max_seq_len) for g, d in drafts.items()}
-    _, default = next(iter(shapes.values()))
-    return {group: largest for group, (largest, _) in shapes.items()}, default
-
-
-def _draft_shapes(
-    options: BuildOptions, sizes: BackendSizes, draft: DraftGeometry | None, max_seq_len: int
-) -> tuple[DraftShape, DraftShape | None]:
-    given = options.drafting.given()
-    given.pop("dtype", None)
-    most_levels = draft.block - 1 if draft is not None and draft.block else None
-    if most_levels is not None:
-        sizes = _within_block(sizes, given, most_levels)
-    DraftOptions.check_bounds(given)
-    if draft is None:
-        if given:
-            raise SpecbuildError(
-                f"{DraftOptions.flag(next(iter(given)))} needs a draft; give one with --draft"
-            )
-        return NO_DRAFT, None
-    for of_draft_alone in ("window", "norm_output"):
-        given.pop(of_draft_alone, None)
-    most_children = min(DEFAULT_TREE_LIMITS.draft_top_k, draft.vocab)
-    if not given:
-        return _default_shapes(sizes, most_children, max_seq_len)
-    top_k = given.get("top_k", most_children)
-    usual_depth = DEFAULT_TREE_LIMITS.draft_depth
-    if most_levels is not None:
-        usual_depth = min(usual_depth, most_levels)
-    if top_k == 1:
-        usual_depth = given.get("tokens", sizes.draft_limits.draft_depth)
-    depth = given.get("depth", usual_depth)
-    if top_k > draft.vocab:
-        raise SpecbuildError(
-            f"--draft-top-k {top_k} exceeds the draft's vocabulary of {draft.vocab}"
-        )
-    pool = DraftShape(top_k, depth, 0).candidates
-    tokens = given.get("tokens", min(pool, DEFAULT_TREE_LIMITS.draft_tokens))
-    if tokens > pool:
-        raise SpecbuildError(
-            f"--draft-tokens {tokens} exceeds the candidate pool of {pool} that top-k {top_k} and "
-            f"depth {depth} draft (K + (D-1)*K*K); ask for at most {pool}"
-        )
-    shape = _largest_draft(top_k, depth, tokens)
-    return shape, shape
-
-
-def _within_block(sizes: BackendSizes, given: dict[str, int], most_levels: int) -> BackendSizes:
-    """The backend's sizes with no more levels than a block drafts; SpecbuildError for more."""
-    depth = given.get("depth", 1)
-    chain = given.get("tokens", 1) if given.get("top_k") == 1 and "depth" not in given else 1
-    for option, levels in (("depth", depth), ("tokens", chain)):
-        if levels > most_levels:
-            raise SpecbuildError(
-                f"{DraftOptions.flag(option)} {levels}: the draft's block is of {most_levels + 1} "
-                f"tokens, which drafts {most_levels}; ask for at most {most_levels}"
-            )
-    limits = sizes.draft_limits
-    deepest = replace(limits, draft_depth=min(limits.draft_depth, most_levels))
-    return replace(sizes, draft_limits=deepest)
-
-
-def _default_shapes(
-    sizes: BackendSizes, most_children: int, max_seq_len: int
-) -> tuple[DraftShape, DraftShape]:
-    """Limits and default without draft options, within the vocabulary and the context."""
-    fitting = max(max_seq_len - 1, 1)
-    limits = sizes.draft_limits
-    top_k = min(limits.draft_top_k, most_children)
-    pool = replace(limits, draft_top_k=top_k).candidates
-    tokens = min(limits.draft_tokens, pool, fitting)
-    chain = min(DEFAULT_DRAFT_SHAPE.draft_depth, tokens)
-    return (
-        _largest_draft(top_k, limits.draft_depth, tokens),
-        DraftShape(draft_top_k=1, draft_depth=chain, draft_tokens=chain),
-    )
-
-
-def _largest_draft(top_k: int, depth: int, tokens: int) -> DraftShape:
-    """A chain has no more levels than tokens: nothing would verify them."""
-    return DraftShape(top_k, min(depth, tokens) if top_k == 1 else depth, tokens)
 
 
 def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) -> list[CacheGroup]:

@@ -38,6 +38,11 @@ def specpv_of(
     SpecPvOptions.check_bounds(given)
     if "full_attention" not in target.layer_types:
         raise SpecbuildError("--specpv: the model has no full-attention layer; build without it")
+    if target.linear_layers:
+        raise SpecbuildError(
+            f"--specpv: a {target.model_type} has {len(target.linear_layers)} layers with a "
+            "recurrent state, of which no partial view can be taken; build without it"
+        )
     if config.score == "indexer":
         _check_indexers(target)
     else:

@@ -177,7 +177,8 @@ class SynthTarget:
 
     ``config`` is ``config.json`` of a geometry and a padding token, ``tensor`` makes a tensor of
     this name and shape that is neither embedding nor head. ``router_logits`` [n, E] are those of
-    a layer for normed rows [n, H]; it is given a loader of the layer's tensors.
+    a layer for normed rows [n, H]; it is given a loader of the layer's tensors. Checkpoints hold
+    the weights of norms less ``norms_less``.
     """
 
     geometries: Mapping[str, Callable[[], NamedGeometry]]
@@ -186,6 +187,7 @@ class SynthTarget:
     router_logits: Callable[[Callable[[str], torch.Tensor], torch.Tensor], torch.Tensor] = (
         gate_logits
     )
+    norms_less: float = 0.0
 
 
 # Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.

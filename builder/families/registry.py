@@ -18,6 +18,7 @@ from specbuild.builder.families.mtp.family import MTP
 from specbuild.builder.families.olmo.family import OLMO
 from specbuild.builder.families.p_eagle.family import P_EAGLE
 from specbuild.builder.families.phi3.family import PHI3
+from specbuild.builder.families.qwen3_5.family import QWEN3_5
 from specbuild.builder.families.smollm3.family import SMOLLM3
 from specbuild.runtime.errors import SpecbuildError
 
@@ -33,6 +34,7 @@ TARGETS: dict[str, TargetFamily] = {
     "glm4_moe": GLM4_MOE,
     "minimax_m2": MINIMAX_M2,
     "gemma3": GEMMA3,
+    "qwen3_5": QWEN3_5,
 }
 DRAFTS: dict[str, DraftFamily] = {
     "eagle3": EAGLE3,

@@ -142,7 +142,7 @@ def single_op_model(
     """
     op = all_ops()[op_name]
     by_name = {value.name: value for value in initializers}
-    inputs = [_input_value(port) for port in ports]
+    inputs = [graph_value(port) for port in ports]
     by_name |= {value.name: value for value in inputs}
     given = [tensor for tensor in op.inputs if tensor.name in by_name or not tensor.optional]
     node = ir.Node(
@@ -167,7 +167,8 @@ def single_op_model(
     return ir.Model(graph, ir_version=IR_VERSION)
 
 
-def _input_value(port: InputPort) -> ir.Value:
+def graph_value(port: InputPort) -> ir.Value:
+    """A value of a graph with the port's name, type and shape."""
     return ir.Value(
         name=port.name, shape=ir.Shape(port.shape), type=ir.TensorType(_DTYPES[port.dtype])
     )

@@ -22,10 +22,13 @@ from torch import nn
 from specbuild.builder.families.parts.graph_io import (
     GroupView,
     InputPort,
-    LatentPool,
     Launch,
-    LayerPools,
+    Pools,
+    StatePools,
+    StateView,
+    WrittenStates,
     layer_pools,
+    layer_view,
     output_name,
 )
 
@@ -34,19 +37,30 @@ _VERSION = 1
 
 
 @torch.library.custom_op("specbuild_export::block", mutates_args=())
-def block_call(inputs: list[torch.Tensor], name: str, written: int) -> list[torch.Tensor]:
-    """A call of the function of this name; its outputs are like the first ``written`` inputs."""
-    del inputs, written
+def block_call(
+    inputs: list[torch.Tensor], name: str, written: int, row_widths: list[int]
+) -> list[torch.Tensor]:
+    """A call of the function of this name; its outputs are like the first ``written`` inputs.
+
+    Behind them come values of its rows, of these widths.
+    """
+    del inputs, written, row_widths
     raise AssertionError(f"{name} is exported, never run")
 
 
 @block_call.register_fake
-def _(inputs: list[torch.Tensor], name: str, written: int) -> list[torch.Tensor]:
+def _(
+    inputs: list[torch.Tensor], name: str, written: int, row_widths: list[int]
+) -> list[torch.Tensor]:
     del name
-    return [torch.empty_like(tensor) for tensor in inputs[:written]]
+    x = inputs[0]
+    rows = [x.new_empty(x.shape[0], width) for width in row_widths]
+    return [*[torch.empty_like(tensor) for tensor in inputs[:written]], *rows]
 
 
-def block_translation(inputs: Sequence[Any], name: str, written: int) -> Any:
+def block_translation(
+    inputs: Sequence[Any], name: str, written: int, row_widths: Sequence[int]
+) -> Any:
     """The node of a :func:`block_call`, for torch's exporter."""
     anything = ["tensor(bfloat16)", "tensor(float16)", "tensor(float)", "tensor(int32)"]
     parameter, option = OpSchema.FormalParameter, OpSchema.FormalParameterOption
@@ -55,8 +69,11 @@ def block_translation(inputs: Sequence[Any], name: str, written: int) -> Any:
         BLOCK_DOMAIN,
         _VERSION,
         inputs=[parameter("inputs", "I", param_option=option.Variadic, is_homogeneous=False)],
-        outputs=[parameter(f"written_{i}", "O") for i in range(written)],
-        type_constraints=[("I", [*anything, "tensor(uint8)"], ""), ("O", anything, "")],
+        outputs=[parameter(f"written_{i}", f"O{i}") for i in range(written + len(row_widths))],
+        type_constraints=[
+            ("I", [*anything, "tensor(uint8)"], ""),
+            *[(f"O{i}", anything, "") for i in range(written + len(row_widths))],
+        ],
     )
     return Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
 
@@ -66,7 +83,8 @@ class BlockPorts:
     """What a block takes beside the residual stream ``x``, in the order of its arguments.
 
     ``tables`` are the cosines and sines of positions. Ports of what each layer has for itself have
-    names without the layer.
+    names without the layer. ``row_outputs`` are values of its rows, which it returns behind the
+    pools.
     """
 
     x: InputPort
@@ -74,6 +92,7 @@ class BlockPorts:
     view: tuple[InputPort, ...]
     launch: tuple[InputPort, ...]
     tables: tuple[InputPort, ...]
+    row_outputs: tuple[InputPort, ...] = ()
 
     @classmethod
     def of_layer(
@@ -83,6 +102,8 @@ class BlockPorts:
         view: Sequence[InputPort],
         launch: tuple[InputPort, ...],
         tables: Sequence[torch.Tensor],
+        *,
+        row_outputs: Sequence[InputPort] = (),
     ) -> BlockPorts:
         """Those of a layer with these pools and this view, of any number of pages and positions."""
 
@@ -99,6 +120,7 @@ class BlockPorts:
             tuple(short(port, *port.shape) for port in view),
             launch,
             (cos, sin),
+            tuple(short(port, *port.shape) for port in row_outputs),
         )
 
     @property
@@ -114,15 +136,25 @@ class BlockPorts:
             for ports in ((self.x,), self.pools, self.view, self.launch, self.tables)
         ]
         (x,), pools, view, launch, tables = parts
-        return x, layer_pools(pools), GroupView(*view), Launch(*launch), tuple(tables)
+        return (
+            x,
+            layer_pools(self.pools, pools),
+            layer_view(self.view, view),
+            Launch(*launch),
+            tuple(tables),
+        )
 
 
 @dataclass(frozen=True)
 class BlockFunction:
-    """A kind of block as an ONNX function, whose last inputs are the weights of these names."""
+    """A kind of block as an ONNX function, whose last inputs are the weights of these names.
+
+    ``row_widths`` are those of its outputs behind the pools.
+    """
 
     function: ir.Function
     weights: tuple[str, ...]
+    row_widths: tuple[int, ...]
 
 
 class BlockCall(nn.Module):
@@ -139,8 +171,8 @@ class BlockCall(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        pools: LayerPools | LatentPool,
-        view: GroupView,
+        pools: Pools,
+        view: GroupView | StateView,
         launch: Launch,
         tables: tuple[torch.Tensor, ...],
         *lossy: None,
@@ -149,8 +181,10 @@ class BlockCall(nn.Module):
         assert not any(lossy)
         weights = [self.get_parameter(name) for name in self.called.weights]
         given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *weights]
-        new_x, *new = block_call(given, self.called.function.name, 1 + len(pools))
-        return new_x, type(pools)(*new), (), ()
+        widths = list(self.called.row_widths)
+        new_x, *new = block_call(given, self.called.function.name, 1 + len(pools), widths)
+        kind = WrittenStates if isinstance(pools, StatePools) else type(pools)
+        return new_x, kind(*new), (), ()
 
 
 def call_blocks(
@@ -167,15 +201,22 @@ def call_blocks(
     for i, (block, block_ports) in enumerate(zip(layers, ports, strict=True)):
         kind = kind_of(block, block_ports)
         if kind not in kinds:
-            kinds[kind] = _function(exported(block, block_ports), f"Block{len(kinds)}")
+            widths = tuple(int(port.shape[1]) for port in block_ports.row_outputs)
+            kinds[kind] = _function(exported(block, block_ports), f"Block{len(kinds)}", widths)
         layers[i] = BlockCall(block, kinds[kind])
     return [kind.function for kind in kinds.values()]
 
 
 def block_outputs(ports: BlockPorts) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
-    """The names and shapes of a block's outputs: the new residual stream and the new pools."""
+    """The names and shapes of a block's outputs: the new residual stream, the new pools, and its
+    values of rows."""
     written = (ports.x, *ports.pools)
-    return tuple(output_name(port.name) for port in written), tuple(port.shape for port in written)
+    names = [output_name(port.name) for port in written]
+    rows = ports.row_outputs
+    return (
+        (*names, *[port.name for port in rows]),
+        tuple(port.shape for port in (*written, *rows)),
+    )
 
 
 def kind_of(block: nn.Module, ports: BlockPorts) -> str:
@@ -191,13 +232,13 @@ def inline_blocks(model: ir.Model, functions: Sequence[ir.Function]) -> None:
     model.graph.opset_imports.pop(BLOCK_DOMAIN, None)
 
 
-def _function(model: ir.Model, name: str) -> BlockFunction:
+def _function(model: ir.Model, name: str, row_widths: tuple[int, ...]) -> BlockFunction:
     graph = model.graph
     weights = {name: value for name, value in graph.initializers.items() if value.uses()}
     graph.initializers.clear()
     graph.inputs.extend(weights.values())
     return BlockFunction(
-        ir.Function(BLOCK_DOMAIN, name, graph=graph, attributes=[]), tuple(weights)
+        ir.Function(BLOCK_DOMAIN, name, graph=graph, attributes=[]), tuple(weights), row_widths
     )
 
 

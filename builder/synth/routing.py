@@ -64,6 +64,7 @@ def _chosen(model: SynthModel, layer: int, normed: torch.Tensor) -> torch.Tensor
     assert moe is not None
     family = target_family(model.target.model_type)
     assert family.synth is not None
-    logits = family.synth.router_logits(load, normed * load("post_attention_layernorm.weight"))
+    weight = load("post_attention_layernorm.weight") + family.synth.norms_less
+    logits = family.synth.router_logits(load, normed * weight)
     best = logits.topk(moe.experts_per_token, dim=1).indices
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(1, best, value=True)

@@ -12,6 +12,7 @@ import numpy as np
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
 from specbuild.runtime.cache.sequence_pages import SequencePages
+from specbuild.runtime.cache.state_paths import path_feeds
 from specbuild.runtime.draft.eagle3 import columns_of
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
@@ -61,7 +62,7 @@ class EngineProbe:
         self.executor = CpuExecutor(self.manifest, graphs, weights)
         limits = manifest.limits
         self.counter = SlotCounter(slots_per_sequence(limits) + limits.max_rows + 1)
-        self._kv = KvPools(manifest.cache_groups, limits)
+        self._kv = KvPools(manifest.sequence_groups, limits)
 
     @contextmanager
     def sequence(self, tokens: int) -> Iterator[ProbedSequence]:
@@ -105,7 +106,8 @@ class ProbedSequence:
             "positions": self._probe.counter.range(first, count),
             "ancestor_bits": np.zeros((count, 1), np.int32),
         }
-        outputs = self._launch(role, plan, {**feeds, **placed}, capacity=count)
+        states = self._states(role, [range(count)], stores=True)
+        outputs = self._launch(role, plan, {**feeds, **placed, **states}, capacity=count)
         for group in self._probe.groups(role):
             self._pages[group].commit(first + count)
         return outputs
@@ -129,7 +131,9 @@ class ProbedSequence:
             "positions": np.array(positions, np.int32),
             "ancestor_bits": words.view("<i4").astype(np.int32),
         }
-        return self._launch(role, plan, {**feeds, **placed}, capacity=slots[-1] + 1)
+        paths = [row.nonzero()[0].tolist() for row in ancestors]
+        states = self._states(role, paths, stores=False)
+        return self._launch(role, plan, {**feeds, **placed, **states}, capacity=slots[-1] + 1)
 
     def write_states(self, aux_hidden: np.ndarray) -> None:
         """Enter states [n, aux_layers·Ht] of committed tokens into caches that ``draft`` reads."""
@@ -149,6 +153,16 @@ class ProbedSequence:
         """Drop what :meth:`branch` wrote."""
         for group in self._probe.groups(role):
             self._pages[group].rewind(self._pages[group].length)
+
+    def _states(
+        self, role: str, paths: Sequence[Sequence[int]], *, stores: bool
+    ) -> dict[str, np.ndarray]:
+        """The paths of rows through the target's recurrent states."""
+        feeds: dict[str, np.ndarray] = {}
+        for group in self._probe.manifest.state_groups if role == "target" else ():
+            through = [(0, path) for path in paths]
+            feeds |= path_feeds(group, [self._pages[group.name]], through, stores=stores)
+        return feeds
 
     def _length(self, role: str) -> int:
         return self._pages[self._probe.groups(role)[0]].length

@@ -53,6 +53,7 @@ def memory_section(facts: EngineFacts) -> Section:
     manifest, memory = facts.manifest, facts.memory
     parts = {"weights": memory.weights_bytes}
     parts |= {f"KV cache, {group}": size for group, size in memory.kv_bytes.items()}
+    parts |= {f"states, {group}": size for group, size in memory.state_bytes.items()}
     parts["outputs"] = memory.outputs_bytes
     drawn = bars([Bar(name, float(size), size_text(size)) for name, size in parts.items()])
     caption = f"{size_text(memory.total_bytes)} in total, predicted."

@@ -21,12 +21,13 @@ def cache_tables(manifest: Manifest, memory: PredictedMemory, capacity: CacheCap
     for entry in capacity.sequences:
         numbers = (entry.tokens, entry.guaranteed_no_evict, entry.max_utilization)
         concurrent.add_row(*map(str, numbers))
-    return Group(_pages_table(manifest, memory), concurrent)
+    states = [_states_table(manifest, memory)] if manifest.state_groups else []
+    return Group(_pages_table(manifest, memory), *states, concurrent)
 
 
 def footprint(manifest: Manifest, memory: PredictedMemory) -> str:
     """Return two lines: the model with its limits, and the memory that the engine allocates."""
-    caches = sum(memory.kv_bytes.values())
+    caches = sum(memory.kv_bytes.values()) + sum(memory.state_bytes.values())
     drafts = ", ".join(model.geometry.architecture for model in manifest.models)
     draft = f"draft: {drafts}" if drafts else "no draft"
     limits = manifest.limits
@@ -58,6 +59,24 @@ def _pages_table(manifest: Manifest, memory: PredictedMemory) -> Table:
     add("total", lambda g: size_text(memory.kv_bytes[g.name]))
     add("dtype", lambda g: g.dtype + " (lossy)" * (g.name in manifest.lossy_groups))
     add("keeps", lambda g: f"a window of {g.window}" if g.window else "all tokens")
+    return table
+
+
+def _states_table(manifest: Manifest, memory: PredictedMemory) -> Table:
+    """Return a row for each group of recurrent states."""
+    table = Table(title="recurrent states", title_justify="left")
+    table.add_column("group", style="bold")
+    for column in ("layers", "heads × matrix", "sequences", "bytes/sequence", "total"):
+        table.add_column(column, justify="right")
+    for group in manifest.state_groups:
+        table.add_row(
+            group.name,
+            str(len(group.layers)),
+            f"{group.heads} × {group.key_width}×{group.value_width}",
+            str(group.slots - 2),
+            str(memory.slot_bytes[group.name]),
+            size_text(memory.state_bytes[group.name]),
+        )
     return table
 
 

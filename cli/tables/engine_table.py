@@ -117,7 +117,9 @@ def target_table(target: TargetGeometry) -> Table:
     table = fact_table(f"target: {target.model_type}")
     sliding = target.layer_types.count("sliding_attention")
     windows = f"{sliding} with a window of {target.sliding_window}" if sliding else "no windows"
-    table.add_row("layers", f"{target.layers}, {windows}")
+    linear = len(target.linear_layers)
+    states = f", {linear} with a recurrent state" if linear else ""
+    table.add_row("layers", f"{target.layers}, {windows}{states}")
     table.add_row("hidden", str(target.hidden))
     table.add_row("vocabulary", str(target.vocab))
     if target.dtype is not None:
@@ -254,6 +256,8 @@ def memory_table(memory: PredictedMemory) -> Table:
     table.add_row("weights", size_text(memory.weights_bytes))
     for group, size_bytes in memory.kv_bytes.items():
         table.add_row(f"KV cache, {group}", size_text(size_bytes))
+    for group, size_bytes in memory.state_bytes.items():
+        table.add_row(f"states, {group}", size_text(size_bytes))
     table.add_row("outputs", size_text(memory.outputs_bytes))
     table.add_row("total", size_text(memory.total_bytes))
     return table

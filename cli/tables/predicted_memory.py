@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.builder.engine.pool_sizes import PoolBudget
+from specbuild.builder.engine.pool_sizes import PoolBudget, slots_for
 from specbuild.builder.engine.sizes import require_rows, require_seq_len
 from specbuild.builder.options import LimitOptions
-from specbuild.runtime.device import group_bytes, outputs_bytes
+from specbuild.runtime.device import group_bytes, outputs_bytes, slot_bytes, state_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
@@ -22,6 +22,7 @@ class PredictedMemory:
     """Bytes by use, for a batch size and a sequence length.
 
     ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, page 0 included, and of one.
+    ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of one.
     On a GPU every tensor has memory of its own, also one whose bytes are another's in the file;
     ``outputs_bytes`` are then scratch and state, those of the engine's own limits.
     """
@@ -31,6 +32,8 @@ class PredictedMemory:
     weights_bytes: int
     kv_bytes: dict[str, int]
     page_bytes: dict[str, int]
+    state_bytes: dict[str, int]
+    slot_bytes: dict[str, int]
     outputs_bytes: int
     total_bytes: int
 
@@ -57,7 +60,8 @@ def as_built_for(
     memory, pages = (value if isinstance(value, int) else None for value in asked)
     budget = PoolBudget(memory, pages, _pool_copies(manifest))
     groups = budget.sized(manifest.cache_groups, limits, manifest.specpv)
-    return replace(manifest, limits=limits, cache_groups=groups)
+    states = tuple(replace(group, slots=slots_for(limits)) for group in manifest.state_groups)
+    return replace(manifest, limits=limits, cache_groups=groups, state_groups=states)
 
 
 def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMemory:
@@ -72,6 +76,7 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
     weights = _tensor_bytes(manifest) if on_gpu else _stored_bytes(manifest)
     copies = _pool_copies(manifest)
     kv = {g.name: copies * group_bytes(g, manifest.specpv) for g in manifest.cache_groups}
+    states = {g.name: state_bytes(g) for g in manifest.state_groups}
     outputs = outputs_bytes(manifest, batch=limits.max_batch_size)
     if plan is not None:
         held = footprint(plan)
@@ -82,8 +87,10 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
         weights_bytes=weights,
         kv_bytes=kv,
         page_bytes={g.name: kv[g.name] // g.pages for g in manifest.cache_groups},
+        state_bytes=states,
+        slot_bytes={g.name: slot_bytes(g) for g in manifest.state_groups},
         outputs_bytes=outputs,
-        total_bytes=weights + sum(kv.values()) + outputs,
+        total_bytes=weights + sum(kv.values()) + sum(states.values()) + outputs,
     )
 
 

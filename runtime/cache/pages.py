@@ -17,17 +17,20 @@ from specbuild.runtime.cache.sequence_pages import (
     RingPages,
     SequencePages,
 )
+from specbuild.runtime.cache.state_paths import StateSlot
 from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
     pages_held,
     slots_per_sequence,
     tree_slots,
 )
-from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Limits, StateGroup
 
 
 class KvPools:
     """The page pools by group name. Groups that share an allocator share a pool.
+
+    Of a group of recurrent states a sequence holds one slot from admission to release.
 
     ``ahead``: launches are queued before earlier ones complete. ``fixed``: a sequence allocates all
     reserved pages at admission and keeps them, so its table does not change.
@@ -35,7 +38,7 @@ class KvPools:
 
     def __init__(
         self,
-        groups: Sequence[CacheGroup],
+        groups: Sequence[CacheGroup | StateGroup],
         limits: Limits,
         released: PagesReleased | None = None,
         installed: PagesInstalled | None = None,
@@ -43,10 +46,12 @@ class KvPools:
         ahead: bool = False,
         fixed: bool = False,
     ) -> None:
-        self._groups = {group.name: group for group in groups}
+        paged = [group for group in groups if isinstance(group, CacheGroup)]
+        states = [group for group in groups if isinstance(group, StateGroup)]
+        self._groups = {group.name: group for group in paged}
         self._limits = limits
         self._ahead, self._fixed = ahead, fixed
-        self._shared = allocators(groups)
+        self._shared = allocators(paged)
         self._trace: PageTrace | None = None
         self._admitted = 0
         self.pools: dict[str, PagePool] = {}
@@ -58,6 +63,9 @@ class KvPools:
                 _notify_each_group(names, installed),
             )
             self.pools |= dict.fromkeys(names, pool)
+        # The last slot takes states that nobody reads, so no sequence gets it.
+        self._states = tuple(group.name for group in states)
+        self.pools |= {group.name: PagePool(group.name, group.slots - 1) for group in states}
 
     @property
     def used_share(self) -> float:
@@ -75,10 +83,11 @@ class KvPools:
     @trace.setter
     def trace(self, trace: PageTrace | None) -> None:
         self._trace = trace
-        for name in self._shared:
+        allocating = (*self._shared, *self._states)
+        for name in allocating:
             self.pools[name].trace = trace
         if trace is not None:
-            pages = {name: self.pools[name].free_pages for name in self._shared}
+            pages = {name: self.pools[name].free_pages for name in allocating}
             trace.add("start", version=TRACE_VERSION, pages=pages)
 
     def pages_needed(self, tokens: int, *, initial_tokens: int | None = None) -> dict[str, int]:
@@ -88,11 +97,12 @@ class KvPools:
         with pages for ``initial_tokens`` tokens, if given.
         """
         growing_tokens = tokens if initial_tokens is None else min(tokens, initial_tokens)
-        return {
+        pages = {
             name: pages_held(group, self._limits, tokens=tokens if group.window else growing_tokens)
             for name in self._shared
             for group in (self._groups[name],)
         }
+        return pages | dict.fromkeys(self._states, 1)
 
     def can_grow(self, pages: Mapping[str, SequencePages], tokens: int) -> bool:
         """Return whether the missing pages for ``tokens`` tokens and a tree are unreserved."""
@@ -125,9 +135,13 @@ class KvPools:
     def can_admit(self, needed: Mapping[str, int], *, margin: int = 0) -> bool:
         """Return whether the pages, and in groups without a window ``margin`` more, are free."""
         return all(
-            self.pools[name].can_reserve(pages + (0 if self._groups[name].window else margin))
+            self.pools[name].can_reserve(pages + (margin if self._grows(name) else 0))
             for name, pages in needed.items()
         )
+
+    def _grows(self, name: str) -> bool:
+        """Return whether sequences hold more pages of this allocator the longer they are."""
+        return name not in self._states and not self._groups[name].window
 
     def pages_to_reserve(
         self, needed: Mapping[str, int], shared: Mapping[str, SharedPages]
@@ -161,6 +175,9 @@ class KvPools:
             self._trace.add("admit", owner=self._admitted, request=request, promised=dict(needed))
         holders: dict[str, SequencePages] = {}
         for name, pages in needed.items():
+            if name in self._states:
+                holders[name] = StateSlot(self.pools[name], owner=self._admitted)
+                continue
             prefix_pages = shared.get(name)
             held = (
                 0 if prefix_pages is None or self._groups[name].window else len(prefix_pages.pages)
@@ -169,7 +186,7 @@ class KvPools:
             if prefix_pages is not None:
                 holder.adopt(prefix_pages)
             holders |= dict.fromkeys(self._shared[name], holder)
-        return {name: holders[name] for name in self._groups}
+        return {name: holders[name] for name in (*self._groups, *self._states)}
 
     def _holder(self, name: str, pages: int) -> SequencePages:
         group = self._groups[name]
@@ -187,7 +204,7 @@ class KvPools:
 
     def release(self, pages: Mapping[str, SequencePages]) -> None:
         """Release the pages of a sequence and cancel its reservations."""
-        for name in self._shared:
+        for name in (*self._shared, *self._states):
             pages[name].release()
 
 

@@ -56,6 +56,21 @@ class DraftTrees:
             slot = int(self.parents[b, slot])
         return path[::-1]
 
+    def leaf_paths(self, b: int) -> list[Sequence[int]]:
+        """Return the slots from the root of sequence ``b`` to each of its leaves."""
+        count = int(self.count[b])
+        if self.contiguous:
+            return [range(count)]
+        parents = self.parents[b, :count].tolist()
+        paths: list[Sequence[int]] = []
+        for leaf in sorted(set(range(count)) - set(parents[1:])):
+            path, slot = [], leaf
+            while slot >= 0:
+                path.append(slot)
+                slot = parents[slot]
+            paths.append(path[::-1])
+        return paths
+
     def child(self, b: int, slot: int, token: int) -> int | None:
         """Return the child of ``slot`` in sequence ``b`` with this token, or None."""
         used = slice(0, self.count[b])

@@ -21,6 +21,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Limits,
     Manifest,
     SpecPv,
+    StateGroup,
     StoredTensor,
 )
 from specbuild.runtime.errors import EngineFileError
@@ -57,6 +58,7 @@ def check_claims(manifest: Manifest) -> None:
     _check_rows(manifest)
     for group in manifest.cache_groups:
         _check_pages(group, manifest.limits)
+    _check_states(manifest)
     _check_tensors(manifest)
     _check_files(manifest)
     _check_pools(manifest)
@@ -77,6 +79,15 @@ def pool_shapes(group: CacheGroup, specpv: SpecPv | None) -> dict[str, tuple[int
             # The least and the largest key of a page, in its slots' place.
             shapes[f"{group.name}.{layer}.summary_pool"] = _ordered(group, 2, group.k_width)
     return shapes
+
+
+def state_pools(group: StateGroup) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The element type and shape of every pool of a group of states, by the name of its port."""
+    return {
+        f"{group.name}.{layer}.{part}_pool": form
+        for layer in group.layers
+        for part, form in group.pool_shapes.items()
+    }
 
 
 def _ordered(group: CacheGroup, page_size: int, width: int) -> tuple[int, ...]:
@@ -157,6 +168,32 @@ def _check_pages(group: CacheGroup, limits: Limits) -> None:
         )
 
 
+def _check_states(manifest: Manifest) -> None:
+    """The states are those of the target's layers, with a slot for each sequence of a batch."""
+    g, layers = manifest.target, manifest.target.linear_layers
+    if [group.layers for group in manifest.state_groups] != [layers] * bool(layers):
+        raise EngineFileError(
+            f"state_groups do not hold the layers of linear attention, {list(layers)}"
+        )
+    for group in manifest.state_groups:
+        delta = g.gated_delta
+        assert delta is not None
+        found = (
+            *(group.heads, group.key_width, group.value_width),
+            *(group.channels, group.tail, group.row_width),
+        )
+        wanted = (
+            *(delta.value_heads, delta.key_width, delta.value_width),
+            *(delta.channels, delta.taps - 1, delta.row_width),
+        )
+        needed = manifest.limits.max_batch_size + 2
+        if found != wanted or not needed <= group.slots <= _LARGEST:
+            raise EngineFileError(
+                f"state group {group.name} has sizes {found} and {group.slots} slots, its model "
+                f"has {wanted} and needs {needed}"
+            )
+
+
 def _check_tensors(manifest: Manifest) -> None:
     total = 0
     for name, tensor in manifest.tensors.items():
@@ -189,6 +226,8 @@ def _check_pools(manifest: Manifest) -> None:
         for group in manifest.cache_groups
         for name, shape in pool_shapes(group, manifest.specpv).items()
     }
+    for states in manifest.state_groups:
+        known |= state_pools(states)
     for role, name, dtype, shape in _pool_ports(manifest):
         if name not in known:
             raise EngineFileError(f"role {role}: {name} is no pool of a cache group")

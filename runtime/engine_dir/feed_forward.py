@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from specbuild.runtime.engine_dir.features import FeatureOf, one_of
+from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 
 # How weights are stored; a later kind names the feature that brings it.
 WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
@@ -80,11 +80,15 @@ class MoeFeedForward:
 
 @dataclass(frozen=True, kw_only=True)
 class BothFeedForward:
-    """Routed experts and a dense one that every token takes (shared experts); the sum of both."""
+    """Routed experts and a dense one that every token takes (shared experts); the sum of both.
+
+    ``gated``: the sigmoid of a projection to one value multiplies what the dense one gives.
+    """
 
     kind: Literal["both"] = "both"
     dense: DenseFeedForward
     moe: MoeFeedForward
+    gated: bool = field(default=False, metadata=of_feature("shared_gate"))
 
 
 FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward

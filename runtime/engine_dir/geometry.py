@@ -14,7 +14,12 @@ from specbuild.runtime.engine_dir.feed_forward import (
 )
 from specbuild.runtime.engine_dir.rope_scaling import RopeScaling, YarnScaling
 
-LAYER_TYPES: FeatureOf = {"full_attention": None, "sliding_attention": None}
+LINEAR_ATTENTION = "linear_attention"
+LAYER_TYPES: FeatureOf = {
+    "full_attention": None,
+    "sliding_attention": None,
+    LINEAR_ATTENTION: "gated_delta",
+}
 NormPlaces: TypeAlias = Literal["inputs", "outputs", "both"]
 
 
@@ -81,7 +86,8 @@ class AttentionParts:
     ``sinks``: a logit per query head joins the softmax's denominator. ``qk_norm``: queries and keys
     are normed before they turn, head by head with one weight, or over all heads together.
     ``scale`` multiplies the scores, None: ``head_dim^-½``. ``query_growth`` multiplies queries
-    after they turn.
+    after they turn. ``output_gate``: the sigmoid of a further projection multiplies what attention
+    gives, before the output's projection.
     """
 
     qkv_bias: bool = False
@@ -90,6 +96,38 @@ class AttentionParts:
     qk_norm: Literal["none", "head", "all_heads"] = "none"
     scale: float | None = field(default=None, metadata=of_feature("attention_scale"))
     query_growth: QueryGrowth | None = field(default=None, metadata=of_feature("query_growth"))
+    output_gate: bool = field(default=False, metadata=of_feature("output_gate"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """Linear attention by the gated delta rule, behind a convolution of ``taps`` inputs.
+
+    A layer's state has a matrix of ``key_width`` × ``value_width`` for each value head. Value head
+    h reads key head ⌊h · key_heads / value_heads⌋.
+    """
+
+    FEATURE: ClassVar[str] = "gated_delta"
+    key_heads: int
+    value_heads: int
+    key_width: int
+    value_width: int
+    taps: int
+
+    @property
+    def channels(self) -> int:
+        """Inputs of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_width + self.values
+
+    @property
+    def values(self) -> int:
+        """Values of all heads, which is the width of the layer's output."""
+        return self.value_heads * self.value_width
+
+    @property
+    def row_width(self) -> int:
+        """What a row brings to the state: the convolution's inputs, and two gates a value head."""
+        return self.channels + 2 * self.value_heads
 
 
 @dataclass(frozen=True)
@@ -146,7 +184,8 @@ class TargetGeometry:
     ``dtype`` is how the engine stores the projections and the head, None as bf16 or fp32.
     ``norm_places`` says whether a layer norms what attention and feed-forward read, what they
     give, or both. ``unrotated_layers`` have no RoPE. ``window_rope`` is that of layers with a
-    window where it differs from ``rope``.
+    window where it differs from ``rope``. ``gated_delta`` is that of the layers of linear
+    attention, None where there are none.
     """
 
     model_type: str
@@ -176,6 +215,12 @@ class TargetGeometry:
     unrotated_layers: tuple[int, ...] = field(default=(), metadata=of_feature("unrotated_layers"))
     window_rope: Rope | None = field(default=None, metadata=of_feature("window_rope"))
     multipliers: Multipliers | None = field(default=None, metadata=of_feature("multipliers"))
+    gated_delta: GatedDelta | None = field(default=None, metadata=of_feature("gated_delta"))
+
+    @property
+    def linear_layers(self) -> tuple[int, ...]:
+        """The layers of linear attention, which keep a state instead of keys and values."""
+        return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR_ATTENTION)
 
     def feed_forward(self, layer: int) -> FeedForward:
         """The feed-forward of this layer."""

@@ -43,6 +43,7 @@ def check_target(g: TargetGeometry) -> None:
             f"target.indexer.layers are {g.indexer.layers}, expected some of {g.layers} layers"
         )
     _check_attention(g)
+    _check_linear(g)
     _check_feed_forwards(g)
 
 
@@ -61,6 +62,32 @@ def _check_attention(g: TargetGeometry) -> None:
         )
     if g.multipliers is not None and g.multipliers.logits_divisor == 0:
         raise EngineFileError("target.multipliers.logits_divisor is 0, must not be")
+
+
+def _check_linear(g: TargetGeometry) -> None:
+    """The sizes of linear attention, which is there if layers have it."""
+    delta = g.gated_delta
+    if (delta is None) != (not g.linear_layers):
+        raise EngineFileError(
+            f"target has {len(g.linear_layers)} layers of linear attention, but gated_delta is "
+            f"{delta}"
+        )
+    if delta is None:
+        return
+    for name, least in (
+        ("key_heads", 1),
+        ("value_heads", 1),
+        ("key_width", 1),
+        ("value_width", 1),
+        ("taps", 2),
+    ):
+        _require("target.gated_delta", name, getattr(delta, name), least)
+    _require("target.gated_delta", "row_width", delta.row_width)
+    if delta.value_heads % delta.key_heads:
+        raise EngineFileError(
+            f"target.gated_delta: {delta.value_heads} value heads do not divide among "
+            f"{delta.key_heads} key heads"
+        )
 
 
 def _check_feed_forwards(g: TargetGeometry) -> None:

@@ -6,7 +6,7 @@ The manifest holds no absolute path and no time stamp: the same input gives the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.backends import BackendName
@@ -32,6 +32,7 @@ WEIGHTS_FILE = "weights.safetensors"
 CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 
 INDEXER_GROUP = "indexer"
+STATE_GROUP = "recurrent"
 FP8_DTYPE = "float8_e4m3fn"
 # Element types of caches; a later one names the feature that brings it.
 CACHE_STORAGES: FeatureOf = {
@@ -177,6 +178,42 @@ class CacheGroup:
 
 
 @dataclass(frozen=True)
+class StateGroup:
+    """Layers that keep a recurrent state instead of pages: a sequence has one slot of each pool.
+
+    ``slots`` counts slot 0, the zeros that sequences start from, which is never written, and the
+    last slot, which takes states that nobody reads. A slot of a layer is a matrix
+    [key_width, value_width] for each of ``heads``, in fp32, and the last ``tail`` inputs of a
+    convolution of so many ``channels``, of the type ``dtype``. ``row_width`` values a row change
+    the state.
+    """
+
+    FEATURE: ClassVar[str] = "gated_delta"
+    name: str
+    layers: tuple[int, ...]
+    slots: int
+    heads: int
+    key_width: int
+    value_width: int
+    channels: int
+    tail: int
+    row_width: int
+    dtype: str = field(metadata=one_of(CACHE_STORAGES))
+
+    @property
+    def discarded(self) -> int:
+        """The slot whose state nobody reads."""
+        return self.slots - 1
+
+    @property
+    def pool_shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Element type and shape of each pool of a layer, by its part."""
+        tail = (self.slots, self.tail, self.channels)
+        state = (self.slots, self.heads, self.key_width, self.value_width)
+        return {"tail": (self.dtype, tail), "state": ("float32", state)}
+
+
+@dataclass(frozen=True)
 class Port:
     """A graph input or output; a string in ``shape`` names a dynamic axis."""
 
@@ -269,7 +306,8 @@ class Manifest:
     are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
     backends. ``adjusted_steps``: the plan has programs that change logits as requests ask.
-    ``generation`` is the sampling that the checkpoint recommends.
+    ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
+    recurrent states of layers without keys and values.
     """
 
     format_version: int
@@ -295,6 +333,7 @@ class Manifest:
     generation: GenerationDefaults | None = field(
         default=None, metadata=of_feature("generation_defaults")
     )
+    state_groups: tuple[StateGroup, ...] = field(default=(), metadata=of_feature("gated_delta"))
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:
@@ -325,6 +364,11 @@ class Manifest:
         """The cache groups whose keys and values are codes; a draft's change no output."""
         beside = (INDEXER_GROUP, *DRAFT_GROUPS)
         return tuple(g.name for g in self.cache_groups if g.coded and g.name not in beside)
+
+    @property
+    def sequence_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
+        """All groups that a sequence holds pages or slots of."""
+        return (*self.cache_groups, *self.state_groups)
 
     def group(self, name: str) -> CacheGroup:
         """The cache group of this name."""

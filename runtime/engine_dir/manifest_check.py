@@ -73,7 +73,7 @@ def _check_file(name: str, entry: StoredFile) -> None:
 
 
 def _check_groups(manifest: Manifest) -> None:
-    names = [group.name for group in manifest.cache_groups]
+    names = [group.name for group in manifest.sequence_groups]
     if len(set(names)) != len(names):
         raise EngineFileError(f"cache groups {names} share a name")
     for group in manifest.cache_groups:
@@ -177,7 +177,7 @@ def _check_roles(manifest: Manifest) -> None:
     unknown = sorted(set(manifest.roles) - {*ROLES, *of_drafters})
     if missing or unknown:
         raise EngineFileError(f"roles: missing {missing}, unknown {unknown}")
-    groups = {group.name for group in manifest.cache_groups}
+    groups = {group.name for group in manifest.sequence_groups}
     for name, role in manifest.roles.items():
         if role.file not in manifest.files:
             raise EngineFileError(f"role {name}: its file {role.file!r} is not listed")

@@ -52,6 +52,15 @@ def view_forms(group: str) -> Forms:
     }
 
 
+def path_forms(group: str) -> Forms:
+    """What leads rows through the states of a group: S paths of up to L rows."""
+    return {
+        f"{group}.path_rows": ints("S", "L"),
+        f"{group}.read_slot": ints("S"),
+        f"{group}.write_slot": ints("S"),
+    }
+
+
 def written(pools: Forms) -> Forms:
     """Pools as a graph returns them."""
     return {name + OUT: form for name, form in pools.items()}

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from checkpoint_files import edit_config
 from checkpoints import write_draft
 from deepseek_checkpoints import quantise
 from family_engines import build_drafted, build_engine, check_stages, check_tokens
 from llama_checkpoints import HIDDEN, LAYERS, VOCAB, write_llama
+from safetensors.torch import load_file, save_file
 
 from specbuild.builder.families.checkpoints import read_target
 
@@ -25,7 +27,12 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "GLM-4.5": ("glm4_moe", {}),
     "Gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 20}),
     "MiniMax-M2": ("minimax_m2", {"num_hidden_layers": 2}),
-}
+    "Qwen3.5": ("qwen3_5_text", {}),
+    "Qwen3.5 with experts": ("qwen3_5_moe_text", {"num_hidden_layers": 2, "layer_types": [
+        "linear_attention", "full_attention"]}),
+    "Qwen3-Next": ("qwen3_next", {"num_hidden_layers": 2, "layer_types": [
+        "linear_attention", "full_attention"]}),
+}  # fmt: skip
 SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3 with windows where it does not turn": ("smollm3", {
         "use_sliding_window": True, "sliding_window": 8, "no_rope_layers": [1, 0, 0],
@@ -46,6 +53,12 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
     "OLMo 2": ("olmo2", {"dtype": "bfloat16", "attention_bias": True}),
     "OLMo 3 without scaling": ("olmo3", {"rope_parameters": None, "num_hidden_layers": 5}),
     "Granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "Qwen3.5, tied, more value heads": ("qwen3_5_text", {
+        "dtype": "bfloat16", "tie_word_embeddings": True, "linear_num_value_heads": 6,
+        "linear_key_head_dim": 16, "linear_conv_kernel_dim": 3, "layer_types": [
+            "full_attention", "linear_attention", "linear_attention", "full_attention"]}),
+    "Qwen3-Next with dense layers": ("qwen3_next", {
+        "dtype": "bfloat16", "mlp_only_layers": [1], "norm_topk_prob": False}),
     "Mistral": ("mistral", {"dtype": "bfloat16", "shards": 2}),
     "Mistral of its default head size": ("mistral", {"head_dim": None}),
     "Ministral 3 without growth": ("ministral3", {"rope_parameters": {
@@ -81,6 +94,37 @@ def test_minimax_as_released(tmp_path: Path) -> None:
     assert read_target(model, strict=True).geometry.rope.width == 8
     build_engine(tmp_path)
     check_stages(tmp_path)
+
+
+@pytest.mark.slow
+def test_qwen_as_released(tmp_path: Path) -> None:
+    """With the experts of a layer in one tensor, which transformers reads too."""
+    model = tmp_path / "model"
+    types = ["linear_attention", "full_attention"]
+    write_llama(model, "qwen3_5_moe_text", num_hidden_layers=2, layer_types=types)
+    fuse_experts(model, layers=2, experts=8)
+    write_draft(
+        tmp_path / "draft", target_layers=2, target_hidden=HIDDEN, target_vocab=VOCAB,
+        hidden=HIDDEN, draft_vocab=24, aux_layers=(0,),
+    )  # fmt: skip
+    build_engine(tmp_path)
+    check_tokens(tmp_path)
+    check_stages(tmp_path)
+
+
+def fuse_experts(model: Path, *, layers: int, experts: int) -> None:
+    """Rewrites a checkpoint: gates above ups [E, 2I, H], and downs [E, H, I]."""
+    file = model / "model.safetensors"
+    tensors = load_file(file)
+    for layer in range(layers):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        gates, ups, downs = (
+            [tensors.pop(f"{prefix}{expert}.{part}_proj.weight") for expert in range(experts)]
+            for part in ("gate", "up", "down")
+        )
+        tensors[f"{prefix}gate_up_proj"] = torch.cat([torch.stack(gates), torch.stack(ups)], 1)
+        tensors[f"{prefix}down_proj"] = torch.stack(downs)
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @pytest.mark.slow

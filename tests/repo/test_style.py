@@ -21,6 +21,7 @@ LONG_FUNCTIONS = {
     "builder/families/parts/mla.py:forward": "the layer's inputs, as its graph names them",
     "builder/families/gpt_oss/latent_attention.py:forward": "as above",
     "builder/families/parts/attention.py:forward": "as above",
+    "builder/families/parts/gated_delta.py:forward": "as above",
     "builder/families/parts/attention.py:write_and_attend": "as above",
     "builder/families/parts/target.py:forward": "as above",
     "builder/graphs.py:target_graph": "a table: the graph's inputs and outputs",

@@ -16,7 +16,8 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
-from specbuild.builder.engine.sizes import NO_DRAFT, EnginePlan
+from specbuild.builder.engine.draft_shapes import NO_DRAFT
+from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS

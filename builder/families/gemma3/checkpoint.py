@@ -24,6 +24,7 @@ from specbuild.builder.families.parts.grouped_config import (
     read_windows,
 )
 from specbuild.builder.families.parts.grouped_gguf import GroupedGguf, dense_fields
+from specbuild.builder.families.parts.grouped_tensors import whole_norm
 from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, Geglu
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Multipliers, TargetGeometry
 
@@ -96,14 +97,9 @@ def engine_tensors(
 ) -> dict[str, SourceTensor]:
     """Audited tensors; weights of norms are stored less 1, and engines have them whole, in fp32."""
     return {
-        name: _whole(tensor) if name.endswith("norm.weight") else tensor
+        name: whole_norm(tensor) if name.endswith("norm.weight") else tensor
         for name, tensor in tensors.items()
     }
-
-
-def _whole(tensor: SourceTensor) -> SourceTensor:
-    made = remade(tensor.name, tensor, lambda weight: 1.0 + weight.float())
-    return replace(made, dtype="F32")
 
 
 def _windows(config: Config, layers: int) -> tuple[tuple[str, ...], int]:

@@ -35,6 +35,7 @@ from specbuild.runtime.engine_dir.geometry import (
 )
 from specbuild.runtime.engine_dir.rope_scaling import LinearScaling
 
+_NORMS_LESS = 1.0
 _MODEL_TYPES = {"gemma3_text": "Gemma3ForCausalLM"}
 _VOCABULARY = Vocabulary(262208, 262144, (1, 106), 0)
 _WINDOWS = ("sliding_attention",) * 5 + ("full_attention",)
@@ -96,7 +97,7 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
 
 def _tensor(fill: Fill, g: TargetGeometry, name: str, shape: tuple[int, ...]) -> SynthTensor:
     """As in other layers; norms hold their weights less 1."""
-    return layer_tensor(fill, g, name, shape, norms_less=1.0)
+    return layer_tensor(fill, g, name, shape, norms_less=_NORMS_LESS)
 
 
 GEMMA3 = TargetFamily(
@@ -114,6 +115,7 @@ GEMMA3 = TargetFamily(
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
         tensor=_tensor,
+        norms_less=_NORMS_LESS,
     ),
     gguf=FORMS,
 )

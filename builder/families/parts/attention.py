@@ -89,6 +89,9 @@ class GroupedAttention(IndexedAttention):
         self.rotates = number not in g.unrotated_layers
         self.rotated = g.rope_of(number).width or 0
         self.sinks = nn.Parameter(torch.empty(g.q_heads)) if parts.sinks else None
+        if parts.output_gate:
+            self.gate_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=False)
+        self.output_gate = parts.output_gate
 
     def forward(  # noqa: PLR0917
         self,
@@ -122,6 +125,8 @@ class GroupedAttention(IndexedAttention):
         attended, written = write_and_attend(
             (q, k, v), pools, view, launch, sinks, self.window, place, selected, self.scale
         )
+        if self.output_gate:
+            attended = attended * self.gate_proj(x).sigmoid()
         partial: tuple[torch.Tensor, ...] = ()
         if blocks is not None and self.blocks is not None:
             keys = index_keys or BlockKeys(q, written.k)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -105,6 +107,41 @@ def stacked_experts(
         )
         for name, parents, load, shape in made
     }
+
+
+def split_experts(tensors: dict[str, SourceTensor], prefix: str, moe: MoeFeedForward) -> None:
+    """Replaces the experts of a layer that are fused on disk by every expert's own tensors.
+
+    ``gate_up_proj`` [E, 2·I, H] has gates above ups, ``down_proj`` is [E, H, I]. Those of other
+    shapes stay, for the audit to name.
+    """
+    fused = {
+        "gate_up_proj": ("gate_proj", "up_proj"),
+        "down_proj": ("down_proj",),
+    }
+    for name, parts in fused.items():
+        whole = tensors.get(f"{prefix}{name}")
+        if whole is None or len(whole.shape) != 3 or whole.shape[0] != moe.experts:
+            continue
+        del tensors[whole.name]
+        rows = whole.shape[1] // len(parts)
+        for expert in range(moe.experts):
+            for place, part in enumerate(parts):
+                own = f"{prefix}{expert}.{part}.weight"
+                cut = slice(place * rows, (place + 1) * rows)
+                tensors[own] = replace(
+                    whole,
+                    name=own,
+                    shape=(rows, whole.shape[2]),
+                    load=partial(_expert_rows, whole, expert, cut),
+                    file=None,
+                    offset=None,
+                    load_as=None,
+                )
+
+
+def _expert_rows(whole: SourceTensor, expert: int, rows: slice) -> torch.Tensor:
+    return whole.load()[expert, rows]
 
 
 def _common_dtype(tensors: Sequence[SourceTensor]) -> str:

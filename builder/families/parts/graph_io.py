@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup
+from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, StateGroup
 
 
 class Launch(NamedTuple):
@@ -83,9 +83,47 @@ class LatentPool(NamedTuple):
     c: torch.Tensor
 
 
-def layer_pools(values: Sequence[Any]) -> LayerPools | LatentPool:
-    """The pools of one layer, keys and values or a latent, of what its ports give."""
+class StatePools(NamedTuple):
+    """The recurrent state of a layer, and the last inputs of its convolution."""
+
+    tail: torch.Tensor
+    state: torch.Tensor
+
+
+class WrittenStates(NamedTuple):
+    """The pools of a layer with a state after a launch, and what the rows brought to it [T, W]."""
+
+    tail: torch.Tensor
+    state: torch.Tensor
+    inputs: torch.Tensor
+
+
+class StateView(NamedTuple):
+    """How rows go through the states of a group: paths [S, L], the slots that they read and write.
+
+    See docs/developers/recurrent-states.md.
+    """
+
+    path_rows: torch.Tensor
+    read_slot: torch.Tensor
+    write_slot: torch.Tensor
+
+
+Pools: TypeAlias = LayerPools | LatentPool | StatePools
+
+
+def layer_pools(ports: Sequence[InputPort], values: Sequence[Any]) -> Pools:
+    """The pools of one layer: keys and values, a latent, or a state, of what its ports give."""
+    if ports[-1].name.endswith("state_pool"):
+        return StatePools(*values)
     return LatentPool(*values) if len(values) == 1 else LayerPools(*values)
+
+
+def layer_view(ports: Sequence[InputPort], values: Sequence[Any]) -> GroupView | StateView:
+    """How a layer's group sees the launch, of what the group's ports give."""
+    if ports[0].name.endswith("path_rows"):
+        return StateView(*values)
+    return GroupView(*values)
 
 
 @dataclass(frozen=True)
@@ -103,6 +141,15 @@ LAUNCH_PORTS = (
     InputPort("ancestor_bits", torch.int32, ("T", "W")),
     InputPort("logit_rows", torch.int32, ("R",)),
 )
+
+
+def path_ports(group: StateGroup) -> tuple[InputPort, ...]:
+    """The ports of a :class:`StateView`."""
+    return (
+        InputPort(f"{group.name}.path_rows", torch.int32, ("S", "L")),
+        InputPort(f"{group.name}.read_slot", torch.int32, ("S",)),
+        InputPort(f"{group.name}.write_slot", torch.int32, ("S",)),
+    )
 
 
 def view_ports(
@@ -167,6 +214,20 @@ def pool_ports(group: CacheGroup, layer: int, dtype: torch.dtype) -> tuple[Input
         )
         for part, width in group.pool_widths(layer).items()
     )
+
+
+def state_ports(group: StateGroup, layer: int, dtype: torch.dtype) -> tuple[InputPort, ...]:
+    """The ports of one layer's :class:`StatePools`."""
+    kinds = {"tail": dtype, "state": torch.float32}
+    return tuple(
+        InputPort(f"{group.name}.{layer}.{part}_pool", kinds[part], shape)
+        for part, (_, shape) in group.pool_shapes.items()
+    )
+
+
+def state_inputs_port(group: StateGroup, layer: int, dtype: torch.dtype) -> InputPort:
+    """The port of what a layer's rows bring to its state: an output of the target."""
+    return InputPort(f"{group.name}.{layer}.inputs", dtype, ("T", group.row_width))
 
 
 def output_name(pool: str) -> str:

@@ -9,6 +9,8 @@ from torch import nn
 
 from specbuild.builder.families.parts.attention import GroupedAttention
 from specbuild.builder.families.parts.experts import ExpertWeights, mixed_experts
+from specbuild.builder.families.parts.gated_delta import NAME as LINEAR
+from specbuild.builder.families.parts.gated_delta import GatedDeltaNet
 from specbuild.builder.families.parts.llama import SwigluMlp, norm_module
 from specbuild.builder.families.parts.target import (
     BLOCK_NORMS,
@@ -17,7 +19,12 @@ from specbuild.builder.families.parts.target import (
     GraphSizes,
     TargetModel,
 )
-from specbuild.runtime.engine_dir.feed_forward import DenseFeedForward, FeedForward, MoeFeedForward
+from specbuild.runtime.engine_dir.feed_forward import (
+    BothFeedForward,
+    DenseFeedForward,
+    FeedForward,
+    MoeFeedForward,
+)
 from specbuild.runtime.engine_dir.geometry import Multipliers, TargetGeometry
 
 
@@ -31,26 +38,39 @@ class RoundedRouter(nn.Linear):
 
 
 class MoeMlp(nn.Module):
-    """A router of rounded logits, and its experts."""
+    """A router of rounded logits, and its experts; beside them one that every token takes."""
 
-    def __init__(self, hidden: int, moe: MoeFeedForward) -> None:
+    def __init__(
+        self, hidden: int, moe: MoeFeedForward, shared: BothFeedForward | None = None
+    ) -> None:
         super().__init__()
-        self.routing = moe
+        self.routing, self.shared = moe, shared
         self.gate = RoundedRouter(hidden, moe)
         self.experts = ExpertWeights(hidden, moe)
+        if shared is not None and shared.gated:
+            self.shared_expert = SwigluMlp(hidden, shared.dense.inner)
+            self.shared_expert_gate = nn.Linear(hidden, 1, bias=False)
+        elif shared is not None:
+            self.shared_experts = SwigluMlp(hidden, shared.dense.inner)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
         bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
-        return mixed_experts(x, self.gate(x).float(), self.experts, self.routing, bias)
+        routed = mixed_experts(x, self.gate(x).float(), self.experts, self.routing, bias)
+        if self.shared is None:
+            return routed
+        if self.shared.gated:
+            return routed + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
+        return routed + self.shared_experts(x)
 
 
 def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
-    """A SwiGLU, or experts behind a router of rounded logits."""
+    """A SwiGLU, or experts behind a router of rounded logits, with shared ones or without."""
     if isinstance(feed_forward, DenseFeedForward):
         kind = feed_forward.activation.kind
         return SwigluMlp(hidden, feed_forward.inner, bias=feed_forward.bias, activation=kind)
-    assert isinstance(feed_forward, MoeFeedForward)
+    if isinstance(feed_forward, BothFeedForward):
+        return MoeMlp(hidden, feed_forward.moe, feed_forward)
     return MoeMlp(hidden, feed_forward)
 
 
@@ -67,10 +87,13 @@ class GroupedModel(TargetModel):
         layers = [
             Block(
                 [norm_module(g.norm, g.hidden) for _ in range(norms)],
-                GroupedAttention(g, number, sizes),
+                GatedDeltaNet(g)
+                if number in g.linear_layers
+                else GroupedAttention(g, number, sizes),
                 mlp(g.hidden, g.feed_forward(number)),
                 places=g.norm_places,
                 residual=(g.multipliers or Multipliers()).residual,
+                attention_name=LINEAR if number in g.linear_layers else "self_attn",
             )
             for number in range(g.layers)
         ]

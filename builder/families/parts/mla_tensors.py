@@ -71,7 +71,11 @@ def feed_forward_shapes(hidden: int, feed_forward: FeedForward) -> Shapes:
     if isinstance(feed_forward, DenseFeedForward):
         return swiglu_shapes(hidden, feed_forward.inner, bias=feed_forward.bias)
     if isinstance(feed_forward, BothFeedForward):
-        shared = prefixed("shared_experts.", swiglu_shapes(hidden, feed_forward.dense.inner))
+        inner = swiglu_shapes(hidden, feed_forward.dense.inner)
+        if feed_forward.gated:
+            shared = prefixed("shared_expert.", inner) | {"shared_expert_gate.weight": (1, hidden)}
+        else:
+            shared = prefixed("shared_experts.", inner)
         return _moe(hidden, feed_forward.moe) | shared
     return _moe(hidden, feed_forward)
 

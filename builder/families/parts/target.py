@@ -16,11 +16,11 @@ from torch import nn
 from specbuild.builder.families.parts.graph_io import (
     BlockView,
     GroupView,
-    LatentPool,
     Launch,
     LayerBlocks,
     LayerIndex,
-    LayerPools,
+    Pools,
+    StateView,
 )
 from specbuild.runtime.engine_dir.geometry import Multipliers, NormPlaces, TargetGeometry
 from specbuild.runtime.engine_dir.manifest import Dsa
@@ -60,11 +60,12 @@ class Block(nn.Module):
     """One transformer block: attention and a feed-forward, each with its norms.
 
     ``norms`` are those of :data:`BLOCK_NORMS` at these ``places``, in its order; ``residual``
-    multiplies what is added to the stream.
+    multiplies what is added to the stream. ``attention_name`` is what checkpoints call attention.
     """
 
     input_layernorm: nn.Module
     post_attention_layernorm: nn.Module
+    self_attn: nn.Module
 
     def __init__(
         self,
@@ -74,19 +75,22 @@ class Block(nn.Module):
         *,
         places: NormPlaces = "inputs",
         residual: float = 1.0,
+        attention_name: str = "self_attn",
     ) -> None:
         super().__init__()
         self.places, self.residual = places, residual
+        self.attention_name = attention_name
         names = [name for name in BLOCK_NORMS[places] if name is not None]
         for name, norm in zip(names, norms, strict=True):
             self.add_module(name, norm)
-        self.self_attn, self.mlp = attention, mlp
+        self.add_module(attention_name, attention)
+        self.mlp = mlp
 
     def forward(  # noqa: PLR0917
         self,
         x: torch.Tensor,
-        pools: LayerPools | LatentPool,
-        view: GroupView,
+        pools: Pools,
+        view: GroupView | StateView,
         launch: Launch,
         tables: Any,
         blocks: LayerBlocks | None = None,
@@ -94,7 +98,7 @@ class Block(nn.Module):
     ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
         """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
         before, after, mlp_before, mlp_after = BLOCK_NORMS[self.places]
-        attended, *beside = self.self_attn(
+        attended, *beside = self.get_submodule(self.attention_name)(
             self._normed(before, x), pools, view, launch, tables, blocks, index
         )
         x = self._added(x, self._normed(after, attended))
@@ -166,8 +170,8 @@ class TargetModel(nn.Module):
         self,
         token_ids: torch.Tensor,
         launch: Launch,
-        views: tuple[GroupView, ...],
-        pools: tuple[LayerPools | LatentPool, ...],
+        views: tuple[Any, ...],
+        pools: tuple[Pools, ...],
         asked: BlockView | None = None,
         summaries: tuple[torch.Tensor, ...] = (),
         budget: torch.Tensor | None = None,
@@ -176,6 +180,8 @@ class TargetModel(nn.Module):
         group_of_layer: tuple[int, ...],
     ) -> tuple[Any, ...]:
         """``token_ids`` [T] → logits [R, V] fp32, aux_hidden [T, aux_layers·H], new pools, stages.
+
+        ``views[group_of_layer[i]]`` is that of layer i: of pages, or of recurrent states.
 
         With SpecPV, ``summaries`` of the full-attention layers in order go in, and come out behind
         the pools, followed by the partial tables [Lg, B, kv_heads, V]. With DSA, the last of

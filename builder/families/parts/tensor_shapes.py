@@ -31,13 +31,16 @@ def prefixed(prefix: str, shapes: Shapes) -> Shapes:
 
 
 def grouped_attention_shapes(g: TargetGeometry) -> Shapes:
-    """Those of ``GroupedAttention``, by names within a layer."""
+    """Those of ``GroupedAttention`` in a checkpoint, by names within a layer."""
     rows = {"q_proj": g.q_heads, "k_proj": g.kv_heads, "v_proj": g.kv_heads}
     shapes: Shapes = {}
     for name, heads in rows.items():
         shapes[f"{name}.weight"] = (heads * g.head_dim, g.hidden)
         if g.attention.qkv_bias:
             shapes[f"{name}.bias"] = (heads * g.head_dim,)
+    if g.attention.output_gate:
+        # Behind the queries of each head stand the rows of its gate.
+        shapes["q_proj.weight"] = (2 * g.q_heads * g.head_dim, g.hidden)
     shapes["o_proj.weight"] = (g.hidden, g.q_heads * g.head_dim)
     if g.attention.output_bias:
         shapes["o_proj.bias"] = (g.hidden,)

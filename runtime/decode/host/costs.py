@@ -11,6 +11,7 @@ import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
 from specbuild.runtime.draft.cost_table import SPREAD, CostTable
 from specbuild.runtime.draft.drafter import Drafter, DrafterParts
 from specbuild.runtime.draft.registry import kind_of
@@ -192,18 +193,43 @@ class CostMeasurement:
 
     def _drafted_step(self, sequence: SequenceState, drafter: Drafter, depth: int) -> None:
         trees = drafter.propose([sequence], DraftShape(1, depth, depth))
-        sampled = self._step(sequence, depth + 1)
+        sampled, outputs = self._verify(sequence, depth + 1)
         self._executor.run("accept", trees.accept_feeds(sampled[None]))
+        if self._manifest.state_groups:
+            self._executor.run("commit", self._commit_feeds(sequence, outputs))
 
     def _step(self, sequence: SequenceState, rows: int) -> np.ndarray:
         """Run a target step over a chain; return the token sampled at each row, [rows]."""
-        logits = self._launch(sequence, rows, tree=True)["logits"]
+        return self._verify(sequence, rows)[0]
+
+    def _verify(
+        self, sequence: SequenceState, rows: int
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Run a target step over a chain; return the sampled tokens and the target's outputs."""
+        outputs = self._launch(sequence, rows, tree=True)
+        logits = outputs["logits"]
         zeros = np.zeros(rows, np.int32)
         position = self._counter.range(sequence.length, rows)
         sampling = {"temperature": zeros.astype(np.float32), "top_k": zeros, "seed": zeros}
         top_p = np.ones(rows, np.float32)
         feeds = {"logits": logits, "position": position, "top_p": top_p, **sampling}
-        return self._executor.run("choose", feeds)["choice"]
+        return self._executor.run("choose", feeds)["choice"], outputs
+
+    def _commit_feeds(
+        self, sequence: SequenceState, outputs: dict[str, np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The inputs of a commit that computes states over all rows, and keeps none of them."""
+        feeds: dict[str, np.ndarray] = {}
+        for group in groups_of(self._manifest.roles["target"]):
+            feeds |= dict.fromkeys(
+                (f"{group}.from_slot", f"{group}.to_slot"), np.full((1, 1), -1, np.int32)
+            )
+        for states in self._manifest.state_groups:
+            feeds |= replayed_inputs(states, outputs)
+            rows = len(next(iter(replayed_inputs(states, outputs).values())))
+            holders = [sequence.pages[states.name]]
+            feeds |= path_feeds(states, holders, [(0, range(rows))], stores=False)
+        return feeds
 
     def _launch(self, sequence: SequenceState, rows: int, *, tree: bool) -> dict[str, np.ndarray]:
         length = sequence.length
@@ -221,6 +247,9 @@ class CostMeasurement:
             holder = sequence.pages[group]
             holder.append(rows)
             feeds |= launch_feeds(self._manifest, group, [holder], plan, self._counter)
+        for states in self._manifest.state_groups:
+            holders = [sequence.pages[states.name]]
+            feeds |= path_feeds(states, holders, [(0, range(rows))], stores=not tree)
         return self._executor.run("target", feeds)
 
 

@@ -167,9 +167,7 @@ class HostStepper:
             sequence.replay_remaining for sequence in sequences
         ):
             verified = replace_replayed(sequences, verified)
-        # Move the cache entries of the accepted path to the committed slots.
-        if not trees.contiguous:
-            self._move(sequences, verified.path)
+        self._target.commit(sequences, trees, verified)
         for sequence, accepted in zip(sequences, verified.accepted, strict=True):
             self._target.advance(sequence, accepted + 1)
         ended_s = perf_counter()
@@ -238,22 +236,6 @@ class HostStepper:
         if sequence.guide is not None and sequence.guide.is_remote:
             return 0
         return min(sequence.tokens_left - 1, self._max_depth)
-
-    def _move(self, sequences: Sequence[SequenceState], path: np.ndarray) -> None:
-        nodes = np.arange(path.shape[1])
-        is_moved = (path >= 0) & (path != nodes)
-        if not is_moved.any():
-            return
-        feeds = {}
-        for group in self._target.groups:
-            source = np.full(path.shape, -1, np.int32)
-            target = np.full(path.shape, -1, np.int32)
-            for b, sequence in enumerate(sequences):
-                slots = sequence.pages[group].slots
-                source[b, is_moved[b]] = slots[sequence.length + path[b, is_moved[b]]]
-                target[b, is_moved[b]] = slots[sequence.length + nodes[is_moved[b]]]
-            feeds[f"{group}.from_slot"], feeds[f"{group}.to_slot"] = source, target
-        self._executor.run("commit", feeds)
 
     def _new_tokens(
         self, sequences: Sequence[SequenceState], verified: Verified, trees: DraftTrees

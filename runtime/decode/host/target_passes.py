@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
 from specbuild.runtime.decode.host.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
@@ -32,6 +33,7 @@ class TargetPasses:
         if manifest.dsa is not None:
             self._modes.append(HostSelections(manifest))
         self.groups = groups_of(manifest.roles["target"])
+        self._states = manifest.state_groups
         mode_groups = {group for mode in self._modes for group in mode.groups}
         self._plain_groups = tuple(g for g in self.groups if g not in mode_groups)
 
@@ -65,6 +67,12 @@ class TargetPasses:
             "logit_rows": np.array(logit_rows, np.int32),
         }
         feeds |= self._place_rows(sequences, rows)
+        if self._states:
+            starts = rows.row_start().tolist()
+            paths: list[tuple[int, Sequence[int]]] = [
+                (b, range(*starts[b : b + 2])) for b in range(len(sequences))
+            ]
+            feeds |= self._state_feeds(sequences, paths, stores=True)
         for mode in self._modes:
             feeds |= mode.feeds(sequences, rows, None, trial=False)
         return self._executor.run("target", feeds)
@@ -88,6 +96,14 @@ class TargetPasses:
         chain_starts = next((p.chain_start for p in plans if p.chain_start is not None), None)
         rows = _tree_rows(sequences, trees, chain_starts, self._counter)
         feeds = rows.feeds | self._place_rows(sequences, rows.plan)
+        if self._states:
+            # A root alone is accepted for certain, so its launch may store the state.
+            paths = [
+                (b, [int(rows.root_row[b]) + slot for slot in path])
+                for b in range(len(sequences))
+                for path in trees.leaf_paths(b)
+            ]
+            feeds |= self._state_feeds(sequences, paths, stores=trees.nodes == 0)
         for mode, plan in zip(self._modes, plans, strict=True):
             feeds |= mode.feeds(sequences, rows.plan, plan, trial=trial)
         outputs = self._executor.run("target", feeds)
@@ -111,6 +127,52 @@ class TargetPasses:
         for mode, plan in zip(self._modes, plans, strict=True):
             mode.received(sequences, plan, verified)
         return verified
+
+    def commit(
+        self, sequences: Sequence[SequenceState], trees: DraftTrees, verified: Verified
+    ) -> None:
+        """Bring the caches to the state after the accepted paths.
+
+        Entries of accepted nodes move to the committed slots; recurrent states are computed again
+        over the accepted rows.
+        """
+        path = verified.path
+        nodes = np.arange(path.shape[1])
+        is_moved = (path >= 0) & (path != nodes)
+        replays = bool(self._states) and trees.nodes > 0
+        if not (replays or is_moved.any()):
+            return
+        feeds = {}
+        for group in self.groups:
+            source = np.full(path.shape, -1, np.int32)
+            target = np.full(path.shape, -1, np.int32)
+            for b, sequence in enumerate(sequences):
+                slots = sequence.pages[group].slots
+                source[b, is_moved[b]] = slots[sequence.length + path[b, is_moved[b]]]
+                target[b, is_moved[b]] = slots[sequence.length + nodes[is_moved[b]]]
+            feeds[f"{group}.from_slot"], feeds[f"{group}.to_slot"] = source, target
+        if replays:
+            accepted = [
+                (b, (verified.root_row[b] + path[b, : count + 1]).tolist())
+                for b, count in enumerate(verified.accepted)
+            ]
+            feeds |= self._state_feeds(sequences, accepted, stores=True)
+            for states in self._states:
+                feeds |= replayed_inputs(states, verified.outputs)
+        self._executor.run("commit", feeds)
+
+    def _state_feeds(
+        self,
+        sequences: Sequence[SequenceState],
+        paths: Sequence[tuple[int, Sequence[int]]],
+        *,
+        stores: bool,
+    ) -> dict[str, np.ndarray]:
+        feeds: dict[str, np.ndarray] = {}
+        for group in self._states:
+            holders = [sequence.pages[group.name] for sequence in sequences]
+            feeds |= path_feeds(group, holders, paths, stores=stores)
+        return feeds
 
     def _accept(self, trees: DraftTrees, sampled: np.ndarray) -> tuple[np.ndarray, list[int]]:
         """Return each tree's longest path that agrees with the target's samples, and its length."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, Port, Role
+from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
-# Ports that are caches: keys, values, latents, block summaries.
-_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool")
+# Ports that are caches: keys, values, latents, block summaries, recurrent states.
+_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool", ".tail_pool", ".state_pool")
 _OUT = ".out"
 # Element types as the manifest spells them.
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
@@ -103,8 +103,9 @@ class CpuExecutor:
         if name not in self.pools:
             import onnxruntime as ort
 
-            group = self._manifest.group(name.partition(".")[0])
-            self.pools[name] = ort.OrtValue.ortvalue_from_numpy(allocate_pool(group, port.shape))
+            self.pools[name] = ort.OrtValue.ortvalue_from_numpy(
+                allocate_pool(name.partition(".")[0], port.dtype, port.shape)
+            )
         return self.pools[name]
 
 
@@ -213,13 +214,13 @@ def _cpu_device() -> Any:
     return ort.OrtDevice.make("cpu", 0)._get_c_device()
 
 
-def allocate_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
+def allocate_pool(group: str, dtype: str, shape: Sequence[int]) -> np.ndarray:
     """Return zeros, because padding reads page 0, whose values must be finite.
 
     NumPy requests huge pages for large arrays. The first token of a short prompt then waits until
     the kernel has cleared 2 MB in each head of each layer's pool, so pools are mapped directly.
     """
-    element = _element(group.stored_dtype, f"cache group {group.name}")
+    element = _element(dtype, f"cache group {group}")
     try:
         memory = mmap.mmap(
             -1, math.prod(shape) * element.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -229,7 +230,7 @@ def allocate_pool(group: CacheGroup, shape: Sequence[int]) -> np.ndarray:
         return np.frombuffer(memory, element).reshape(shape)
     except (MemoryError, OSError, OverflowError, ValueError) as error:
         raise UnsupportedHereError(
-            f"the caches of group {group.name} do not fit into memory; build the engine with a "
+            f"the caches of group {group} do not fit into memory; build the engine with a "
             "smaller --max-seq-len or --max-batch-size"
         ) from error
 

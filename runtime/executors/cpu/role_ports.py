@@ -8,9 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
-from specbuild.runtime.engine_dir.claims_check import pool_shapes
+from specbuild.runtime.engine_dir.claims_check import pool_shapes, state_pools
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord, PortContext
-from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, CacheGroup, Manifest, Port
+from specbuild.runtime.engine_dir.manifest import (
+    INDEXER_GROUP,
+    CacheGroup,
+    Manifest,
+    Port,
+    StateGroup,
+)
 from specbuild.runtime.engine_dir.port_forms import (
     OUT,
     Form,
@@ -18,6 +24,7 @@ from specbuild.runtime.engine_dir.port_forms import (
     floats,
     ints,
     launch_forms,
+    path_forms,
     view_forms,
     written,
 )
@@ -126,6 +133,10 @@ def _target(manifest: Manifest) -> tuple[Forms, Forms]:
             inputs[f"{group.name}.logical_pages"] = ints("B", "L")
             inputs[f"{group.name}.partial_table"] = table
             outputs[f"{group.name}.partial_table{OUT}"] = table
+    for states in manifest.state_groups:
+        pools = _state_pools(states)
+        inputs |= path_forms(states.name) | pools
+        outputs |= written(pools) | _state_inputs(states)
     return inputs, outputs
 
 
@@ -136,6 +147,10 @@ def _commit(manifest: Manifest) -> tuple[Forms, Forms]:
         pools = {n: form for n, form in _pools(manifest, group).items() if "summary_pool" not in n}
         slots = {f"{group.name}.{side}_slot": ints("B", "D") for side in ("from", "to")}
         inputs |= slots | pools
+        outputs |= written(pools)
+    for states in manifest.state_groups:
+        pools = _state_pools(states)
+        inputs |= path_forms(states.name) | pools | _state_inputs(states)
         outputs |= written(pools)
     return inputs, outputs
 
@@ -158,3 +173,12 @@ def _pools(manifest: Manifest, group: CacheGroup) -> Forms:
         name: Form(group.stored_dtype, shape)
         for name, shape in pool_shapes(group, manifest.specpv).items()
     }
+
+
+def _state_pools(group: StateGroup) -> Forms:
+    return {name: Form(*form) for name, form in state_pools(group).items()}
+
+
+def _state_inputs(group: StateGroup) -> Forms:
+    """What the rows of a launch bring to the states, from which ``commit`` computes them again."""
+    return {f"{group.name}.{layer}.inputs": floats("T", group.row_width) for layer in group.layers}

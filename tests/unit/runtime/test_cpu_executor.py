@@ -12,7 +12,6 @@ from toy_engine import prompt
 
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
-from specbuild.runtime.engine_dir.manifest import CacheGroup
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import EngineFileError, RequestError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.executor import CpuExecutor, allocate_pool, session_options
@@ -60,8 +59,7 @@ def test_pools_keep_what_earlier_calls_wrote(tmp_path: Path, threads: int) -> No
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_a_pool_takes_memory_for_the_pages_that_are_written() -> None:
-    group = CacheGroup("full", (0,), 64, 256, 256, 16, 64, 0, "float32", ("head", "page", "slot"))
-    pool = allocate_pool(group, (64, 64, 16, 256))  # 64 MiB, 1 MiB a head
+    pool = allocate_pool("full", "float32", (64, 64, 16, 256))  # 64 MiB, 1 MiB a head
     before = resident_bytes()
     pool[:, 1, 0, :8] = 1.0
     assert resident_bytes() - before < pool.nbytes / 16, "one page of memory a head"
