@@ -116,7 +116,7 @@ RUN = {
     ("cpu", "parts"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "layers"): "tests/unit/builder/verify/test_verify_engine.py",
     ("cpu", "mla"): "tests/unit/builder/verify/test_verify_engine.py",
-    ("cpu", "p_eagle"): "tests/e2e/test_p_eagle.py",
+    ("cpu", "p_eagle"): "tests/e2e/test_drafter_contract.py",
     ("cpu", "dflash"): "tests/e2e/test_dflash.py",
     ("cpu", "mtp"): "tests/e2e/test_mtp.py",
     ("cpu", "mtp_latents"): "tests/e2e/test_mtp.py",
