@@ -56,7 +56,7 @@ demo: $(DEMO_INSTALLED)
 	$(SPECBUILD) build --model $(EXAMPLE)/target --draft $(EXAMPLE)/draft \
 	  --output $(DEMO)/engine --force
 	head -n 6 $(EXAMPLE)/prompts.jsonl > $(DEMO)/prompts.jsonl
-	$(SPECBUILD) bench $(DEMO)/engine --prompts $(DEMO)/prompts.jsonl \
+	$(SPECBUILD) bench pairs $(DEMO)/engine --prompts $(DEMO)/prompts.jsonl \
 	  --max-new-tokens 256 --rounds 1 --plot $(DEMO)/speed.svg
 	@echo "try next: $(SPECBUILD) chat $$(cat $(DEMO)/chat)"
 

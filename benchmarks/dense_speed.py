@@ -1,7 +1,7 @@
 """Speed of dense Llama and Qwen3 geometries on a GPU: steps and prompts beside their bytes, drafts.
 
 Weights are made up (``specbuild synth``), one layer is stored and named again for all others, and
-each geometry's sweeps (``specbuild bench --sweep``) run in a process of their own, beside a
+each geometry's sweeps (``specbuild bench sweep``) run in a process of their own, beside a
 streaming read there. Prints a table and writes every report of the sweeps as JSON.
 """
 
@@ -79,11 +79,11 @@ def measured(name: str, asked: argparse.Namespace) -> tuple[dict[str, dict[str, 
 
 
 def swept(engine: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """What ``bench --sweep --json`` prints of an engine."""
+    """What ``bench sweep --json`` prints of an engine."""
     batches = [f"--batch={batch}" for batch in asked.batch or (1, 16)]
-    sweep = ["--sweep", asked.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
+    sweep = [str(engine), asked.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
     limit = ["--time-limit-s", str(asked.limit_s), "--json"]
-    found: dict[str, Any] = json.loads(_specbuild(["bench", str(engine), *sweep, *batches, *limit]))
+    found: dict[str, Any] = json.loads(_specbuild(["bench", "sweep", *sweep, *batches, *limit]))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What ``specbuild estimate`` predicts beside what ``bench --server`` measures, in turn.
+"""What ``specbuild estimate`` predicts beside what ``bench server`` measures, in turn.
 
 The costs of a CPU engine are measured right before and behind each load of a server, and averaged,
 as a machine that others use changes. Those of a CUDA engine are what ``tune`` and ``--costs`` say.
@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--costs", type=Path, help="of a CUDA engine: bench --sweep prefill --json")
+    parser.add_argument("--costs", type=Path, help="bench sweep ENGINE prefill --json, on CUDA")
     parser.add_argument("--output", type=Path, required=True)
     given = parser.parse_args()
     manifest = read_manifest(given.engine)

@@ -25,7 +25,7 @@ from specbuild.cli.terminal.signals import sigterm_raised
 from specbuild.cli.terminal.streams import fill_closed_streams
 from specbuild.cli.terminal.visible_text import visible
 
-# The module of each command. Only the requested one is imported.
+# The module of each command or group of commands. Only the requested one is imported.
 _COMMANDS = {
     "build": "specbuild.cli.commands.build",
     "run": "specbuild.cli.commands.run",
@@ -43,15 +43,22 @@ _COMMANDS = {
     "tune": "specbuild.cli.commands.tune",
     "synth": "specbuild.cli.commands.synth",
     "sign": "specbuild.cli.commands.sign",
-}
-# Deprecated names, accepted until 0.3.
-_RENAMED_COMMANDS = {"plan": "estimate"}
-_RENAMED_OPTIONS = {"--screen-head": "--prefilter-head"}  # as in builder/option_group.py
-_GROUPS = {
     "cache": "specbuild.cli.commands.cache",
     "train": "specbuild.cli.commands.train",
     "retrofit": "specbuild.cli.commands.retrofit",
 }
+# Deprecated names, accepted until 0.3.
+_RENAMED_COMMANDS = {"plan": "estimate"}
+# `bench ENGINE --sweep PHASES` is `bench sweep ENGINE PHASES` now, and without such an option
+# `bench pairs ENGINE`.
+_BENCH_COMMANDS = {
+    "--server": "server",
+    "--modes": "modes",
+    "--drafters": "drafters",
+    "--suite": "suite",
+    "--sweep": "sweep",
+}
+_RENAMED_OPTIONS = {"--screen-head": "--prefilter-head"}  # as in builder/option_group.py
 
 
 def command_line(named: str | None = None) -> typer.Typer:
@@ -69,13 +76,12 @@ def command_line(named: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_specbuild)
-    modules = _COMMANDS | _GROUPS
-    for name in [named] if named in modules else modules:
-        command = getattr(import_module(modules[name]), name)
-        if name in _COMMANDS:
-            app.command(cls=Command)(command)
-        else:
+    for name in [named] if named in _COMMANDS else _COMMANDS:
+        command = getattr(import_module(_COMMANDS[name]), name)
+        if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
+        else:
+            app.command(cls=Command)(command)
     return app
 
 
@@ -138,9 +144,30 @@ def _current_names(words: list[str]) -> list[str]:
         current = _RENAMED_COMMANDS[words[0]]
         _say(f"warning: {words[0]} is deprecated; use {current}")
         words = [current, *words[1:]]
+    if words[:1] == ["bench"]:
+        words = _bench_words(words)
     for old in _RENAMED_OPTIONS.keys() & set(words):
         _say(f"warning: {old} is deprecated; use {_RENAMED_OPTIONS[old]}")
     return [_RENAMED_OPTIONS.get(word, word) for word in words]
+
+
+def _bench_words(words: list[str]) -> list[str]:
+    """Return the words of ``bench`` with one of its commands, from the spelling of 0.1."""
+    commands = {"pairs", *_BENCH_COMMANDS.values()}
+    if len(words) == 1 or words[1] in commands | {"-h", "--help"}:
+        return words
+    rest, option, name = words[1:], "ENGINE", "pairs"
+    values: list[str] = []
+    for place, word in enumerate(rest):
+        option_of_word, has_value, value = word.partition("=")
+        if option_of_word in _BENCH_COMMANDS:
+            option, name = option_of_word, _BENCH_COMMANDS[option_of_word]
+            takes_value = name != "drafters" and not has_value
+            values = [value] if has_value else rest[place + 1 : place + 1 + takes_value]
+            rest = rest[:place] + rest[place + 1 + takes_value :]
+            break
+    _say(f"warning: bench {option} is deprecated; use bench {name}")
+    return ["bench", name, *rest, *values]
 
 
 def _report(error: BaseException, debug: bool) -> int:

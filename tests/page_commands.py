@@ -29,7 +29,7 @@ LEFT = (
     Left(r"dynamo", "needs Dynamo, and tests/e2e/test_dynamo.py runs it", 4),
     Left(r"^make (test|lint|docs)\b", "runs or repeats tests", 3),
     Left(r"^make clean", "there is nothing to clean", 1),
-    Left(r"^specbuild bench\b.* --sweep ", "needs a GPU", 6),
+    Left(r"^specbuild bench sweep ", "needs a GPU", 6),
     Left(r"^specbuild inspect gpu-engine", "needs kernels that take minutes to compile", 2),
     Left(r"^specbuild tune ", "needs a GPU", 5),
     Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
@@ -48,10 +48,10 @@ LONG = r"^make demo|^specbuild build |^specbuild (bench|compare) "
 # What tests add to a command: their models are small, and two cores are slow. Of two equal options
 # the last counts.
 ADDED = (
-    (r"^specbuild bench (?!--server|.*--suite)", "--max-new-tokens 16 --rounds 1"),
+    (r"^specbuild bench (?!server|suite|sweep)", "--max-new-tokens 16 --rounds 1"),
     (r"^specbuild compare ", "--tokens 300 --length 300 --context 200 --max-new-tokens 8"),
-    (r"^specbuild bench --modes", "--context 64 --judged 16"),
-    (r"^specbuild bench --server", "--max-new-tokens 16 --requests 8"),
+    (r"^specbuild bench modes", "--context 64 --judged 16"),
+    (r"^specbuild bench server", "--max-new-tokens 16 --requests 8"),
     (r"^specbuild train ", "--steps 2 --batch-size 2 --sequence-length 64"),
     (r"^specbuild train .* --joint-steps ", "--joint-steps 1"),
     # Indexers choose among what is not kept in any case, the first 4 tokens and the recent 64.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read_report(file: Path) -> BenchReport:
-    """What ``bench --json`` wrote. Raises SpecbuildError where the file holds something else."""
+    """Return what ``bench pairs --json`` wrote. Raises SpecbuildError for any other file."""
     from specbuild.cli.bench.pairs import BenchReport
 
     try:
@@ -24,7 +24,7 @@ def read_report(file: Path) -> BenchReport:
     except (OSError, ValueError, RecursionError) as error:
         raise SpecbuildError(
             f"--against {file} cannot be read as a report ({error}); give the file that "
-            "bench --json of the other engine wrote"
+            "bench pairs --json of the other engine wrote"
         ) from error
     return from_json(BenchReport, data, str(file))
 

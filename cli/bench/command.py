@@ -1,10 +1,10 @@
-"""``specbuild bench``: how fast an engine decodes with and without its draft."""
+"""``specbuild bench``: one command for each kind of measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,9 +15,7 @@ from specbuild.cli.bench.options import (
     SuiteOptions,
     SweepOptions,
 )
-from specbuild.cli.bench.pair_table import bench_table
-from specbuild.cli.bench.server.command import bench_server
-from specbuild.cli.options.derived import takes_options
+from specbuild.cli.options.derived import Without, takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.shared import (
     Debug,
@@ -28,6 +26,7 @@ from specbuild.cli.options.shared import (
     Threads,
     suggest_neighbour,
 )
+from specbuild.cli.terminal.help_page import Command, show_help_alone
 from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
@@ -37,60 +36,77 @@ if TYPE_CHECKING:
     from specbuild.runtime.request import GenerateParams
 
 _RANDOM_SEED = 1
-# What --modes measures behind, where no --context is given.
+# Contexts of `bench modes` without --context.
 MODE_CONTEXTS = (512, 1536)
+_PANEL = "Measurement"
+
+EngineDirectory = Annotated[
+    Path,
+    typer.Argument(metavar="ENGINE", help="Engine directory.", callback=suggest_neighbour),
+]
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE.jsonl",
+        help="Prompt set, reported separately; repeatable.",
+        rich_help_panel=_PANEL,
+    ),
+]
+JoinedPrompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE.jsonl",
+        help="Prompts, concatenated to one text; repeatable.",
+        rich_help_panel=_PANEL,
+    ),
+]
+MaxNewTokens = Annotated[
+    int,
+    typer.Option(
+        "--max-new-tokens", metavar="N", min=2, help="Tokens per output.", rich_help_panel=_PANEL
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        "--rounds", metavar="N", min=1, help="Measured pairs per prompt.", rich_help_panel=_PANEL
+    ),
+]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", help="Do not apply the chat template.", rich_help_panel=_PANEL),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot", metavar="FILE.svg", help="Also write a chart.", rich_help_panel="Report"
+    ),
+]
+
+bench = typer.Typer(
+    help="Measure engines and servers.",
+    invoke_without_command=True,
+)
 
 
+@bench.callback()
+def _bench(context: typer.Context) -> None:
+    """Measure engines and servers."""
+    show_help_alone(context)
+
+
+@bench.command("pairs", cls=Command)
 @takes_options
-def bench(
-    engine: Annotated[
-        Path | None,
-        typer.Argument(metavar="[ENGINE]", help="Engine directory.", callback=suggest_neighbour),
-    ] = None,
+def bench_pairs(
+    engine: EngineDirectory,
     *,
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE.jsonl",
-            help="Prompt set, reported separately; repeatable.",
-            rich_help_panel="Measurement",
-        ),
-    ] = None,
-    max_new_tokens: Annotated[
-        int,
-        typer.Option(
-            "--max-new-tokens",
-            metavar="N",
-            min=2,
-            help="Tokens per output.",
-            rich_help_panel="Measurement",
-        ),
-    ] = 128,
-    rounds: Annotated[
-        int,
-        typer.Option(
-            "--rounds",
-            metavar="N",
-            min=1,
-            help="Measured pairs per prompt.",
-            rich_help_panel="Measurement",
-        ),
-    ] = 3,
-    raw: Annotated[
-        bool,
-        typer.Option(
-            "--raw",
-            help="Do not apply the chat template.",
-            rich_help_panel="Measurement",
-        ),
-    ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot", metavar="FILE.svg", help="Also write a chart.", rich_help_panel="Report"
-        ),
-    ] = None,
+    prompts: Prompts = None,
+    max_new_tokens: MaxNewTokens = 128,
+    rounds: Rounds = 3,
+    raw: Raw = False,
+    plot: Plot = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -100,22 +116,10 @@ def bench(
             rich_help_panel="Report",
         ),
     ] = None,
-    drafters: Annotated[
-        bool,
-        typer.Option(
-            "--drafters",
-            help="Compare the engine's drafters by --batch and --context.",
-            rich_help_panel="Measurement",
-        ),
-    ] = False,
     drafter: DrafterName = None,
     draft_tree: DraftTree = None,
     no_spec: NoSpec = False,
     tree: TreeOptions,
-    sweep: SweepOptions,
-    suite: SuiteOptions,
-    modes: ModeOptions,
-    server: ServerLoadOptions,
     threads: Threads = None,
     as_json: Json = False,
     _debug: Debug = False,
@@ -127,66 +131,14 @@ def bench(
     decoding without the draft is measured. Without [b]--prompts[/b] the prompts are random
     tokens, which no draft can predict.
 
-    [b]--against[/b] compares with the output of [b]bench --json[/b] for an engine with another
-    [b]--draft-dtype[/b], with the same prompts and draft options.
-
-    [b]--sweep[/b] measures phases of a CUDA engine, and compares each with the bytes that it
-    must read and a streaming read. [b]--sweep anatomy[/b] shows each launch of a step.
-
-    [b]--suite[/b] checks scenarios against thresholds; the exit code is 1 if one is missed.
-
-    [b]--modes[/b] builds engines of one checkpoint without a draft, with one, and with SpecPV,
-    latents and DSA. It compares speed, cache size and fidelity by context.
-
-    [b]--drafters[/b] compares no draft, each of the engine's drafters, and automatic
-    selection. [b]--prompts[/b] are concatenated to one text.
-
-    [b]--server[/b] measures a server with OpenAI's API: TTFT and inter-token latency as
-    seen by clients.
+    [b]--against[/b] compares with the output of [b]bench pairs --json[/b] for an engine with
+    another [b]--draft-dtype[/b], with the same prompts and draft options.
 
     \b
     Examples:
-    specbuild bench engine --prompts prompts.jsonl
-    specbuild bench engine --suite smoke --junit smoke.xml
-    specbuild bench --server http://127.0.0.1:8000 --clients 8 --requests 64
+    specbuild bench pairs engine --prompts prompts.jsonl
+    specbuild bench pairs engine --no-spec --json
     """
-    if server.server is not None:
-        beside = bool(sweep.given() or tree.given() or suite.given() or modes.given())
-        _refuse_beside_server(beside or engine is not None or against is not None)
-        bench_server(
-            server, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json
-        )
-        return
-    if modes.given():
-        beside = bool(server.given() or suite.given() or tree.given() or drafter or no_spec)
-        _refuse_beside_modes(beside or bool(engine or prompts or against or raw))
-        how = dict(new_tokens=max_new_tokens, rounds=rounds)
-        _modes(modes, sweep, how, threads=threads, plot=plot, as_json=as_json)
-        return
-    if engine is None or server.given():
-        raise SpecbuildError("name an engine directory, or a server with --server URL")
-    if drafters:
-        beside = bool(tree.given() or suite.given() or against or no_spec or drafter or draft_tree)
-        _refuse_beside_drafters(beside or sweep.sweep is not None or raw)
-        told = dict(threads=threads, plot=plot, as_json=as_json)
-        _drafters(engine, prompts or (), sweep, (max_new_tokens, rounds), told)
-        return
-    if suite.given():
-        beside = bool(
-            sweep.given() or tree.given() or against or plot or no_spec or drafter or draft_tree
-        )
-        _suite(engine, suite, prompts or (), beside=beside, threads=threads, as_json=as_json)
-        return
-    if sweep.sweep is not None:
-        others = (threads, against, tree.given() or None, no_spec or None, drafter, draft_tree)
-        _refuse_beside_sweep(any(other is not None for other in others))
-        given = dict(prompts=prompts or (), max_new_tokens=max_new_tokens, rounds=rounds, raw=raw)
-        _sweep(engine, sweep, given, plot=plot, as_json=as_json)
-        return
-    if sweep.given():
-        raise SpecbuildError(
-            "--batch, --context, --retrieved and --time-limit-s are for a --sweep: add one"
-        )
     from specbuild.cli.bench import against as bench_against
     from specbuild.cli.bench.pairs import BenchPlan
     from specbuild.cli.terminal.engine_loading import load_engine
@@ -209,7 +161,194 @@ def bench(
     report = _measured(loaded, plan, prompts or [])
     if other is not None:
         report = bench_against.against(report, other)
-    _tell(report, plot, as_json=as_json)
+    _write_report(report, plot, as_json=as_json)
+
+
+@bench.command("sweep", cls=Command)
+@takes_options
+def bench_sweep(
+    engine: EngineDirectory,
+    phases: Annotated[
+        str,
+        typer.Argument(
+            metavar="PHASES",
+            help="Comma-separated list of decode, verify, draft, profile, anatomy, prefill, spec, "
+            "load and specpv.",
+        ),
+    ],
+    *,
+    prompts: Prompts = None,
+    max_new_tokens: MaxNewTokens = 128,
+    rounds: Rounds = 3,
+    raw: Raw = False,
+    sweep: SweepOptions,
+    plot: Plot = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure phases of a CUDA engine against the bytes that each must read.
+
+    Each phase is compared with a streaming read of the same bytes. [b]anatomy[/b] shows each
+    launch of a step.
+
+    \b
+    Examples:
+    specbuild bench sweep gpu-engine decode,verify,draft,prefill --plot roofline.svg
+    specbuild bench sweep gpu-engine anatomy --batch 1 --context 1000 --plot step.svg
+    """
+    from specbuild.cli.bench.sweep import SweepPlan, run_sweep, sweeps_of
+    from specbuild.cli.bench.table import sweep_tables
+    from specbuild.cli.bench.views import VIEW_SWEEP
+    from specbuild.cli.terminal import console
+
+    # Options that are not given keep the plan's own values.
+    chosen = sweep.given()
+    plan = SweepPlan(
+        sweeps_of(phases),
+        **chosen,
+        prompts=prompts or (),
+        max_new_tokens=max_new_tokens,
+        rounds=rounds,
+        raw=raw,
+    )
+    if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
+        raise SpecbuildError(f"--retrieved is for the phase {VIEW_SWEEP}: add it, or omit it")
+    require_plot_place(plot)
+    report = run_sweep(engine, plan)
+    if as_json:
+        print(console.json_line(report))
+    else:
+        console.output().print(sweep_tables(report))
+    if plot is None:
+        return
+    if report.phases or not report.anatomies:
+        from specbuild.cli.bench.roofline import plot_sweep
+
+        plot_sweep(report, plot)
+    else:
+        from specbuild.cli.anatomy.timeline import plot_anatomies
+
+        plot_anatomies(report.anatomies, plot, engine=f"{report.engine} on {report.gpu}")
+
+
+@bench.command("suite", cls=Command)
+@takes_options
+def bench_suite(
+    engine: EngineDirectory,
+    suite: Annotated[
+        str,
+        typer.Argument(
+            metavar="SUITE",
+            help="YAML file of scenarios, or a built-in suite: smoke, single-32k or "
+            "large-context-16k-x4.",
+        ),
+    ],
+    *,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", metavar="FILE.jsonl", help="Prompt set.", rich_help_panel=_PANEL),
+    ] = None,
+    files: SuiteOptions,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Check scenarios against thresholds; the exit code is 1 if one is missed.
+
+    \b
+    Examples:
+    specbuild bench suite engine smoke --junit smoke.xml
+    """
+    from specbuild.cli.bench.suite.command import run_suite
+
+    run_suite(engine, suite, files, prompts, threads=threads, as_json=as_json)
+
+
+@bench.command("modes", cls=Command)
+@takes_options
+def bench_modes(
+    modes: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODES",
+            help="Comma-separated list of base, eagle3, specpv, mla and dsa, or combinations "
+            "with +.",
+        ),
+    ],
+    *,
+    max_new_tokens: MaxNewTokens = 128,
+    rounds: Rounds = 3,
+    sizes: Annotated[SweepOptions, Without(("batches", "retrieved", "limit_s"))],
+    files: ModeOptions,
+    plot: Plot = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Compare modes of one checkpoint: speed, cache size and fidelity by context.
+
+    Builds missing engines: without a draft, with one, and with SpecPV, latents and DSA.
+
+    \b
+    Examples:
+    specbuild bench modes base,eagle3,dsa --build modes.yaml --engines engines --text book.txt
+    """
+    from specbuild.cli.bench.modes.command import run_modes
+    from specbuild.cli.bench.modes.measurement import ModesPlan
+
+    contexts = sizes.contexts or MODE_CONTEXTS
+    plan = ModesPlan(contexts, files.judged, new_tokens=max_new_tokens, rounds=rounds)
+    run_modes(modes, files, plan, threads=threads, plot=plot, as_json=as_json)
+
+
+@bench.command("drafters", cls=Command)
+@takes_options
+def bench_drafters(
+    engine: EngineDirectory,
+    *,
+    prompts: JoinedPrompts = None,
+    max_new_tokens: MaxNewTokens = 128,
+    rounds: Rounds = 3,
+    sizes: Annotated[SweepOptions, Without(("retrieved", "limit_s"))],
+    plot: Plot = None,
+    threads: Threads = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Compare no draft, each of the engine's drafters, and automatic selection.
+
+    \b
+    Examples:
+    specbuild bench drafters engine --prompts prompts.jsonl --batch 1 --batch 4 --context 512
+    """
+    from specbuild.cli.bench.drafters.command import run_drafters
+    from specbuild.cli.bench.drafters.measurement import DraftersPlan
+
+    plan = DraftersPlan(sizes.batches, sizes.contexts, max_new_tokens, rounds)
+    run_drafters(engine, prompts or (), plan, threads=threads, plot=plot, as_json=as_json)
+
+
+@bench.command("server", cls=Command)
+@takes_options
+def bench_server(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the server.")],
+    *,
+    prompts: Prompts = None,
+    max_new_tokens: MaxNewTokens = 128,
+    load: ServerLoadOptions,
+    plot: Plot = None,
+    as_json: Json = False,
+    _debug: Debug = False,
+) -> None:
+    """Measure a server with OpenAI's API: TTFT and inter-token latency as seen by clients.
+
+    \b
+    Examples:
+    specbuild bench server http://127.0.0.1:8000 --clients 8 --requests 64
+    """
+    from specbuild.cli.bench.server.command import run_load
+
+    run_load(url, load, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json)
 
 
 def _measured(engine: Engine, plan: BenchPlan, files: Sequence[Path]) -> BenchReport:
@@ -221,7 +360,7 @@ def _measured(engine: Engine, plan: BenchPlan, files: Sequence[Path]) -> BenchRe
         return measure(engine, sets, plan, progress)
 
 
-def _tell(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:
+def _write_report(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:
     from specbuild.cli.terminal import console
 
     if as_json:
@@ -235,6 +374,7 @@ def _tell(report: BenchReport, plot: Path | None, *, as_json: bool) -> None:
 
 
 def _show(report: BenchReport) -> None:
+    from specbuild.cli.bench.pair_table import bench_table
     from specbuild.cli.terminal.console import output
 
     pairs = "pair" if report.rounds == 1 else "pairs"
@@ -242,132 +382,6 @@ def _show(report: BenchReport) -> None:
     output().print(bench_table(report))
     stored = "" if report.draft_dtype is None else f", weights in {report.draft_dtype}"
     output().print(f"draft: {report.draft}{stored}", soft_wrap=True)
-
-
-def _suite(
-    engine: Path,
-    options: SuiteOptions,
-    prompts: Sequence[Path],
-    *,
-    beside: bool,
-    threads: int | None,
-    as_json: bool,
-) -> None:
-    if options.suite is None:
-        raise SpecbuildError("--junit and --record are for a --suite: add one")
-    if beside or len(prompts) > 1:
-        raise SpecbuildError(
-            "--suite says what is measured: leave --sweep, --draft, --against and --plot out, and "
-            "give --prompts once"
-        )
-    from specbuild.cli.bench.suite.command import bench_suite
-
-    file = prompts[0] if prompts else None
-    bench_suite(engine, options, file, threads=threads, as_json=as_json)
-
-
-def _refuse_beside_server(given: bool) -> None:
-    if given:
-        raise SpecbuildError(
-            "--server measures a server: leave ENGINE, --sweep, --suite, --modes, --draft and "
-            "--against out"
-        )
-
-
-def _refuse_beside_modes(given: bool) -> None:
-    if given:
-        raise SpecbuildError(
-            "--modes measures the engines that it builds: leave ENGINE, --prompts and other "
-            "ways of measuring out"
-        )
-
-
-def _modes(
-    modes: ModeOptions,
-    sweep: SweepOptions,
-    how: dict[str, int],
-    *,
-    threads: int | None,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    if set(sweep.given()) - {"contexts"}:
-        raise SpecbuildError("of --sweep's options --modes takes --context alone")
-    from specbuild.cli.bench.modes.command import bench_modes
-    from specbuild.cli.bench.modes.measurement import ModesPlan
-
-    plan = ModesPlan(sweep.contexts or MODE_CONTEXTS, modes.judged, **how)
-    bench_modes(modes, plan, threads=threads, plot=plot, as_json=as_json)
-
-
-def _refuse_beside_drafters(given: bool) -> None:
-    if given:
-        raise SpecbuildError(
-            "--drafters measures all of them, chains as they pay: leave --sweep, --suite, --draft, "
-            "--drafter, --no-spec, --raw and --against out"
-        )
-
-
-def _drafters(
-    engine: Path,
-    prompts: Sequence[Path],
-    sweep: SweepOptions,
-    lengths: tuple[int, int],
-    told: dict[str, Any],
-) -> None:
-    if set(sweep.given()) - {"batches", "contexts"}:
-        raise SpecbuildError("of --sweep's options --drafters takes --batch and --context alone")
-    from specbuild.cli.bench.drafters.command import bench_drafters
-    from specbuild.cli.bench.drafters.measurement import DraftersPlan
-
-    plan = DraftersPlan(sweep.batches, sweep.contexts, *lengths)
-    bench_drafters(engine, prompts, plan, **told)
-
-
-def _refuse_beside_sweep(given: bool) -> None:
-    if given:
-        raise SpecbuildError(
-            "--sweep measures every draft of a CUDA engine: leave --threads, --draft, --drafter, "
-            "--no-spec and --against out"
-        )
-
-
-def _sweep(
-    engine: Path,
-    options: SweepOptions,
-    given: dict[str, Any],
-    *,
-    plot: Path | None,
-    as_json: bool,
-) -> None:
-    """Options that are not given keep the plan's own values."""
-    from specbuild.cli.bench import sweep as bench_sweep
-    from specbuild.cli.bench.table import sweep_tables
-    from specbuild.cli.bench.views import VIEW_SWEEP
-    from specbuild.cli.terminal import console
-
-    chosen = options.given()
-    sweeps = bench_sweep.sweeps_of(chosen.pop("sweep"))
-    plan = bench_sweep.SweepPlan(sweeps, **chosen, **given)
-    if "retrieved" in chosen and VIEW_SWEEP not in plan.sweeps:
-        raise SpecbuildError(
-            f"--retrieved is for --sweep {VIEW_SWEEP}: add it, or omit --retrieved"
-        )
-    require_plot_place(plot)
-    report = bench_sweep.run_sweep(engine, plan)
-    if as_json:
-        print(console.json_line(report))
-    else:
-        console.output().print(sweep_tables(report))
-    if plot is not None:
-        if report.phases or not report.anatomies:
-            from specbuild.cli.bench.roofline import plot_sweep
-
-            plot_sweep(report, plot)
-        else:
-            from specbuild.cli.anatomy.timeline import plot_anatomies
-
-            plot_anatomies(report.anatomies, plot, engine=f"{report.engine} on {report.gpu}")
 
 
 def _prompt_sets(engine: Engine, files: Sequence[Path], params: GenerateParams) -> list[PromptSet]:

@@ -1,4 +1,4 @@
-"""What a sweep of ``bench`` measures; the fields but ``sweep`` are those of ``SweepPlan``."""
+"""Options of single commands of ``bench``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,10 @@ from specbuild.builder.option_readers import repeated
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(OptionGroup):
-    """``sweep`` None measures pairs with and without the draft instead."""
+    """What is measured; the fields are those of ``SweepPlan``."""
 
-    PANEL: ClassVar[str] = "Sweep (CUDA)"
+    PANEL: ClassVar[str] = "Measurement"
 
-    sweep: Annotated[
-        str | None,
-        Described(
-            "Measure phases: decode, verify, draft, profile, anatomy, prefill, spec, load, specpv.",
-            "LIST",
-        ),
-    ] = None
     batches: Annotated[
         tuple[int, ...],
         Described(
@@ -68,11 +61,10 @@ class SweepOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLoadOptions(OptionGroup):
-    """Load on a server instead of an engine."""
+    """Load on a server."""
 
-    PANEL: ClassVar[str] = "Server"
+    PANEL: ClassVar[str] = "Load"
 
-    server: Annotated[str | None, Described("Measure the server at this URL.", "URL")] = None
     clients: Annotated[int, Described("Number of concurrent clients.", "N", least=1)] = 1
     rate: Annotated[
         float | None,
@@ -91,18 +83,10 @@ class ServerLoadOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteOptions(OptionGroup):
-    """Scenarios with thresholds instead of pairs."""
+    """Files of a suite."""
 
-    PANEL: ClassVar[str] = "Suite"
+    PANEL: ClassVar[str] = "Report"
 
-    suite: Annotated[
-        str | None,
-        Described(
-            "Run the scenarios of a YAML file or of a built-in suite (smoke, "
-            "single-32k, large-context-16k-x4), and check their thresholds.",
-            "FILE",
-        ),
-    ] = None
     junit: Annotated[Path | None, Described("Also write the results as JUnit XML.", "FILE.xml")] = (
         None
     )
@@ -114,26 +98,15 @@ class SuiteOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class ModeOptions(OptionGroup):
-    """One checkpoint's modes beside each other instead of pairs."""
+    """The checkpoint, the engines and the text of a comparison of modes."""
 
     PANEL: ClassVar[str] = "Modes"
 
-    modes: Annotated[
-        str | None,
-        Described(
-            "Compare modes of one checkpoint: base, eagle3, specpv, mla, dsa, or "
-            "combinations with +.",
-            "LIST",
-        ),
-    ] = None
     build: Annotated[
-        Path | None,
-        Described("Configuration file with model, draft and build options.", "FILE.yaml"),
-    ] = None
-    engines: Annotated[
-        Path | None, Described("Directory of the engines; missing ones are built.", "DIR")
-    ] = None
+        Path, Described("Configuration file with model, draft and build options.", "FILE.yaml")
+    ]
+    engines: Annotated[Path, Described("Directory of the engines; missing ones are built.", "DIR")]
     text: Annotated[
-        Path | None, Described("Text to evaluate and to continue, or token ids as .npy.", "FILE")
-    ] = None
+        Path, Described("Text to evaluate and to continue, or token ids as .npy.", "FILE")
+    ]
     judged: Annotated[int, Described("Evaluated tokens after each context.", "N", least=1)] = 256

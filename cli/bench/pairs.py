@@ -83,7 +83,7 @@ class SetReport:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What ``bench --json`` prints. ``ratio`` is the median over every pair of every set.
+    """What ``bench pairs --json`` prints. ``ratio`` is the median over every pair of every set.
 
     ``draft_dtype`` is how the engine stores the draft's weights, ``shape`` the draft that every
     step had, None where steps differed or had none. ``against_dtype`` and every set's

@@ -1,4 +1,4 @@
-"""What ``bench --sweep`` measured, held against the bytes that had to be read."""
+"""What ``bench sweep`` measured, held against the bytes that had to be read."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Load:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What ``bench --sweep --json`` prints; ``left_out`` says what was not measured, and why.
+    """What ``bench sweep --json`` prints; ``left_out`` says what was not measured, and why.
 
     ``timeline`` has the launches of one layer of every profiled step, ``anatomies`` all launches.
     """

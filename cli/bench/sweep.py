@@ -1,4 +1,4 @@
-"""``specbuild bench --sweep``: every phase of a CUDA engine against the bytes it must read."""
+"""``specbuild bench sweep``: every phase of a CUDA engine against the bytes it must read."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def sweeps_of(text: str) -> tuple[str, ...]:
     unknown = [part for part in asked if part not in SWEEPS]
     if unknown or not asked:
         got = ", ".join(unknown) or "nothing"
-        raise SpecbuildError(f"--sweep got {got}, expected some of {','.join(SWEEPS)}")
+        raise SpecbuildError(f"PHASES got {got}, expected some of {','.join(SWEEPS)}")
     return tuple(sweep for sweep in SWEEPS if sweep in asked)
 
 
@@ -105,8 +105,8 @@ def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
     manifest = read_manifest(directory)
     if not facts_of(manifest.backend).has_plan:
         raise UnsupportedHereError(
-            f"--sweep measures CUDA engines, {directory} was built for {manifest.backend}; leave "
-            "--sweep out, or build it with --backend cuda"
+            f"bench sweep measures CUDA engines, {directory} was built for {manifest.backend}; use "
+            "bench pairs, or build it with --backend cuda"
         )
     progress = Progress(lambda line: console.messages().print(line, soft_wrap=True))
     with _opened_gpu() as gpu:

@@ -1,4 +1,4 @@
-"""The report of ``bench --sweep`` for people: lines as they come, tables at the end."""
+"""The report of ``bench sweep`` for people: lines as they come, tables at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench --sweep specpv``: steps over partial views against steps over the whole cache."""
+"""``bench sweep ENGINE specpv``: steps over partial views against steps over the whole cache."""
 
 from __future__ import annotations
 

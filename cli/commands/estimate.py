@@ -23,7 +23,7 @@ def estimate(
     chunked prefill, batching and waiting for pages behave as in a server. Step
     times of a CPU engine are measured first, for some seconds. A CUDA engine needs
     no GPU: its step times come from [b]tune[/b], and its prefill times from
-    [b]bench --sweep prefill --json[/b].
+    [b]bench sweep ENGINE prefill --json[/b].
 
     \b
     Examples:

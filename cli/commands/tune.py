@@ -51,7 +51,7 @@ def tune(
         typer.Option(
             "--used-by",
             metavar="FILE.json",
-            help="Only launches of programs counted in this report of bench --suite.",
+            help="Only launches of programs counted in this report of bench suite.",
             rich_help_panel="Kernel variants",
         ),
     ] = None,

@@ -36,15 +36,15 @@ def costs_for(
         found = _from_file(asked.costs, directory, manifest)
     elif facts_of(manifest.backend).has_plan:
         raise SpecbuildError(
-            f"{directory} runs on a GPU: give --costs the JSON of 'specbuild bench {directory} "
-            "--sweep prefill --json', or that of --save-costs"
+            f"{directory} runs on a GPU: give --costs the JSON of 'specbuild bench sweep "
+            f"{directory} prefill --json', or that of --save-costs"
         )
     else:
         found = _measured(directory, asked, contexts, progress)
     if asked.gpu is not None and asked.gpu.lower() not in found.machine.lower():
         raise SpecbuildError(
             f"--gpu {asked.gpu}: the costs were measured on {found.machine}; measure there with "
-            "'specbuild tune' and 'specbuild bench --sweep prefill'"
+            "'specbuild tune' and 'specbuild bench sweep ENGINE prefill'"
         )
     if asked.save_costs is not None:
         replace_bytes(asked.save_costs, f"{json_line(found)}\n".encode())
@@ -72,7 +72,7 @@ def _of_sweep(sweep: SweepReport, file: Path, directory: Path, manifest: Manifes
         )
     prompts = {phase.rows: phase.time_s for phase in sweep.phases if phase.sweep == _PREFILL}
     if not prompts:
-        raise SpecbuildError(f"--costs {file} times no prompts: it needs --sweep {_PREFILL}")
+        raise SpecbuildError(f"--costs {file} times no prompts: it needs the phase {_PREFILL}")
     if not sweep.gpu.startswith(steps.gpu):
         raise SpecbuildError(
             f"--costs {file} is of {sweep.gpu}, the step costs of {directory} are of {steps.gpu}"

@@ -41,7 +41,7 @@ class CostOptions(OptionGroup):
         Path | None,
         Described(
             "Measured times: a file of --save-costs, or for a CUDA engine the output "
-            "of bench --sweep prefill --json.",
+            "of bench sweep ENGINE prefill --json.",
             "FILE.json",
             shown="measured now (CPU)",
         ),

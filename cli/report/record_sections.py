@@ -41,7 +41,7 @@ def roofline_section(records: Sequence[Record]) -> Section:
     body = "".join(
         _roofline(record, sweep) for record, sweep in of_kind(records, SweepReport) if sweep.phases
     )
-    return _filled("roofline", "Roofline", body, "bench ENGINE --sweep decode,verify,prefill")
+    return _filled("roofline", "Roofline", body, "bench sweep ENGINE decode,verify,prefill")
 
 
 def timeline_section(records: Sequence[Record]) -> Section:
@@ -62,7 +62,7 @@ def timeline_section(records: Sequence[Record]) -> Section:
             ]
             body += figure(row(drawn), caption, source=record.file)
         body += "".join(_layers(record, sweep, step) for step in sweep.anatomies)
-    return _filled("timeline", "A layer's launches", body, "bench ENGINE --sweep anatomy")
+    return _filled("timeline", "A layer's launches", body, "bench sweep ENGINE anatomy")
 
 
 def _layers(record: Record, sweep: SweepReport, step: StepAnatomy) -> str:

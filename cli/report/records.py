@@ -28,11 +28,11 @@ Kind = TypeVar("Kind")
 
 # What each command prints, but for VERIFY. A record is of the kind whose fields its keys are.
 KINDS: dict[type[Any], str] = {
-    SweepReport: "bench --sweep",
+    SweepReport: "bench sweep",
     BenchReport: "bench",
-    SuiteReport: "bench --suite",
-    LoadReport: "bench --server",
-    ModesReport: "bench --modes",
+    SuiteReport: "bench suite",
+    LoadReport: "bench server",
+    ModesReport: "bench modes",
     Comparison: "compare",
     EstimateReport: "estimate",
     RunRecord: "run",

@@ -1,4 +1,4 @@
-"""``bench --drafters``: every drafter of an engine in one table, and what it refuses."""
+"""``bench drafters``: every drafter of an engine in one table, and what it refuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_row_a_batch_context_and_drafter(
     command: Command, engine: Path, tmp_path: Path
 ) -> None:
     plot = tmp_path / "drafters.svg"
-    asked = ("bench", engine, "--drafters", "--max-new-tokens", 12, "--rounds", 1, "--plot", plot)
+    asked = ("bench", "drafters", engine, "--max-new-tokens", 12, "--rounds", 1, "--plot", plot)
     result = command(*asked, "--context", 8, "--context", 24, "--json")
     assert result.code == 0, result.err
     report = json.loads(result.out)
@@ -55,9 +55,7 @@ def test_one_row_a_batch_context_and_drafter(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--draft-depth", 2), "measures all of them"),
-        (("--drafter", "suffix"), "measures all of them"),
-        (("--retrieved", 5), "takes --batch and --context alone"),
+        (("--drafter", "suffix"), "No such option"),
         (("--batch", 9), "--batch 9 is more than the engine's 2 sequences"),
         (("--context", 60), "--context 60 and --max-new-tokens 12 are more than"),
     ],
@@ -65,5 +63,5 @@ def test_one_row_a_batch_context_and_drafter(
 def test_what_does_not_fit_is_one_sentence(
     command: Command, engine: Path, options: tuple[object, ...], words: str
 ) -> None:
-    result = command("bench", engine, "--drafters", "--max-new-tokens", 12, *options)
+    result = command("bench", "drafters", engine, "--max-new-tokens", 12, *options)
     assert result.code == 2 and words in " ".join(result.err.split()), result.err

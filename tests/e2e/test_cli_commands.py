@@ -160,7 +160,7 @@ def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None
         sets += ["--prompts", file]
     picture = tmp_path / "speed.svg"
     arguments = ("--max-new-tokens", 8, "--rounds", 2, "--plot", picture)
-    result = command("bench", tiny_engine, *sets, *arguments, "--json")
+    result = command("bench", "pairs", tiny_engine, *sets, *arguments, "--json")
     assert result.code == 0, result.err
     (report,) = result.records
     jsonschema.validate(report, BENCH_SCHEMA)
@@ -174,7 +174,7 @@ def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None
 
 def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Path) -> None:
     arguments = ("--max-new-tokens", 4, "--rounds", 1, "--draft-top-k", 1, "--draft-depth", 2)
-    result = command("bench", tiny_engine, *arguments)
+    result = command("bench", "pairs", tiny_engine, *arguments)
     assert result.code == 0, result.err
     for part in ("random tokens", "ratio", "tokens/step", "top-k 1, depth 2, 2 tokens"):
         assert part in result.out
@@ -186,7 +186,7 @@ def test_bench_without_a_draft_measures_what_there_is(
 ) -> None:
     engine = request.getfixturevalue(f"{built}_engine")
     short = ("--max-new-tokens", 4, "--rounds", 1, "--json")
-    result = command("bench", engine, *short, *arguments)
+    result = command("bench", "pairs", engine, *short, *arguments)
     (report,) = result.records
     jsonschema.validate(report, BENCH_SCHEMA)
     assert report["ratio"] is None

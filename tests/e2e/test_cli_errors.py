@@ -177,7 +177,8 @@ def on_engine(command: Command, name: str, engine: Path) -> Any:
         extra = ("--prompt", "x")
     if name == "verify":
         extra = ("--model", engine)
-    return command(name, engine, *extra)
+    words = ("bench", "pairs") if name == "bench" else (name,)
+    return command(*words, engine, *extra)
 
 
 @pytest.mark.parametrize("name", ENGINE_COMMANDS)
@@ -254,14 +255,12 @@ def test_a_place_where_no_picture_can_be_is_refused_before_the_work(
     command: Command, tmp_path: Path, name: str
 ) -> None:
     arguments = ("--max-new-tokens", 2, "--rounds", 1, "--plot", tmp_path / name)
-    assert command("bench", tmp_path / "no engine yet", *arguments).refused(name)
+    assert command("bench", "pairs", tmp_path / "no engine yet", *arguments).refused(name)
 
 
 def test_views_are_chosen_for_their_sweep_alone(command: Command, tmp_path: Path) -> None:
-    asked = ("bench", tmp_path / "no engine yet", "--retrieved", 512)
-    assert command(*asked).refused("for a --sweep")
-    assert command(*asked, "--sweep", "decode").refused("--sweep specpv")
-    assert command(*asked[:2], "--sweep", "decode", "--no-spec").refused("leave --threads, --draft")
+    asked = ("bench", "sweep", tmp_path / "no engine yet", "decode", "--retrieved", 512)
+    assert command(*asked).refused("the phase specpv")
 
 
 def test_drafts_that_change_are_not_compared(
@@ -269,11 +268,11 @@ def test_drafts_that_change_are_not_compared(
 ) -> None:
     fixed = ("--draft-top-k", 1, "--draft-depth", 2, "--draft-tokens", 2)
     short = ("--max-new-tokens", 4, "--rounds", 1)
-    report = command("bench", tiny_engine, *short, *fixed, "--json")
+    report = command("bench", "pairs", tiny_engine, *short, *fixed, "--json")
     (tmp_path / "a.json").write_text(report.out)
-    again = command("bench", tiny_engine, *short, *fixed, "--against", tmp_path / "a.json")
+    again = command("bench", "pairs", tiny_engine, *short, *fixed, "--against", tmp_path / "a.json")
     assert again.code == 0 and "0.00 (0.0 %)" in again.out
-    refused = command("bench", tiny_engine, *short, "--against", tmp_path / "a.json")
+    refused = command("bench", "pairs", tiny_engine, *short, "--against", tmp_path / "a.json")
     assert refused.refused("--against", "--draft-depth")
 
 

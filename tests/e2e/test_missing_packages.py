@@ -78,8 +78,8 @@ def test_commands_without_a_package(
         ["check", engine],
         ["run", engine, "--prompt", "ab", "--max-new-tokens", "3"],
         ["run", engine, "--prompt", "ab", "--max-new-tokens", "3", "--guide", '{"regex": "a+"}'],
-        ["bench", "--help"],
-        ["bench", engine, *bench, "--plot", str(tmp_path / "speed.svg")],
+        ["bench", "pairs", "--help"],
+        ["bench", "pairs", engine, *bench, "--plot", str(tmp_path / "speed.svg")],
     ]
     if package in ("torch", "onnx", "onnx_ir", "onnxscript"):  # builds go on without the others
         target = str(text_target)

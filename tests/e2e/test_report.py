@@ -116,7 +116,9 @@ def test_runs_and_comparisons_are_drawn_as_they_were_printed(
     report: Report, command: Command, tiny_engine: Path, tmp_path: Path
 ) -> None:
     tree = ("--draft-top-k", 1, "--draft-depth", 3)
-    bench = command("bench", tiny_engine, "--max-new-tokens", 12, "--rounds", 1, *tree, "--json")
+    bench = command(
+        "bench", "pairs", tiny_engine, "--max-new-tokens", 12, "--rounds", 1, *tree, "--json"
+    )
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"id": "a", "prompt": "ab"}\n{"id": "b", "prompt": "cd"}\n')
     run = command("run", tiny_engine, "--prompts", prompts, "--max-new-tokens", 9, *tree, "--json")

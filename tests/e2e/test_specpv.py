@@ -160,7 +160,17 @@ def test_the_command_line_builds_runs_and_names_it_lossy(
     assert "lossy: above 24 tokens of context" in command("inspect", specpv_engine).out.replace(
         "\n", " "
     )
-    asked = ("bench", specpv_engine, "--prompts", file, "--rounds", "1", "--max-new-tokens", "40")
+    asked = (
+        "bench",
+        "pairs",
+        specpv_engine,
+        "--prompts",
+        file,
+        "--rounds",
+        "1",
+        "--max-new-tokens",
+        "40",
+    )
     table = command(*asked).out.replace("\n", " ")
     assert "SpecPV (lossy)" in table
     pairs = json.loads(command(*asked, "--json").out)["sets"][0]["pairs"]

@@ -1,4 +1,4 @@
-"""``bench --sweep`` on the example engine: every phase is measured and nothing is impossible."""
+"""``bench sweep`` on the example engine: every phase is measured and nothing is impossible."""
 
 from __future__ import annotations
 

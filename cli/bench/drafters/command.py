@@ -1,4 +1,4 @@
-"""``bench --drafters``: loads the engine, reads a text, and measures every drafter in turn."""
+"""``bench drafters``: loads the engine, reads a text, and measures every drafter in turn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEED = 1
 _SHORT = 128
 
 
-def bench_drafters(
+def run_drafters(
     engine: Path,
     prompts: Sequence[Path],
     plan: DraftersPlan,

@@ -1,4 +1,4 @@
-"""What ``bench --drafters`` found."""
+"""What ``bench drafters`` found."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class DraftersReport:
-    """What ``bench --drafters --json`` prints: ``new_tokens`` of every sequence, greedily."""
+    """What ``bench drafters --json`` prints: ``new_tokens`` of every sequence, greedily."""
 
     backend: str
     device: str

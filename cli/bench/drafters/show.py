@@ -1,4 +1,4 @@
-"""Table and chart of ``bench --drafters``."""
+"""Table and chart of ``bench drafters``."""
 
 from __future__ import annotations
 

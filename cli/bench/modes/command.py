@@ -1,4 +1,4 @@
-"""``bench --modes``: builds what lacks, loads every mode's engine, and measures them in turn."""
+"""``bench modes``: builds what lacks, loads every mode's engine, and measures them in turn."""
 
 from __future__ import annotations
 
@@ -28,14 +28,18 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.settings import RuntimeSettings
 
 
-def bench_modes(
-    asked: ModeOptions, plan: ModesPlan, *, threads: int | None, plot: Path | None, as_json: bool
+def run_modes(
+    names: str,
+    asked: ModeOptions,
+    plan: ModesPlan,
+    *,
+    threads: int | None,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Prints the table, or JSON; SpecbuildError where an option or the checkpoint is wrong."""
-    if asked.modes is None or asked.build is None or asked.engines is None or asked.text is None:
-        raise SpecbuildError("--modes, --build, --engines and --text belong together: give all")
     require_plot_place(plot)
-    modes, options = modes_of(asked.modes), build_file(asked.build)
+    modes, options = modes_of(names), build_file(asked.build)
     with ProgressBar() as progress:
         built = build_lacking(modes, options, asked.engines, progress)
         settings = RuntimeSettings(threads=threads)

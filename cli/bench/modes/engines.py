@@ -65,12 +65,12 @@ def modes_of(text: str) -> tuple[Mode, ...]:
         parts = set(word.split("+"))
         if not parts <= PARTS.keys() or (BASE in parts and len(parts) > 1):
             raise SpecbuildError(
-                f"--modes got {word!r}; a mode is base, or some of {', '.join(list(PARTS)[1:])} "
+                f"MODES got {word!r}; a mode is base, or some of {', '.join(list(PARTS)[1:])} "
                 "joined by +"
             )
         modes.append(Mode(tuple(part for part in PARTS if part in parts)))
     if len(set(modes)) < len(modes):
-        raise SpecbuildError(f"--modes {text}: a mode stands there twice")
+        raise SpecbuildError(f"MODES got {text}: a mode is named twice")
     return tuple(modes)
 
 

@@ -1,4 +1,4 @@
-"""What ``bench --modes`` found."""
+"""What ``bench modes`` found."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModeRow:
 
 @dataclass(frozen=True)
 class ModesReport:
-    """What ``bench --modes --json`` prints; the first of ``modes`` is what others stand beside.
+    """What ``bench modes --json`` prints; the first of ``modes`` is what others stand beside.
 
     ``judged_tokens`` of the text behind each context, ``new_tokens`` decoded greedily there
     ``rounds`` times by each mode in turn.

@@ -1,4 +1,4 @@
-"""Tables and chart of ``bench --modes``."""
+"""Tables and chart of ``bench modes``."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``specbuild bench --server``: the speed of a server as its clients see it."""
+"""``specbuild bench server``: the speed of a server as its clients see it."""

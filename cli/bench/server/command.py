@@ -1,4 +1,4 @@
-"""``specbuild bench --server``."""
+"""``specbuild bench server``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from specbuild.runtime.errors import SpecbuildError
 _TIMEOUT_S = 600.0
 
 
-def bench_server(
+def run_load(
+    url: str,
     asked: ServerLoadOptions,
     files: Sequence[Path],
     *,
@@ -26,7 +27,7 @@ def bench_server(
         import httpx
     except ModuleNotFoundError as error:
         raise SpecbuildError(
-            "bench --server needs httpx: pip install '.[serve]' in the checkout"
+            "bench server needs httpx: pip install '.[serve]' in the checkout"
         ) from error
     del httpx
     from rich.progress import MofNCompleteColumn, Progress
@@ -36,7 +37,6 @@ def bench_server(
     from specbuild.cli.terminal import console
     from specbuild.cli.terminal.prompt_file import read_prompt_file
 
-    assert asked.server is not None
     require_plot_place(plot)
     placed = [entry.prompt for file in files for entry in read_prompt_file(file)]
     prompts = tuple(p.prompt if p.prompt is not None else p.prompt_ids or () for p in placed)
@@ -54,7 +54,7 @@ def bench_server(
         task = bar.add_task("requests", total=plan.requests)
         report = asyncio.run(
             measure(
-                asked.server,
+                url,
                 plan,
                 model=asked.model,
                 key=asked.api_key,

@@ -1,4 +1,4 @@
-"""What clients of a loaded server saw: ``bench --server --json``."""
+"""What clients of a loaded server saw: ``bench server --json``."""
 
 from __future__ import annotations
 

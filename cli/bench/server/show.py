@@ -1,4 +1,4 @@
-"""Table and chart of ``bench --server``."""
+"""Table and chart of ``bench server``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bench --suite``: loads the engine, runs the scenarios, shows and writes what came of them."""
+"""``bench suite``: loads the engine, runs the scenarios, shows and writes what came of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from specbuild.runtime.settings import RuntimeSettings
 EXIT_MISSED = 1
 
 
-def bench_suite(
+def run_suite(
     directory: Path,
+    named: str,
     options: SuiteOptions,
     prompts: Path | None,
     *,
@@ -33,8 +34,7 @@ def bench_suite(
     as_json: bool,
 ) -> None:
     """Exits with 1 where a scenario misses a threshold, or all were skipped."""
-    assert options.suite is not None
-    suite, folder = read_suite(options.suite)
+    suite, folder = read_suite(named)
     records = stored_speeds(options.record)
     engine = load_engine(directory, RuntimeSettings(threads=threads))
     executor = engine.executor

@@ -46,7 +46,7 @@ class ScenarioReport:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """What ``bench --suite --json`` prints, and ``--record`` reads."""
+    """What ``bench suite --json`` prints, and ``--record`` reads."""
 
     suite: str
     engine: str

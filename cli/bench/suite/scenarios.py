@@ -102,9 +102,7 @@ def read_suite(named: str) -> tuple[Suite, Path]:
     if named in shipped_suites():
         file = _SHIPPED / f"{named}.yaml"
     elif not file.is_file():
-        raise SpecbuildError(
-            f"--suite {named}: neither a file nor one of {', '.join(shipped_suites())}"
-        )
+        raise SpecbuildError(f"{named}: neither a file nor one of {', '.join(shipped_suites())}")
     suite = read_yaml(Suite, file)
     names = [scenario.name for scenario in suite.scenarios]
     if not names or len(set(names)) < len(names):

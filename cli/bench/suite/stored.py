@@ -10,12 +10,12 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def read_report(file: Path) -> SuiteReport:
-    """What ``bench --suite --json`` wrote. Raises SpecbuildError where the file holds another."""
+    """What ``bench suite --json`` wrote. Raises SpecbuildError where the file holds another."""
     try:
         data = parsed(file.read_bytes())
     except (OSError, ValueError) as error:
         raise SpecbuildError(
-            f"{file} cannot be read as a suite's report ({error}); give what bench --suite --json "
+            f"{file} cannot be read as a suite's report ({error}); give what bench suite --json "
             "wrote"
         ) from error
     return from_json(SuiteReport, data, str(file))

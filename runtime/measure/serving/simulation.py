@@ -34,7 +34,7 @@ class Traffic:
     once, each of whom asks again when it is served.
 
     ``request_s`` is what a request takes before the engine has it. The same ``seed`` gives the
-    arrivals of ``bench --server --rate``.
+    arrivals of ``bench server --rate``.
     """
 
     requests: int

@@ -1,4 +1,4 @@
-"""``specbuild bench --server``: what it reports is what the server did."""
+"""``specbuild bench server``: what it reports is what the server did."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_load_is_reported(
 ) -> None:
     plot = tmp_path / "load.svg"
     given = ["--requests", "7", "--max-new-tokens", "9", "--prompts", str(prompts(tmp_path))]
-    code = main(["bench", "--server", url, *given, *how, "--json", "--plot", str(plot)])
+    code = main(["bench", "server", url, *given, *how, "--json", "--plot", str(plot)])
     assert code == 0
     report = json.loads(capsys.readouterr().out)
     assert report["model"] == NAME and report["errors"] == 0
@@ -51,16 +51,20 @@ def test_a_load_is_reported(
 
 
 def test_requests_that_fail_are_counted(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--server", url, "--requests", "2", "--model", "nobody"]) == 2
+    assert main(["bench", "server", url, "--requests", "2", "--model", "nobody"]) == 2
     assert "does not exist" in capsys.readouterr().err
-    assert main(["bench", "--server", "http://127.0.0.1:9", "--requests", "2"]) == 2
+    assert main(["bench", "server", "http://127.0.0.1:9", "--requests", "2"]) == 2
     assert "names no model" in capsys.readouterr().err
 
 
-def test_options_that_contradict(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["engine", "--server", url], ["--clients", "2"], ["engine", "--clients", "2"]):
-        assert main(["bench", *words]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+def test_the_old_spelling_runs_the_command(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--server", url, "--requests", "1", "--prompts", str(prompts(tmp_path)), "--json"]
+    assert main(["bench", *words, "--max-new-tokens", "4"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "specbuild: warning: bench --server is deprecated; use bench server\n"
+    assert json.loads(said.out)["requests"] == 1
 
 
 def test_percentiles_are_of_the_requests_that_were_served() -> None:

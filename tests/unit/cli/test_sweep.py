@@ -1,4 +1,4 @@
-"""``bench --sweep`` on a toy engine whose clock counts operations, and what it refuses."""
+"""``bench sweep`` on a toy engine whose clock counts operations, and what it refuses."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ def test_sweeps_are_named(make_manifest, tmp_path: Path, monkeypatch: pytest.Mon
         ):
             sweeps_of(text)
     monkeypatch.setattr(bench_sweep, "read_manifest", lambda _: make_manifest())
-    with pytest.raises(UnsupportedHereError, match=r"was built for cpu; leave --sweep out"):
+    with pytest.raises(UnsupportedHereError, match=r"was built for cpu; use bench pairs"):
         run_sweep(tmp_path, plan_of("decode"))
 
 

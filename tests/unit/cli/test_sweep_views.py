@@ -1,4 +1,4 @@
-"""``bench --sweep specpv``: which state each timed step starts from, and what a mix is made of."""
+"""``bench sweep`` of specpv: which state each timed step starts from, and what a mix is made of."""
 
 from __future__ import annotations
 
