@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FunctionType
 
 from specbuild.runtime import errors
+from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.guides.guide import Guide
@@ -27,6 +28,7 @@ CLASSES = (
     Engine,
     RuntimeSettings,
     PrefillSchedule,
+    DraftSetting,
     EngineTokenizer,
     Prompt,
     GenerateParams,
@@ -42,7 +44,8 @@ WITH_METHODS = (Engine, EngineTokenizer, Guide)
 HEAD = """# Python reference
 
 Every public class of the library, from its docstrings. [Python](python.md) shows how to use them.
-`Engine`, `RuntimeSettings`, `GenerateParams`, `Prompt` and `errors` are imported from `specbuild`.
+`DraftSetting`, `Engine`, `GenerateParams`, `Guide`, `PrefillSchedule`, `Prompt`,
+`RuntimeSettings` and `errors` are imported from `specbuild`.
 In the examples `engine` is a loaded engine with a chat template.
 
 <!-- This page is generated from the library: `make docs` writes it. -->

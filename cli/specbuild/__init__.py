@@ -8,16 +8,20 @@ TYPE_CHECKING = False  # as typing's, whose import would take longer than all of
 if TYPE_CHECKING:
     from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
     from specbuild.runtime import errors as errors
+    from specbuild.runtime.decode.decoder import DraftSetting
     from specbuild.runtime.engine import Engine
+    from specbuild.runtime.guides.guide import Guide
     from specbuild.runtime.request import GenerateParams, Prompt
     from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
     __version__: str
 
 __all__ = [
+    "DraftSetting",
     "Engine",
     "EngineConfig",
     "GenerateParams",
+    "Guide",
     "PrefillSchedule",
     "Prompt",
     "RuntimeSettings",
@@ -27,9 +31,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "DraftSetting": "specbuild.runtime.decode.decoder",
     "Engine": "specbuild.runtime.engine",
     "EngineConfig": "specbuild.builder.speculative_config",
     "GenerateParams": "specbuild.runtime.request",
+    "Guide": "specbuild.runtime.guides.guide",
     "PrefillSchedule": "specbuild.runtime.settings",
     "Prompt": "specbuild.runtime.request",
     "RuntimeSettings": "specbuild.runtime.settings",
