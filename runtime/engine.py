@@ -39,6 +39,7 @@ from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.guides.remote import RemoteGrammar
+from specbuild.runtime.guides.token_rules import RuledGrammar
 from specbuild.runtime.request import (
     Event,
     GenerateParams,
@@ -48,6 +49,7 @@ from specbuild.runtime.request import (
     params_list,
     prompt_list,
 )
+from specbuild.runtime.request_checks import bad_sequences, check_params
 from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 from specbuild.runtime.text.codec import (
     CHAT_TEMPLATE_FILE,
@@ -265,9 +267,7 @@ class Engine(EngineBase):
             )
         if params.stop and self.text is None:
             raise RequestError(f"{where}: stop strings need a tokenizer, the engine has none")
-        self._check_biases(params, where)
-        self._check_blocks(params.specpv_retrieval_blocks, where)
-        self._check_top_k(params.dsa_top_k, where)
+        check_params(self.manifest, params, where)
         for stop in params.stop:
             check_unicode(stop, f"stop string {stop!r}")
         budget = min(params.max_new_tokens, limit - len(ids))
@@ -276,8 +276,17 @@ class Engine(EngineBase):
             ids,
             self._plain(params) if params.exact else params,
             budget,
-            grammar=None if params.guide is None else self.compile(params.guide),
+            grammar=self._grammar(params),
         )
+
+    def _grammar(self, params: GenerateParams) -> Grammar | RemoteGrammar | RuledGrammar | None:
+        """The guide of a request with its rules for single tokens; None if it has neither."""
+        grammar = None if params.guide is None else self.compile(params.guide)
+        if not params.bad_words and params.reasoning_budget is None:
+            return grammar
+        sequences = bad_sequences(self.text, params.bad_words, self.manifest.limits.max_seq_len)
+        vocab = self.manifest.target.vocab
+        return RuledGrammar(grammar, vocab, sequences, params.reasoning_budget)
 
     def isolate_guides(self) -> None:
         """Compile guides in processes of their own from now on, so that none can end this one.
@@ -315,48 +324,6 @@ class Engine(EngineBase):
             specpv_retrieval_blocks=None if self.manifest.specpv is None else 0,
             dsa_top_k=None if self.manifest.dsa is None else 0,
         )
-
-    def _check_biases(self, params: GenerateParams, where: str) -> None:
-        """RequestError where a biased token is none of the vocabulary."""
-        ids, vocab = params.sampling.bias_arrays[0], self.manifest.target.vocab
-        outside = ids[(ids < 0) | (ids >= vocab)]
-        if len(outside):
-            raise RequestError(
-                f"{where}: logit_bias names token {outside[0]}, the vocabulary has {vocab}",
-                field="logit_bias",
-            )
-
-    def _check_blocks(self, asked: int | str | None, where: str) -> None:
-        """RequestError where an engine cannot retrieve so many blocks."""
-        specpv = self.manifest.specpv
-        if asked is None:
-            return
-        if specpv is None:
-            raise RequestError(
-                f"{where}: specpv_retrieval_blocks is {asked}, but the engine was built without "
-                "SpecPV; leave it out or build with --specpv"
-            )
-        if isinstance(asked, int) and not 0 <= asked <= specpv.n_retrieval_blocks:
-            raise RequestError(
-                f"{where}: specpv_retrieval_blocks is {asked}, the engine retrieves 0 to "
-                f"{specpv.n_retrieval_blocks}; ask for less or build it with more"
-            )
-
-    def _check_top_k(self, asked: int | None, where: str) -> None:
-        """RequestError where an engine cannot choose so many tokens."""
-        dsa = self.manifest.dsa
-        if asked is None:
-            return
-        if dsa is None:
-            raise RequestError(
-                f"{where}: dsa_top_k is {asked}, but the engine was built without DSA; leave it "
-                "out or build with --dsa"
-            )
-        if not 0 <= asked <= dsa.top_k:
-            raise RequestError(
-                f"{where}: dsa_top_k is {asked}, the engine chooses 0 to {dsa.top_k} tokens; ask "
-                "for less or build it with more"
-            )
 
     def _encoded(self, prompt: Prompt, params: GenerateParams, where: str) -> tuple[int, ...]:
         if self.text is None:

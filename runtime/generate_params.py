@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.parameters import (
     Parameter,
     Range,
@@ -54,6 +55,9 @@ class GenerateParams:
     ``guide`` constrains the output: no end of sequence is chosen before the output matches it. The
     output ends where no token may follow, even before ``min_tokens``.
 
+    No text of ``bad_words`` is written, as the tokenizer splits it with and without a space before
+    it. ``reasoning_budget`` limits the tokens of reasoning.
+
     ``exact`` decodes without a draft and without lossy modes, so that any engine gives the tokens
     of plain decoding. RequestError if a lossy mode is requested as well.
 
@@ -76,8 +80,10 @@ class GenerateParams:
             frequency_penalty: float = ...,
             repetition_penalty: float = ...,
             logit_bias: Biases = ...,
+            allowed_token_ids: tuple[int, ...] = ...,
             stop: tuple[str, ...] = ...,
             stop_token_ids: tuple[int, ...] = ...,
+            bad_words: tuple[str, ...] = ...,
             ignore_eos: bool = ...,
             include_stop_str_in_output: bool = ...,
             skip_special_tokens: bool = ...,
@@ -91,6 +97,7 @@ class GenerateParams:
             exact: bool = ...,
             cache_salt: str | None = ...,
             guide: Guide | None = ...,
+            reasoning_budget: ReasoningBudget | None = ...,
         ) -> None: ...
 
     max_new_tokens: Annotated[
@@ -105,6 +112,7 @@ class GenerateParams:
         Parameter(help="Stop before this text; repeatable.", metavar="TEXT", in_api=True),
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Parameter(in_api=True)] = ()
+    bad_words: Annotated[tuple[str, ...], Parameter(in_api=True)] = ()
     ignore_eos: Annotated[
         bool, Parameter(help="Continue after an end-of-sequence token.", in_api=True)
     ] = False
@@ -144,6 +152,7 @@ class GenerateParams:
             json_type=dict[str, Any],
         ),
     ] = None
+    reasoning_budget: Annotated[ReasoningBudget | None, Parameter(in_line=False)] = None
 
     def __repr__(self) -> str:
         stated = {**changed_fields(self.sampling), **changed_fields(self)}
@@ -171,6 +180,11 @@ class GenerateParams:
             raise RequestError("a stop string is empty; leave it out")
         if self.stop and not self.detokenize:
             raise RequestError("stop strings are looked for in text: leave detokenize on")
+        words = self.bad_words
+        if isinstance(words, str) or not all(isinstance(word, str) and word for word in words):
+            raise RequestError(
+                f"bad_words is {words!r}, must be a tuple of texts", field="bad_words"
+            )
         if not isinstance(self.stop_token_ids, Collection):
             raise RequestError(f"stop_token_ids is {self.stop_token_ids!r}, must be token ids")
         for token in self.stop_token_ids:
@@ -190,6 +204,7 @@ class GenerateParams:
             "min_p": sampling.floor < 0,
             "min_tokens": self.min_tokens > 0,
             "logit_bias": bool(sampling.logit_bias),
+            "allowed_token_ids": bool(sampling.allowed_token_ids),
             "presence_penalty": sampling.presence_penalty != 0,
             "frequency_penalty": sampling.frequency_penalty != 0,
             "repetition_penalty": sampling.repetition_penalty != 1,
@@ -199,8 +214,8 @@ class GenerateParams:
     @cached_property
     def adjusts_steps(self) -> str | None:
         """The first parameter that asks more of a step than a choice; None: none does."""
-        if self.guide is not None:
-            return self.guide.name
+        if self.is_guided:
+            return self._guide_name
         rest = ("top_logprobs",) * (self.top_logprobs > 0)
         return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
 
@@ -210,10 +225,21 @@ class GenerateParams:
         return bool(self._adjustments)
 
     @property
+    def is_guided(self) -> bool:
+        """Whether the tokens before restrict the next one: by a guide, bad words or a budget."""
+        return bool(self.guide or self.bad_words or self.reasoning_budget)
+
+    @property
+    def _guide_name(self) -> str:
+        if self.guide is not None:
+            return self.guide.name
+        return "bad_words" if self.bad_words else "thinking_token_budget"
+
+    @property
     def only_guided(self) -> bool:
         """Whether a guide is all that changes a choice: one that it allows is the masked choice.
 
         A mask changes no score that it leaves; but what is cut of the likeliest depends on it.
         """
         asks_more = self.top_logprobs or self.adjusts_logits or self.sampling.cuts
-        return self.guide is not None and not asks_more
+        return self.is_guided and not asks_more

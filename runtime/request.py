@@ -15,6 +15,7 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import GenerateParams as GenerateParams  # noqa: PLC0414
 from specbuild.runtime.guides.grammar import Grammar, GuideState
 from specbuild.runtime.guides.remote import RemoteGrammar
+from specbuild.runtime.guides.token_rules import RuledGrammar
 from specbuild.runtime.parameters import refuses_unknown, whole_number
 from specbuild.runtime.records import FinishReason, RunRecord
 from specbuild.runtime.statistics import RunCounters
@@ -178,7 +179,7 @@ class Request:
     token_budget: int
     priority: int = 0
     deadline_s: float | None = None
-    grammar: Grammar | RemoteGrammar | None = None
+    grammar: Grammar | RemoteGrammar | RuledGrammar | None = None
     ids: np.ndarray = field(default_factory=_no_ids, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -41,7 +41,8 @@ MASKED = -1e30
 class SamplingParams:
     """How a token is chosen from the target's logits, in vLLM's order of operations.
 
-    1. ``logit_bias`` is added: a mapping of token ids to -100 … 100, of 1024 at most.
+    1. Tokens outside of ``allowed_token_ids`` are masked; an empty list allows all. ``logit_bias``
+       is added: a mapping of token ids to -100 … 100, of 1024 at most.
     2. Tokens that end the output are masked while it has fewer than ``min_tokens``
        (GenerateParams).
     3. ``repetition_penalty`` r: logits of tokens in the prompt or the output are divided by r if
@@ -117,10 +118,12 @@ class SamplingParams:
         ),
     ] = 1.0  # fmt: skip
     logit_bias: Annotated[Biases, Parameter(json_type=dict[int, float], in_api=True)] = ()
+    allowed_token_ids: Annotated[tuple[int, ...], Parameter(in_api=True)] = ()
 
     def __post_init__(self) -> None:
         check_ranges(self)
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        object.__setattr__(self, "allowed_token_ids", _allowed(self.allowed_token_ids))
 
     @cached_property
     def noise_seed(self) -> int:
@@ -157,6 +160,16 @@ class SamplingParams:
 
         ids, biases = zip(*self.logit_bias, strict=True) if self.logit_bias else ((), ())
         return np.array(ids, np.int64), np.array(biases, np.float32)
+
+    def bias_row(self, vocab: int) -> np.ndarray:
+        """Return what step 1 adds to a row of logits: fp32 [vocab]."""
+        import numpy as np
+
+        ids, biases = self.bias_arrays
+        row = np.full(vocab, MASKED if self.allowed_token_ids else 0, np.float32)
+        row[list(self.allowed_token_ids)] = 0
+        row[ids] += biases
+        return row
 
 
 class ChooseInput(NamedTuple):
@@ -205,6 +218,16 @@ def _biases(biases: Biases) -> tuple[tuple[int, float], ...]:
     if len(set(ids)) < len(ids):
         raise error("names a token twice")
     return tuple(sorted((i, float(pair[1])) for i, pair in zip(ids, pairs, strict=True)))
+
+
+def _allowed(ids: Any) -> tuple[int, ...]:
+    """Return token ids in ascending order. RequestError if it is no list of token ids."""
+    if isinstance(ids, str | Mapping) or not isinstance(ids, Iterable):
+        raise RequestError(
+            f"allowed_token_ids is {ids!r}, must be token ids", field="allowed_token_ids"
+        )
+    name = "a token id of allowed_token_ids"
+    return tuple(sorted({whole_number(name, i, field="allowed_token_ids") for i in ids}))
 
 
 def choice_seed(seed: int, index: int) -> int:

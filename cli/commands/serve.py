@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING
 
-from specbuild.builder.option_group import Described, OptionGroup
-from specbuild.builder.option_readers import repeated
 from specbuild.builder.options import TreeOptions
 from specbuild.cli.model.options import ModelBuildOptions, ModelName
 from specbuild.cli.options.config_file import Config, speculation_in
 from specbuild.cli.options.derived import takes_options
 from specbuild.cli.options.draft_choice import draft_setting_of
 from specbuild.cli.options.page_bytes import PageOptions
+from specbuild.cli.options.server import (
+    AddressOptions,
+    EventOptions,
+    ModelOptions,
+    PrefixOptions,
+    QueueOptions,
+    read_option_file,
+)
 from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
@@ -43,173 +47,6 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine_dir.origin import Origin
     from specbuild.runtime.serve.parsers.output_formats import OutputFormat
     from specbuild.runtime.serve.server import Address
-    from specbuild.runtime.serve.service import Service
-    from specbuild.runtime.settings import PrefixCaching
-
-
-@dataclass(frozen=True, kw_only=True)
-class AddressOptions(OptionGroup):
-    """Where the server listens, and whom it serves."""
-
-    PANEL: ClassVar[str] = "Address"
-
-    host: Annotated[str, Described("Address to listen on.", "ADDRESS")] = "127.0.0.1"
-    port: Annotated[int, Described("Port; 0 selects a free port.", "N", least=0, most=65535)] = 8000
-    uds: Annotated[Path | None, Described("Listen on a Unix socket instead.", "PATH")] = None
-    allowed_hosts: Annotated[
-        tuple[str, ...],
-        Described(
-            "Accepted Host header, * for any; repeatable.",
-            "HOST",
-            shown="loopback names on a loopback address, else any",
-            typed=list[str],
-            read=repeated,
-        ),
-    ] = ()
-    api_key: Annotated[
-        tuple[str, ...],
-        Described("Required API key; repeatable.", "KEY", typed=list[str], read=repeated),
-    ] = ()
-    api_key_file: Annotated[Path | None, Described("File with API keys, one per line.", "FILE")] = (
-        None
-    )
-    cors: Annotated[
-        tuple[str, ...],
-        Described(
-            "Allow cross-origin requests from this origin; repeatable.",
-            "ORIGIN",
-            typed=list[str],
-            read=repeated,
-        ),
-    ] = ()
-
-    no_page: Annotated[bool, Described("Disable the chat page at /.")] = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelOptions(OptionGroup):
-    """What clients see of the engine."""
-
-    PANEL: ClassVar[str] = "Model"
-
-    served_model_name: Annotated[
-        tuple[str, ...],
-        Described(
-            "Name of the model in the API; repeatable.",
-            "NAME",
-            shown="the name of the engine directory",
-            typed=list[str],
-            read=repeated,
-        ),
-    ] = ()
-    chat_template: Annotated[
-        Path | None, Described("Jinja chat template that replaces the engine's.", "FILE")
-    ] = None
-    reasoning_parser: Annotated[
-        str, Described("Format of reasoning: auto, harmony, think or none.", "PARSER")
-    ] = "auto"
-    tool_call_parser: Annotated[
-        str,
-        Described(
-            "Format of tool calls: auto, harmony, hermes, qwen3_coder, deepseek3, deepseek31, "
-            "kimi2, glm47 or none.",
-            "PARSER",
-        ),
-    ] = "auto"
-
-    @property
-    def template(self) -> str | None:
-        """The text of ``--chat-template``; SpecbuildError if the file cannot be read."""
-        file = self.chat_template
-        return None if file is None else _read(file, "--chat-template")
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueOptions(OptionGroup):
-    """How many requests are taken, and what is said of them."""
-
-    PANEL: ClassVar[str] = "Queue"
-
-    max_queue: Annotated[
-        int,
-        Described("Maximum number of waiting sequences; further requests get 429.", "N", least=0),
-    ] = 256
-    log_requests: Annotated[bool, Described("Print one line per request to standard error.")] = (
-        False
-    )
-    log_stats: Annotated[
-        bool, Described("Print throughput to standard error every 10 seconds while requests run.")
-    ] = False
-
-    def logged(
-        self, service: Service, write: Callable[[str], None]
-    ) -> AbstractContextManager[object]:
-        """Write throughput while it is open, if that is requested."""
-        if not self.log_stats:
-            return nullcontext()
-        from specbuild.runtime.serve.throughput_log import ThroughputLog
-
-        return ThroughputLog(service, write)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrefixOptions(OptionGroup):
-    """What is kept of prompts for those that begin alike."""
-
-    PANEL: ClassVar[str] = "Prefix cache"
-
-    no_prefix_cache: Annotated[bool, Described("Disable prefix caching.")] = False
-    publish_generated_pages: Annotated[
-        bool, Described("Also cache the pages of outputs; the last bits may differ from prefill.")
-    ] = False
-
-    def __post_init__(self) -> None:
-        if self.no_prefix_cache and self.publish_generated_pages:
-            raise SpecbuildError(
-                "--no-prefix-cache keeps nothing: leave --publish-generated-pages out"
-            )
-
-    @property
-    def prefix_caching(self) -> PrefixCaching:
-        """The value of the engine's setting."""
-        return "off" if self.no_prefix_cache else "auto"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EventOptions(OptionGroup):
-    """Who is told what the prefix cache keeps."""
-
-    PANEL: ClassVar[str] = "Prefix cache"
-
-    kv_events: Annotated[
-        str | None,
-        Described("Publish cache events over ZeroMQ in vLLM's format.", "ENDPOINT"),
-    ] = None
-    kv_events_replay: Annotated[
-        str | None, Described("Endpoint from which subscribers request missed events.", "ENDPOINT")
-    ] = None
-    kv_events_topic: Annotated[str, Described("Topic of the cache events.", "TOPIC")] = ""
-
-    def __post_init__(self) -> None:
-        if self.kv_events is None and (self.kv_events_replay or self.kv_events_topic):
-            raise SpecbuildError("--kv-events-replay and --kv-events-topic need --kv-events")
-
-    def published(self, engine: Engine) -> AbstractContextManager[object]:
-        """Publishes while it is open. SpecbuildError where there is nothing to tell, or no way."""
-        if self.kv_events is None:
-            return nullcontext()
-        if engine.prefixes is None:
-            raise SpecbuildError(
-                "--kv-events publishes the prefix cache, which is disabled on this server"
-            )
-        if missing := [name for name in ("zmq", "msgspec") if find_spec(name) is None]:
-            raise SpecbuildError(
-                f"--kv-events needs {missing[0]}: pip install '.[events]' in the checkout"
-            )
-        from specbuild.runtime.serve.kv_events import EventEndpoints, KvEventPublisher
-
-        place = EventEndpoints(self.kv_events, self.kv_events_replay, self.kv_events_topic)
-        return KvEventPublisher(engine.prefixes, place)
 
 
 @takes_options
@@ -290,7 +127,9 @@ def serve(
             loaded,
             AppOptions(
                 service=ServiceOptions(
-                    names=names, max_queue=queue.max_queue, setting=setting, exact=exact
+                    names=names, max_queue=queue.max_queue, setting=setting, exact=exact,
+                    max_logprobs=naming.max_logprobs,
+                    trusts_templates=naming.trust_request_chat_template,
                 ),
                 output_format=_form(loaded, naming),
                 keys=keys,
@@ -299,7 +138,7 @@ def serve(
                 log_requests=queue.log_requests,
                 page=not address.no_page,
             ),
-        )
+        )  # fmt: skip
 
         notify = partial(messages().print, soft_wrap=True)
 
@@ -381,18 +220,11 @@ def _keys(address: AddressOptions) -> tuple[str, ...]:
     """The keys of both options."""
     keys = list(address.api_key)
     if address.api_key_file is not None:
-        lines = _read(address.api_key_file, "--api-key-file").split()
+        lines = read_option_file(address.api_key_file, "--api-key-file").split()
         if not lines:
             raise SpecbuildError(f"--api-key-file {address.api_key_file} holds no key")
         keys += lines
     return tuple(keys)
-
-
-def _read(file: Path, flag: str) -> str:
-    try:
-        return file.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecbuildError(f"{flag} {file}: {error}") from error
 
 
 def _port(name: object) -> object:

@@ -155,13 +155,21 @@ class Decoder(ABC):
         the iterator is exhausted. Raises RequestError if the sequence is too long, the engine has
         no scoring programs, or requests are being served.
         """
-        limit = self._manifest.limits.max_seq_len
-        if not 1 <= len(ids) <= limit:
-            raise RequestError(f"cannot score {len(ids)} tokens, the engine scores 1 to {limit}")
         num_prompt = len(ids) if prompt_tokens is None else prompt_tokens
         if not 1 <= num_prompt <= len(ids):
             raise RequestError(f"prompt_tokens is {num_prompt}, must be 1 to {len(ids)}")
+        self._check_length(ids)
         return self._with_machine(self._score_rows(ids, num_prompt))
+
+    def score_with_machine(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
+        """Iterate as :meth:`score` does. The caller holds :attr:`machine`."""
+        self._check_length(ids)
+        return self._score_rows(ids, len(ids))
+
+    def _check_length(self, ids: Sequence[int]) -> None:
+        limit = self._manifest.limits.max_seq_len
+        if not 1 <= len(ids) <= limit:
+            raise RequestError(f"cannot score {len(ids)} tokens, the engine scores 1 to {limit}")
 
     def _with_machine(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
         if not self.machine.acquire(blocking=False):

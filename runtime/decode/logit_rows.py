@@ -31,8 +31,11 @@ def adjust(
     guide allows.
     """
     sampling = params.sampling
-    ids, biases = sampling.bias_arrays
-    logits[ids] += biases
+    if sampling.allowed_token_ids:
+        logits += sampling.bias_row(len(logits))
+    else:
+        ids, biases = sampling.bias_arrays
+        logits[ids] += biases
     if len(output) < params.min_tokens:
         logits[ends_of(params, eos_token_ids, len(logits))] = MASKED
     _penalise(logits, sampling, prompt, output)

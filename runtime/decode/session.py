@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
 from specbuild.runtime.decode.emission import TextStreams, finish_unstarted
 from specbuild.runtime.decode.loop import Loop
+from specbuild.runtime.decode.scoring import TokenScore, token_scores
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
 from specbuild.runtime.settings import PrefillSchedule
@@ -30,6 +31,8 @@ _LOG = logging.getLogger("specbuild")
 
 # The events of one turn for one stream, or the error that ended it.
 EventBatch = list[Event] | BaseException
+# The scores of a sequence's tokens from the second on, or the error that ended the scoring.
+DeliverScores = Callable[[list[TokenScore] | BaseException], None]
 
 
 class Stream:
@@ -113,6 +116,16 @@ class _Leave:
     done: threading.Event
 
 
+@dataclass(frozen=True, eq=False)
+class _Scoring:
+    """Scores ``ids``, unless it ``is_cancelled``."""
+
+    ids: Sequence[int]
+    num_top: int
+    deliver: DeliverScores
+    is_cancelled: threading.Event
+
+
 class Session:
     """Serves the requests of one engine. All methods are thread-safe."""
 
@@ -120,10 +133,10 @@ class Session:
         self._decoder = decoder
         self._text_stream = text_stream
         self._lock = threading.Lock()
-        self._inbox: deque[_Join | _Leave] = deque()
+        self._inbox: deque[_Join | _Leave | _Scoring] = deque()
         self._thread: threading.Thread | None = None
-        # Streams that no loop serves yet. Only the engine thread uses it.
-        self._waiting: deque[_Join] = deque()
+        # Streams that no loop serves yet, and scorings. Only the engine thread uses it.
+        self._waiting: deque[_Join | _Scoring] = deque()
 
     def add(
         self,
@@ -157,6 +170,17 @@ class Session:
         if stream.requests:
             self._post(_Join(stream, setting))
         return stream
+
+    def score(self, ids: Sequence[int], num_top: int, deliver: DeliverScores) -> Callable[[], None]:
+        """Queue the scoring of a sequence's tokens, each with the ``num_top`` most likely ones.
+
+        It runs between loops: requests that come later wait for it. ``deliver`` is called once by
+        the engine thread, with the scores from the second token on or with an error. The returned
+        function cancels the scoring; an error is delivered then.
+        """
+        is_cancelled = threading.Event()
+        self._post(_Scoring(ids, num_top, deliver, is_cancelled))
+        return is_cancelled.set
 
     @contextlib.contextmanager
     def alone(
@@ -196,14 +220,14 @@ class Session:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _post(self, message: _Join | _Leave) -> None:
+    def _post(self, message: _Join | _Leave | _Scoring) -> None:
         with self._lock:
             self._inbox.append(message)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
                 self._thread.start()
 
-    def _next_message(self) -> _Join | _Leave | None:
+    def _next_message(self) -> _Join | _Leave | _Scoring | None:
         with self._lock:
             return self._inbox.popleft() if self._inbox else None
 
@@ -220,22 +244,45 @@ class Session:
                     return
 
     def _serve_first(self) -> None:
-        """Acquire the machine and serve the setting of the first waiting request."""
+        """Acquire the machine and serve the setting of the first waiting request, or score."""
+        first = self._waiting[0]
         if not self._decoder.machine.acquire(timeout=MACHINE_TIMEOUT_S):
+            self._waiting.popleft()
             error = RequestError("the engine is scoring a sequence; exhaust or close that iterator")
-            self._waiting.popleft().stream.deliver(error)
+            (first if isinstance(first, _Scoring) else first.stream).deliver(error)
             return
         try:
-            self._serve_setting(self._waiting[0].setting)
+            if isinstance(first, _Scoring):
+                self._waiting.popleft()
+                first.deliver(self._scores(first))
+            else:
+                self._serve_setting(first)
         finally:
             self._decoder.machine.release()
 
-    def _serve_setting(self, setting: DraftSetting) -> None:
-        """Run a loop for all requests with this setting. An error ends the requests of the loop."""
+    def _scores(self, scoring: _Scoring) -> list[TokenScore] | BaseException:
+        """Return the scores, or the error that ended the scoring."""
+        scores: list[TokenScore] = []
+        try:
+            for rows in self._decoder.score_with_machine(scoring.ids):
+                scores += token_scores(rows, scoring.ids, scoring.num_top)
+                if scoring.is_cancelled.is_set():
+                    return RequestError("the scoring was cancelled")
+        except BaseException as error:
+            return error
+        return scores
+
+    def _serve_setting(self, first: _Join) -> None:
+        """Run a loop for all requests with the setting of the first waiting one.
+
+        An error ends the requests of the loop.
+        """
+        setting = first.setting
         try:
             loop = self._decoder.loop(setting, text_stream=self._text_stream)
         except BaseException as error:
-            self._waiting.popleft().stream.deliver(error)
+            self._waiting.popleft()
+            first.stream.deliver(error)
             return
         served = _ServedLoop(loop)
         try:
@@ -248,11 +295,18 @@ class Session:
                 stream.deliver(error)
 
     def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
-        """Run turns until no request is left. A request with another setting blocks later ones."""
+        """Run turns until no request is left.
+
+        A scoring, or a request with another setting, blocks later requests.
+        """
         while True:
             self._read_messages(served)
-            while self._waiting and self._waiting[0].setting.same_as(setting):
-                served.join(self._waiting.popleft().stream)
+            while self._waiting:
+                first = self._waiting[0]
+                if isinstance(first, _Scoring) or not first.setting.same_as(setting):
+                    break
+                self._waiting.popleft()
+                served.join(first.stream)
             if served.loop.idle:
                 return
             served.deliver(served.loop.turn())
@@ -263,7 +317,7 @@ class Session:
         If the loop fails, unread messages are read afterwards.
         """
         while (message := self._next_message()) is not None:
-            if isinstance(message, _Join):
+            if isinstance(message, _Join | _Scoring):
                 self._waiting.append(message)
                 continue
             try:
@@ -275,10 +329,17 @@ class Session:
         if served is not None:
             for leaving in served.streams if stream is None else [stream]:
                 served.abort(leaving)
-        for join in [join for join in self._waiting if stream in (None, join.stream)]:
-            self._waiting.remove(join)
-            unstarted = enumerate(join.stream.requests)
-            join.stream.deliver([finish_unstarted(*each, self._text_stream) for each in unstarted])
+        for waiting in list(self._waiting):
+            if isinstance(waiting, _Scoring):
+                if stream is None:
+                    waiting.is_cancelled.set()
+            elif stream in (None, waiting.stream):
+                self._waiting.remove(waiting)
+                unstarted = enumerate(waiting.stream.requests)
+                ends: list[Event] = [
+                    finish_unstarted(*each, self._text_stream) for each in unstarted
+                ]
+                waiting.stream.deliver(ends)
 
 
 class _ServedLoop:

@@ -5,88 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from specbuild.runtime.errors import RequestError
-from specbuild.runtime.request import GenerateParams, Prompt, Request, TokenEvent
+from specbuild.runtime.request import GenerateParams, Prompt, Request
+from specbuild.runtime.serve.chat_choice import ChatChoice, ChatFields
 from specbuild.runtime.serve.errors import (
     ApiError,
     engine_error,
     invalid_value,
     unsupported,
 )
-from specbuild.runtime.serve.fields import StreamOptions, TextFields
+from specbuild.runtime.serve.fields import StreamOptions
 from specbuild.runtime.serve.http import Chunks
-from specbuild.runtime.serve.messages import EFFORTS, template_messages, tool_list
+from specbuild.runtime.serve.messages import template_messages, tool_list
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.arguments import Tools
-from specbuild.runtime.serve.parsers.parser import ChatPrompt, Delta
-from specbuild.runtime.serve.request_fields import JsonList, RouteName
+from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
+from specbuild.runtime.serve.parsers.parser import ChatPrompt
 from specbuild.runtime.serve.serving import NEW_TURN, ChatPromptOptions, Serving
 from specbuild.runtime.serve.structured import output_constraint
-from specbuild.runtime.serve.token_batches import TokenBatch, TokenBatches, source_fields
-from specbuild.runtime.serve.token_logprobs import checked_top_logprobs, token_logprob
+from specbuild.runtime.serve.token_batches import TokenBatches
+from specbuild.runtime.serve.token_logprobs import TokenTexts
 from specbuild.runtime.serve.usage import response_head, usage
 from specbuild.runtime.text.stream import StopRule
-
-
-class ChatFields(TextFields):
-    """The body of a chat completion."""
-
-    route: ClassVar[RouteName] = "chat"
-    messages: JsonList[dict[str, Any]]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    tools: JsonList[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    include_reasoning: bool = True
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    modalities: JsonList[str] | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    # The chat template adds special tokens.
-    add_special_tokens: bool = False
-
-    @property
-    def token_limit(self) -> int | None:
-        """Return ``max_completion_tokens``, or the older ``max_tokens`` if that is absent."""
-        limits = (self.max_completion_tokens, self.max_tokens)
-        return next((limit for limit in limits if limit is not None), None)
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Return the chat template's variables. ApiError if the reasoning effort is unknown."""
-        variables = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            if self.reasoning_effort not in EFFORTS:
-                raise invalid_value(
-                    "reasoning_effort",
-                    f"reasoning_effort is {self.reasoning_effort!r}, must be one of "
-                    f"{', '.join(EFFORTS)}",
-                )
-            variables["reasoning_effort"] = EFFORTS[self.reasoning_effort]
-        return variables
-
-    @property
-    def prompt_options(self) -> ChatPromptOptions:
-        """Return how the messages become a prompt. ApiError if two fields contradict each other."""
-        return ChatPromptOptions.of(
-            self.add_generation_prompt,
-            self.continue_final_message,
-            add_special_tokens=self.add_special_tokens,
-            may_be_long=self.truncate_prompt_tokens is not None,
-        )
-
-    def check(self) -> None:
-        """Raise ApiError for unsupported values and for fields that contradict each other."""
-        if self.top_logprobs and not self.logprobs:
-            raise invalid_value("top_logprobs", "top_logprobs needs logprobs")
-        if self.modalities and self.modalities != ["text"]:
-            raise unsupported("modalities", "the model generates text only")
 
 
 class Chat:
@@ -103,25 +45,12 @@ class Chat:
         usage_options, splits_by_source = body.usage_options, body.splits_by_source
         tools = available_tools(serving, body.tools, body.tool_choice)
         messages, variables = template_messages(body.messages), body.template_variables
-        num_top_logprobs = None
-        if body.logprobs:
-            num_top_logprobs = checked_top_logprobs("top_logprobs", body.top_logprobs)
-        constraint = output_constraint(
-            body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls
-        )
+        num_top_logprobs, num_prompt_logprobs = body.num_top_logprobs, body.num_prompt_logprobs
+        serving.top_logprobs("top_logprobs", num_top_logprobs)
+        serving.top_logprobs("prompt_logprobs", num_prompt_logprobs)
+        constraint = _constraint(body, tools)
         serving.service.check_admission(body.num_choices)
-        prompt_options = body.prompt_options
-        if constraint is not None and not prompt_options.add_generation_prompt:
-            field = (
-                "continue_final_message"
-                if prompt_options.continue_final_message
-                else "add_generation_prompt"
-            )
-            raise invalid_value(
-                field,
-                f"{constraint.name} constrains a complete turn of the assistant: leave {field} out",
-            )
-        prompt = await chat_prompt(serving, messages, tools, variables, prompt_options)
+        prompt = await chat_prompt(serving, messages, tools, variables, body.prompt_options)
         ids = body.truncated(
             prompt.ids, max_seq_len=serving.max_seq_len, max_tokens=body.token_limit
         )
@@ -129,21 +58,29 @@ class Chat:
         guide = await serving.guide(constraint, prompt)
         choice_params = body.params(
             defaults=serving.service.engine.generation_defaults,
-            max_tokens=body.token_limit,
+            max_tokens=body.engine_token_limit,
             with_text=False,
             num_top_logprobs=num_top_logprobs,
             guide=guide,
+            reasoning_budget=serving.reasoning_budget(body.thinking_token_budget, prompt),
         )
         may_shorten = body.token_limit is None
         requests = await chat_requests(serving, prompt, choice_params, may_shorten=may_shorten)
+        scores = await serving.prompt_scores(requests[:1], num_prompt_logprobs)
+        prompt_logprobs = None
+        if scores and body.prompt_logprobs is not None:
+            texts = TokenTexts(serving, as_ids=bool(body.return_tokens_as_token_ids))
+            prompt_logprobs = await serving.service.in_thread(texts.prompt_logprobs, scores[0])
         head = response_head("chatcmpl", "chat.completion", model, body.request_id)
         choices = [
             self._choice(body, i, request, tools, prompt) for i, request in enumerate(requests)
         ]
-        batches = serving.start(requests, body.urgency, splits_by_source=splits_by_source)
+        batches = serving.start(
+            requests, body.urgency, splits_by_source=splits_by_source, generates=body.generates
+        )
         if body.stream:
             head["object"] = "chat.completion.chunk"
-            return self._stream(batches, choices, head, usage_options)
+            return self._stream(batches, choices, head, usage_options, prompt_logprobs)
         async with aclosing(batches):
             async for batch in batches:
                 choices[batch.choice].add(batch)
@@ -152,7 +89,11 @@ class Chat:
         outputs = [choice.complete() for choice in choices]
         if body.return_token_ids:
             head["prompt_token_ids"] = list(prompt.ids)
-        return head | {"choices": outputs, "usage": _usage(choices)}
+        return head | {
+            "choices": outputs,
+            "usage": _usage(choices),
+            "prompt_logprobs": prompt_logprobs,
+        }
 
     def _choice(
         self,
@@ -161,7 +102,7 @@ class Chat:
         request: Request,
         tools: Tools | None,
         prompt: ChatPrompt,
-    ) -> _Choice:
+    ) -> ChatChoice:
         assert self._serving.output_format is not None
         params = request.params
         rule = StopRule(body.stop_strings, include=params.include_stop_str_in_output)
@@ -173,22 +114,26 @@ class Chat:
             hidden_end_tokens=self._serving.hidden_end_tokens(params),
             single_call=body.parallel_tool_calls is False,
         )
-        return _Choice(self._serving, body, index, request, output)
+        return ChatChoice(self._serving, body, index, request, output)
 
     async def _stream(
         self,
         batches: TokenBatches,
-        choices: Sequence[_Choice],
+        choices: Sequence[ChatChoice],
         head: Mapping[str, Any],
         usage_options: StreamOptions,
+        prompt_logprobs: Sequence[Mapping[str, Any] | None] | None,
     ) -> Chunks:
-        def chunk(choice: _Choice, content: Mapping[str, Any]) -> dict[str, Any]:
+        def chunk(choice: ChatChoice, content: Mapping[str, Any]) -> dict[str, Any]:
             usage = {"usage": _usage([choice])} if usage_options.continuous_usage_stats else {}
             return {**head, "choices": [content], **usage}
 
         async with aclosing(batches):
-            for choice in choices:
-                yield chunk(choice, choice.begin())
+            for i, choice in enumerate(choices):
+                first = chunk(choice, choice.begin())
+                if i == 0 and prompt_logprobs is not None:
+                    first["prompt_logprobs"] = prompt_logprobs
+                yield first
             async for batch in batches:
                 choice = choices[batch.choice]
                 for content in choice.chunks(batch):
@@ -197,6 +142,23 @@ class Chat:
                     break
         if usage_options.include_usage:
             yield {**head, "choices": [], "usage": _usage(choices)}
+
+
+def _constraint(body: ChatFields, tools: Tools | None) -> OutputConstraint | None:
+    """Return the constraint of an output. ApiError if it constrains no complete turn."""
+    constraint = output_constraint(
+        body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls
+    )
+    options = body.prompt_options
+    if constraint is not None and not options.add_generation_prompt:
+        field = (
+            "continue_final_message" if options.continue_final_message else "add_generation_prompt"
+        )
+        raise invalid_value(
+            field,
+            f"{constraint.name} constrains a complete turn of the assistant: leave {field} out",
+        )
+    return constraint
 
 
 def available_tools(
@@ -251,123 +213,11 @@ async def chat_requests(
     return await serving.requests(prompts, params_with_stops, raw=True, may_shorten=may_shorten)
 
 
-class _Choice:
-    """One output of a chat, in OpenAI's format."""
-
-    def __init__(
-        self, serving: Serving, body: ChatFields, index: int, request: Request, output: Output
-    ) -> None:
-        self._serving = serving
-        self._body = body
-        self._index = index
-        self.request = request
-        self.output = output
-
-    def add(self, batch: TokenBatch) -> list[Delta]:
-        """Return the deltas of a batch; none if a stop string has ended the output."""
-        return [] if self.output.finish_reason is not None else self.output.add(batch)
-
-    def begin(self) -> dict[str, Any]:
-        """Return the choice of the first chunk, with the prompt's token ids if requested."""
-        choice = self.choice({"role": "assistant", "content": ""}, None)
-        if self._body.return_token_ids:
-            choice["prompt_token_ids"] = list(self.request.prompt_ids)
-        return choice
-
-    def complete(self) -> dict[str, Any]:
-        """Return the choice of an answer that is not streamed."""
-        output, body = self.output, self._body
-        message: dict[str, Any] = {"role": "assistant", "content": output.content or None}
-        if output.reasoning and body.include_reasoning:
-            message |= {"reasoning": output.reasoning, "reasoning_content": output.reasoning}
-        if output.calls:
-            message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in output.calls
-            ]
-        elif output.content == "":
-            message["content"] = ""
-        return self.choice(message, output.finish_reason, output.tokens, "message")
-
-    def chunks(self, batch: TokenBatch) -> list[dict[str, Any]]:
-        """Return the choices of chunks for a batch.
-
-        The last one has the log-probabilities and the finish reason.
-        """
-        if self.output.finish_reason is not None:
-            return []
-        num_before = len(self.output.tokens)
-        deltas = map(self._delta, self.add(batch))
-        chunks = [self.choice(delta, None) for delta in deltas if delta]
-        # A stop string may end the output within the batch.
-        tokens = self.output.tokens[num_before:]
-        finish_reason, body = self.output.finish_reason, self._body
-        by_token = body.logprobs or body.return_draft_tokens or body.return_token_ids
-        if finish_reason is not None or (not chunks and by_token):
-            chunks.append(self.choice({}, finish_reason))
-        if body.return_draft_tokens:
-            for chunk in chunks[:-1]:
-                chunk.update(source_fields(tokens), token_count=0)
-            chunks[-1] |= source_fields(tokens)
-        if chunks and (body.logprobs or body.return_token_ids):
-            chunks[-1] |= self._details(tokens)
-        return chunks
-
-    def choice(
-        self,
-        content: Mapping[str, Any],
-        finish_reason: str | None,
-        tokens: Sequence[TokenEvent] | None = None,
-        key: str = "delta",
-    ) -> dict[str, Any]:
-        """Return a choice object of an answer or of a chunk."""
-        choice = {
-            "index": self._index,
-            key: content,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-        }
-        return choice if tokens is None else choice | self._details(tokens)
-
-    def _delta(self, delta: Delta) -> dict[str, Any]:
-        if delta.tool is not None:
-            call = self.output.calls[delta.tool]
-            function = {"arguments": delta.arguments}
-            if delta.name is None:
-                return {"tool_calls": [{"index": delta.tool, "function": function}]}
-            named_function = {"name": delta.name, **function}
-            call_fields = {
-                "index": delta.tool,
-                "id": call.id,
-                "type": "function",
-                "function": named_function,
-            }
-            return {"tool_calls": [call_fields]}
-        if delta.reasoning:
-            if not self._body.include_reasoning:
-                return {}
-            return {"reasoning": delta.reasoning, "reasoning_content": delta.reasoning}
-        return {"content": delta.content}
-
-    def _details(self, tokens: Sequence[TokenEvent]) -> dict[str, Any]:
-        details: dict[str, Any] = {}
-        if self._body.logprobs:
-            content = [token_logprob(self._serving, token) for token in tokens]
-            details["logprobs"] = {"content": content, "refusal": None}
-        if self._body.return_token_ids:
-            details["token_ids"] = [token.token_id for token in tokens]
-        return details
-
-
-def _all_ended(choices: Sequence[_Choice]) -> bool:
+def _all_ended(choices: Sequence[ChatChoice]) -> bool:
     return all(choice.output.finish_reason is not None for choice in choices)
 
 
-def _usage(choices: Sequence[_Choice]) -> dict[str, Any]:
+def _usage(choices: Sequence[ChatChoice]) -> dict[str, Any]:
     return usage(
         len(choices[0].request.prompt_ids),
         sum(len(choice.output.tokens) for choice in choices),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from specbuild.runtime.decode.scoring import TokenScore
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Prompt, Request
 from specbuild.runtime.serve.errors import engine_error, invalid_value, unsupported
@@ -19,7 +21,7 @@ from specbuild.runtime.serve.token_batches import (
     collect_outputs,
     source_fields,
 )
-from specbuild.runtime.serve.token_logprobs import checked_top_logprobs, completion_logprobs
+from specbuild.runtime.serve.token_logprobs import TokenTexts, joined_logprobs
 from specbuild.runtime.serve.usage import response_head, usage
 
 MAX_PROMPTS = 1024
@@ -33,9 +35,13 @@ class CompletionFields(TextFields):
     route: ClassVar[RouteName] = "completions"
     prompt: str | JsonList[int] | JsonList[str] | JsonList[JsonList[int]]
     max_tokens: int | None = DEFAULT_MAX_TOKENS
-    echo: bool = False
     logprobs: int | None = None
     best_of: int | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """See :class:`TextFields`."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -64,10 +70,8 @@ class CompletionFields(TextFields):
         """Raise ApiError for unsupported values and for fields that contradict each other."""
         if self.best_of is not None and self.best_of != self.num_choices:
             raise unsupported("best_of", "request n choices and select one in the client")
-        if self.logprobs is not None and self.echo:
-            raise unsupported(
-                "echo", "prompts have no log-probabilities: leave echo or logprobs out"
-            )
+        if self.thinking_token_budget not in (None, -1):
+            raise unsupported("thinking_token_budget", "use chat completions")
 
 
 class Completions:
@@ -82,6 +86,7 @@ class Completions:
         model = serving.model(body.model)
         body.check()
         usage_options, prompts = body.usage_options, body.prompts
+        num_prompt_logprobs = _checked(serving, "prompt_logprobs", body.num_prompt_logprobs)
         splits_by_source = body.splits_by_source
         serving.service.check_admission(len(prompts) * body.num_choices)
         if body.truncate_prompt_tokens is not None or not body.add_special_tokens:
@@ -89,18 +94,29 @@ class Completions:
         guide = await serving.service.compile_guide(body.guide())
         choice_params = body.params(
             defaults=serving.service.engine.generation_defaults,
-            max_tokens=body.max_tokens,
+            max_tokens=body.engine_token_limit,
             with_text=serving.has_tokenizer,
-            num_top_logprobs=None
-            if body.logprobs is None
-            else checked_top_logprobs("logprobs", body.logprobs),
+            num_top_logprobs=_checked(serving, "logprobs", body.logprobs),
             guide=guide,
         )
         may_shorten = body.max_tokens is None or "max_tokens" not in body.model_fields_set
         requests = await serving.requests(prompts, choice_params, raw=True, may_shorten=may_shorten)
         head = response_head("cmpl", "text_completion", model, body.request_id)
-        choices = [_Choice(serving, body, i, r) for i, r in enumerate(requests)]
-        batches = serving.start(requests, body.urgency, splits_by_source=splits_by_source)
+        scores = await serving.prompt_scores(requests[:: body.num_choices], num_prompt_logprobs)
+        prompt_parts = [
+            await self._prompt_part(body, request, scores[i] if scores else None)
+            for i, request in enumerate(requests[:: body.num_choices])
+        ]
+        choices = [
+            _Choice(serving, body, i, request, prompt_parts[i // body.num_choices])
+            for i, request in enumerate(requests)
+        ]
+        batches = serving.start(
+            requests,
+            body.urgency,
+            splits_by_source=splits_by_source,
+            generates=body.generates,
+        )
         if body.stream:
             return self._stream(batches, choices, head, usage_options, body.num_choices)
         outputs = await collect_outputs(batches, len(requests))
@@ -122,6 +138,29 @@ class Completions:
             raise invalid_value("prompt", "prompt has no tokens; give more text")
         return Prompt(prompt.id, prompt_ids=kept_ids)
 
+    async def _prompt_part(
+        self, body: CompletionFields, request: Request, scores: Sequence[TokenScore] | None
+    ) -> _PromptPart:
+        """Return what an answer contains of the prompt."""
+        if not body.echo and scores is None:
+            return _NO_PROMPT_PART
+        serving, ids = self._serving, request.prompt_ids
+        texts = TokenTexts(serving, as_ids=bool(body.return_tokens_as_token_ids))
+
+        def part() -> _PromptPart:
+            text = serving.text_of(ids) if body.echo else ""
+            logprobs = prompt_logprobs = None
+            if scores is not None and body.echo and body.logprobs is not None:
+                with_top = body.logprobs > 0
+                logprobs = texts.prompt_completion_logprobs(
+                    ids[0], scores, with_top_logprobs=with_top
+                )
+            if scores is not None and body.prompt_logprobs is not None:
+                prompt_logprobs = texts.prompt_logprobs(scores)
+            return _PromptPart(text, logprobs, prompt_logprobs)
+
+        return await serving.service.in_thread(part)
+
     async def _stream(
         self,
         batches: TokenBatches,
@@ -141,37 +180,58 @@ class Completions:
             yield {**head, "choices": [], "usage": _usage(choices, num_choices)}
 
 
+@dataclass(frozen=True)
+class _PromptPart:
+    """What the first chunk of a choice contains of the prompt."""
+
+    text: str = ""
+    logprobs: Mapping[str, Any] | None = None
+    prompt_logprobs: Sequence[Mapping[str, Any] | None] | None = None
+
+
+_NO_PROMPT_PART = _PromptPart()
+
+
 class _Choice:
     """One output of a completion, and how much of it was returned."""
 
     def __init__(
-        self, serving: Serving, body: CompletionFields, index: int, request: Request
+        self,
+        serving: Serving,
+        body: CompletionFields,
+        index: int,
+        request: Request,
+        prompt_part: _PromptPart,
     ) -> None:
         self._serving = serving
+        self._texts = TokenTexts(serving, as_ids=bool(body.return_tokens_as_token_ids))
+        self._prompt_part = prompt_part
         self._body = body
         self._index = index
         self.request = request
         self.tokens = 0
         self.cached_tokens = 0
-        self._offset = 0
+        self._offset = len(prompt_part.text)
         self._has_begun = False
 
     def choice_object(self, batch: TokenBatch) -> dict[str, Any]:
-        """Return the choice object of a batch. The first one starts with the prompt if it is
-        echoed.
-        """
+        """Return the choice object of a batch. The first one starts with that of the prompt."""
         body, text = self._body, "".join(token.text for token in batch.tokens)
-        if body.echo and not self._has_begun:
-            text = self._serving.text_of(self.request.prompt_ids) + text
-        self._has_begun = True
-        self.tokens += len(batch.tokens)
-        self.cached_tokens += sum(token.cached_tokens for token in batch.tokens)
+        logprobs = None if body.logprobs is None else self._logprobs(batch)
         choice: dict[str, Any] = {
             "index": self._index,
             "text": text,
-            "logprobs": None if body.logprobs is None else self._logprobs(batch),
+            "logprobs": logprobs,
             "finish_reason": batch.finish_reason,
         }
+        if not self._has_begun:
+            self._has_begun = True
+            prompt = self._prompt_part
+            choice |= {"text": prompt.text + text, "prompt_logprobs": prompt.prompt_logprobs}
+            if prompt.logprobs is not None and logprobs is not None:
+                choice["logprobs"] = joined_logprobs(prompt.logprobs, logprobs)
+        self.tokens += len(batch.tokens)
+        self.cached_tokens += sum(token.cached_tokens for token in batch.tokens)
         if body.return_draft_tokens:
             choice |= source_fields(batch.tokens)
         if body.return_token_ids:
@@ -180,14 +240,16 @@ class _Choice:
         return choice
 
     def _logprobs(self, batch: TokenBatch) -> dict[str, Any]:
-        logprobs = completion_logprobs(
-            self._serving,
-            batch.tokens,
-            offset=self._offset,
-            with_top_logprobs=bool(self._body.logprobs),
+        logprobs = self._texts.completion_logprobs(
+            batch.tokens, offset=self._offset, with_top_logprobs=bool(self._body.logprobs)
         )
-        self._offset += sum(map(len, logprobs["tokens"]))
+        self._offset += sum(len(self._serving.text_of([t.token_id])) for t in batch.tokens)
         return logprobs
+
+
+def _checked(serving: Serving, name: str, value: int | None) -> int | None:
+    """Return a number of most likely tokens. ApiError if it is out of range."""
+    return None if value is None else serving.top_logprobs(name, value)
 
 
 def _usage(choices: Sequence[_Choice], num_choices: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.parameters import declared_parameters
 from specbuild.runtime.sampling import (
     MAX_SEED,
@@ -86,6 +87,8 @@ class GenerationFields(StructuredFields):
     seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
     stop: str | JsonList[str] | None = None
     stop_token_ids: JsonList[int] | None = None
+    allowed_token_ids: JsonList[int] | None = None
+    bad_words: JsonList[str] | None = None
     n: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -93,6 +96,8 @@ class GenerationFields(StructuredFields):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S)] | None = None
     return_draft_tokens: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
 
     @property
     def urgency(self) -> Urgency:
@@ -139,13 +144,15 @@ class GenerationFields(StructuredFields):
         with_text: bool,
         num_top_logprobs: int | None = None,
         guide: Guide | None = None,
+        reasoning_budget: ReasoningBudget | None = None,
     ) -> list[GenerateParams]:
         """Return the engine's parameters of each choice.
 
         If ``max_tokens`` is None, the model's default is used or, without one, all tokens that fit.
         For each token the ``num_top_logprobs`` most likely tokens are returned; None returns no
         log-probabilities. ``guide`` constrains the complete output. Without ``with_text`` the
-        caller decodes the tokens and searches stop strings itself.
+        caller decodes the tokens and searches stop strings itself. ``reasoning_budget`` is that of
+        ``thinking_token_budget``.
 
         Choice i samples with ``choice_seed(seed, i)``; without a seed, a random one is used.
         Raises ApiError if a value is invalid.
@@ -170,6 +177,7 @@ class GenerationFields(StructuredFields):
             "top_logprobs": num_top_logprobs or 0,
             "logprobs": num_top_logprobs is not None,
             "guide": guide,
+            "reasoning_budget": reasoning_budget,
         }
         try:
             sampling = served_sampling(values, defaults.sampling)
@@ -215,6 +223,40 @@ class TextFields(GenerationFields):
     truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
     truncation_side: Literal["left", "right"] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    echo: bool = False
+
+    @property
+    def token_limit(self) -> int | None:
+        """Return the requested number of output tokens; None if the request states none."""
+        return self.max_tokens
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """Return how many of the most likely tokens are returned; None for no log-probabilities."""
+        return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Return how many of the most likely tokens are returned for each token of the prompt.
+
+        With ``echo`` these are as many as for the output. None returns no log-probabilities of the
+        prompt.
+        """
+        if self.prompt_logprobs is None and self.echo:
+            return self.num_top_logprobs
+        return self.prompt_logprobs
+
+    @property
+    def generates(self) -> bool:
+        """Whether output is requested. With a token limit of 0 only the prompt is processed."""
+        return self.token_limit != 0
+
+    @property
+    def engine_token_limit(self) -> int | None:
+        """Return the token limit for the engine, which has no requests without output."""
+        return self.token_limit if self.generates else 1
 
     def truncated(
         self, ids: tuple[int, ...], *, max_seq_len: int, max_tokens: int | None

@@ -178,6 +178,10 @@ class Metrics:
         """Count an answered HTTP request, including errors."""
         self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
 
+    def scored(self, tokens: int) -> None:
+        """Count the prompt tokens whose log-probabilities were computed."""
+        self._prompt_tokens.inc(tokens)
+
     def launched(self, tokens: int) -> None:
         """Count the prompt and output tokens of a launch. Called by the engine's thread."""
         self._launch_tokens.observe(tokens)

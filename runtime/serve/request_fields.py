@@ -92,10 +92,8 @@ IGNORED = (
     IgnoredField("stream_options.include_usage", _RESPONSES, "response.completed always has usage"),
 )
 
-_BIAS = "bias tokens with logit_bias"
 _EXTENSION = "there are no extensions of vLLM here"
 _TRANSFER = "prefill and decode run in one server"
-_NO_TEMPLATE = "start the server with --chat-template FILE"
 _TOOLS = "use tools and tool_choice"
 _FORM = "express it in the schema, the pattern or the grammar"
 _ROUTED = "the selected experts are not returned"
@@ -104,20 +102,16 @@ REFUSED = (
     # Sampling.
     RefusedField("use_beam_search", GENERATION, "sample several choices with n", (False,)),
     RefusedField("length_penalty", GENERATION, "there is no beam search", (1.0, 1)),
-    RefusedField("bad_words", GENERATION, _BIAS, ([],)),
-    RefusedField("allowed_token_ids", GENERATION, _BIAS, ([],)),
     RefusedField("watermarking", GENERATION, "outputs are not watermarked", (False,)),
     RefusedField("logits_processors", GENERATION, _EXTENSION, ([],)),
     RefusedField("vllm_xargs", GENERATION, _EXTENSION, ({},)),
     RefusedField(
         "repetition_detection", GENERATION, "set a penalty, or end the stream in the client"
     ),
-    RefusedField("thinking_token_budget", GENERATION, "set reasoning_effort or max_tokens", (-1,)),
     RefusedField("best_of", _CHAT, "request n choices and choose in the client", (1,)),
     # Answers.
-    RefusedField("prompt_logprobs", GENERATION, "score texts with specbuild verify", (False,)),
+    RefusedField("prompt_logprobs", _RESPONSES, "use chat completions", (False,)),
     RefusedField("logprob_token_ids", GENERATION, "request top_logprobs", ([],)),
-    RefusedField("return_tokens_as_token_ids", GENERATION, "set return_token_ids", (False,)),
     RefusedField("return_token_ids", _RESPONSES, "use chat completions", (False,)),
     RefusedField("return_draft_tokens", _RESPONSES, "stream a chat or a completion", (False,)),
     RefusedField("return_prompt_text", _CHAT, "use /tokenize and /detokenize", (False,)),
@@ -138,9 +132,7 @@ REFUSED = (
     # Prompts.
     RefusedField("suffix", _COMPLETIONS, "the model only continues a prompt", ("",)),
     RefusedField("prompt_embeds", _COMPLETIONS, "send the prompt as text or token ids", ([], "")),
-    RefusedField("chat_template", CHATS, _NO_TEMPLATE),
     RefusedField("documents", _CHAT, "put documents into messages, or chat_template_kwargs", ([],)),
-    RefusedField("echo", _CHAT, "prepend the last message in the client", (False,)),
     RefusedField("prompt", _RESPONSES, "stored prompt templates are OpenAI's; send input"),
     RefusedField("conversation", _RESPONSES, "pass previous_response_id"),
     RefusedField("context_management", _RESPONSES, "shorten the input", ([],)),

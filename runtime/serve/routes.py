@@ -16,7 +16,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import compile_path
 
-from specbuild.runtime.serve.chat import Chat, ChatFields
+from specbuild.runtime.serve.chat import Chat
+from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.completions import CompletionFields, Completions
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.http import Chunks

@@ -6,13 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from specbuild.runtime.decode.decoder import DraftSetting
+from specbuild.runtime.decode.scoring import TokenScore
 from specbuild.runtime.decode.session import EventBatch, Stream
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import RequestError
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt, Request
 from specbuild.runtime.serve.bridge import Bridge
@@ -38,13 +42,16 @@ class ServiceOptions:
 
     ``max_queue`` requests may wait in addition to those that run. All requests use the draft of
     ``setting``, or no draft if they are ``exact``. ``names`` are the model's names; the first one
-    is the label of metrics.
+    is the label of metrics. At most ``max_logprobs`` most likely tokens are returned for each
+    token. With ``trusts_templates`` a request may bring its own chat template.
     """
 
     names: tuple[str, ...]
     max_queue: int = 256
     setting: DraftSetting = field(default_factory=DraftSetting)
     exact: bool = False
+    max_logprobs: int = MAX_TOP_LOGPROBS
+    trusts_templates: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,29 @@ class Generation:
         if not self._num_open:
             self._service.generations.discard(self)
         self._service.release(requests)
+
+
+def _resolve_later(
+    loop: asyncio.AbstractEventLoop,
+    future: asyncio.Future[list[TokenScore]],
+    result: list[TokenScore] | BaseException,
+) -> None:
+    """Set the result of a future from the engine's thread."""
+    # The loop is closed after shutdown; the scores have no receiver then.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(partial(_resolve, future, result))
+
+
+def _resolve(
+    future: asyncio.Future[list[TokenScore]], result: list[TokenScore] | BaseException
+) -> None:
+    """Set the result of a future that may be cancelled."""
+    if future.cancelled():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 class Service:
@@ -230,6 +260,38 @@ class Service:
         self.generations.add(generation)
         generation.start(stream)
         return generation
+
+    async def score(self, requests: Sequence[Request], num_top: int) -> list[list[TokenScore]]:
+        """Return the scores of the prompts' tokens from the second on.
+
+        Raises ApiError if the requests cannot be admitted or the engine cannot score.
+        """
+        self.check_admission(len(requests))
+        self._num_open += len(requests)
+        self._idle.clear()
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[list[TokenScore]]] = []
+        cancels = []
+        try:
+            for request in requests:
+                future = loop.create_future()
+                futures.append(future)
+                deliver = partial(_resolve_later, loop, future)
+                cancels.append(self.engine.session.score(request.prompt_ids, num_top, deliver))
+            scores = await asyncio.gather(*futures)
+            self.metrics.scored(sum(len(request.prompt_ids) for request in requests))
+            return scores
+        except RequestError as error:
+            raise engine_error(error, "prompt_logprobs") from error
+        except Exception as error:
+            self.record_failure(error)
+            raise ApiError(503, f"the engine failed: {error}") from error
+        finally:
+            for cancel in cancels:
+                cancel()
+            self._num_open -= len(requests)
+            if not self._num_open:
+                self._idle.set()
 
     def release(self, requests: int) -> None:
         """Count requests as finished."""

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from specbuild.runtime.errors import RequestError
+from specbuild.runtime.decode.scoring import TokenScore
+from specbuild.runtime.errors import EngineFileError, RequestError
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.request import GenerateParams, Prompt, Request
-from specbuild.runtime.serve.errors import ApiError, engine_error, invalid_value
+from specbuild.runtime.serve.errors import ApiError, engine_error, invalid_value, unsupported
 from specbuild.runtime.serve.fields import Urgency
 from specbuild.runtime.serve.messages import count_calls, with_call_ids
 from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
@@ -29,13 +31,15 @@ MAX_TOKENIZED_SEQUENCES = 8
 class ChatPromptOptions:
     """Options for rendering a chat as a prompt, named after the request fields.
 
-    A prompt that ``may_be_long`` may exceed the context, since it is truncated later.
+    A prompt that ``may_be_long`` may exceed the context, since it is truncated later. ``template``
+    replaces the chat template.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     may_be_long: bool = False
+    template: str | None = None
 
     @classmethod
     def of(
@@ -45,6 +49,7 @@ class ChatPromptOptions:
         *,
         add_special_tokens: bool,
         may_be_long: bool = False,
+        template: str | None = None,
     ) -> ChatPromptOptions:
         """Return the options of a request's fields. ApiError if two contradict each other."""
         if continue_final_message and add_generation_prompt:
@@ -60,6 +65,7 @@ class ChatPromptOptions:
             continue_final_message=continue_final_message,
             add_special_tokens=add_special_tokens,
             may_be_long=may_be_long,
+            template=template,
         )
 
 
@@ -166,7 +172,7 @@ class Serving:
         options: ChatPromptOptions = NEW_TURN,
     ) -> ChatPrompt:
         """Return the chat, rendered and tokenized. RequestError if the template fails."""
-        codec = self.codec
+        codec = self.codec if options.template is None else self._with_template(options.template)
         for name in _OWN_VARIABLES:
             if variables.get(name) is not None:
                 raise invalid_value(
@@ -192,6 +198,54 @@ class Serving:
 
         return await self.service.in_thread(render)
 
+    def _with_template(self, source: str) -> TextCodec:
+        """Return the tokenizer with a request's template. ApiError if it must not have one."""
+        if not self.service.options.trusts_templates:
+            raise unsupported(
+                "chat_template",
+                "start the server with --chat-template FILE or --trust-request-chat-template",
+            )
+        try:
+            codec = self.codec.with_template(source)
+            codec.check_template()
+        except EngineFileError as error:
+            raise invalid_value("chat_template", f"chat_template: {error}") from error
+        return codec
+
+    def reasoning_budget(self, tokens: int | None, prompt: ChatPrompt) -> ReasoningBudget | None:
+        """Return the limit of ``thinking_token_budget``, where null and -1 are none.
+
+        Raises ApiError if the format of outputs has no reasoning.
+        """
+        if tokens is None or tokens == -1:
+            return None
+        budget = None
+        if self.output_format is not None:
+            budget = self.output_format.reasoning_budget(tokens, prompt)
+        if budget is None:
+            raise unsupported(
+                "thinking_token_budget", "this model has no markers of reasoning; set max_tokens"
+            )
+        return budget
+
+    async def prompt_scores(
+        self, requests: Sequence[Request], num_top: int | None
+    ) -> list[list[TokenScore]]:
+        """Return the scores of the prompts' tokens from the second on; none if ``num_top`` is None.
+
+        Raises ApiError if ``num_top`` is out of range, or if the engine cannot score.
+        """
+        if num_top is None:
+            return []
+        return await self.service.score(requests, num_top)
+
+    def top_logprobs(self, name: str, value: int | None) -> int:
+        """Return how many most likely tokens a field requests. ApiError if out of range."""
+        value, maximum = value or 0, self.service.options.max_logprobs
+        if not 0 <= value <= maximum:
+            raise invalid_value(name, f"{name} is {value}, must be 0 to {maximum}")
+        return value
+
     async def text_ids(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text. RequestError if the text is far too long."""
         check_unicode(text, "prompt")
@@ -209,9 +263,16 @@ class Serving:
         return self.service.engine.manifest.limits.max_seq_len
 
     def start(
-        self, requests: Sequence[Request], urgency: Urgency, *, splits_by_source: bool = False
+        self,
+        requests: Sequence[Request],
+        urgency: Urgency,
+        *,
+        splits_by_source: bool = False,
+        generates: bool = True,
     ) -> TokenBatches:
-        """Start requests. ApiError if the server cannot admit them."""
+        """Start requests, unless they do not generate. ApiError if they cannot be admitted."""
+        if not generates:
+            return TokenBatches(None, num_choices=len(requests))
         priority, deadline_s = urgency
         scheduled = [replace(r, priority=priority, deadline_s=deadline_s) for r in requests]
         return TokenBatches(self.service.generate(scheduled), splits_by_source=splits_by_source)

@@ -46,22 +46,38 @@ def source_fields(tokens: Sequence[TokenEvent]) -> dict[str, Any]:
 class TokenBatches:
     """The batches of a generation, in the order of arrival.
 
+    Without a generation, ``num_choices`` outputs end at once, without tokens.
     With ``splits_by_source`` a batch has tokens of the draft or of the target, but not of both.
     :meth:`aclose` aborts unfinished requests, also before the first batch: an asynchronous
     generator that has not started runs no ``finally``.
     """
 
-    def __init__(self, generation: Generation, *, splits_by_source: bool = False) -> None:
+    def __init__(
+        self,
+        generation: Generation | None,
+        *,
+        splits_by_source: bool = False,
+        num_choices: int = 0,
+    ) -> None:
         self._generation = generation
-        self._batches = _iterate_batches(generation, splits_by_source)
+        if generation is None:
+            self._batches = _empty_batches(num_choices)
+        else:
+            self._batches = _iterate_batches(generation, splits_by_source)
 
     def __aiter__(self) -> AsyncGenerator[TokenBatch, None]:
         return self._batches
 
     async def aclose(self) -> None:
         """Abort unfinished requests."""
-        self._generation.cancel()
+        if self._generation is not None:
+            self._generation.cancel()
         await self._batches.aclose()
+
+
+async def _empty_batches(num_choices: int) -> AsyncGenerator[TokenBatch, None]:
+    for choice in range(num_choices):
+        yield TokenBatch(choice, [], "length")
 
 
 async def _iterate_batches(

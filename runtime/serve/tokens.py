@@ -21,6 +21,7 @@ class TokenizeFields(RequestFields):
     prompt: str | None = None
     messages: JsonList[dict[str, Any]] | None = None
     tools: JsonList[dict[str, Any]] | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -61,6 +62,7 @@ class TokenRoutes:
                         body.add_generation_prompt,
                         body.continue_final_message,
                         add_special_tokens=bool(body.add_special_tokens),
+                        template=body.chat_template,
                     ),
                 )
                 ids = chat.ids

@@ -38,8 +38,9 @@ RUNTIME = {
     "decode/device": "errors engine_dir cache sampling request executors draft lossy decode "
     "settings",
     "engine_base": "errors engine_dir executors draft decode request text",
-    "engine": "engine_base errors engine_dir cache guides sampling text request executors draft "
-    "decode decode/host decode/device settings",
+    "request_checks": "engine_dir errors generate_params text",
+    "engine": "engine_base request_checks errors engine_dir cache guides sampling text request "
+    "executors draft decode decode/host decode/device settings",
     "serve": "errors engine_dir cache generate_params guides parameters records sampling text "
     "request draft decode engine settings",
     "measure": "errors engine_dir cache executors request draft decode decode/device engine "

@@ -22,7 +22,7 @@ from specbuild.runtime.errors import RequestError, SpecbuildError
 from specbuild.runtime.generate_params import GenerateParams
 from specbuild.runtime.parameters import DeclaredParameter, declared_parameters
 from specbuild.runtime.sampling import CHOOSE_INPUTS, SamplingParams
-from specbuild.runtime.serve.chat import ChatFields
+from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.completions import CompletionFields
 from specbuild.runtime.serve.responses.fields import ResponseFields
 
@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {
     "ignore_eos": True, "include_stop_str_in_output": True, "skip_special_tokens": False,
     "min_tokens": 2, "top_logprobs": 2, "raw": True, "specpv_retrieval_blocks": 2,
     "dsa_top_k": 2, "exact": True, "cache_salt": "s", "guide": {"regex": "a+"},
+    "allowed_token_ids": [4], "bad_words": ["x"],
 }  # fmt: skip
 NUMBERS = [entry for entry in ALL.values() if entry.range is not None]
 

@@ -72,7 +72,7 @@ class LogitProcessorRows:
         for name, value in values.items():
             self._executor.fill(name, value, row=row)
         if params.adjusts_logits:
-            self._write("bias", self._biases(sequence), row)
+            self._write("bias", sampling.bias_row(self._vocab), row)
             self._write("marks", self._marks(sequence), row)
         self.write_mask(sequence, row)
 
@@ -100,12 +100,6 @@ class LogitProcessorRows:
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
         return RowTopLogprobs(ids, logprobs)
-
-    def _biases(self, sequence: SequenceState) -> np.ndarray:
-        ids, biases = sequence.request.params.sampling.bias_arrays
-        row = np.zeros(self._vocab, np.float32)
-        row[ids] = biases
-        return row
 
     def _marks(self, sequence: SequenceState) -> np.ndarray:
         row = np.zeros(self._vocab, np.int32)

@@ -7,10 +7,13 @@ from typing import Protocol
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
+from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.serve.parsers.arguments import Tools
+from specbuild.runtime.serve.parsers.call_outputs import CALL_STYLES, CallOutputFormat
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
 from specbuild.runtime.serve.parsers.marker_parser import (
     THINK,
+    THINK_END,
     MarkerParser,
     ReasoningState,
     reasoning_state,
@@ -32,7 +35,38 @@ from specbuild.runtime.text.stream import Stop
 
 # Values of the two options; "auto" selects by the engine's template.
 REASONING_PARSERS = ("auto", "harmony", "think", "none")
-TOOL_CALL_PARSERS = ("auto", "harmony", *TOOL_CALL_FORMATS, "none")
+TOOL_CALL_PARSERS = ("auto", "harmony", *TOOL_CALL_FORMATS, *CALL_STYLES, "none")
+# Names of vLLM and SGLang for the same formats.
+REASONING_ALIASES = {
+    "openai_gptoss": "harmony",
+    "gpt-oss": "harmony",
+    **dict.fromkeys(
+        (
+            "deepseek_r1", "deepseek-r1", "deepseek_v3", "deepseek-v3", "glm45", "glm47", "holo2",
+            "kimi_k2", "kimi", "minimax_m2", "minimax", "mimo", "olmo3", "qwen3", "qwen3-thinking",
+            "nemotron_v3",
+        ),
+        "think",
+    ),
+}  # fmt: skip
+TOOL_CALL_ALIASES = {
+    "openai": "harmony",
+    "gpt-oss": "harmony",
+    "qwen": "hermes",
+    "qwen25": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "mimo": "qwen3_coder",
+    "deepseek_v3": "deepseek3",
+    "deepseekv3": "deepseek3",
+    "deepseek_v31": "deepseek31",
+    "deepseekv31": "deepseek31",
+    "kimi_k2": "kimi2",
+    "glm": "glm47",
+    "glm45": "glm47",
+    "llama3": "llama3_json",
+    "llama4_json": "llama3_json",
+    "llama4_pythonic": "pythonic",
+}
 _NO_PROMPT = ChatPrompt()
 _HARMONY_TURN = "<|start|>assistant"
 
@@ -72,6 +106,10 @@ class OutputFormat(Protocol):
         """Return the guide of complete outputs under a constraint."""
         ...
 
+    def reasoning_budget(self, tokens: int, prompt: ChatPrompt) -> ReasoningBudget | None:
+        """Return a limit of reasoning; None if outputs have none, or no marker that is a token."""
+        ...
+
 
 class TextFormat:
     """Outputs that consist of content only."""
@@ -101,6 +139,11 @@ class TextFormat:
         del prompt
         assert constraint.content is not None
         return constraint.content
+
+    def reasoning_budget(self, tokens: int, prompt: ChatPrompt) -> ReasoningBudget | None:
+        """Return None: there is no reasoning."""
+        del tokens, prompt
+        return None
 
 
 class HarmonyFormat:
@@ -147,6 +190,14 @@ class HarmonyFormat:
         """Return a grammar of all channels."""
         del prompt
         return harmony_guide(self._control, constraint)
+
+    def reasoning_budget(self, tokens: int, prompt: ChatPrompt) -> ReasoningBudget | None:
+        """Return a limit of the analysis channel."""
+        analysis = self._codec.encode_rendered("analysis", most_tokens=16)
+        start = (self._control["channel"], *analysis)
+        _, _, turn = prompt.text.rpartition(_HARMONY_TURN)
+        is_open = turn.startswith("<|channel|>analysis")
+        return ReasoningBudget(tokens, start, self._control["end"], is_open)
 
 
 class MarkerFormat:
@@ -195,6 +246,14 @@ class MarkerFormat:
             token_id, constraint, reasoning=reasoning, call_format=self._call_format
         )
 
+    def reasoning_budget(self, tokens: int, prompt: ChatPrompt) -> ReasoningBudget | None:
+        """Return a limit of the text between the markers of reasoning."""
+        start, end = (self._codec.token_id(marker) for marker in (THINK, THINK_END))
+        state = self._reasoning(prompt)
+        if start is None or end is None or state is None:
+            return None
+        return ReasoningBudget(tokens, (start,), end, state is ReasoningState.OPEN)
+
     def _reasoning(self, prompt: ChatPrompt) -> ReasoningState | None:
         return reasoning_state(prompt) if self._has_reasoning else None
 
@@ -203,6 +262,8 @@ def output_format(
     codec: TextCodec, eos_token_ids: Sequence[int], *, reasoning: str, tool_calls: str
 ) -> OutputFormat:
     """Return the format for the names of two parsers. RequestError if a name is unknown."""
+    reasoning = REASONING_ALIASES.get(reasoning, reasoning)
+    tool_calls = TOOL_CALL_ALIASES.get(tool_calls, tool_calls)
     for option, name, names in (
         ("--reasoning-parser", reasoning, REASONING_PARSERS),
         ("--tool-call-parser", tool_calls, TOOL_CALL_PARSERS),
@@ -222,6 +283,13 @@ def output_format(
                 "be combined: harmony parses both"
             )
         return HarmonyFormat(codec)
+    if tool_calls in CALL_STYLES:
+        if reasoning != "none":
+            raise RequestError(
+                f"--reasoning-parser {reasoning} and --tool-call-parser {tool_calls} cannot be "
+                "combined: calls in this format are a complete output without reasoning"
+            )
+        return CallOutputFormat(codec, CALL_STYLES[tool_calls], eos=eos_token_ids)
     has_reasoning, call_format = reasoning == "think", TOOL_CALL_FORMATS.get(tool_calls)
     if not has_reasoning and call_format is None:
         return TextFormat(codec)

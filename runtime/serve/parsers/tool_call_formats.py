@@ -191,14 +191,22 @@ TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
 }
 
 
+# The first format all of whose marks are in a template is the template's.
+_TEMPLATE_MARKS = (
+    ("deepseek3", (DEEPSEEK_SEPARATOR, "```json")),
+    ("deepseek31", (DEEPSEEK_SEPARATOR,)),
+    ("kimi2", (KIMI_ARGUMENTS,)),
+    ("glm47", ("<tool_call>", "<arg_key>")),
+    ("qwen3_coder", ("<tool_call>", "<function=")),
+    ("hermes", ("<tool_call>",)),
+    ("pythonic", ("<|python_start|>",)),
+    ("pythonic", ("[func_name1(params_name1=",)),
+    ("llama3_json", ("<|python_tag|>",)),
+    ("llama3_json", ('"parameters": dictionary of argument',)),
+)
+
+
 def detect_tool_call_format(template: str) -> str:
     """Return the name of the format that a chat template uses; ``none`` if it uses none."""
-    if DEEPSEEK_SEPARATOR in template:
-        return "deepseek3" if "```json" in template else "deepseek31"
-    if KIMI_ARGUMENTS in template:
-        return "kimi2"
-    if TOOL_CALL_FORMATS["hermes"].begin in template:
-        if "<arg_key>" in template:
-            return "glm47"
-        return "qwen3_coder" if "<function=" in template else "hermes"
-    return "none"
+    names = (name for name, marks in _TEMPLATE_MARKS if all(mark in template for mark in marks))
+    return next(names, "none")

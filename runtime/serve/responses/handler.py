@@ -9,7 +9,6 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from specbuild.runtime.request import Request
@@ -26,7 +25,7 @@ from specbuild.runtime.serve.responses.store import MAX_RESPONSE_BYTES, Response
 from specbuild.runtime.serve.serving import Serving
 from specbuild.runtime.serve.structured import output_constraint
 from specbuild.runtime.serve.token_batches import TokenBatches
-from specbuild.runtime.serve.token_logprobs import checked_top_logprobs, token_logprob
+from specbuild.runtime.serve.token_logprobs import TokenTexts
 from specbuild.runtime.text.stream import StopRule
 
 log = logging.getLogger("specbuild.serve")
@@ -130,7 +129,7 @@ class Responses:
         tools = available_tools(serving, body.tools, body.tool_choice)
         num_top_logprobs = None
         if body.logprobs:
-            num_top_logprobs = checked_top_logprobs("top_logprobs", body.top_logprobs)
+            num_top_logprobs = serving.top_logprobs("top_logprobs", body.top_logprobs)
         constraint = output_constraint(
             body.guide(), tools, body.tool_choice, parallel=body.parallel_tool_calls
         )
@@ -146,12 +145,14 @@ class Responses:
             with_text=False,
             num_top_logprobs=num_top_logprobs,
             guide=await serving.guide(constraint, prompt),
+            reasoning_budget=serving.reasoning_budget(body.thinking_token_budget, prompt),
         )
         may_shorten = body.max_output_tokens is None
         (request,) = await chat_requests(serving, prompt, choice_params, may_shorten=may_shorten)
         sampling = choice_params[0].sampling
         answer |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-        items = Items(partial(token_logprob, serving))
+        texts = TokenTexts(serving, as_ids=bool(body.return_tokens_as_token_ids))
+        items = Items(texts.token_logprob)
         batches = serving.start([request], body.urgency)
         return _ResponseWork(body, request, prompt, messages, answer, items, batches, tools or ())
 

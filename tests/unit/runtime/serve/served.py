@@ -63,6 +63,8 @@ def served(
     log_requests: bool = False,
     page: bool = True,
     setting: DraftSetting | None = None,
+    max_logprobs: int = 20,
+    trusts_templates: bool = False,
 ) -> Iterator[tuple[str, App]]:
     """The address of a server, and its application."""
     form = None
@@ -70,7 +72,11 @@ def served(
         eos = engine.manifest.target.eos_token_ids
         form = output_format(engine.text, eos, reasoning=parser, tool_calls="auto")
     service = ServiceOptions(
-        names=(NAME, "other-name"), max_queue=max_queue, setting=setting or DraftSetting()
+        names=(NAME, "other-name"),
+        max_queue=max_queue,
+        setting=setting or DraftSetting(),
+        max_logprobs=max_logprobs,
+        trusts_templates=trusts_templates,
     )
     options = AppOptions(
         service=service,

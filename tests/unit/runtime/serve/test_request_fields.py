@@ -18,7 +18,7 @@ from openai.types.shared_params.reasoning import Reasoning
 from serve.served import NAME, TEMPLATE, served, worded
 
 from specbuild.runtime.serve import request_fields
-from specbuild.runtime.serve.chat import ChatFields
+from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.completions import CompletionFields
 from specbuild.runtime.serve.request_fields import (
     IGNORED,

@@ -170,7 +170,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     (COMPLETIONS, {"logprobs": 21}, "logprobs"),
     (COMPLETIONS, {"logprobs": -1}, "logprobs"),
-    (COMPLETIONS, {"logprobs": 1, "echo": True}, "echo"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     (CHAT, {"top_logprobs": 2}, "top_logprobs"),
     ("/v1/responses", {"top_logprobs": 21}, "top_logprobs"),

@@ -13,7 +13,8 @@ from serve.scripted import ARGUMENTS, GREETING, KEY, THOUGHT, scripted_server
 from serve.served import NAME
 
 from specbuild.runtime.request import Event
-from specbuild.runtime.serve.chat import Chat, ChatFields
+from specbuild.runtime.serve.chat import Chat
+from specbuild.runtime.serve.chat_choice import ChatFields
 from specbuild.runtime.serve.errors import ApiError
 from specbuild.runtime.serve.fields import StreamOptions
 from specbuild.runtime.serve.messages import EFFORTS, template_messages
@@ -193,7 +194,7 @@ def test_a_client_that_leaves_before_the_first_token_ends_its_request() -> None:
     async def leave(begun: list[Any]) -> bool:
         generation = _Endless()
         turns = TokenBatches(cast(Generation, generation))
-        stream = Chat(cast(Serving, None))._stream(turns, begun, {}, StreamOptions())
+        stream = Chat(cast(Serving, None))._stream(turns, begun, {}, StreamOptions(), None)
         if begun:
             await anext(stream)
             await stream.aclose()
