@@ -174,6 +174,7 @@ docs: setup
 	$(BIN)/python docs/write_openapi.py
 	$(BIN)/python docs/write_request_fields.py
 	$(BIN)/python docs/write_models.py
+	$(BIN)/python docs/write_quantised.py
 	$(BIN)/python docs/write_dispatch.py
 	$(BIN)/python benchmarks/figures.py
 

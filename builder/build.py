@@ -10,6 +10,7 @@ from specbuild.builder.backends.backend import Lowered, PortableGraphs
 from specbuild.builder.backends.cuda.report import CudaReport
 from specbuild.builder.backends.registry import backend_of
 from specbuild.builder.backends.tensorrt.request import RoleReport
+from specbuild.builder.checkpoint.quantization.registry import QuantizationSummary
 from specbuild.builder.engine.cache_capacity import CacheCapacity, cache_capacity
 from specbuild.builder.engine.manifest import BuiltParts, engine_manifest, graph_file
 from specbuild.builder.engine.writer import (
@@ -38,7 +39,8 @@ class BuildReport:
     ``draft_dtype`` is how the draft's weights are stored, ``refused`` which kernels and sizes gave
     way to others, and why; ``caches`` what the KV caches hold; ``converted`` the tensors that the
     backend's graphs have in another float type, by the checkpoint's. ``source_types`` counts the
-    types of a GGUF file's tensors by their kind.
+    types of the tensors of a GGUF file or a quantized checkpoint, by their kind; ``quantization``
+    is the checkpoint's scheme.
 
     Equal for equal builds.
     """
@@ -51,6 +53,7 @@ class BuildReport:
     draft_dtype: str | None = None
     converted: dict[str, tuple[str, ...]] = field(default_factory=dict)
     source_types: dict[str, dict[str, int]] = field(default_factory=dict)
+    quantization: QuantizationSummary | None = None
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
     tensorrt: dict[str, RoleReport] = field(default_factory=dict)
@@ -141,6 +144,7 @@ def _written(
         draft_dtype=inputs.drafts[0].geometry.dtype if inputs.drafts else None,
         converted=inputs.sources.converted,
         source_types=inputs.target.source_types,
+        quantization=inputs.target.quantization,
         refused=lowered.refused,
         cuda=lowered.cuda,
     )

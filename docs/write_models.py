@@ -73,9 +73,6 @@ GGUF = {
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {
     "gpt_oss": "MXFP4 experts",
-    "deepseek_v3": "FP8 blocks",
-    "kimi_k2": "FP8 blocks",
-    "minimax_m2": "FP8 blocks",
 }
 MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo", "glm4_moe")
 _GROUPED_TESTS = "tests/e2e/test_grouped_families.py"

@@ -17,6 +17,7 @@ import deepseek_checkpoints as deepseek
 from checkpoints import write_draft, write_target
 from indexer_files import write_indexers
 from latent_files import write_factors
+from llama_checkpoints import write_llama
 from p_eagle_drafts import write_p_eagle
 from page_commands import ROOT, as_tested, blocks
 from run_store import made_once
@@ -50,6 +51,11 @@ def _corpus(path: Path) -> None:
 def _target(path: Path) -> None:
     write_target(path, vocab=VOCAB, max_positions=4096, tokenizer=True)
     write_indexers(path, (1, 3), width=16)
+
+
+def _quantized(path: Path) -> None:
+    write_llama(path, "qwen3")
+    deepseek.quantise(path, (16, 16))
 
 
 def _draft(path: Path) -> None:
@@ -107,6 +113,7 @@ STAND_INS: dict[str, Callable[[Path], object]] = {
     "p-eagle-draft": lambda path: write_p_eagle(path, target_vocab=VOCAB),
     "gpt-oss-20b": _target,
     "gpt-oss-20b-eagle3": _draft,
+    "qwen3-8b-fp8": _quantized,
     "deepseek": deepseek.write_deepseek,
     "deepseek-eagle3": _deepseek_draft,
     "corpus": _corpus,

@@ -67,6 +67,7 @@ TARGET_FIELDS = frozenset(
         "original_max_position_embeddings",
         "eos_token_id",
         "tie_word_embeddings",
+        QUANTIZATION,
     }
 )
 

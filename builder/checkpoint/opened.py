@@ -13,6 +13,7 @@ from specbuild.builder.checkpoint.gguf.checkpoint import GgufCheckpoint, open_gg
 from specbuild.builder.checkpoint.gguf.container import is_gguf
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.made import types_by_kind
+from specbuild.builder.checkpoint.quantization.modelopt import with_modelopt
 from specbuild.builder.checkpoint.source import SourceTensor, open_directory, read_config
 from specbuild.builder.checkpoint.target_parts import MadeText, TextFile, text_files
 from specbuild.builder.checkpoint.text_part import has_text_part, text_config, text_tensors
@@ -46,7 +47,8 @@ def open_target(path: Path, forms: Mapping[str, GgufForm]) -> OpenedTarget:
     Raises SpecbuildError where it is no checkpoint.
     """
     if not is_gguf(path):
-        config = Config(str(path / "config.json"), "target config.json", read_config(path))
+        fields = with_modelopt(path, read_config(path))
+        config = Config(str(path / "config.json"), "target config.json", fields)
         if has_text_part(config.fields):
             tensors, warnings = text_tensors(open_directory(path))
             return OpenedTarget(

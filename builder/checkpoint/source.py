@@ -226,7 +226,6 @@ def read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise SpecbuildError(f"{path}: is a file; give the directory that holds config.json")
     _refuse_adapter(path)
-    _refuse_modelopt(path)
     config = path / "config.json"
     if not has_file(config):
         raise SpecbuildError(f"{path}: not a checkpoint directory, it has no config.json")
@@ -267,19 +266,6 @@ def _refuse_adapter(path: Path) -> None:
             f"{path}: is an adapter{of_model} (adapter_config.json), not a model; merge it into "
             "its base model first (in peft merge_and_unload, then save_pretrained) and give the "
             "result"
-        )
-
-
-def _refuse_modelopt(path: Path) -> None:
-    """SpecbuildError for weights that NVIDIA's ModelOpt quantized."""
-    file = path / "hf_quant_config.json"
-    if has_file(file):
-        section = read_json(file).get("quantization")
-        kind = section.get("quant_algo") if isinstance(section, dict) else None
-        to_kind = f" to {shown(kind)}" if isinstance(kind, str) and kind else ""
-        raise SpecbuildError(
-            f"{path}: ModelOpt quantized these weights{to_kind} (hf_quant_config.json), which is "
-            "not implemented; give the checkpoint that they were quantized from"
         )
 
 

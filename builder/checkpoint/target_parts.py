@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.quantization.registry import QuantizationSummary
 from specbuild.builder.checkpoint.source import SourceTensor, has_file, read_json
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -57,7 +58,8 @@ class TargetCheckpoint:
 
     With tied embeddings ``lm_head.weight`` is there all the same, its source the embedding.
     ``replaced`` maps tensors that no graph will name to what stands in their place.
-    ``source_types`` are those of a GGUF file's tensors: how many by type, by kind of tensor.
+    ``source_types`` are those of a GGUF file or a quantized checkpoint: how many tensors by type,
+    by kind of tensor. ``quantization`` is None where the configuration names no method.
     ``generation`` is the sampling that the checkpoint recommends.
     """
 
@@ -68,6 +70,7 @@ class TargetCheckpoint:
     replaced: dict[str, str] = field(default_factory=dict)
     source_types: dict[str, dict[str, int]] = field(default_factory=dict)
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
+    quantization: QuantizationSummary | None = None
 
 
 def read_eos(roots: tuple[Path, ...], config: Config) -> tuple[int, ...]:

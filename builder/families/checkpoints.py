@@ -17,6 +17,9 @@ from specbuild.builder.checkpoint.indexers import INDEXER_FILE, read_indexers
 from specbuild.builder.checkpoint.latents import LATENT_FILE, read_latents
 from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
 from specbuild.builder.checkpoint.predictors import split_predictors, unused_predictors
+from specbuild.builder.checkpoint.quantization.modelopt import with_modelopt
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
+from specbuild.builder.checkpoint.quantization.scheme import drop_zero_biases
 from specbuild.builder.checkpoint.source import has_file, read_config, refuse_gguf
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint, tie_head
 from specbuild.builder.families.family import TargetFamily
@@ -67,7 +70,9 @@ def read_target(
         _refuse_retrofits(path, geometry, mla=mla, dsa=dsa)
     if not geometry.eos_token_ids:
         warnings += ("target: no EOS token is named; output ends at its length only",)
-    own, predicting = split_predictors(opened.tensors(), geometry.layers, config)
+    floats = float_tensors(opened.tensors(), config, strict=strict)
+    warnings += floats.warnings
+    own, predicting = split_predictors(floats.tensors, geometry.layers, config)
     if not own_draft:
         warnings += unused_predictors(predicting)
     tensors, more = form.canonical(own, geometry, config)
@@ -76,7 +81,9 @@ def read_target(
     names = list(tensors)
     hints = [*_draft_hints(names), *form.hints(geometry, names)]
     hints += _foreign_hints(config, names, but=family)
-    audit(str(path), form.tensors(geometry), tensors, hints)
+    expected = form.tensors(geometry)
+    warnings += drop_zero_biases(tensors, expected)
+    audit(str(path), expected, tensors, hints)
     roots = form.text_roots(path, config)
     generation, unusable = opened.generation(roots)
     target = TargetCheckpoint(
@@ -84,8 +91,9 @@ def read_target(
         form.for_engine(tensors, geometry, config),
         warnings + more + unusable,
         opened.text_files(roots),
-        source_types=opened.source_types,
+        source_types=opened.source_types or floats.types,
         generation=generation,
+        quantization=floats.quantization,
     )
     if not family.retrofits:
         return target
@@ -106,7 +114,8 @@ def read_draft(
     the tensors that it should, or does not fit ``target``.
     """
     path = Path(path)
-    config = Config(str(path / "config.json"), DRAFT_LABEL, read_config(path))
+    fields = with_modelopt(path, read_config(path))
+    config = Config(str(path / "config.json"), DRAFT_LABEL, fields)
     for family in DRAFTS.values():
         if family.claims(config):
             return family.read(path, config, target, strict=strict, norm_output=norm_output)

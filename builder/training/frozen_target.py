@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from specbuild.builder.checkpoint.config_fields import QUANTIZATION
 from specbuild.builder.checkpoint.gguf.container import is_gguf
 from specbuild.builder.checkpoint.opened import OpenedTarget, open_target
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.families.family import TargetFamily
 from specbuild.builder.families.registry import TARGETS, gguf_forms
 from specbuild.runtime.errors import SpecbuildError
@@ -72,7 +74,9 @@ def load_target(
     family, class_name = _family(path, config.get("model_type"), teacher=teacher)
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SpecbuildError("device cuda: this machine has no usable CUDA device; use device cpu")
-    options = _source(path, opened, family) | family.reference.load_options(path, config)
+    options = _source(path, opened, family, class_name) | family.reference.load_options(
+        path, config
+    )
     try:
         with _quiet_transformers():
             model, info = getattr(transformers, class_name).from_pretrained(
@@ -110,19 +114,29 @@ def _family(path: Path, model_type: object, *, teacher: bool) -> tuple[TargetFam
     return known[model_type]
 
 
-def _source(path: Path, opened: OpenedTarget, family: TargetFamily) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for the checkpoint: its directory, or config and weights."""
-    if not (is_gguf(path) or opened.is_text_part):
+def _source(
+    path: Path, opened: OpenedTarget, family: TargetFamily, class_name: str
+) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` for the checkpoint: its directory, or config and weights.
+
+    Weights of a quantized checkpoint are dequantized here: transformers would need the packages
+    and the devices of every format, and rounds activations where the scheme does.
+    """
+    floats = float_tensors(opened.tensors(), opened.config, strict=False)
+    is_converted = is_gguf(path) or opened.is_text_part
+    if not is_converted and floats.quantization is None:
         return {"pretrained_model_name_or_path": path}
     import transformers
 
-    fields = opened.config.fields
+    fields = dict(opened.config.fields)
+    if floats.quantization is not None:
+        del fields[QUANTIZATION]
     # Some classes default to the padding token of a published model, whose row would be zeroed.
-    config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(
-        {"pad_token_id": None, **fields}
-    )
-    renamed = family.reference.stored_name
-    weights = {renamed(name): tensor.load() for name, tensor in opened.tensors().items()}
+    fields = {"pad_token_id": None, **fields}
+    kind = getattr(transformers, class_name).config_class
+    config = kind.from_dict(fields | {"model_type": kind.model_type})
+    renamed = family.reference.stored_name if is_converted else str
+    weights = {renamed(name): tensor.load() for name, tensor in floats.tensors.items()}
     return {"pretrained_model_name_or_path": None, "config": config, "state_dict": weights}
 
 

@@ -135,10 +135,7 @@ def _show_engine(
             "cache_capacity": to_json(capacity),
             "manifest_sha256": digest,
         }
-        if built.refused:
-            facts["refused_kernels"] = list(built.refused)
-        if built.source_types:
-            facts["source_types"] = built.source_types
+        facts |= built.named()
         if facts_of_plan is not None:
             facts |= to_json(facts_of_plan) | {"step_costs": to_json(costs)}
         print(json.dumps(facts, allow_nan=False))
@@ -154,7 +151,7 @@ def _show_engine(
 
         output().print(tensorrt_tables(manifest, manifest.tensorrt))
     if built.source_types:
-        output().print(source_types_table(built.source_types))
+        output().print(source_types_table(built))
     if built.refused:
         output().print(refused_table(built.refused))
     if facts_of_plan is not None:

@@ -9,6 +9,7 @@ from math import prod
 
 from specbuild.builder.backends.cuda.gpus import GpuModel
 from specbuild.builder.backends.registry import BACKENDS
+from specbuild.builder.checkpoint.quantization.registry import QuantizationSummary
 from specbuild.builder.checkpoint.target_parts import HEAD, TargetCheckpoint
 from specbuild.builder.engine.sizes import EnginePlan, require_seq_len
 from specbuild.builder.inputs import BuildInputs, read_checkpoints, settled_inputs
@@ -57,6 +58,7 @@ class CheckpointReport:
     """What ``inspect --json`` prints of a checkpoint.
 
     ``types`` counts tensors by their type, ``parameters`` their elements as they are computed with.
+    ``quantization`` is the scheme of a quantized checkpoint.
     ``capacity`` is of the GPU of ``--gpu``.
     """
 
@@ -69,6 +71,7 @@ class CheckpointReport:
     has_tokenizer: bool
     warnings: tuple[str, ...]
     backends: tuple[BackendAnswer, ...]
+    quantization: QuantizationSummary | None = None
     gpu: str | None = None
     gpu_bytes: int | None = None
     capacity: tuple[Capacity, ...] = ()
@@ -101,6 +104,7 @@ def checkpoint_report(
         has_tokenizer=bool(target.text_files),
         warnings=target.warnings,
         backends=tuple(_answer(name, found) for name, found in settled.items()),
+        quantization=target.quantization,
         gpu=None if gpu is None else gpu.title,
         gpu_bytes=None if gpu is None else gpu.memory_bytes,
         capacity=tuple(capacity),

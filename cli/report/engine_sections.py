@@ -94,7 +94,7 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
     if build.refused:
         yield figure(converted(refused_table(build.refused)), "", source=REPORT_FILE)
     if build.source_types:
-        yield figure(converted(source_types_table(build.source_types)), "", source=REPORT_FILE)
+        yield figure(converted(source_types_table(build)), "", source=REPORT_FILE)
     if manifest.roles:
         yield figure(converted(roles_table(manifest)), "", source=MANIFEST_FILE)
     if build.passes:

@@ -43,14 +43,25 @@ class TacticFacts:
 class BuildFacts:
     """``refused`` are the reasons why kernels and sizes gave way to others.
 
-    ``source_types`` counts the types of a GGUF file's tensors, by their kind. ``tactics`` None:
-    kernels have their default variants.
+    ``source_types`` counts the types of the tensors of a GGUF file or a quantized checkpoint, by
+    their kind. ``quantization`` has the checkpoint's scheme and what becomes of activations.
+    ``tactics`` None: kernels have their default variants.
     """
 
     refused: tuple[str, ...] = ()
     source_types: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    quantization: Mapping[str, str] = field(default_factory=dict)
     passes: tuple[PassFacts, ...] = ()
     tactics: TacticFacts | None = None
+
+    def named(self) -> dict[str, object]:
+        """Return what ``inspect --json`` adds to the manifest; absent facts are left out."""
+        facts = {
+            "refused_kernels": list(self.refused),
+            "source_types": self.source_types,
+            "quantization": self.quantization,
+        }
+        return {name: value for name, value in facts.items() if value}
 
 
 def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
@@ -69,7 +80,10 @@ def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
         }
         passes = tuple(_of(PassFacts, entry) for entry in report.get("passes", ()))
         tactics = cuda.get("tactics")
-        return BuildFacts(reasons, types, passes, tactics and _of(TacticFacts, tactics))
+        quantization = {str(k): str(v) for k, v in (report.get("quantization") or {}).items()}
+        return BuildFacts(
+            reasons, types, quantization, passes, tactics and _of(TacticFacts, tactics)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, SpecbuildError) as error:
         raise EngineFileError(
             f"{engine}: {REPORT_FILE} is no build report ({error!r}); build the engine again"
@@ -82,12 +96,14 @@ def _of(kind: type[FactsT], entry: Mapping[str, object]) -> FactsT:
     return from_json(kind, values, REPORT_FILE)
 
 
-def source_types_table(types: Mapping[str, Mapping[str, int]]) -> Table:
-    """A row for each kind of tensor of the GGUF file, with its types and how many have each."""
+def source_types_table(built: BuildFacts) -> Table:
+    """The scheme, and a row for each kind of tensor with its types and how many have each."""
     from specbuild.cli.terminal.console import fact_table
 
-    table = fact_table("tensor types of the GGUF file")
-    for kind, counts in types.items():
+    table = fact_table("tensor types of the checkpoint")
+    for name, text in built.quantization.items():
+        table.add_row(name, text)
+    for kind, counts in built.source_types.items():
         table.add_row(kind, ", ".join(f"{name} × {count}" for name, count in counts.items()))
     return table
 

@@ -29,6 +29,9 @@ def _files_table(report: CheckpointReport) -> Table:
     table.add_row("parameters", f"{report.parameters / 1e6:,.0f} million")
     types = [f"{name} × {count}" for name, count in report.types.items()]
     table.add_row("types of tensors", ", ".join(types[:_MAX_TYPES]))
+    if report.quantization is not None:
+        table.add_row("quantization", report.quantization.scheme)
+        table.add_row("activations", report.quantization.activations)
     table.add_row("tokenizer", "yes" if report.has_tokenizer else "none: prompts are token ids")
     for warning in report.warnings:
         table.add_row("warning", warning)

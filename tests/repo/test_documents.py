@@ -184,6 +184,12 @@ def test_the_table_of_models_is_current() -> None:
     assert {kind for _, kind in models.RUN} <= kinds | models.DRAFTS.keys()
 
 
+def test_the_table_of_quantized_formats_is_that_of_the_readers() -> None:
+    formats = script("docs/write_quantised.py")
+    written = formats.PAGE.read_text(encoding="utf-8")
+    assert formats.page(written) == written, "run: make docs"
+
+
 def test_the_tables_of_kernels_are_those_of_the_lowering() -> None:
     dispatch = script("docs/write_dispatch.py")
     written = dispatch.FILE.read_text(encoding="utf-8")

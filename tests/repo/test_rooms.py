@@ -96,6 +96,7 @@ EXCEPTIONS = {
     ("builder/backends/backend", "builder/backends/tensorrt/request"): "the type of a report",
     ("builder/build", "builder/backends/cuda/report"): "the type of a report",
     ("builder/build", "builder/backends/tensorrt/request"): "the type of a report",
+    ("builder/build", "builder/checkpoint/quantization"): "the type of a report",
     ("builder/graph", "builder/families/parts"): "ports and rotary tables of all families",
     ("builder/families", "builder/synth"): "random weights, which a family's own are made of",
 }

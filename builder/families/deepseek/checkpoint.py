@@ -7,7 +7,6 @@ from pathlib import Path
 
 from specbuild.builder.checkpoint.config_fields import check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.fp8_blocks import check_fp8, dequantised
 from specbuild.builder.checkpoint.rope import read_positions, read_rope
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.checkpoint.target_parts import read_eos
@@ -38,20 +37,9 @@ def read_deepseek_config(
     model_type = config.text("model_type")
     assert model_type is not None
     warnings = check_fields(config, VARIANTS[model_type].fields, strict=strict)
-    warnings += check_fp8(config, strict=strict)
     geometry = _geometry(path, config, model_type)
     _check(config.where, geometry)
     return geometry, warnings
-
-
-def canonical_tensors(
-    tensors: dict[str, SourceTensor], _g: TargetGeometry, config: Config
-) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors, those in FP8 as fp32.
-
-    Raises SpecbuildError where FP8 weights and scales do not go together.
-    """
-    return dequantised(tensors, config), ()
 
 
 def engine_tensors(

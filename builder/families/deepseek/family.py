@@ -16,7 +16,6 @@ DEEPSEEK = TargetFamily(
     checkpoint=CheckpointFormat(
         read_config=checkpoint.read_deepseek_config,
         tensors=deepseek_tensors,
-        canonical=checkpoint.canonical_tensors,
         for_engine=checkpoint.engine_tensors,
         hints=hints.feed_forward_hints,
         foreign_hints=hints.mla_hints,

@@ -9,15 +9,13 @@ from typing import Any
 from torch import nn
 
 from specbuild.builder.families.deepseek.variants import VARIANTS
-from specbuild.builder.families.parts.stored_weights import fp8_options
 
 
-def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The class's own configuration, of the fields of ``config.json``; FP8 weights as fp32.
+def load_options(_path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The class's own configuration, of the fields of ``config.json``.
 
     Under another ``model_type`` transformers leaves experts as they were initialised; with a
-    padding token it would make that row of the embedding, and of a tied head, 0. Its own reader of
-    FP8 refuses blocks that are cut off at an edge.
+    padding token it would make that row of the embedding, and of a tied head, 0.
     """
     import transformers
 
@@ -25,8 +23,7 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     kind = getattr(transformers, architecture.replace("ForCausalLM", "Config"))
     stored = {name: value for name, value in fields.items() if name != "quantization_config"}
     own = {"model_type": kind.model_type, "pad_token_id": None}
-    options = {"config": kind.from_dict({**stored, **own})}
-    return options | fp8_options(path, fields)
+    return {"config": kind.from_dict({**stored, **own})}
 
 
 def routers(model: Any) -> dict[int, nn.Module]:

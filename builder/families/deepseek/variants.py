@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 from specbuild.builder.families.parts.mla_config import MLA_FIELDS
 
-_SHARED = MLA_FIELDS | {"intermediate_size", "quantization_config"}
+_SHARED = MLA_FIELDS | {"intermediate_size"}
 _EXPERTS = frozenset(
     {
         "moe_intermediate_size",

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from specbuild.builder.checkpoint.source import read_config
+from specbuild.builder.checkpoint.source import open_directory, read_config
 from specbuild.builder.families.parts.path_draft import BlockDraft
 from specbuild.builder.families.parts.reference_rope import rotary_frequencies
-from specbuild.builder.families.parts.stored_weights import stored_weights
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -99,7 +98,7 @@ def read_reference(path: Path, target: Any, built: DFlashGeometry, engine: Path)
     try:
         draft = ReferenceDFlash(
             read_config(path),
-            stored_weights(path, None),
+            {name: tensor.load() for name, tensor in open_directory(path).items()},
             embedding=target.model.embed_tokens.weight,
             head=target.lm_head.weight,
         )

@@ -46,7 +46,6 @@ FIELDS = FieldTable(
         "final_logit_softcapping": (),
         "hidden_act": (_ACTIVATION,),
         "hidden_activation": (_ACTIVATION,),
-        "quantization_config": (),
         "use_bidirectional_attention": (False,),
     },
     inert=frozenset({"cache_implementation"}),

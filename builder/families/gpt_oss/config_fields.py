@@ -16,7 +16,6 @@ GPT_OSS = FieldTable(
         "layer_types",
         "sliding_window",
         "swiglu_limit",
-        "quantization_config",
         "attention",
         "attention_bias",
     },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from specbuild.builder.checkpoint.config_fields import TARGET_FIELDS, FieldTable
 
 _DENSE = TARGET_FIELDS | {"head_dim", "intermediate_size", "attention_bias"}
-_ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,), "quantization_config": ()}
+_ONLY = {"hidden_act": ("silu",), "partial_rotary_factor": (1.0,)}
 _WINDOWS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 # Without windows the other fields of windows say nothing.
 _NO_WINDOWS = {"use_sliding_window": (False,)}

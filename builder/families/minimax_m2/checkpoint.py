@@ -8,7 +8,6 @@ from typing import Any
 
 from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.fp8_blocks import check_fp8, dequantised
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.source import SourceTensor
@@ -30,7 +29,6 @@ FIELDS = FieldTable(
         PARTIAL,
         "num_experts_per_tok",
         "num_local_experts",
-        "quantization_config",
         "rotary_dim",
     },
     only={
@@ -70,7 +68,7 @@ def read_config(
 
     Raises SpecbuildError for what is not implemented and for numbers that do not go together.
     """
-    warnings = check_fields(config, FIELDS, strict=strict) + check_fp8(config, strict=strict)
+    warnings = check_fields(config, FIELDS, strict=strict)
     if set(config.integers("attn_type_list") or ()) - {1}:
         raise config.wrong("attn_type_list", "1 (full attention) in every layer")
     moe = routed_swiglu(
@@ -87,13 +85,10 @@ def read_config(
 
 
 def canonical_tensors(
-    tensors: dict[str, SourceTensor], _geometry: TargetGeometry, config: Config
+    tensors: dict[str, SourceTensor], _geometry: TargetGeometry, _config: Config
 ) -> tuple[dict[str, SourceTensor], tuple[str, ...]]:
-    """The tensors under the names that others have, those in FP8 as fp32.
-
-    Raises SpecbuildError where FP8 weights and scales do not go together.
-    """
-    return renamed_layers(dequantised(tensors, config), BLOCK_SPARSE_NAMES), ()
+    """The tensors under the names that others have."""
+    return renamed_layers(tensors, BLOCK_SPARSE_NAMES), ()
 
 
 def _turned(config: Config, g: TargetGeometry) -> TargetGeometry:

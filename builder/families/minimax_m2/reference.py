@@ -11,13 +11,12 @@ from torch import nn
 
 from specbuild.builder.families.parts.grouped_reference import mixtral_name
 from specbuild.builder.families.parts.routing_margin import choice_margin
-from specbuild.builder.families.parts.stored_weights import fp8_options
 
 _BIAS = "e_score_correction_bias"
 
 
-def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The class's own configuration, with the share of a head that turns; FP8 weights as fp32.
+def load_options(_path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The class's own configuration, with the share of a head that turns.
 
     Transformers does not read ``rotary_dim``, which releases have.
     """
@@ -26,8 +25,7 @@ def load_options(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     own = {name: value for name, value in fields.items() if name != "quantization_config"}
     if fields.get("rotary_dim") is not None:
         own["partial_rotary_factor"] = fields["rotary_dim"] / fields.get("head_dim", 128)
-    options: dict[str, Any] = {"config": transformers.MiniMaxM2Config.from_dict(own)}
-    return options | fp8_options(path, fields)
+    return {"config": transformers.MiniMaxM2Config.from_dict(own)}
 
 
 def stored_name(name: str) -> str:

@@ -10,8 +10,8 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.fp8_blocks import dequantised
 from specbuild.builder.checkpoint.predictors import Tensors, predictors, split_predictors
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.checkpoint.source import FLOAT_DTYPES, open_directory, remade
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.mtp.block import block_for_engine, block_shapes
@@ -43,7 +43,7 @@ def read_mtp(
     top: Config,
     target: TargetGeometry,
     *,
-    strict: bool,  # noqa: ARG001
+    strict: bool,
     norm_output: str | None = None,
 ) -> DraftCheckpoint:
     """The first MTP layer of the target's checkpoint at ``path``, whose configuration is ``top``.
@@ -63,10 +63,11 @@ def read_mtp(
             "with MLA or a MiMo); give a draft's directory with --draft"
         )
     stored = open_directory(path)
+    stored = float_tensors(stored, top, strict=strict).tensors
     _, predicting = split_predictors(stored, target.layers, top)
     first = naming.first(target.layers)
     tensors: Tensors = {}
-    for name, tensor in dequantised(predicting, top).items():
+    for name, tensor in predicting.items():
         if name.startswith(first):
             new = name.removeprefix(first)
             tensors[new] = replace(tensor, name=new)

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-from specbuild.builder.checkpoint.source import read_config
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
+from specbuild.builder.checkpoint.source import open_directory, read_config
 from specbuild.builder.families.mtp.naming import (
     DEEPSEEK,
     NAMINGS,
@@ -15,7 +17,6 @@ from specbuild.builder.families.mtp.naming import (
     embedding_first,
 )
 from specbuild.builder.families.parts.path_draft import DraftStates, PathDraft
-from specbuild.builder.families.parts.stored_weights import scale_block, stored_weights
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -71,8 +72,9 @@ def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> Refere
     """
     naming = NAMINGS.get(fields["model_type"], DEEPSEEK)
     first = naming.first(len(model.model.layers))
-    stored = stored_weights(path, scale_block(fields))
-    found = {n.removeprefix(first): t for n, t in stored.items() if n.startswith(first)}
+    config = Config(str(path / "config.json"), "target config.json", fields)
+    stored = float_tensors(open_directory(path), config, strict=False).tensors
+    found = {n.removeprefix(first): t.load() for n, t in stored.items() if n.startswith(first)}
     projection = naming.stored(PROJECTION)
     if projection not in found:
         raise SpecbuildError(f"{path}: has no {first}{projection}; give the engine's own model")

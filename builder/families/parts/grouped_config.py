@@ -28,7 +28,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 GROUPED_FIELDS = TARGET_FIELDS | {"head_dim", "intermediate_size"}
 # What must hold of every configuration of a SwiGLU without quantisation.
-GROUPED_ONLY: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",), "quantization_config": ()}
+GROUPED_ONLY: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
 DEFAULT_THETA = 10000.0
 PARTIAL = "partial_rotary_factor"
 FULL, WINDOWED = "full_attention", "sliding_attention"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.fp8_blocks import dequantised
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.checkpoint.source import read_header
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
@@ -55,11 +55,11 @@ def test_a_value_is_its_code_times_its_blocks_scale(
     scale = torch.randn(-(-rows // block[0]), -(-columns // block[1]), generator=generator)
     file = tmp_path_factory.mktemp("fp8") / "model.safetensors"
     save_file({"a.weight": weight, "a.weight_scale_inv": scale}, file)
-    made = dequantised(read_header(file), section(block))
+    made = float_tensors(read_header(file), section(block), strict=True).tensors
     assert set(made) == {"a.weight"}
     tensor = made["a.weight"]
     assert (tensor.dtype, tensor.shape, tensor.file) == ("F32", (rows, columns), None)
-    assert tensor.sources == ("a.weight", "a.weight_scale_inv")
+    assert tensor.sources == ("a.weight_scale_inv", "a.weight")
     assert torch.equal(tensor.load(), by_element(weight, scale, block))
 
 
@@ -76,7 +76,10 @@ def test_both_spellings_of_the_section(written: Path, spelling: dict[str, Any]) 
     fields = {"quant_method": "fp8", "weight_block_size": [16, 16]}
     edit_config(written, quantization_config=fields | spelling)
     checkpoint = read_target(written, strict=True)
-    assert checkpoint.warnings == ()
+    (warning,) = checkpoint.warnings
+    assert "fp8 rounds activations (float8, dynamic); engines keep the weights" in warning
+    assert checkpoint.quantization is not None
+    assert checkpoint.source_types["model.layers.N.self_attn.o_proj.weight"] == {"fp8 16x16": 2}
     stored = load_file(written / "model.safetensors")
     made = checkpoint.tensors[NAME].load()
     assert torch.equal(made, by_element(stored[NAME], stored[SCALE], (16, 16)))
@@ -87,8 +90,8 @@ def test_both_spellings_of_the_section(written: Path, spelling: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quant_method": "gptq"}, "quant_method: got 'gptq', expected 'fp8', or no"),
-        ({"weight_block_size": None}, "expected the rows and columns of a block, [128, 128]"),
+        ({"quant_method": "hqq"}, "quantized by 'hqq', which is not implemented"),
+        ({"weight_block_size": None}, "expected a scale for the tensor, for each row, or"),
         ({"weight_block_size": [0, 16]}, "expected the rows and columns of a block, [128, 128]"),
         ({"fmt": "e5m2"}, "fmt 'e5m2' is not implemented"),
         ({"bits": 4}, "unknown fields bits"),
@@ -106,13 +109,16 @@ def test_other_quantisations(written: Path, changes: dict[str, Any], message: st
     ("edit", "message"),
     [
         (lambda t: t.pop(SCALE), f"{NAME} is F8_E4M3, but its scales {SCALE} are not there"),
-        (lambda t: t.pop(NAME), f"{SCALE} scales {NAME}, which is not there"),
-        (lambda t: t.update({NAME: t[NAME].float()}), f"{SCALE} scales {NAME}, which is F32"),
+        (lambda t: t.pop(NAME), f"{SCALE} belongs to a quantized weight, but {NAME} is not there"),
+        (lambda t: t.update({NAME: t[NAME].float()}), f"{NAME} is F32 [64, 80], expected F8_E4M3"),
         (
             lambda t: t.update({SCALE: t[SCALE][:, :-1].contiguous()}),
-            f"{SCALE} is F32 [4, 4], but {NAME} [64, 80] in blocks of 16 x 16 has float scales [4,",
+            f"{SCALE} is F32 [4, 4], expected [4, 5] scales for blocks of [16, 16]",
         ),
-        (lambda t: t.update({SCALE: t[SCALE].to(torch.int8)}), f"{SCALE} is I8 [4, 5], but"),
+        (
+            lambda t: t.update({SCALE: t[SCALE].to(torch.int8)}),
+            f"{SCALE} is I8 [4, 5], expected floats",
+        ),
     ],
 )
 def test_weights_and_scales_that_do_not_go_together(

@@ -1,0 +1,49 @@
+"""Write the table of docs/quantised-checkpoints.md: each format, and what engines make of it.
+
+.venv/bin/python docs/write_quantised.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from specbuild.builder.checkpoint.gguf.block_types import READ
+from specbuild.builder.checkpoint.gguf.blocks import is_quantised
+from specbuild.builder.checkpoint.quantization.registry import FORMATS
+
+PAGE = Path(__file__).with_name("quantised-checkpoints.md")
+BEGIN = "<!-- The table of formats is generated: `make docs` writes it. -->\n"
+END = "<!-- End of the table of formats. -->\n"
+HEAD = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA and TensorRT")
+DEQUANTIZED = ("fp32", "bf16")
+
+
+def rows() -> Iterator[tuple[str, ...]]:
+    """The cells of each format, safetensors first."""
+    for known in FORMATS:
+        for stored, bits in known.stored.items():
+            methods = ", ".join(f"`{method}`" for method in known.methods)
+            yield methods, stored, bits, *DEQUANTIZED
+    for kind in READ.values():
+        if is_quantised(kind.name):
+            bits = f"{8 * kind.nbytes / kind.elements:g}"
+            yield "GGUF", kind.name, bits, *DEQUANTIZED
+    yield "`mxfp4` and GGUF", "experts of GPT-OSS", "4.25", "fp32", "the stored values"
+
+
+def table() -> str:
+    """The table as Markdown."""
+    lines = [HEAD, ("---",) * len(HEAD), *rows()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def page(text: str) -> str:
+    """Return the page with the table replaced."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
