@@ -36,7 +36,7 @@ LEFT = (
     Left(r"^specbuild (run|bench|check|serve|estimate) (gpu|rtx)-", "needs a GPU", 7),
     Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
     Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
-    Left(r"^specbuild synth --geometry gpt-oss", "writes gigabytes", 3),
+    Left(r"^specbuild synth --geometry (gpt-oss|llama)", "writes gigabytes", 4),
     Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 3),
     Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
     Left(r"HuggingFaceTB/", "needs Hugging Face, and tests/e2e/test_hub.py runs it", 5),

@@ -178,7 +178,8 @@ class SynthTarget:
     ``config`` is ``config.json`` of a geometry and a padding token, ``tensor`` makes a tensor of
     this name and shape that is neither embedding nor head. ``router_logits`` [n, E] are those of
     a layer for normed rows [n, H]; it is given a loader of the layer's tensors. Checkpoints hold
-    the weights of norms less ``norms_less``.
+    the weights of norms less ``norms_less``. ``gguf`` maps model types to the architecture of the
+    GGUF files that are written of them.
     """
 
     geometries: Mapping[str, Callable[[], NamedGeometry]]
@@ -188,6 +189,7 @@ class SynthTarget:
         gate_logits
     )
     norms_less: float = 0.0
+    gguf: Mapping[str, str] = field(default_factory=dict)
 
 
 # Keys and values of normed inputs: [T, H] → [T, 2·kv_width], before biases.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,7 +28,8 @@ class Fill:
 
     def normal(self, name: str, shape: tuple[int, ...], std: float) -> SynthTensor:
         """Normal values around 0."""
-        return self._rows("BF16", shape, lambda rows, w: self.noise.weight(name, rows, w, std))
+        made = self._rows("BF16", shape, lambda rows, w: self.noise.weight(name, rows, w, std))
+        return replace(made, std=std)
 
     def norm(
         self, name: str, shape: tuple[int, ...], mean: float = 1.0, less: float = 0.0

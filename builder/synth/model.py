@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
+from specbuild.builder.checkpoint.config_fields import QUANTIZATION
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.latents import full_rank
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.family import SynthDraft
 from specbuild.builder.families.registry import retrofitted, synth_draft, target_family
@@ -15,6 +18,7 @@ from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import SynthOptions
 from specbuild.builder.synth.places import Places
+from specbuild.builder.synth.quantized_weights import WEIGHTS_FORMATS, quantized_weights
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
@@ -36,6 +40,7 @@ class SynthModel:
         self._named = named_geometry(options.geometry)
         self.target: TargetGeometry = self._named.with_layers(options.layers)
         self._refuse_retrofits()
+        self._refuse_format()
         if options.latent:
             self.target = self._with_latents(options.latent)
         if options.indexer:
@@ -60,6 +65,14 @@ class SynthModel:
             raise SpecbuildError(
                 f"--latent and --indexer are for {retrofitted()}; --geometry "
                 f"{self.options.geometry} is a {self.target.model_type}"
+            )
+
+    def _refuse_format(self) -> None:
+        """SpecbuildError where the model's weights have a format of their own."""
+        if self.options.weights_format is not None and QUANTIZATION in self._own_fields:
+            raise SpecbuildError(
+                f"--weights-format: {self.options.geometry} stores experts in MXFP4 as released; "
+                "choose another --geometry"
             )
 
     def _with_latents(self, latent: int) -> TargetGeometry:
@@ -93,6 +106,25 @@ class SynthModel:
         """The target's padding token."""
         return self._named.pad_token_id
 
+    @property
+    def gguf_mixture(self) -> str | None:
+        """The mixture of types of a GGUF file; None where the checkpoint is safetensors."""
+        name = self.options.weights_format
+        return None if name is None or name in WEIGHTS_FORMATS else name
+
+    @cached_property
+    def config_fields(self) -> dict[str, Any]:
+        """The target's ``config.json``."""
+        name = self.options.weights_format
+        form = WEIGHTS_FORMATS.get(name or "")
+        return self._own_fields | ({} if form is None else {QUANTIZATION: dict(form.section)})
+
+    @property
+    def _own_fields(self) -> dict[str, Any]:
+        family = target_family(self.target.model_type)
+        assert family.synth is not None
+        return family.synth.config(self.target, self.pad_token_id)
+
     @cached_property
     def rules(self) -> TokenRules:
         """Which token follows which in the target."""
@@ -120,7 +152,9 @@ class SynthModel:
     @cached_property
     def target_tensors(self) -> dict[str, SynthTensor]:
         """By their names in a checkpoint."""
-        return synth_target(self.noise, self.target, self.rules, self.places)
+        made = synth_target(self.noise, self.target, self.rules, self.places)
+        name = self.options.weights_format
+        return quantized_weights(self.noise, made, name) if name in WEIGHTS_FORMATS else made
 
     @cached_property
     def draft_tensors(self) -> dict[str, SynthTensor]:
@@ -160,18 +194,32 @@ class SynthModel:
         return prompts(self.noise, self.rules, count=asked.prompts, length=asked.prompt_tokens)
 
     def checkpoints(self) -> tuple[TargetCheckpoint, tuple[DraftCheckpoint, ...]]:
-        """What the checkpoints' readers would give, each tensor made when it is loaded."""
+        """What the checkpoints' readers would give, each tensor made when it is loaded.
+
+        Raises SpecbuildError for a GGUF file, which can only be read from a disk.
+        """
+        if self.gguf_mixture is not None:
+            raise SpecbuildError(
+                f"--weights-format {self.gguf_mixture} needs --output: it writes a GGUF file, "
+                "which build reads"
+            )
         made = self.target_tensors
         tensors = {}
         for name in made:
             origin = self.origin(name)
             tensors[name] = made[origin].source(name, origin)
         family = target_family(self.target.model_type)
-        assert family.synth is not None
-        fields = family.synth.config(self.target, self.pad_token_id)
-        config = Config("config.json", "target config.json", fields)
-        forms = family.checkpoint.for_engine(tensors, self.target, config)
-        target = TargetCheckpoint(self.target, forms, (), ())
+        config = Config("config.json", "target config.json", self.config_fields)
+        floats = float_tensors(tensors, config, strict=True)
+        forms = family.checkpoint.for_engine(floats.tensors, self.target, config)
+        target = TargetCheckpoint(
+            self.target,
+            forms,
+            floats.warnings,
+            (),
+            source_types=floats.types,
+            quantization=floats.quantization,
+        )
         if self.draft is None:
             return target, ()
         sources = {name: tensor.source(name, name) for name, tensor in self.draft_tensors.items()}

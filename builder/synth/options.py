@@ -15,6 +15,7 @@ else:
 
 DEFAULT_ACCEPTANCE = 0.7
 DEFAULT_DRAFT_KIND = MODEL_NAMES[0]
+WeightsFormatName: TypeAlias = Literal["int4-g128", "fp8-block", "nvfp4", "q4_k_m", "q8_0"]
 _CACHE = "Attention and cache (an engine's)"
 _PROMPTS = "Prompts"
 
@@ -23,6 +24,7 @@ _PROMPTS = "Prompts"
 class SynthOptions(OptionGroup):
     """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
 
+    ``weights_format`` None stores weights in bf16.
     ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
     ``indexer`` how wide the indexers of full-attention layers are, 0 for none.
     """
@@ -55,6 +57,15 @@ class SynthOptions(OptionGroup):
         DraftKindName,
         Described("Kind of the draft: eagle3, p-eagle, dflash, or mtp (needs --engine).", "KIND"),
     ] = DEFAULT_DRAFT_KIND
+    weights_format: Annotated[
+        WeightsFormatName | None,
+        Described(
+            "Store the weights quantized: int4-g128, fp8-block, nvfp4, or as a GGUF file q4_k_m or "
+            "q8_0 (needs --output).",
+            "NAME",
+            shown="bf16",
+        ),
+    ] = None
     seed: Annotated[int, Described("Random seed.", "S", least=0)] = 0
     unique_layers: Annotated[
         int | None,

@@ -16,10 +16,10 @@ from specbuild.builder.durable import (
     staging_folder,
     write_bytes,
 )
-from specbuild.builder.families.registry import target_family
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.builder.synth.configs import generation_config
+from specbuild.builder.synth.gguf_file import write_gguf
 from specbuild.builder.synth.model import SynthModel
 from specbuild.builder.synth.routing import DistinctExperts, distinct_experts
 from specbuild.builder.synth.shards import write_json, write_shards
@@ -69,11 +69,14 @@ def write_checkpoints(
         progress.start("writing checkpoints", model.nbytes, "B")
         target = staging / TARGET_FOLDER
         pad = model.pad_token_id
-        family = target_family(model.target.model_type)
-        assert family.synth is not None
-        write_json(target / "config.json", family.synth.config(model.target, pad))
-        write_json(target / "generation_config.json", generation_config(model.target, pad))
-        write_shards(target, model.target_tensors, progress)
+        if model.gguf_mixture is not None:
+            target.mkdir()
+            made = (model.noise, model.target, model.target_tensors)
+            write_gguf(target, made, model.gguf_mixture, progress)
+        else:
+            write_json(target / "config.json", model.config_fields)
+            write_json(target / "generation_config.json", generation_config(model.target, pad))
+            write_shards(target, model.target_tensors, progress)
         if draft_config is not None:
             draft = staging / DRAFT_FOLDER
             write_json(draft / "config.json", draft_config(model.draft, model.target))
@@ -150,7 +153,9 @@ def _is_written_here(output: Path) -> bool:
     return (
         report.keys() >= {"options", "distinct_experts"}
         and names <= {TARGET_FOLDER, DRAFT_FOLDER, PROMPTS_FILE, REPORT_FILE}
-        and all(path.is_file() and path.suffix in (".json", ".safetensors") for path in held)
+        and all(
+            path.is_file() and path.suffix in (".json", ".safetensors", ".gguf") for path in held
+        )
     )
 
 

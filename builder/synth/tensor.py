@@ -18,12 +18,13 @@ class SynthTensor:
     """One tensor of a synthetic checkpoint.
 
     ``part(first, end)`` makes the entries first … end−1 along the first axis; equal calls give
-    equal tensors.
+    equal tensors. ``std`` is the deviation of normal values around 0, None for other rules.
     """
 
     dtype: str
     shape: tuple[int, ...]
     part: Callable[[int, int], torch.Tensor]
+    std: float | None = None
 
     @property
     def nbytes(self) -> int:

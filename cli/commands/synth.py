@@ -159,7 +159,8 @@ def _write_checkpoints(model: SynthModel, output: Path, *, force: bool) -> None:
         experts = write_checkpoints(model, output, progress, force=force)
     table = fact_table("made")
     table.add_row("checkpoints", str(output))
-    table.add_row("size", size_text(model.nbytes))
+    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
+    table.add_row("size", size_text(size))
     messages().print(table)
     _print_experts(experts)
 

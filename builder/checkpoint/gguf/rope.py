@@ -76,13 +76,18 @@ def _llama3(factors: GgufTensor, theta: float) -> dict[str, Any] | None:
     factor = float(given.max())
     if (given == 1).all():
         return None
-    wanted = [_llama3_factor(theta ** (-n / len(given)), factor) for n in range(len(given))]
+    wanted = llama3_factors(theta, factor, len(given))
     if not np.allclose(given, wanted, rtol=1e-4, atol=0):
         raise SpecbuildError(
             f"{factors.file}: {ROPE_FACTORS} does not scale as Llama 3 does, which is all that is "
             "read of it; build from the model's safetensors"
         )
     return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+
+
+def llama3_factors(theta: float, factor: float, count: int) -> list[float]:
+    """What Llama 3's scaling divides the ``count`` frequencies by."""
+    return [_llama3_factor(theta ** (-n / count), factor) for n in range(count)]
 
 
 def _llama3_factor(frequency: float, factor: float) -> float:

@@ -83,6 +83,7 @@ def _own_fields(g: TargetGeometry) -> dict[str, Any]:
 
 
 LLAMA_SYNTH = SynthTarget(
+    gguf={"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe"},
     geometries={
         "llama-3.2-1b": lambda: named("llama", _llama(2048, 16, 32, 8192, 32.0)),
         "llama-3.1-8b": lambda: named("llama", _llama(4096, 32, 32, 14336, 8.0)),
