@@ -63,7 +63,7 @@ def host_us_beside_graphs(
     executor.run, Loop.turn = ran, turned  # type: ignore[method-assign]
     try:
         requests = requests_of(engine, batch, tokens, text=text)
-        with engine.session.alone(requests, DraftSetting(shape)) as all_:
+        with engine.session.exclusive(requests, DraftSetting(shape)) as all_:
             for _ in all_:
                 pass
     finally:
@@ -93,7 +93,7 @@ def host_us(
 
     executor.wait_step = waited
     try:
-        with engine.session.alone(requests, DraftSetting(shape)) as events:
+        with engine.session.exclusive(requests, DraftSetting(shape)) as events:
             for _ in events:
                 pass
     finally:

@@ -81,7 +81,7 @@ class _Caches:
         clock.add("admission", started_s)
         for end in range(match.tokens + self._rows, len(ids) + self._rows, self._rows):
             done = min(end, len(ids))
-            draft = self.cache.wanted_draft(prefix, done + 1)
+            draft = self.cache.num_draft_tokens(prefix, done + 1)
             for names, length in ((_TARGET, done), (("draft",), min(done, draft))):
                 for name in names:
                     pages[name].append(length - pages[name].length)

@@ -245,7 +245,7 @@ class EngineBase(ABC):
                     yield event
         finally:
             if not finished:
-                stream.leave()
+                stream.abort()
 
     def _requests(
         self, prompt: str | Prompt, params: GenerateParams | None, parameters: dict[str, Any]

@@ -120,7 +120,7 @@ class Conversation:
 @contextlib.contextmanager
 def _stopped_by_ctrl_c(stream: Stream) -> Iterator[None]:
     """Abort the stream on ctrl-C. A KeyboardInterrupt could be raised while a token is printed."""
-    previous = signal.signal(signal.SIGINT, lambda *_: stream.leave())
+    previous = signal.signal(signal.SIGINT, lambda *_: stream.abort())
     try:
         yield
     finally:

@@ -244,7 +244,7 @@ class PrefixCache:
             prefix.published[name] = end
         self._tree.prune(spans[-1].entry)
 
-    def wanted_draft(self, prefix: SequencePrefix, num_tokens: int) -> int:
+    def num_draft_tokens(self, prefix: SequencePrefix, num_tokens: int) -> int:
         """Return how many tokens of a prompt the draft should ingest."""
         return (min(num_tokens, prefix.prompt_tokens) - 1) // self.page_size * self.page_size
 

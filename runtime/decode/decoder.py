@@ -75,7 +75,7 @@ class DraftSetting:
 class Decoder(ABC):
     """Creates loops that serve checked requests, one loop at a time.
 
-    A caller that runs a loop, a measurement or a scoring holds the lock ``machine``. Up to
+    A caller that runs a loop, a measurement or a scoring holds the lock ``device_lock``. Up to
     ``exploration_share`` of the time is spent on trying drafts.
     """
 
@@ -91,7 +91,7 @@ class Decoder(ABC):
         self._manifest = manifest
         self._kv = kv
         self._learned = LearnedPolicies(self.exploration_share)
-        self.machine = threading.Lock()
+        self.device_lock = threading.Lock()
         self._prefill = settings.prefill
         self._prefixes = prefixes
         self._on_demand = settings.allocates_on_demand(manifest)
@@ -140,7 +140,7 @@ class Decoder(ABC):
         text_stream: TextStreams,
         prefill: PrefillSchedule | None = None,
     ) -> Loop:
-        """Create a loop with this setting. The caller holds :attr:`machine` while it runs.
+        """Create a loop with this setting. The caller holds :attr:`device_lock` while it runs.
 
         ``prefill`` None uses the schedule of the engine's settings.
         """
@@ -172,16 +172,16 @@ class Decoder(ABC):
             raise RequestError(f"cannot score {len(ids)} tokens, the engine scores 1 to {limit}")
 
     def _with_machine(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
-        if not self.machine.acquire(blocking=False):
+        if not self.device_lock.acquire(blocking=False):
             raise RequestError("the engine is serving requests; score when they have finished")
         try:
             yield from rows
         finally:
-            self.machine.release()
+            self.device_lock.release()
 
     @abstractmethod
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
-        """Iterate over the rows in order. The caller holds :attr:`machine`."""
+        """Iterate over the rows in order. The caller holds :attr:`device_lock`."""
 
     @abstractmethod
     def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:

@@ -23,8 +23,8 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Event, FinishEvent, Request
 from specbuild.runtime.settings import PrefillSchedule
 
-# How long requests wait while a measurement or a scoring uses the machine.
-MACHINE_TIMEOUT_S = 60.0
+# How long requests wait while a measurement or a scoring holds the lock.
+LOCK_TIMEOUT_S = 60.0
 _THREAD_NAME = "specbuild-engine"
 _LOG = logging.getLogger("specbuild")
 
@@ -83,7 +83,7 @@ class Stream:
         except Exception:  # of the consumer; the requests of others must go on
             _LOG.exception("a consumer of events failed; its requests are aborted")
             self._deliver = _discard
-            self.leave()
+            self.abort()
 
     def close(self) -> None:
         """Abort unfinished requests; return when their pages are free.
@@ -91,9 +91,9 @@ class Stream:
         Each of them gets a last :class:`FinishEvent` with the reason ``abort``.
         """
         if self._unfinished:
-            self.leave().wait()
+            self.abort().wait()
 
-    def leave(self) -> threading.Event:
+    def abort(self) -> threading.Event:
         """Abort without waiting. The returned flag is set when the pages are free."""
         return self._session.abort(self)
 
@@ -109,7 +109,7 @@ class _Join:
 
 
 @dataclass(frozen=True, eq=False)
-class _Leave:
+class _Abort:
     """Aborts the requests of ``stream``; None aborts those of all streams."""
 
     stream: Stream | None
@@ -133,7 +133,7 @@ class Session:
         self._decoder = decoder
         self._text_stream = text_stream
         self._lock = threading.Lock()
-        self._inbox: deque[_Join | _Leave | _Scoring] = deque()
+        self._inbox: deque[_Join | _Abort | _Scoring] = deque()
         self._thread: threading.Thread | None = None
         # Streams that no loop serves yet, and scorings. Only the engine thread uses it.
         self._waiting: deque[_Join | _Scoring] = deque()
@@ -183,7 +183,7 @@ class Session:
         return is_cancelled.set
 
     @contextlib.contextmanager
-    def alone(
+    def exclusive(
         self, requests: Sequence[Request], setting: DraftSetting
     ) -> Iterator[Iterator[Event]]:
         """Run requests in the calling thread and yield an iterator over their events.
@@ -193,7 +193,7 @@ class Session:
         does, and if the engine is in use.
         """
         setting = self.checked(requests, setting)
-        if not self._decoder.machine.acquire(blocking=False):
+        if not self._decoder.device_lock.acquire(blocking=False):
             raise RequestError("the engine is in use; try again when its requests have finished")
         try:
             prefill = PrefillSchedule(steps_between=0)
@@ -203,13 +203,13 @@ class Session:
             with contextlib.closing(loop.run()) as events:
                 yield events
         finally:
-            self._decoder.machine.release()
+            self._decoder.device_lock.release()
 
     def abort(self, stream: Stream | None = None) -> threading.Event:
         """Abort a stream, or all streams. The returned flag is set when their pages are free."""
-        leave = _Leave(stream, threading.Event())
-        self._post(leave)
-        return leave.done
+        message = _Abort(stream, threading.Event())
+        self._post(message)
+        return message.done
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the engine's thread has ended. Return False if it still runs."""
@@ -220,14 +220,14 @@ class Session:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _post(self, message: _Join | _Leave | _Scoring) -> None:
+    def _post(self, message: _Join | _Abort | _Scoring) -> None:
         with self._lock:
             self._inbox.append(message)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name=_THREAD_NAME, daemon=True)
                 self._thread.start()
 
-    def _next_message(self) -> _Join | _Leave | _Scoring | None:
+    def _next_message(self) -> _Join | _Abort | _Scoring | None:
         with self._lock:
             return self._inbox.popleft() if self._inbox else None
 
@@ -244,9 +244,9 @@ class Session:
                     return
 
     def _serve_first(self) -> None:
-        """Acquire the machine and serve the setting of the first waiting request, or score."""
+        """Acquire the lock and serve the setting of the first waiting request, or score."""
         first = self._waiting[0]
-        if not self._decoder.machine.acquire(timeout=MACHINE_TIMEOUT_S):
+        if not self._decoder.device_lock.acquire(timeout=LOCK_TIMEOUT_S):
             self._waiting.popleft()
             error = RequestError("the engine is scoring a sequence; exhaust or close that iterator")
             (first if isinstance(first, _Scoring) else first.stream).deliver(error)
@@ -258,7 +258,7 @@ class Session:
             else:
                 self._serve_setting(first)
         finally:
-            self._decoder.machine.release()
+            self._decoder.device_lock.release()
 
     def _scores(self, scoring: _Scoring) -> list[TokenScore] | BaseException:
         """Return the scores, or the error that ended the scoring."""

@@ -92,7 +92,7 @@ class Eagle3Drafter:
             self._ingest(sequence, pending.count)
         pending.add(aux_hidden)
         if (prefix := sequence.prefix) is not None:
-            required = prefix.cache.wanted_draft(prefix, sequence.length + 1)
+            required = prefix.cache.num_draft_tokens(prefix, sequence.length + 1)
             self._ingest(sequence, required - self._draft_length(sequence))
 
     def release(self, sequence: SequenceState) -> None:

@@ -90,7 +90,7 @@ def benchmark_batch(
         )
     params = GenerateParams(max_new_tokens=left, ignore_eos=True)
     requests = engine.check_prompts(prompts, params)
-    with engine.session.alone(requests, DraftSetting(shape)) as events:
+    with engine.session.exclusive(requests, DraftSetting(shape)) as events:
         seen = [0] * batch
         while min(seen) < _SETTLED_EVENTS:
             seen[next(events).request] += 1

@@ -111,7 +111,7 @@ class Generation:
     def cancel(self) -> None:
         """Abort unfinished requests. The engine releases their pages after its current step."""
         if self._num_open and self._stream is not None:
-            self._stream.leave()
+            self._stream.abort()
 
     def abort(self) -> None:
         """Abort unfinished requests, and end the iteration with an error."""

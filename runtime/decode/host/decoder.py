@@ -61,7 +61,7 @@ class HostDecoder(Decoder):
         """The policy of the last run with ``speculation="default"``."""
         if self._last is not None:
             return self._last
-        with self.machine:
+        with self.device_lock:
             return self._default_policy(AUTO, sampled=False, full_logits=False)
 
     @property

@@ -125,7 +125,7 @@ def _turns(
     params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
     requests = engine.check_prompts(prompts, params)
     decoder, times = engine.decoder, []
-    with decoder.machine:
+    with decoder.device_lock:
         # All prompts are read before the first step.
         loop = decoder.loop(
             DraftSetting(speculation),

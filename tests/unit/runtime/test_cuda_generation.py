@@ -31,7 +31,7 @@ def alone(
     engine: Engine, ids: list[int], params: GenerateParams
 ) -> AbstractContextManager[Iterator[Event]]:
     """The events of one prompt without a draft, no further than they are read."""
-    return engine.session.alone(engine.check_prompts([prompt(ids)], params), DraftSetting(None))
+    return engine.session.exclusive(engine.check_prompts([prompt(ids)], params), DraftSetting(None))
 
 
 tokens = st.integers(0, VOCAB - 2)

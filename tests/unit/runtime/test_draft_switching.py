@@ -169,7 +169,7 @@ def test_a_run_remembers_what_the_one_before_saw() -> None:
     toy = toy_cuda(step_costs=costs_of({None: 1.0, SHAPES[1]: 0.1}))
     params = GenerateParams(max_new_tokens=20, ignore_eos=True)
     run(toy.engine, [[1, 2]], params)
-    with toy.engine.decoder.machine:  # the next request joins no loop of this one
+    with toy.engine.decoder.device_lock:  # the next request joins no loop of this one
         first = toy.engine.default_draft
     run(toy.engine, [[1, 2]], params)
     assert toy.engine.default_draft is not first

@@ -58,6 +58,6 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_an_engine_that_serves_is_left_alone() -> None:
     engine = toy_engine()
-    assert engine.decoder.machine.acquire(blocking=False)
+    assert engine.decoder.device_lock.acquire(blocking=False)
     with pytest.raises(RequestError, match="serving"):
         next(engine.decoder.score(IDS))

@@ -129,7 +129,7 @@ class PrefixModel(RuleBasedStateMachine):
         self._publish(sequence, end)
         for name in ("full", "sliding"):
             sequence.pages[name].commit(end)
-        wanted = self.cache.wanted_draft(sequence.prefix, end + 1)
+        wanted = self.cache.num_draft_tokens(sequence.prefix, end + 1)
         end = min(end, wanted, sequence.known - 1)
         for name in sequence.drafted:
             if end > sequence.pages[name].length:

@@ -121,7 +121,7 @@ def test_events_can_be_delivered_instead_of_read(kind: str) -> None:
     requests = engine.check_prompts([prompt([1, 2]), prompt([5])], LONG)
     stream = engine.session.add(requests, setting, batches.put)
     seen = [batches.get()]
-    assert stream.leave().wait(300)
+    assert stream.abort().wait(300)
     assert pages(engine) == free
     while not batches.empty():
         seen.append(batches.get())
