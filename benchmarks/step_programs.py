@@ -88,7 +88,7 @@ def _measured(name: str, *, exact: bool, compiles: bool) -> dict[str, object]:
 
 def _kind(entry: Any) -> str:
     """Adjusted steps are counted by themselves: engines with a lossy mode have none."""
-    return "adjusted step" if entry.adjusts else entry.kind
+    return "logit-processor step" if entry.changes_logits else entry.kind
 
 
 def _timed(found: dict[str, object], what: str, run: Callable[[], Any]) -> Any:

@@ -71,7 +71,7 @@ def engine_manifest(
         specpv=parts.plan.specpv,
         replaced=parts.target.replaced,
         dsa=parts.plan.dsa,
-        adjusted_steps=parts.plan.adjusted_steps,
+        logit_processor_steps=parts.plan.adjusted_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
         state_groups=parts.plan.states,

@@ -47,7 +47,7 @@ def _table(step: StepAnatomy, group: LaunchGroup) -> Table:
         table.add_column(name, width=width, overflow="fold", justify=justify)  # type: ignore[arg-type]
     for row in group.rows:
         cells = _measured(step, row) if measured else _planned(step, row)
-        starts = "early" if row.launch.starts_early else "behind"
+        starts = "early" if row.launch.starts_early else "after"
         table.add_row(*cells, starts, row.waits_for)
     table.add_row(*_whole(step, group))
     return table

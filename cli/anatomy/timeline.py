@@ -21,7 +21,7 @@ def plot_anatomies(steps: Sequence[StepAnatomy], file: Path, *, engine: str) -> 
     """Write an SVG; the same steps give the same bytes.
 
     Of each step every launch in order, as wide as what it adds, then one layer of each kind: what
-    its launches add, take where none runs beside another, and must read; hatched ones start behind
+    its launches add, take where none runs beside another, and must read; hatched ones start after
     the one in front. A bar's id
     is ``step-S-launch-L``, or ``step-S-group-G-row-R``.
     """

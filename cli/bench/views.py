@@ -118,7 +118,7 @@ class ViewSweep:
         return [max(chains, key=lambda s: s.draft_depth, default=None), *trees]
 
 
-def tokens_a_step(shape: DraftShape | None) -> float:
+def tokens_per_step(shape: DraftShape | None) -> float:
     """What a step emits on average; of a tree the fewest, what a chain of its depth does."""
     depth = 0 if shape is None else shape.draft_depth
     return sum(ACCEPTED_A_LEVEL**level for level in range(depth + 1))
@@ -190,7 +190,7 @@ class _Timing:
         """Each sequence re-verifies ``reverified`` tokens in turn: one refresh for so many
         steps."""
         batch = self._placed.batch
-        steps = max(1.0, reverified / tokens_a_step(self._shape) / batch)
+        steps = max(1.0, reverified / tokens_per_step(self._shape) / batch)
 
         def mean(of_partial: float, of_refresh: float) -> float:
             return ((steps - 1) * of_partial + of_refresh) / steps
@@ -219,7 +219,7 @@ class _Timing:
         return float(self._length.mean())
 
     def _rate(self, time_s: float) -> float:
-        return self._placed.batch * tokens_a_step(self._shape) / time_s
+        return self._placed.batch * tokens_per_step(self._shape) / time_s
 
     def _seen(self, blocks: int) -> float:
         """Tokens of a view: all but the blocks that it leaves out."""

@@ -164,7 +164,7 @@ def _side(engine: Engine, path: str, records: Sequence[RunRecord]) -> EngineSide
         draft=" and ".join(model.geometry.architecture for model in manifest.models) or "none",
         tokens_per_s=median(s.output_tokens_per_s for s in stats) if stats else None,
         ttft_s=median(s.ttft_s for s in stats) if stats else None,
-        tokens_a_step=median(s.mean_acceptance_length for s in stats) if stats else None,
+        tokens_per_step=median(s.mean_acceptance_length for s in stats) if stats else None,
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 from specbuild.runtime.measure.fidelity import Fidelity
 
 
@@ -23,7 +24,7 @@ class EngineSide:
     draft: str
     tokens_per_s: float | None
     ttft_s: float | None
-    tokens_a_step: float | None
+    tokens_per_step: float | None = field(metadata={FORMER_KEY: "tokens_a_step"})
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def _sides_table(found: Comparison) -> Table:
     )
     if found.speed_ratio is not None:
         row("tokens/s", lambda s: _decimals(s.tokens_per_s, 1), found.speed_ratio)
-        row("tokens/step", lambda s: _decimals(s.tokens_a_step, 2), divided(_acceptance))
+        row("tokens/step", lambda s: _decimals(s.tokens_per_step, 2), divided(_acceptance))
         row("TTFT", lambda s: milliseconds(s.ttft_s or 0.0), divided(lambda s: s.ttft_s))
     return table
 
@@ -70,7 +70,7 @@ def _fidelity_table(found: Fidelity, judged_from: int) -> Table:
 
 
 def _acceptance(side: EngineSide) -> float | None:
-    return side.tokens_a_step
+    return side.tokens_per_step
 
 
 def _decimals(value: float | None, places: int) -> str:

@@ -94,12 +94,12 @@ def step_cost_table(facts: StepCostFacts) -> Table:
 def _rows(entry: ShapeCosts, traffic: EngineTraffic) -> Iterator[StepCostRow]:
     shape = entry.shape
     name = "none" if shape is None else shape_text(shape)
-    if entry.offered:
+    if entry.host_proposal:
         name = f"suffix, {entry.draft_tokens}"
     tokens = entry.draft_tokens + 1
     for context, step_s, draft_s in zip(entry.contexts, entry.step_s, entry.draft_s, strict=True):
         work = Work(entry.batch * tokens, entry.batch, context)
-        depth = 0 if entry.offered else entry.draft_depth
+        depth = 0 if entry.host_proposal else entry.draft_depth
         floor = traffic.of(entry.drafter).step(work, top_k=entry.draft_top_k, depth=depth)
         yield StepCostRow(
             batch=entry.batch,

@@ -16,7 +16,7 @@ from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
-from specbuild.runtime.engine_dir.strict_json import from_json, parsed, to_json
+from specbuild.runtime.engine_dir.strict_json import KEY, from_json, parsed, to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 STEP_COSTS_FILE = "step_costs.json"
@@ -35,7 +35,7 @@ DRAFTED = 1.8
 class ShapeCosts:
     """Times of steps of ``batch`` sequences with one draft shape, by the length of the sequences.
 
-    The shape (0, 0, 0) is a step without a draft. ``offered``: the draft is a host proposal;
+    The shape (0, 0, 0) is a step without a draft. ``host_proposal``: the draft is a host proposal;
     otherwise the device drafts it. ``step_s[i]`` is the time of a full step with sequences of
     ``contexts[i]`` tokens; the contexts ascend. ``draft_s[i]`` is the part of this time before the
     target starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence.
@@ -49,7 +49,7 @@ class ShapeCosts:
     contexts: tuple[int, ...]
     step_s: tuple[float, ...]
     draft_s: tuple[float, ...]
-    offered: bool = False
+    host_proposal: bool = field(default=False, metadata={KEY: "offered"})
     drafter: str = field(default="", metadata=of_feature("draft_models"))
 
     @property
@@ -82,16 +82,16 @@ class StepCosts:
 
     def batches(self, shape: DraftShape | None) -> list[int]:
         """Return the batch sizes measured with this draft, ascending."""
-        return sorted(c.batch for c in self.steps if c.shape == shape and not c.offered)
+        return sorted(c.batch for c in self.steps if c.shape == shape and not c.host_proposal)
 
     def step_s(
-        self, shape: DraftShape | None, *, batch: int, context: float, offered: bool = False
+        self, shape: DraftShape | None, *, batch: int, context: float, host_proposal: bool = False
     ) -> float | None:
         """Return the interpolated seconds of a full step; None beyond the largest batch."""
         by_batch = {
             costs.batch: costs
             for costs in self.steps
-            if costs.shape == shape and costs.offered == offered
+            if costs.shape == shape and costs.host_proposal == host_proposal
         }
         if not by_batch or batch > max(by_batch):
             return None
@@ -131,7 +131,7 @@ def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
 
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
     """Return the distinct shapes of the draft models: by model, chains by depth, then trees."""
-    drafts = [costs.shape for costs in steps if not costs.offered]
+    drafts = [costs.shape for costs in steps if not costs.host_proposal]
     return tuple(
         sorted_by_model(
             (shape for shape in drafts if shape is not None),
@@ -185,7 +185,7 @@ def from_bytes(data: bytes) -> StepCosts:
         costs = from_json(StepCosts, parsed(data), STEP_COSTS_FILE)
     except (SpecbuildError, ValueError) as error:
         raise EngineFileError(f"{error}; measure again with specbuild tune") from error
-    keys = [(c.batch, c.shape, c.offered) for c in costs.steps]
+    keys = [(c.batch, c.shape, c.host_proposal) for c in costs.steps]
     if len(set(keys)) != len(keys):
         raise EngineFileError(
             f"{STEP_COSTS_FILE} has two entries for a batch and draft; measure again with "

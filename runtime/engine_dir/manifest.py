@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.strict_json import KEY
 
 MANIFEST_FILE = "manifest.json"
 MANIFEST_HASH_FILE = "manifest.sha256"
@@ -305,7 +306,7 @@ class Manifest:
     its tree. ``roles`` is empty where a plan takes the place of graphs (``cuda``). ``features``
     are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
-    backends. ``adjusted_steps``: the plan has programs that change logits as requests ask.
+    backends. ``logit_processor_steps``: the plan has programs that change logits.
     ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
     recurrent states of layers without keys and values.
     """
@@ -329,7 +330,9 @@ class Manifest:
     replaced: dict[str, str] = field(default_factory=dict, metadata=of_feature("latents"))
     dsa: Dsa | None = field(default=None, metadata=of_feature("dsa"))
     tensorrt: TensorRtBuild | None = field(default=None, metadata=of_feature("tensorrt"))
-    adjusted_steps: bool = field(default=False, metadata=of_feature("adjusted_steps"))
+    logit_processor_steps: bool = field(
+        default=False, metadata=of_feature("adjusted_steps") | {KEY: "adjusted_steps"}
+    )
     generation: GenerationDefaults | None = field(
         default=None, metadata=of_feature("generation_defaults")
     )

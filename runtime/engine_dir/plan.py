@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.features import of_feature
+from specbuild.runtime.engine_dir.strict_json import KEY
 from specbuild.runtime.engine_dir.traffic import Traffic
 
 PLAN_FILE = "plan.json"
@@ -193,9 +194,9 @@ class ProgramEntry:
     ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
-    ``offered``: the tree is a chain of up to ``draft_tokens`` tokens that the host writes before.
-    ``adjusts``: a step without a draft of the sequences that are not ``adjusted_done``, in which
-    logits are changed; what it commits waits for the draft only where it ``extends``. ``adjust``:
+    ``host_proposal``: the tree is a chain of up to ``draft_tokens`` tokens that the host writes.
+    ``changes_logits``: a logit-processor step, without a draft, of the sequences that are not
+    ``adjusted_done``; what it commits waits for the draft only where it ``extends``. ``adjust``:
     the same for the logits that a launch of prompts kept.
     """
 
@@ -213,8 +214,8 @@ class ProgramEntry:
     reverified: int = 0
     sparse: bool = False
     checks: bool = False
-    adjusts: bool = False
-    offered: bool = False
+    changes_logits: bool = field(default=False, metadata={KEY: "adjusts"})
+    host_proposal: bool = field(default=False, metadata={KEY: "offered"})
     drafter: str = field(default="", metadata=of_feature("draft_models"))
 
 
@@ -233,11 +234,11 @@ class Port:
     [1], ``page_table.<g>`` [B, P_g]; draft: ``pending_count`` [B], ``pending_tokens`` [B, N],
     ``pending_captured`` [B, N, C] bf16.
 
-    Offered steps: ``offered`` [B · (M + 2)], M the longest chain that the host proposes. A program
+    Host proposals: ``offered`` [B · (M + 2)], M the longest chain that the host proposes. A program
     of b sequences and chains of n tokens reads b counts, 1 and how many tokens are proposed, then
     the tokens [b, n + 1], of which it passes over the first of each.
 
-    Adjusted steps: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
+    Logit-processor steps: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
     ``frequency``, ``presence``, ``top_count`` [B], ``bias`` (fp32), ``marks`` [B, V] and ``mask``
     [B, V / 32] by which logits change; ``top_ids``, ``top_logprobs`` [B, 20] of the last
     one, and ``prefill.logits`` [B, V] of the last launch of prompts.

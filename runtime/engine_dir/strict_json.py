@@ -2,7 +2,8 @@
 
 A union of several dataclasses is tagged: each has a ``kind``, a Literal of one string. A class with
 a dictionary ``MEMBERS`` of its own is such a union too, of the dataclasses in it, by their tags. A
-field whose metadata have ``VALUES`` takes only the strings that are among these.
+field whose metadata have ``VALUES`` takes only the strings that are among these. ``KEY`` and
+``FORMER_KEY`` are other names of a field in JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from specbuild.runtime.errors import SpecbuildError
 Record = TypeVar("Record")
 
 VALUES = "values"
+# Metadata of a field: its key in JSON if that is not its name, and a key of an earlier version.
+KEY, FORMER_KEY = "key", "former key"
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
@@ -64,7 +67,7 @@ def to_json(
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
         return {
-            field.name: to_json(value, leave_out)
+            field.metadata.get(KEY, field.name): to_json(value, leave_out)
             for field, value in values
             if leave_out is None or not leave_out(field, value)
         }
@@ -205,18 +208,26 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
         kind = _member(members, data, where)
     if not isinstance(data, dict):
         raise _refusal(where, data, "an object")
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+    fields = {field.metadata.get(KEY, field.name): field for field in dataclasses.fields(kind)}
+    former = {
+        field.metadata[FORMER_KEY]: key
+        for key, field in fields.items()
+        if FORMER_KEY in field.metadata
+    }
+    if former:
+        data = {former.get(key, key): value for key, value in data.items()}
     unknown = sorted(set(data) - set(fields))
     if unknown:
         raise SpecbuildError(f"{where}: unknown keys {', '.join(map(_name, unknown))}")
     hints = field_types(kind)
     values = {}
-    for name, field in fields.items():
-        if name in data:
-            values[name] = _decode(hints[name], data[name], f"{where}.{name}")
-            _require_among(field.metadata.get(VALUES), values[name], f"{where}.{name}")
+    for key, field in fields.items():
+        if key in data:
+            value = _decode(hints[field.name], data[key], f"{where}.{key}")
+            _require_among(field.metadata.get(VALUES), value, f"{where}.{key}")
+            values[field.name] = value
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise SpecbuildError(f"{where}: key {name!r} is missing")
+            raise SpecbuildError(f"{where}: key {key!r} is missing")
     return kind(**values)
 
 

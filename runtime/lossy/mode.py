@@ -24,14 +24,14 @@ class StepAhead:
     """The next step: the sequences that take part by row, its draft, and what may come before it.
 
     Rows between theirs are passed over: prompts are still read there. The steps in flight emit up
-    to ``most_emitted`` tokens for each sequence. ``offered``: the drafts are chains of the host's,
-    of so many tokens by row.
+    to ``most_emitted`` tokens for each sequence. ``proposal_lengths``: the number of proposed
+    tokens by row, if the host proposes the drafts as chains.
     """
 
     rows: Mapping[int, SequenceState]
     shape: DraftShape | None
     most_emitted: int
-    offered: Mapping[int, int] | None = None
+    proposal_lengths: Mapping[int, int] | None = None
 
     @property
     def batch(self) -> int:
@@ -45,7 +45,7 @@ class StepAhead:
 
     def depth_of(self, row: int) -> int:
         """Levels of the draft tree of one sequence."""
-        return self.depth if self.offered is None else self.offered[row]
+        return self.depth if self.proposal_lengths is None else self.proposal_lengths[row]
 
     def proposed(self, row: int, most: int) -> int:
         """Drafts of the sequence of a row, of which up to ``most`` may be emitted.
@@ -55,7 +55,8 @@ class StepAhead:
         """
         if self.shape is None or most < 1:
             return 0
-        nodes = self.shape.draft_tokens if self.offered is None else self.offered[row]
+        lengths = self.proposal_lengths
+        nodes = self.shape.draft_tokens if lengths is None else lengths[row]
         return nodes if self.shape.draft_top_k > 1 else min(nodes, most)
 
 

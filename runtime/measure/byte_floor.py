@@ -181,7 +181,9 @@ def tokens_seen(work: Work, window: int) -> float:
 
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
     """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
-    steps = [e for e in plan.programs if e.kind == "step" and not (e.adjusts or e.offered)]
+    steps = [
+        e for e in plan.programs if e.kind == "step" and not (e.changes_logits or e.host_proposal)
+    ]
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.reverified]
     target, sparse = (
         _section_traffic(read(min(found, key=_size)), TARGET)

@@ -119,7 +119,7 @@ class _Points:
             placed.offer(entry)
             shape = DraftShape(1, length, length)
             step_s = self._time(placed, entry, (placed.batch, shape, True), context)
-            shown.append(f"offered {length} {step_s * 1e3:.3f}")
+            shown.append(f"host proposal of {length} {step_s * 1e3:.3f}")
         return ", ".join(shown) + " ms"
 
     def _time(
@@ -141,7 +141,7 @@ class _Points:
     def costs(self) -> tuple[ShapeCosts, ...]:
         """The table's entries, by batch; of one the device's drafts first, as they were timed."""
         entries = []
-        for (batch, shape, offered), points in self.times.items():
+        for (batch, shape, host_proposal), points in self.times.items():
             contexts, step_s, draft_s = zip(*points, strict=True)
             sizes = shape or DraftShape(0, 0, 0)
             entries.append(
@@ -153,11 +153,11 @@ class _Points:
                     contexts=contexts,
                     step_s=step_s,
                     draft_s=draft_s,
-                    offered=offered,
+                    host_proposal=host_proposal,
                     drafter=model_of(sizes),
                 )
             )
-        return tuple(sorted(entries, key=lambda c: (c.batch, c.offered)))
+        return tuple(sorted(entries, key=lambda c: (c.batch, c.host_proposal)))
 
     def _draft_launches(self, placed: BenchmarkBatch, entry: ProgramEntry) -> int:
         """How many launches of a step lie in front of the target's."""

@@ -70,7 +70,7 @@ def test_modes_are_what_their_engines_are(command: Command, checkpoint: Path) ->
     assert len(rows) == len(found["rows"]) == 12
     for context in (40, 160):
         base = rows["base", context]
-        assert (base["agreement"], base["over_first"], base["tokens_a_step"]) == (1, 1, 1)
+        assert (base["agreement"], base["over_first"], base["tokens_per_step"]) == (1, 1, 1)
         # The draft changes nothing; nor does a lossy mode below its threshold.
         same = ["eagle3", "specpv", "dsa"] if context == 40 else ["eagle3"]
         for mode in same:
@@ -159,7 +159,7 @@ def test_the_example_loses_as_much_as_each_mode_may(command: Command, tmp_path: 
         base = rows["base", context]
         assert rows["eagle3", context]["agreement"] == 1
         # How much is drafted is chosen by what it costs on this machine.
-        assert rows["eagle3", context]["tokens_a_step"] >= 1
+        assert rows["eagle3", context]["tokens_per_step"] >= 1
         for mode in ("specpv", "mla", "dsa", "mla+dsa"):
             assert rows[mode, context]["perplexity"] < 1.3 * base["perplexity"]
             assert rows[mode, context]["agreement"] > 0.6

@@ -21,7 +21,7 @@ scenarios:
     output_tokens: 8
     passes: 2
     attempts: 3
-    thresholds: {tokens_a_step: 1.0, over_record: 0.0001}
+    thresholds: {tokens_per_step: 1.0, over_record: 0.0001}
   - name: cannot hold
     context: 12
     output_tokens: 8
@@ -29,7 +29,7 @@ scenarios:
     draft: 1x1x1
     passes: 1
     attempts: 2
-    thresholds: {over_no_draft: 1000, tokens_a_step: 3}
+    thresholds: {over_no_draft: 1000, tokens_per_step: 3}
   - name: too long
     context: 4000
     thresholds: {}
@@ -128,8 +128,8 @@ def test_shipped_suites_are_read() -> None:
 def test_a_threshold_that_the_engine_cannot_meet_by_kind_is_missed() -> None:
     found = Attempt(10.0, 5.0, 0.1, 2.0, 3.0, True, None)
     assert misses(found, Thresholds(over_no_draft=2.0, same_output=True), None) == ()
-    assert misses(found, Thresholds(of_byte_floor=0.1), None) == (
-        "of_byte_floor: this engine gives none",
+    assert misses(found, Thresholds(byte_floor_ratio=0.1), None) == (
+        "byte_floor_ratio: this engine gives none",
     )
     assert misses(found, Thresholds(over_record=0.97), 10.5) == (
         "over_record is 0.952, must be 0.97",

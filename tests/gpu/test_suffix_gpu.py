@@ -76,7 +76,8 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
 def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:
     costs = measure_step_costs(engine, print, budget_s=5.0, repeats=2)
     times = [
-        costs.step_s(DraftShape(1, n, n), batch=1, context=64, offered=True) for n in (3, 7, 15, 24)
+        costs.step_s(DraftShape(1, n, n), batch=1, context=64, host_proposal=True)
+        for n in (3, 7, 15, 24)
     ]
     assert all(time is not None and 0 < time < 1 for time in times)
 

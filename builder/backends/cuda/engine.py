@@ -302,7 +302,7 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
         reverified=form.capacity,
         sparse=form.sparse,
         checks=form.checks,
-        offered=form.offered,
+        host_proposal=form.offered,
         drafter=form.drafter,
     ), lowered
 
@@ -331,7 +331,7 @@ def _adjusted(
     for batch, extends in product(adjusted_batches(plan.limits.max_batch_size), kinds):
         lowered = lower_program(adjusted_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
-        found.append((replace(entry, adjusts=True, extends=extends), lowered))
+        found.append((replace(entry, changes_logits=True, extends=extends), lowered))
     lowered, batch = lower_program(first_token_program(parts), lower), parts.ports.sizes.batch
     found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
     return found

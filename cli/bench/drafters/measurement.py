@@ -131,7 +131,7 @@ def _row(name: str, batch: int, context: int, rounds: Sequence[dict[str, _Run]])
         drafter=name,
         batch=batch,
         context=context,
-        tokens_a_step=mean(s.mean_acceptance_length for s in stats),
+        tokens_per_step=mean(s.mean_acceptance_length for s in stats),
         draft_s=median(c.draft_s / c.steps for c in clocks) if clocks else None,
         verify_s=median(c.verify_s / c.steps for c in clocks) if clocks else None,
         tokens_per_s=median(run.tokens_per_s for run in runs),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class DrafterRow:
     drafter: str
     batch: int
     context: int
-    tokens_a_step: float
+    tokens_per_step: float = field(metadata={FORMER_KEY: "tokens_a_step"})
     draft_s: float | None
     verify_s: float | None
     tokens_per_s: float

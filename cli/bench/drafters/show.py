@@ -33,7 +33,7 @@ def drafters_table(report: DraftersReport) -> Table:
             str(row.batch),
             str(row.context),
             row.drafter,
-            f"{row.tokens_a_step:.2f}",
+            f"{row.tokens_per_step:.2f}",
             *times,
             f"{row.tokens_per_s:.1f}",
             f"{row.ratio:.2f}",

@@ -74,7 +74,7 @@ def measure(
                     tokens_per_s=median(map(_rate, of_mode)),
                     over_first=median(ratios),
                     ttft_s=median(stats.ttft_s for stats in of_mode),
-                    tokens_a_step=median(stats.mean_acceptance_length for stats in of_mode),
+                    tokens_per_step=median(stats.mean_acceptance_length for stats in of_mode),
                     perplexity=float(np.exp(seen.loss.mean())),
                     agreement=float((seen.likeliest == reference.likeliest).mean()),
                 )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class ModeRow:
     tokens_per_s: float
     over_first: float
     ttft_s: float
-    tokens_a_step: float
+    tokens_per_step: float = field(metadata={FORMER_KEY: "tokens_a_step"})
     perplexity: float
     agreement: float
 

@@ -33,7 +33,7 @@ def _context(report: ModesReport, context: int) -> Table:
 
     line("tokens/s", lambda row: f"{row.tokens_per_s:.1f}")
     line(f"speedup over {report.modes[0].title}", lambda row: f"{row.over_first:.2f}")
-    line("tokens/step", lambda row: f"{row.tokens_a_step:.2f}")
+    line("tokens/step", lambda row: f"{row.tokens_per_step:.2f}")
     line("TTFT", lambda row: milliseconds(row.ttft_s))
     line("perplexity", lambda row: f"{row.perplexity:.4f}")
     line("same most likely token", lambda row: f"{100 * row.agreement:.2f} %")

@@ -65,11 +65,11 @@ def run_suite(
 
 def _floor(engine: Engine, executor: CudaExecutor | None, suite: Suite) -> ByteFloor | None:
     """Measured only where a scenario asks for it; SpecbuildError where that cannot be."""
-    asking = [s.name for s in suite.scenarios if s.thresholds.of_byte_floor is not None]
+    asking = [s.name for s in suite.scenarios if s.thresholds.byte_floor_ratio is not None]
     if not asking:
         return None
     if executor is None:
         raise SpecbuildError(
-            f"scenario {asking[0]!r}: of_byte_floor needs a CUDA engine; omit it for this engine"
+            f"scenario {asking[0]!r}: byte_floor_ratio needs a CUDA engine; omit it for this engine"
         )
     return ByteFloor(engine_traffic(executor.plan, executor.runner.described), ceiling_of(engine))

@@ -142,9 +142,9 @@ class SuiteRun:
             without_draft_tokens_per_s=plain.tokens_per_s,
             ttft_s=median(s.ttft_s for s in stats),
             over_no_draft=run.tokens_per_s / plain.tokens_per_s if drafted else None,
-            tokens_a_step=mean(s.mean_acceptance_length for s in stats) if drafted else None,
+            tokens_per_step=mean(s.mean_acceptance_length for s in stats) if drafted else None,
             same_output=same if drafted else None,
-            of_byte_floor=of_floor,
+            byte_floor_ratio=of_floor,
         )
 
     def _decode(self, prompts: list[Prompt], tokens: int, speculation: Speculation) -> Run:

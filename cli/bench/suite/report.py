@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from specbuild.cli.bench.suite.scenarios import Thresholds
+from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 
 Verdict = Literal["passed", "missed", "skipped"]
 
@@ -15,16 +16,16 @@ Verdict = Literal["passed", "missed", "skipped"]
 class Attempt:
     """One measurement: both ways of decoding, one right after the other.
 
-    ``of_byte_floor`` None where there is no such floor; what concerns a draft None without one.
+    ``byte_floor_ratio`` None where there is no such floor; what concerns a draft None without one.
     """
 
     tokens_per_s: float
     without_draft_tokens_per_s: float
     ttft_s: float
     over_no_draft: float | None
-    tokens_a_step: float | None
+    tokens_per_step: float | None = field(metadata={FORMER_KEY: "tokens_a_step"})
     same_output: bool | None
-    of_byte_floor: float | None
+    byte_floor_ratio: float | None = field(metadata={FORMER_KEY: "of_byte_floor"})
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def misses(found: Attempt, demanded: Thresholds, record: float | None) -> tuple[
     """What an attempt does not reach, in words. ``record`` is the stored tokens a second."""
     measured: Mapping[str, float | None] = {
         "over_no_draft": found.over_no_draft,
-        "tokens_a_step": found.tokens_a_step,
-        "of_byte_floor": found.of_byte_floor,
+        "tokens_per_step": found.tokens_per_step,
+        "byte_floor_ratio": found.byte_floor_ratio,
         "over_record": None if record is None else found.tokens_per_s / record,
     }
     wrong = []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specbuild.builder.yaml_file import read_yaml
 from specbuild.cli.options.draft_choice import Speculation
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 from specbuild.runtime.errors import SpecbuildError
 
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -20,16 +21,16 @@ class Thresholds:
     """What a scenario must reach; None and False demand nothing.
 
     ``over_no_draft``: tokens a second over those of the same prompts without a draft, right before
-    or behind. ``tokens_a_step``: accepted drafts and the target's own token. ``same_output``: the
-    tokens of decoding without a draft. ``of_byte_floor``: the time that an idle GPU takes to read
-    what a step without a draft must read, over what such a step took (CUDA). ``over_record``:
+    or behind. ``tokens_per_step``: accepted drafts and the target's own token. ``same_output``: the
+    tokens of decoding without a draft. ``byte_floor_ratio``: the time that an idle GPU takes to
+    read what a step without a draft must read, over what such a step took (CUDA). ``over_record``:
     tokens a second over those of the stored report.
     """
 
     over_no_draft: float | None = None
-    tokens_a_step: float | None = None
+    tokens_per_step: float | None = field(default=None, metadata={FORMER_KEY: "tokens_a_step"})
     same_output: bool = False
-    of_byte_floor: float | None = None
+    byte_floor_ratio: float | None = field(default=None, metadata={FORMER_KEY: "of_byte_floor"})
     over_record: float | None = None
 
 

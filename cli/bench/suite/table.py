@@ -21,7 +21,7 @@ def suite_table(report: SuiteReport) -> Table:
             str(len(scenario.attempts)),
             f"{scenario.tokens_per_s:.1f}" if last else "–",
             _decimals(None if last is None else last.over_no_draft),
-            _decimals(None if last is None else last.tokens_a_step),
+            _decimals(None if last is None else last.tokens_per_step),
             f"{scenario.verdict}{': ' if scenario.reasons else ''}{'; '.join(scenario.reasons)}",
         )
     return table

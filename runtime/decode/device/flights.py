@@ -80,7 +80,7 @@ class StepTimer:
         is_step_time = on_time and flight.is_warm and not joined(flight.plans).checks
         # If the device was idle, the time includes waiting for the host. Only steps with host
         # chains always wait, so only their time counts then.
-        is_step_time &= flight.ahead.offered is not None or not flight.device_was_idle
+        is_step_time &= flight.ahead.proposal_lengths is not None or not flight.device_was_idle
         return now_s - before_s if is_step_time and before_s is not None else None
 
 

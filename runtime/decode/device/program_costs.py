@@ -121,7 +121,7 @@ class ProposalCosts:
         if key not in self._cache:
             context = (key[2] + 0.5) * _CONTEXT_INTERVAL
             self._cache[key] = self._costs.step_s(
-                DraftShape(1, length, length), batch=key[1], context=context, offered=True
+                DraftShape(1, length, length), batch=key[1], context=context, host_proposal=True
             )
         return self._cache[key]
 

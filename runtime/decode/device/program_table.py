@@ -15,11 +15,13 @@ class ProgramTable:
 
     def __init__(self, plan: Plan) -> None:
         self._programs = [
-            p for p in plan.programs if not (p.adjusts or p.offered or p.kind == "adjust")
+            p
+            for p in plan.programs
+            if not (p.changes_logits or p.host_proposal or p.kind == "adjust")
         ]
-        self._host_chain_steps = [p for p in plan.programs if p.offered]
+        self._host_chain_steps = [p for p in plan.programs if p.host_proposal]
         self._processor_steps = sorted(
-            (p for p in plan.programs if p.adjusts), key=lambda program: program.batch
+            (p for p in plan.programs if p.changes_logits), key=lambda program: program.batch
         )
         self._first_token_processor = next((p for p in plan.programs if p.kind == "adjust"), None)
         self._steps: dict[

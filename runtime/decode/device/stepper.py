@@ -209,9 +209,9 @@ class DeviceStepper:
         max_unread = max((1 + step.depth for step in self._steps_in_flight), default=0)
         for sequence in sequences:
             self._pages.before_step(sequence, sequence.steps_in_flight * max_unread)
-        if ahead.offered is not None:
+        if ahead.proposal_lengths is not None:
             assert self._proposals is not None
-            self._proposals.write(entry, ahead.rows, ahead.offered)
+            self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
         self._executor.start(entry, self._next_step)
         is_warm = entry.name in self._warm
         self._warm.add(entry.name)
@@ -315,7 +315,7 @@ class DeviceStepper:
             self._new_tokens.append(new)
         if not self._new_tokens or flight.pending is None:
             return LaunchResult(self._new_tokens)
-        if ahead.offered is not None and self._proposals is not None:
+        if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
         accepted_drafts = [new.accepted for new in self._new_tokens]
         outcome = StepOutcome(flight.step_context, flight.chosen, depths, accepted_drafts, step_s)
@@ -367,7 +367,7 @@ class DeviceStepper:
 
     def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
         full_logits = _full_logits(ahead.rows.values())
-        if ahead.offered is not None:
+        if ahead.proposal_lengths is not None:
             return self._programs.host_chain_step(
                 ahead.depth, batch=ahead.batch, full_logits=full_logits
             )
@@ -388,7 +388,7 @@ class DeviceStepper:
 
     def _pending_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:
         """Return the maximum number of tokens that the draft has yet to ingest after a step."""
-        if ahead.offered is not None:
+        if ahead.proposal_lengths is not None:
             # The step ingests all tokens of a chain but the newest.
             return min(1 + ahead.depth, self._max_pending)
         if ahead.shape is not None:

@@ -126,7 +126,7 @@ def _ports(plan: Plan, manifest: Manifest) -> Iterator[str]:
         columns = ports.get(name, (vocab,))[-1]
         if columns != vocab:
             yield f"port {name!r} has {columns} columns, the vocabulary {vocab}"
-    if any(entry.adjusts or entry.kind == "adjust" for entry in plan.programs):
+    if any(entry.changes_logits or entry.kind == "adjust" for entry in plan.programs):
         words = (sequences, -(-vocab // 32))
         rows = {"mask": words} | dict.fromkeys(_ROWS_OF_LOGITS, (sequences, vocab))
         for name, shape in rows.items():
@@ -148,7 +148,7 @@ def _programs(plan: Plan, manifest: Manifest) -> Iterator[str]:
         if not 1 <= entry.rows <= most or entry.launches < 1 or entry.reverified < 0:
             yield f"program {entry.name!r} has {entry.rows} rows and {entry.launches} launches"
         yield from _draft_of(entry, manifest)
-        if entry.offered and entry.batch * (entry.draft_tokens + 2) > ports.get(OFFERED, 0):
+        if entry.host_proposal and entry.batch * (entry.draft_tokens + 2) > ports.get(OFFERED, 0):
             yield f"program {entry.name!r} reads more than port {OFFERED!r} has"
     yield from _twice("programs", [entry.name for entry in plan.programs])
 
@@ -159,7 +159,7 @@ def _draft_of(entry: ProgramEntry, manifest: Manifest) -> Iterator[str]:
         if value and not 0 < value <= most:
             yield f"program {entry.name!r} has {name} {value}, the limits say {most}"
     kinds = [model.kind for model in manifest.models]
-    drafts = entry.draft_depth > 0 and not entry.offered
+    drafts = entry.draft_depth > 0 and not entry.host_proposal
     if entry.drafter not in (kinds if drafts and len(kinds) > 1 else ("",)):
         yield f"program {entry.name!r} drafts with {entry.drafter!r}, the engine has {kinds}"
 

@@ -111,7 +111,7 @@ def test_the_table_is_80_columns_wide(tmp_path: Path, monkeypatch: pytest.Monkey
     ]  # fmt: skip
     together = next(row for row in rows if row[:3] == ["all", "4", "together"])
     assert together[5] == "28.00"
-    assert any("behind" in row for row in rows)
+    assert any("after" in row for row in rows)
     text = "\n".join(lines)
     total = sum(launch.added_s or 0.0 for launch in step.launches)
     assert f"as one graph: {1.02e6 * total:.1f} µs" in text

@@ -38,7 +38,7 @@ def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
         launched=lambda: executor.launched,
         say=lambda _: None,
     )
-    demanded = Thresholds(of_byte_floor=1e-9, over_record=1.0, same_output=True)
+    demanded = Thresholds(byte_floor_ratio=1e-9, over_record=1.0, same_output=True)
     plain = Scenario("plain", 5, Thresholds(), output_tokens=9, draft="none", passes=1)
     drafted = Scenario("drafted", 5, demanded, output_tokens=9, draft="1x2x2", passes=2)
     report = run.run(Suite("s", (plain, drafted)), name="toy", device="toy")
@@ -47,7 +47,7 @@ def test_programs_are_counted_and_steps_stand_beside_their_bytes() -> None:
     (attempt,) = of_plain.attempts
     assert attempt.over_no_draft is None
     step_s = 1 / attempt.without_draft_tokens_per_s
-    assert attempt.of_byte_floor == pytest.approx(BYTES / SPEED / step_s)
+    assert attempt.byte_floor_ratio == pytest.approx(BYTES / SPEED / step_s)
     names = {entry.name for entry in executor.plan.programs}
     assert set(of_plain.programs) | set(of_drafted.programs) <= names
     drafts = {e.name for e in executor.plan.programs if e.kind == "step" and e.draft_depth}

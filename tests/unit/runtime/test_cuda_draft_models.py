@@ -130,7 +130,7 @@ def test_programs_are_the_sum_of_the_drafts(both: LoweredEngine) -> None:
             step_name(1, shape_of(kind, depth)) for depth in range(1, LEVELS + 1)
         }
     assert len(drafted) == len(KINDS) * 2 * LEVELS
-    assert sum(not e.draft_depth and not e.adjusts for e in steps) == 4
+    assert sum(not e.draft_depth and not e.changes_logits for e in steps) == 4
     assert {entry.drafter for entry in steps if not entry.draft_depth} == {""}
 
 

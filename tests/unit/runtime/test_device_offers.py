@@ -101,7 +101,7 @@ def costs_of(plain_s: float, offered_s: dict[int, float]) -> StepCosts:
     for batch in BATCHES:
         entries.append(ShapeCosts(batch, 0, 0, 0, (64,), (plain_s,), (0.0,)))
         for n, step_s in offered_s.items():
-            entries.append(ShapeCosts(batch, 1, n, n, (64,), (step_s,), (0.0,), offered=True))
+            entries.append(ShapeCosts(batch, 1, n, n, (64,), (step_s,), (0.0,), host_proposal=True))
     return StepCosts("Fake H200", "digest", METHOD, tuple(entries))
 
 

@@ -116,6 +116,6 @@ def test_modes_are_told_of_all_that_flights_may_emit() -> None:
 def test_only_warm_steps_of_one_pass_are_timed(warm: bool, checks: bool, timed: bool) -> None:
     timer, now_s = StepTimer(), perf_counter()
     timer._received_s = now_s - 1
-    plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(offered=None)
+    plans, ahead = (StepSelections(checks=checks),), SimpleNamespace(proposal_lengths=None)
     flight = SimpleNamespace(is_warm=warm, plans=plans, ahead=ahead, device_was_idle=False)
     assert (timer.step_time(flight, now_s - 1) is not None) == timed

@@ -85,16 +85,16 @@ class ToyDevice:
         (kinds | {"adjust": self._adjust_first})[entry.kind](entry)
 
     def _step(self, entry: ProgramEntry) -> None:
-        n, done = entry.batch, "adjusted_done" if entry.adjusts else "done"
+        n, done = entry.batch, "adjusted_done" if entry.changes_logits else "done"
         names = ("length", "root", done, "limit", "temperature", "top_k", "top_p", "seed")
         state = [self.port(name, n) for name in names]
         self.lengths.append(state[0].tolist())
         self._check_tables(state[0].tolist(), (state[2] == 0).tolist())
-        takes_up = entry.extends or (entry.offered and self.manifest.draft is not None)
+        takes_up = entry.extends or (entry.host_proposal and self.manifest.draft is not None)
         if takes_up:
             self._extend(entry)
-        tree = offered_tree(self.port("offered"), entry) if entry.offered else None
-        if entry.draft_depth and not entry.offered:
+        tree = offered_tree(self.port("offered"), entry) if entry.host_proposal else None
+        if entry.draft_depth and not entry.host_proposal:
             tree = self._tree(entry)
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
@@ -112,7 +112,7 @@ class ToyDevice:
             live = (state[2] == 0).repeat_interleave(len(wanted) // n)
             assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
-        if entry.adjusts:
+        if entry.changes_logits:
             chosen = self._adjusted(logits[logit_rows.long()], how, ids, state[2])
         else:
             chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
@@ -124,7 +124,7 @@ class ToyDevice:
                 depth=entry.draft_depth,
             )
             self._commit(path, n)
-        if entry.offered and takes_up:
+        if entry.host_proposal and takes_up:
             self._keep_accepted(entry, tree, accepted, chosen[0], aux_hidden)
         self._advance(entry, chosen, path, accepted, aux_hidden)
 
@@ -144,7 +144,7 @@ class ToyDevice:
                 assert sum(page in pages for pages in seen) == 1, "a row writes another's page"
 
     def _floor(self, name: str, n: int) -> torch.Tensor | None:
-        return self.port(name, n) if self.manifest.adjusted_steps else None
+        return self.port(name, n) if self.manifest.logit_processor_steps else None
 
     def _adjust_first(self, entry: ProgramEntry) -> None:
         names = ("temperature", "top_k", "top_p", "seed", "position", "floor")
@@ -171,11 +171,11 @@ class ToyDevice:
 
     def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
         n, drafted = entry.batch, self.manifest.draft is not None
-        drafted &= entry.extends or not entry.adjusts
+        drafted &= entry.extends or not entry.changes_logits
         pending = ("pending_count", "pending_tokens", "pending_captured")
         state = [self.port("length", n), self.port("root", n)]
         state += [self.port(name, n) for name in pending] if drafted else [None] * 3
-        state += [self.port("adjusted_done" if entry.adjusts else "done", n)]
+        state += [self.port("adjusted_done" if entry.changes_logits else "done", n)]
         rest = [self.port("limit", n), self.port("ignore_eos", n), self.port("eos_ids")]
         ring = [self.port(f"ring.{r}") for r in ("tokens", "logprobs", "accepted", "count", "step")]
         results = op_named("Advance").reference(
@@ -196,7 +196,7 @@ class ToyDevice:
     def _extend(self, entry: ProgramEntry) -> tuple[torch.Tensor, ...]:
         """The draft takes up what waits: its logits and outputs, last rows and scores."""
         n, size = entry.batch, self.manifest.group("draft").page_size
-        names = ("length", "adjusted_done" if entry.adjusts else "done", "page_table.draft")
+        names = ("length", "adjusted_done" if entry.changes_logits else "done", "page_table.draft")
         length, done, table = (self.port(x, n) for x in names)
         pending = [self.port(f"pending_{x}", n) for x in ("count", "tokens", "captured")]
         rows = op_named("ExtendInputs").reference(length, done, *pending, table, page_size=size)
@@ -245,7 +245,7 @@ class ToyDevice:
         names = ("temperature", "top_k", "top_p", "seed", "position", "floor")
         params = [self.port(f"prefill.{name}") for name in names[:-1]]
         params.append(self._floor("prefill.floor", BATCHES[-1]))
-        if self.manifest.adjusted_steps:
+        if self.manifest.logit_processor_steps:
             self.port("prefill.logits").copy_(logits)
         chosen = op_named("Choose").reference(logits, *params)
         self.port("prefill.choice").copy_(chosen[0])

@@ -44,7 +44,7 @@ def cuda_manifest(*, adjusted_steps: bool = True, **options: object) -> Manifest
         device="sm_90a",
         roles={},
         drafters=drafters,
-        adjusted_steps=adjusted_steps,
+        logit_processor_steps=adjusted_steps,
     )
 
 
@@ -90,7 +90,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, emitted)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
-    if manifest.adjusted_steps:
+    if manifest.logit_processor_steps:
         top = (b, MAX_TOP_LOGPROBS)
         ints |= dict.fromkeys(("adjusted_done", "changes", "min_position", "top_count"), (b,))
         ints |= {"marks": (b, VOCAB), "mask": (b, -(-VOCAB // 32)), "top_ids": top}
@@ -135,14 +135,14 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
                     entries.append(dataclasses.replace(entry, **changed))
     entries += _offered(manifest)
     none = DraftShape(0, 0, 0)
-    for batch in BATCHES[::2] if manifest.adjusted_steps else ():
+    for batch in BATCHES[::2] if manifest.logit_processor_steps else ():
         entry = _entry(f"step@{batch}.adjusted", "step", batch, batch, none, True)
-        entries.append(dataclasses.replace(entry, adjusts=True))
+        entries.append(dataclasses.replace(entry, changes_logits=True))
         if manifest.draft is not None:
             name = f"{entry.name}.extends"
             changed = {"name": name, "file": f"{name}.json", "extends": True}
             entries.append(dataclasses.replace(entries[-1], **changed))
-    if manifest.adjusted_steps:
+    if manifest.logit_processor_steps:
         entries.append(_entry("adjust", "adjust", BATCHES[-1], BATCHES[-1], none, True))
     for kind, sizes in (("prefill", PREFILL_ROWS), ("score", (SCORE_ROWS,))):
         for rows in sizes:
@@ -166,7 +166,7 @@ def _offered(manifest: Manifest) -> list[ProgramEntry]:
         for batch, full_logits in itertools.product(BATCHES[:2], (False, True)):
             name, shape = f"step@{batch}.offered-{n}.{full_logits:d}", DraftShape(1, n, n)
             entry = _entry(name, "step", batch, batch * (n + 1), shape, full_logits)
-            found.append(dataclasses.replace(entry, offered=True))
+            found.append(dataclasses.replace(entry, host_proposal=True))
     return found
 
 
