@@ -21,7 +21,7 @@ from typing import Any
 from server_process import server_process
 
 from specbuild.builder.progress import SilentProgress
-from specbuild.cli.bench.server.load import LoadPlan, measure
+from specbuild.cli.bench.server.load import LoadSettings, measure
 from specbuild.cli.bench.server.report import LoadReport
 from specbuild.cli.estimate.costs import costs_for, with_draft
 from specbuild.cli.estimate.options import CostOptions
@@ -69,7 +69,7 @@ def measured(report: LoadReport) -> dict[str, float]:
 
 def loaded(url: str, traffic: Traffic) -> LoadReport:
     """What clients of a server see under this traffic."""
-    plan = LoadPlan(
+    plan = LoadSettings(
         requests=traffic.requests,
         clients=traffic.clients,
         rate=traffic.rate,

@@ -108,7 +108,7 @@ def child(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[float]]
 
 def load(engine: Path, clients: int, requests: int, tokens: int) -> dict[str, Any]:
     """Both loops while so many clients are served."""
-    from specbuild.cli.bench.server.load import LoadPlan, measure
+    from specbuild.cli.bench.server.load import LoadSettings, measure
 
     with child("--serve", str(engine)) as (server, in_thread_s):
         assert server.stderr is not None
@@ -116,7 +116,7 @@ def load(engine: Path, clients: int, requests: int, tokens: int) -> dict[str, An
             if not line:
                 raise SystemExit("the server ended before it served")
         url = line.split()[-1]
-        plan = LoadPlan(requests=requests, clients=clients, max_new_tokens=tokens)
+        plan = LoadSettings(requests=requests, clients=clients, max_new_tokens=tokens)
         with child("--stand-by") as (_, alone_s):
             report = asyncio.run(
                 measure(url, plan, model=NAME, key=None, timeout_s=600, done=lambda _: None)

@@ -22,7 +22,7 @@ from statistics import median
 from server_process import server_process
 
 from specbuild.cli.bench.server.client import Client, Sample, body_of
-from specbuild.cli.bench.server.load import LoadPlan, measure
+from specbuild.cli.bench.server.load import LoadSettings, measure
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -72,7 +72,9 @@ async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[
 
 def at_once(url: str, clients: int, ids: list[tuple[int, ...]], tokens: int) -> float:
     """Tokens a second of a closed loop."""
-    plan = LoadPlan(requests=len(ids), clients=clients, prompts=tuple(ids), max_new_tokens=tokens)
+    plan = LoadSettings(
+        requests=len(ids), clients=clients, prompts=tuple(ids), max_new_tokens=tokens
+    )
     report = asyncio.run(
         measure(url, plan, model=NAME, key=None, timeout_s=600, done=lambda _: None)
     )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import Tensors
 
 # Behind the model's last layer, or in a list of their own.
 _LAYER = re.compile(r"model\.(layers|mtp_layers)\.(\d{1,6})\.")
-
-Tensors = dict[str, SourceTensor]
 
 
 def predictors(config: Config) -> int:

@@ -80,6 +80,10 @@ class SourceTensor:
     quantized: QuantizedSource | None = None
 
 
+# The tensors of a checkpoint by name.
+Tensors = dict[str, SourceTensor]
+
+
 def remade(
     name: str,
     parent: SourceTensor,

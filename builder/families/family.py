@@ -16,7 +16,7 @@ from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.gguf.form import GgufForm
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import Tensors
 from specbuild.builder.families.parts.path_draft import BlockDraft, PathDraft
 from specbuild.builder.families.parts.synth_layer import gate_logits, layer_tensor
 from specbuild.builder.families.parts.target import GraphSizes, TargetModel
@@ -30,7 +30,6 @@ from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
-Tensors = dict[str, SourceTensor]
 Warnings = tuple[str, ...]
 
 

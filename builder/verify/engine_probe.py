@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, groups_of
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.cache.state_paths import path_feeds
 from specbuild.runtime.draft.eagle3 import columns_of
@@ -101,7 +101,7 @@ class ProbedSequence:
         """Run committed tokens: ``token_ids`` [n] in ``feeds`` follow those already there."""
         count = len(feeds["token_ids"])
         first = self._length(role)
-        plan = RowPlan([first], [count], [first + count])
+        plan = RowLayout([first], [count], [first + count])
         placed = {
             "positions": self._probe.counter.range(first, count),
             "ancestor_bits": np.zeros((count, 1), np.int32),
@@ -123,7 +123,7 @@ class ProbedSequence:
     ) -> dict[str, np.ndarray]:
         """Run tree nodes at consecutive tree ``slots``; ``ancestors`` bool [n, tree slots]."""
         length = self._length(role)
-        plan = RowPlan([length + slots[0]], [len(slots)], [length])
+        plan = RowLayout([length + slots[0]], [len(slots)], [length])
         words = np.packbits(
             np.pad(ancestors, ((0, 0), (0, -ancestors.shape[1] % 32))), axis=1, bitorder="little"
         )
@@ -138,7 +138,7 @@ class ProbedSequence:
     def write_states(self, aux_hidden: np.ndarray) -> None:
         """Enter states [n, aux_layers·Ht] of committed tokens into caches that ``draft`` reads."""
         role, count, first = "draft", len(aux_hidden), self._length("draft")
-        plan = RowPlan([first], [count], [first + count])
+        plan = RowLayout([first], [count], [first + count])
         feeds = {"captured": aux_hidden, "positions": self._probe.counter.range(first, count)}
         for group in self._probe.groups(role):
             self._pages[group].append(count)
@@ -168,7 +168,7 @@ class ProbedSequence:
         return self._pages[self._probe.groups(role)[0]].length
 
     def _launch(
-        self, role: str, plan: RowPlan, feeds: dict[str, np.ndarray], *, capacity: int
+        self, role: str, plan: RowLayout, feeds: dict[str, np.ndarray], *, capacity: int
     ) -> dict[str, np.ndarray]:
         feeds["row_start"] = plan.row_start()
         feeds["logit_rows"] = self._probe.counter.range(0, plan.rows)

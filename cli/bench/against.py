@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbuild.cli.options.draft_choice import shape_text
+from specbuild.cli.options.draft_choice import describe_shape
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import SpecbuildError
 
@@ -54,7 +54,7 @@ def against(report: BenchReport, other: BenchReport) -> BenchReport:
 
 
 def _draft(report: BenchReport) -> str:
-    return "no fixed one" if report.shape is None else shape_text(report.shape)
+    return "no fixed one" if report.shape is None else describe_shape(report.shape)
 
 
 def _names(report: BenchReport) -> str:

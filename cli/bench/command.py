@@ -31,7 +31,7 @@ from specbuild.cli.terminal.plot_file import require_plot_place
 from specbuild.runtime.errors import SpecbuildError
 
 if TYPE_CHECKING:
-    from specbuild.cli.bench.pairs import BenchPlan, BenchReport, PromptSet
+    from specbuild.cli.bench.pairs import BenchReport, PairsSettings, PromptSet
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import GenerateParams
 
@@ -140,7 +140,7 @@ def bench_pairs(
     specbuild bench pairs engine --no-spec --json
     """
     from specbuild.cli.bench import against as bench_against
-    from specbuild.cli.bench.pairs import BenchPlan
+    from specbuild.cli.bench.pairs import PairsSettings
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
@@ -157,7 +157,7 @@ def bench_pairs(
             "--against compares one draft, and the default changes with what it meets: give "
             "--draft-top-k, --draft-depth and --draft-tokens, as the other report was made with"
         )
-    plan = BenchPlan(max_new_tokens, rounds, setting, raw)
+    plan = PairsSettings(max_new_tokens, rounds, setting, raw)
     report = _measured(loaded, plan, prompts or [])
     if other is not None:
         report = bench_against.against(report, other)
@@ -196,14 +196,14 @@ def bench_sweep(
     specbuild bench sweep gpu-engine decode,verify,draft,prefill --plot roofline.svg
     specbuild bench sweep gpu-engine anatomy --batch 1 --context 1000 --plot step.svg
     """
-    from specbuild.cli.bench.sweep import SweepPlan, run_sweep, sweeps_of
+    from specbuild.cli.bench.sweep import SweepSettings, run_sweep, sweeps_of
     from specbuild.cli.bench.table import sweep_tables
     from specbuild.cli.bench.views import VIEW_SWEEP
     from specbuild.cli.terminal import console
 
     # Options that are not given keep the plan's own values.
     chosen = sweep.given()
-    plan = SweepPlan(
+    plan = SweepSettings(
         sweeps_of(phases),
         **chosen,
         prompts=prompts or (),
@@ -294,10 +294,10 @@ def bench_modes(
     specbuild bench modes base,eagle3,dsa --build modes.yaml --engines engines --text book.txt
     """
     from specbuild.cli.bench.modes.command import run_modes
-    from specbuild.cli.bench.modes.measurement import ModesPlan
+    from specbuild.cli.bench.modes.measurement import ModesSettings
 
     contexts = sizes.contexts or MODE_CONTEXTS
-    plan = ModesPlan(contexts, files.judged, new_tokens=max_new_tokens, rounds=rounds)
+    plan = ModesSettings(contexts, files.judged, new_tokens=max_new_tokens, rounds=rounds)
     run_modes(modes, files, plan, threads=threads, plot=plot, as_json=as_json)
 
 
@@ -322,9 +322,9 @@ def bench_drafters(
     specbuild bench drafters engine --prompts prompts.jsonl --batch 1 --batch 4 --context 512
     """
     from specbuild.cli.bench.drafters.command import run_drafters
-    from specbuild.cli.bench.drafters.measurement import DraftersPlan
+    from specbuild.cli.bench.drafters.measurement import DraftersSettings
 
-    plan = DraftersPlan(sizes.batches, sizes.contexts, max_new_tokens, rounds)
+    plan = DraftersSettings(sizes.batches, sizes.contexts, max_new_tokens, rounds)
     run_drafters(engine, prompts or (), plan, threads=threads, plot=plot, as_json=as_json)
 
 
@@ -351,7 +351,7 @@ def bench_server(
     run_load(url, load, prompts or (), max_new_tokens=max_new_tokens, plot=plot, as_json=as_json)
 
 
-def _measured(engine: Engine, plan: BenchPlan, files: Sequence[Path]) -> BenchReport:
+def _measured(engine: Engine, plan: PairsSettings, files: Sequence[Path]) -> BenchReport:
     from specbuild.cli.bench.pairs import measure
     from specbuild.cli.terminal.progress_bar import ProgressBar
 

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 
 from specbuild.builder.progress import Progress, SilentProgress
-from specbuild.cli.options.draft_choice import shape_text
+from specbuild.cli.options.draft_choice import describe_shape
 from specbuild.runtime.decode.decoder import DraftSetting
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -101,7 +101,7 @@ class BenchReport:
 
 
 @dataclass(frozen=True)
-class BenchPlan:
+class PairsSettings:
     """What to measure: greedy decoding of each prompt, ``rounds`` times each way."""
 
     max_new_tokens: int
@@ -132,7 +132,7 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
 def measure(
     engine: Engine,
     sets: Sequence[PromptSet],
-    plan: BenchPlan,
+    plan: PairsSettings,
     progress: Progress | None = None,
 ) -> BenchReport:
     """Decode every prompt both ways, alternating which way goes first."""
@@ -157,17 +157,17 @@ def _draft_text(engine: Engine, setting: DraftSetting) -> str:
         return "none"
     if setting.speculation == "default":
         return engine.default_draft.reason
-    return shape_text(setting.speculation)
+    return describe_shape(setting.speculation)
 
 
-def _warm_up(engine: Engine, prompt: Prompt, plan: BenchPlan) -> None:
+def _warm_up(engine: Engine, prompt: Prompt, plan: PairsSettings) -> None:
     params = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True, raw=plan.raw)
     for setting in (_PLAIN, plan.setting):
         decoded(engine, prompt, params, setting)
 
 
 def _measure_set(
-    engine: Engine, prompt_set: PromptSet, plan: BenchPlan, progress: Progress
+    engine: Engine, prompt_set: PromptSet, plan: PairsSettings, progress: Progress
 ) -> SetReport:
     pairs = []
     for turn in range(plan.rounds):
@@ -177,7 +177,9 @@ def _measure_set(
     return summarise(prompt_set.name, pairs)
 
 
-def _measure_pair(engine: Engine, prompt: Prompt, plan: BenchPlan, *, draft_first: bool) -> Pair:
+def _measure_pair(
+    engine: Engine, prompt: Prompt, plan: PairsSettings, *, draft_first: bool
+) -> Pair:
     if plan.setting.speculation is None:
         return _pair(decoded(engine, prompt, plan.params, _PLAIN), None)
     if draft_first:

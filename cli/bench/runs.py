@@ -16,7 +16,7 @@ from time import perf_counter
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Decoding
 from specbuild.cli.bench.steps import tree_text
-from specbuild.cli.options.draft_choice import Speculation
+from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.errors import SpecbuildError

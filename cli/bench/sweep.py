@@ -52,7 +52,7 @@ _RANDOM_SEED = 1
 
 
 @dataclass(frozen=True)
-class SweepPlan:
+class SweepSettings:
     """What to measure. ``limit_s`` bounds the steps, the prompts and the decoding, each."""
 
     sweeps: tuple[str, ...]
@@ -100,7 +100,7 @@ def sweeps_of(text: str) -> tuple[str, ...]:
     return tuple(sweep for sweep in SWEEPS if sweep in asked)
 
 
-def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
+def run_sweep(directory: Path, plan: SweepSettings) -> SweepReport:
     """Loads the engine and measures; UnsupportedHereError for an engine of another backend."""
     manifest = read_manifest(directory)
     if not facts_of(manifest.backend).has_plan:
@@ -142,7 +142,7 @@ def run_sweep(directory: Path, plan: SweepPlan) -> SweepReport:
 
 def measure(
     engine: Engine,
-    plan: SweepPlan,
+    plan: SweepSettings,
     ceiling_bytes_per_s: float | None,
     prompts: Sequence[Prompt],
     progress: Progress,
@@ -226,7 +226,7 @@ def _ceiling(engine: Engine, progress: Progress) -> float | None:
     return found
 
 
-def _prompts(engine: Engine, directory: Path, plan: SweepPlan) -> list[Prompt]:
+def _prompts(engine: Engine, directory: Path, plan: SweepSettings) -> list[Prompt]:
     """``--prompts``, else what ``synth`` wrote beside the engine, else random tokens."""
     from specbuild.cli.bench.pairs import random_prompts
     from specbuild.runtime.request import GenerateParams

@@ -70,7 +70,7 @@ def compare(
     )
     texts.require_same_tokens(loaded.reference, loaded.other)
     pieces = texts.pieces(text, loaded.reference, longest=texts.longest_piece(loaded.both, text))
-    plan = measurement.ComparePlan(text.context, speed.max_new_tokens, speed.rounds)
+    plan = measurement.CompareSettings(text.context, speed.max_new_tokens, speed.rounds)
     with ProgressBar() as progress:
         found = measurement.compare(
             loaded, pieces, _prompts(loaded.reference, speed.prompts), plan, progress

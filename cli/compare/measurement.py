@@ -42,7 +42,7 @@ class Engines:
 
 
 @dataclass(frozen=True)
-class ComparePlan:
+class CompareSettings:
     """``context`` tokens of each piece are read as a prompt and not judged.
 
     ``new_tokens`` are decoded of each prompt, 0 for no speeds, ``rounds`` times with each engine.
@@ -57,7 +57,7 @@ def compare(
     engines: Engines,
     texts: Sequence[Ids],
     prompts: Sequence[Prompt],
-    plan: ComparePlan,
+    plan: CompareSettings,
     progress: Progress,
 ) -> Comparison:
     """Every text has two tokens behind the context.
@@ -131,7 +131,7 @@ def _beginnings(texts: Sequence[Ids]) -> list[Prompt]:
 
 
 def _speeds(
-    engines: Engines, prompts: Sequence[Prompt], plan: ComparePlan, progress: Progress
+    engines: Engines, prompts: Sequence[Prompt], plan: CompareSettings, progress: Progress
 ) -> list[tuple[RunRecord, RunRecord]]:
     """Each prompt with one engine right after the other; which goes first alternates."""
     if plan.new_tokens == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from specbuild.builder.options import TreeOptions
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest
@@ -13,11 +13,9 @@ if TYPE_CHECKING:
     from specbuild.runtime.decode.decoder import DraftSetting
     from specbuild.runtime.draft.static_tree import StaticTree
 
-Speculation = DraftShape | Literal["default"] | None
 
-
-def shape_text(shape: DraftShape) -> str:
-    """A shape for people."""
+def describe_shape(shape: DraftShape) -> str:
+    """Return the sizes of a shape with their names, as tables print them."""
     return f"top-k {shape.draft_top_k}, depth {shape.draft_depth}, {shape.draft_tokens} tokens"
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.table import Table
 
-from specbuild.cli.options.draft_choice import shape_text
+from specbuild.cli.options.draft_choice import describe_shape
 from specbuild.cli.tables.dsa_text import dsa_summary
 from specbuild.cli.tables.predicted_memory import PredictedMemory
 from specbuild.cli.terminal.console import fact_table, size_text
@@ -93,11 +93,11 @@ def _add_limits(table: Table, limits: Limits) -> None:
     table.add_row("max rows per launch", f"{limits.max_rows} rows")
     if limits.draft_tokens > 0:
         largest = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
-        table.add_row("max draft tree", shape_text(largest))
+        table.add_row("max draft tree", describe_shape(largest))
 
 
 def _add_draft_default(table: Table, default: DraftShape | None) -> None:
-    table.add_row("default draft", "none" if default is None else shape_text(default))
+    table.add_row("default draft", "none" if default is None else describe_shape(default))
 
 
 def specpv_summary(specpv: SpecPv) -> str:

@@ -15,7 +15,7 @@ from specbuild.plugins_cuda.rms_moe.memory import (
     DOWN_KEYS,
     GATE_UP_KEYS,
     ExpertTactic,
-    SharedPlan,
+    SharedLayout,
     Sizes,
     down_tactic,
     gate_up_tactic,
@@ -229,7 +229,7 @@ def _check_types(request: LoweringRequest, sizes: Sizes) -> None:
             )
 
 
-def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedPlan, SharedPlan] | None:
+def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedLayout, SharedLayout] | None:
     """Shared memory of gate/up and of down; None where the tactic does not fit."""
     sizes, target = _sizes(request), request.target
     gate_up = plan_gate_up(sizes, gate_up_tactic(tactic), target)
@@ -238,7 +238,7 @@ def _plans(request: LoweringRequest, tactic: Tactic) -> tuple[SharedPlan, Shared
 
 
 def _expert_constants(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
 ) -> tuple[tuple[str, int | float | str], ...]:
     """What both expert kernels are specialised by."""
     return (
@@ -297,7 +297,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
 
 
 def _gate_up(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
 ) -> OpLaunch:
     constants = (
         *_expert_constants(request, sizes, tactic, plan),
@@ -323,7 +323,7 @@ def _gate_up(
 
 
 def _down(
-    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedPlan
+    request: LoweringRequest, sizes: Sizes, tactic: ExpertTactic, plan: SharedLayout
 ) -> list[OpLaunch]:
     constants = (
         *_expert_constants(request, sizes, tactic, plan),

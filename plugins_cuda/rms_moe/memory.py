@@ -49,7 +49,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class SharedPlan:
+class SharedLayout:
     """Memory of an expert kernel: static, dynamic, and whether it holds all entries' rows.
 
     Where it does not, it has places for those of an item, or of several that fit.
@@ -102,13 +102,13 @@ def down_tactic(tactic: Tactic) -> ExpertTactic:
     return ExpertTactic(*(tactic[name] for name in DOWN_KEYS))
 
 
-def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedPlan | None:
+def plan_gate_up(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
     static = _static(sizes, tactic, weights=0)
     return _plan(target, static, tactic, _row_bytes(sizes.hidden), sizes.rows, sizes.rows, None)
 
 
-def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedPlan | None:
+def plan_down(sizes: Sizes, tactic: ExpertTactic, target: Target) -> SharedLayout | None:
     """None where the tactic does not fit."""
     static, row = _static(sizes, tactic, weights=sizes.entries), _row_bytes(sizes.inner)
     return _plan(target, static, tactic, row, sizes.entries, sizes.rows, MOST_RESIDENT_H)
@@ -122,7 +122,7 @@ def _plan(
     held_rows: int,
     rows: int,
     most_resident: int | None,
-) -> SharedPlan | None:
+) -> SharedLayout | None:
     """Rings and rows: all ``held_rows`` where they fit, else as many as do, an item's at least."""
     shared_bytes = target.shared_bytes_per_block - static
     rings = tactic.ring_bytes
@@ -132,10 +132,10 @@ def _plan(
         return None
     # Two CTAs on one multiprocessor make a launch that starts early slower.
     dynamic = max(rings + places * row_bytes, target.shared_bytes_alone - static)
-    return _fitting(SharedPlan(static, dynamic, resident, places), shared_bytes)
+    return _fitting(SharedLayout(static, dynamic, resident, places), shared_bytes)
 
 
-def _fitting(plan: SharedPlan, shared_bytes: int) -> SharedPlan | None:
+def _fitting(plan: SharedLayout, shared_bytes: int) -> SharedLayout | None:
     return plan if plan.dynamic <= shared_bytes and plan.static <= STATIC_BYTES else None
 
 

@@ -16,7 +16,7 @@ _PAGE_POSITION = ".page_position"
 
 
 @dataclass(frozen=True)
-class RowPlan:
+class RowLayout:
     """The rows of a launch: sequence b has ``count[b]`` rows at slots ``first[b]`` and up.
 
     Slots from ``tree_start[b]`` on are tree nodes; those before are committed tokens.
@@ -67,7 +67,7 @@ class SlotCounter:
 
 
 def cache_feeds(
-    group: str, holders: Sequence[SequencePages], plan: RowPlan, counter: SlotCounter
+    group: str, holders: Sequence[SequencePages], plan: RowLayout, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
     """Return ``page_table [1,B,1,P]``, ``row_slot``, ``write_slot [T]`` and ``tree_start [B]``.
 
@@ -102,7 +102,7 @@ def cache_feeds(
 
 
 def _one_sequence_feeds(
-    group: str, holder: SequencePages, plan: RowPlan, counter: SlotCounter
+    group: str, holder: SequencePages, plan: RowLayout, counter: SlotCounter
 ) -> dict[str, np.ndarray]:
     """Return the feeds of a single sequence as views of existing arrays."""
     first, count = plan.first[0], plan.count[0]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, cache_feeds
+from specbuild.runtime.cache.row_placement import RowLayout, cache_feeds
 from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
@@ -50,7 +50,7 @@ class DFlashDrafter(OnePassDrafter):
         first = [self._draft_length(s) for s in sequences]
         for sequence, count in zip(sequences, counts, strict=True):
             self._append(sequence, count)
-        plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        plan = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
         feeds = {
             "captured": np.concatenate([p.first(n) for p, n in zip(pending, counts, strict=True)]),
             "positions": self._counter.ranges(first, counts),
@@ -73,7 +73,7 @@ class DFlashDrafter(OnePassDrafter):
         ids[:, 0] = [s.root for s in sequences]
         mask = np.tri(rows, dtype=bool) if d.causal else np.ones((rows, rows), bool)
         first_rows = np.arange(batch, dtype=np.int32)[:, None] * rows
-        plan = RowPlan(first, [rows] * batch, first)
+        plan = RowLayout(first, [rows] * batch, first)
         feeds: dict[str, np.ndarray] = {
             "token_ids": ids.reshape(-1),
             "positions": self._counter.ranges(first, plan.count),

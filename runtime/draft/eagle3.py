@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, cache_feeds, groups_of
+from specbuild.runtime.cache.row_placement import RowLayout, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
 from specbuild.runtime.draft.static_levels import grow
 from specbuild.runtime.draft.static_tree import StaticTree
@@ -123,7 +123,7 @@ class Eagle3Drafter:
     def run_rows(
         self,
         sequences: Sequence[SequenceState],
-        plan: RowPlan,
+        plan: RowLayout,
         tree_rows: int,
         feeds: Mapping[str, np.ndarray],
     ) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +164,7 @@ class Eagle3Drafter:
         fused = self._executor.run(self._role["draft_fuse"], {"captured": _joined(aux_hidden)})
         first = [self._draft_length(s) for s in sequences]
         spans = list(zip(sequences, first, counts, strict=True))
-        plan = RowPlan(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
+        plan = RowLayout(first, counts, [f + n for f, n in zip(first, counts, strict=True)])
         for sequence, _, count in spans:
             self._append(sequence, count)
         last_rows = plan.row_start()[1:] - 1
@@ -210,7 +210,7 @@ class Eagle3Drafter:
                     self._append(sequence, level - 1)
                 logits, hidden = self._draft(
                     sequences,
-                    RowPlan(first, [1] * batch, start),
+                    RowLayout(first, [1] * batch, start),
                     token_ids=levels[-1],
                     hidden=hidden,
                     positions=self._counter.ranges(first, [1] * batch),
@@ -250,7 +250,7 @@ class Eagle3Drafter:
                 self._append(sequence, level * k)
             logits, out = self._draft(
                 sequences,
-                RowPlan(first, [k] * batch, start),
+                RowLayout(first, [k] * batch, start),
                 token_ids=np.take_along_axis(tokens[-1], frontier, axis=1).reshape(-1),
                 hidden=hidden.reshape(batch * k, -1),
                 positions=np.repeat(np.array(start, np.int32) + (level - 1), k),
@@ -290,7 +290,7 @@ class Eagle3Drafter:
         )
 
     def _draft(
-        self, sequences: Sequence[SequenceState], plan: RowPlan, **feeds: np.ndarray
+        self, sequences: Sequence[SequenceState], plan: RowLayout, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run the draft graph once.
 
@@ -334,7 +334,7 @@ class _Rows:
         return self._drafter.tree_starts(self._sequences)
 
     def run(
-        self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
+        self, plan: RowLayout, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._drafter.run_rows(self._sequences, plan, tree_rows, feeds)
 

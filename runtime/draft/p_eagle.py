@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.draft.drafter import DrafterKind, DrafterParts
 from specbuild.runtime.draft.eagle3 import EAGLE3
 from specbuild.runtime.draft.one_pass import OnePassDrafter
@@ -68,7 +68,7 @@ class PEagleDrafter(OnePassDrafter):
             for part in (s.ids[f + 1 : f + n + 1], mask_ids)
         ]
         rows = [n + depth - 1 for n in counts]
-        plan = RowPlan(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
+        plan = RowLayout(first, rows, [f + n for f, n in zip(first, rows, strict=True)])
         for sequence, count in zip(sequences, rows, strict=True):
             self._append(sequence, count)
         logit_rows = np.array(plan.row_start()[1:, None] - np.arange(depth, 0, -1), np.int32)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.draft.tree import DraftTrees, pack_bits
 
@@ -20,7 +20,7 @@ class RowDrafter(Protocol):
         ...
 
     def run(
-        self, plan: RowPlan, tree_rows: int, **feeds: np.ndarray
+        self, plan: RowLayout, tree_rows: int, **feeds: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Run the rows of ``plan`` and return their logits and features.
 
@@ -64,7 +64,7 @@ def grow(
         rows = len(inner)
         ancestors = tree.ancestors[np.ix_(inner, tree.inner)]
         logits, out = draft.run(
-            RowPlan([s + first for s in starts], [rows] * batch, starts),
+            RowLayout([s + first for s in starts], [rows] * batch, starts),
             first + rows,
             token_ids=tokens[:, inner].reshape(-1),
             hidden=features[:, parents[inner - 1]].reshape(batch * rows, -1),

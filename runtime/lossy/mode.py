@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.executor import StepResult
 from specbuild.runtime.lossy.verified import Verified
@@ -61,7 +61,7 @@ class StepAhead:
 
 
 @dataclass(frozen=True)
-class ModePlan:
+class ModeRequest:
     """What a mode asks of a step's program.
 
     ``reverified``: rows of tokens that are verified once more, over everything, None where the
@@ -74,9 +74,9 @@ class ModePlan:
     checks: bool = False
 
 
-def joined(plans: Sequence[ModePlan]) -> ModePlan:
+def joined(plans: Sequence[ModeRequest]) -> ModeRequest:
     """What all modes ask of one step."""
-    return ModePlan(
+    return ModeRequest(
         reverified=next((p.reverified for p in plans if p.reverified is not None), None),
         sparse=any(p.sparse for p in plans),
         checks=any(p.checks for p in plans),
@@ -90,16 +90,16 @@ class DeviceMode(Protocol):
         """The sequence's prompt is in the cache; it stands in this row."""
         ...
 
-    def expected(self, ahead: StepAhead) -> ModePlan:
+    def expected(self, ahead: StepAhead) -> ModeRequest:
         """What a first step will ask for, for what can be made ready; nothing is settled."""
         ...
 
-    def plan(self, ahead: StepAhead) -> ModePlan:
+    def plan(self, ahead: StepAhead) -> ModeRequest:
         """Settles how each sequence takes part in the next step; the device is told."""
         ...
 
     def received(
-        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
+        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
     ) -> None:
         """A step is through; the sequence's length is still that of before it."""
         ...
@@ -110,7 +110,7 @@ class DeviceMode(Protocol):
 
 
 @dataclass(frozen=True)
-class HostPlan:
+class HostModeRequest:
     """What a mode asks of a step on the host.
 
     ``chain_start``: the position from which on each sequence's tokens are re-verified, as a chain
@@ -134,15 +134,15 @@ class HostMode(Protocol):
         """The sequence's prompt is about to be read."""
         ...
 
-    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> HostPlan:
+    def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> HostModeRequest:
         """Settles how each takes part in the next step, with so many nodes below its root."""
         ...
 
     def feeds(
         self,
         sequences: Sequence[SequenceState],
-        rows: RowPlan,
-        plan: HostPlan | None,
+        rows: RowLayout,
+        plan: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
@@ -150,7 +150,7 @@ class HostMode(Protocol):
         ...
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
+        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
         """A pass is through, a trial too; the sequences' lengths are still those of before it."""
         ...

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specbuild.cli.bench.report import SWEEPS, SweepReport
-from specbuild.cli.bench.sweep import SweepPlan, run_sweep, stream_kernel
+from specbuild.cli.bench.sweep import SweepSettings, run_sweep, stream_kernel
 from specbuild.cli.terminal.console import json_line
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.engine import Engine
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.speed
 @pytest.fixture(scope="module")
 def report(directory: Path) -> SweepReport:
     """All sweeps, short ones; it loads the engine for itself."""
-    plan = SweepPlan(
+    plan = SweepSettings(
         SWEEPS, batches=(1, 8), contexts=(100, 800), max_new_tokens=32, rounds=1, limit_s=40,
         repeats=8,
     )  # fmt: skip

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from specbuild.builder.checkpoint.gguf.made import Tensors
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
+from specbuild.builder.checkpoint.source import Tensors
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
-from specbuild.builder.checkpoint.gguf.made import Tensors, single_experts
+from specbuild.builder.checkpoint.gguf.made import single_experts
+from specbuild.builder.checkpoint.source import Tensors
 
 NAMES = {
     "attn_norm": "input_layernorm",

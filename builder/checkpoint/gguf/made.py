@@ -20,9 +20,8 @@ from specbuild.builder.checkpoint.gguf.values import (
     stored_dtype,
 )
 from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import SourceTensor, Tensors
 
-Tensors = dict[str, SourceTensor]
 _MATRIX_AXES = 2
 _LAYER = re.compile(r"blk\.(\d{1,6})\.(.+)")
 _OUTER = {

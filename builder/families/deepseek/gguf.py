@@ -9,16 +9,11 @@ import torch
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.layer_names import NAMES, taken_experts
-from specbuild.builder.checkpoint.gguf.made import (
-    Tensors,
-    by_layer,
-    made_of,
-    outer_tensors,
-    renamed,
-)
+from specbuild.builder.checkpoint.gguf.made import by_layer, made_of, outer_tensors, renamed
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.gguf.rope import rope_fields
+from specbuild.builder.checkpoint.source import Tensors
 
 _NAMES = {
     **NAMES,

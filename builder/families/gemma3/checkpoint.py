@@ -10,10 +10,9 @@ from typing import Any
 from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.gguf.form import GgufForm
-from specbuild.builder.checkpoint.gguf.made import Tensors
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
-from specbuild.builder.checkpoint.source import SourceTensor, remade
+from specbuild.builder.checkpoint.source import SourceTensor, Tensors, remade
 from specbuild.builder.families.parts.grouped_config import (
     FULL,
     GROUPED_FIELDS,

@@ -14,7 +14,6 @@ from specbuild.builder.checkpoint.gguf.container import GgufTensor
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.layer_names import NAMES
 from specbuild.builder.checkpoint.gguf.made import (
-    Tensors,
     as_it_is,
     by_layer,
     made_of,
@@ -25,7 +24,7 @@ from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys, attention_fi
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.gguf.rope import rope_fields
 from specbuild.builder.checkpoint.gguf.values import read_blocks
-from specbuild.builder.checkpoint.source import SourceTensor
+from specbuild.builder.checkpoint.source import SourceTensor, Tensors
 
 _NAMES = {
     **NAMES,

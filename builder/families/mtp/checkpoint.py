@@ -10,9 +10,9 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.predictors import Tensors, predictors, split_predictors
+from specbuild.builder.checkpoint.predictors import predictors, split_predictors
 from specbuild.builder.checkpoint.quantization.registry import float_tensors
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, open_directory, remade
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, Tensors, open_directory, remade
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.mtp.block import block_for_engine, block_shapes
 from specbuild.builder.families.mtp.naming import (

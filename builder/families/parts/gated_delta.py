@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from specbuild.builder.checkpoint.source import TORCH_DTYPES, SourceTensor, remade
+from specbuild.builder.checkpoint.source import TORCH_DTYPES, SourceTensor, Tensors, remade
 from specbuild.builder.families.parts.graph_io import (
     InputPort,
     Launch,
@@ -23,7 +23,6 @@ from specbuild.plugins_cuda.torch_ops import torch_op
 from specbuild.runtime.engine_dir.geometry import GatedDelta, TargetGeometry
 
 NAME = "linear_attn"
-Tensors = dict[str, SourceTensor]
 
 
 class GatedDeltaNet(nn.Module):

@@ -12,16 +12,11 @@ import torch
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
 from specbuild.builder.checkpoint.gguf.form import GgufForm
 from specbuild.builder.checkpoint.gguf.layer_names import NAMES, taken_experts
-from specbuild.builder.checkpoint.gguf.made import (
-    Tensors,
-    by_layer,
-    outer_tensors,
-    renamed,
-    rows_of,
-)
+from specbuild.builder.checkpoint.gguf.made import by_layer, outer_tensors, renamed, rows_of
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys, attention_fields
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
 from specbuild.builder.checkpoint.gguf.rope import ROPE_FACTORS, rope_fields
+from specbuild.builder.checkpoint.source import Tensors
 
 Fields = dict[str, Any]
 _NAMES = {**NAMES, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}

@@ -10,7 +10,7 @@ import torch
 
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, remade
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, Tensors, remade
 from specbuild.builder.families.parts.experts import stacked_experts
 from specbuild.builder.families.parts.gated_delta import NAME as LINEAR
 from specbuild.builder.families.parts.gated_delta import delta_for_engine, delta_shapes
@@ -24,7 +24,6 @@ from specbuild.builder.families.parts.tensor_shapes import (
 from specbuild.runtime.engine_dir.feed_forward import routed_part
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
-Tensors = dict[str, SourceTensor]
 # How Mixtral and MiniMax call a router and experts.
 BLOCK_SPARSE_NAMES = {
     r"block_sparse_moe\.gate\.weight": "mlp.gate.weight",

@@ -14,7 +14,7 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor
 from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, SourceTensor, remade
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, Tensors, remade
 from specbuild.builder.families.parts.experts import split_experts
 from specbuild.builder.families.parts.grouped_config import (
     FULL,
@@ -46,7 +46,6 @@ from specbuild.runtime.engine_dir.geometry import (
     TargetGeometry,
 )
 
-Tensors = dict[str, SourceTensor]
 DENSE, MOE, NEXT = "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"
 # Text has the same position in all sections of the RoPE, so that they make no difference.
 _SECTIONS = frozenset({"mrope_interleaved", "mrope_section"})

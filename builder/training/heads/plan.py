@@ -13,7 +13,7 @@ BYTES_PER_TRAINED = 16
 
 
 @dataclass(frozen=True)
-class TrainingPlan:
+class TrainingSettings:
     """``activation_bytes`` are what a micro batch keeps for its backward pass, as a trial showed;
     ``device_hours`` follow from the time that the trial took."""
 
@@ -78,11 +78,11 @@ class SavedBytes:
 def make_plan(
     backbone: nn.Module, trained: list[nn.Parameter], *, processes: int, tokens: int, steps: int,
     trial: Trial,
-) -> TrainingPlan:  # fmt: skip
+) -> TrainingSettings:  # fmt: skip
     """The plan of a run of ``steps`` over ``tokens`` tokens in all."""
     own = {id(p) for p in trained}
     frozen = [p for p in backbone.parameters() if id(p) not in own]
-    return TrainingPlan(
+    return TrainingSettings(
         trained_parameters=sum(p.numel() for p in trained),
         frozen_parameters=sum(p.numel() for p in frozen),
         processes=processes,

@@ -18,7 +18,7 @@ from specbuild.builder.training.heads.backbone import Backbone
 from specbuild.builder.training.heads.evaluation import perplexity
 from specbuild.builder.training.heads.options import HeadOptions
 from specbuild.builder.training.heads.output import HeadReport, write_head_report
-from specbuild.builder.training.heads.plan import TrainingPlan, make_plan
+from specbuild.builder.training.heads.plan import TrainingSettings, make_plan
 from specbuild.builder.training.heads.run import HeadRun, leave, restore, train, trial
 from specbuild.builder.training.heads.stage import Schedule
 from specbuild.builder.training.heads.workers import Workers
@@ -149,7 +149,7 @@ class Session:
             self.progress.note(f"the tensors in {options.output} go beside the model, for build")
         return report
 
-    def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingPlan:
+    def _planned(self, run: HeadRun, own: list[nn.Parameter]) -> TrainingSettings:
         options = self.options
         steps = run.schedule.steps
         plan = make_plan(

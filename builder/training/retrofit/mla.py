@@ -41,7 +41,7 @@ from specbuild.builder.training.retrofit.streamed_target import StreamedTarget
 from specbuild.builder.training.retrofit.text import RetrofitText, read_text
 from specbuild.runtime.errors import SpecbuildError
 
-Tensors = dict[str, torch.Tensor]
+LoadedTensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def retrofit_mla(options: LatentOptions, progress: Progress) -> LatentReport:
     survey = _survey(streamed, layers, text, progress)
     ranks = _ranks(options, survey, layers, calibrated=text.calibration is not None)
     progress.start("factorising", len(layers), "layer")
-    tensors: Tensors = {}
+    tensors: LoadedTensors = {}
     errors = []
     for layer, rank in zip(layers, ranks, strict=True):
         weight = streamed.projections(layer)
@@ -150,7 +150,9 @@ def _ranks(
     return allotted_ranks([survey.spectra[layer].values for layer in layers], options.rank)
 
 
-def _stored(weight: torch.Tensor, spectrum: Spectrum, rank: int, dtype: torch.dtype) -> Tensors:
+def _stored(
+    weight: torch.Tensor, spectrum: Spectrum, rank: int, dtype: torch.dtype
+) -> LoadedTensors:
     factors = factors_of(weight, spectrum, rank)
     keys, values = factors.up.chunk(2, dim=1)
     parts = {DOWN: factors.down, UP_KEYS: keys, UP_VALUES: values}
@@ -158,7 +160,7 @@ def _stored(weight: torch.Tensor, spectrum: Spectrum, rank: int, dtype: torch.dt
 
 
 def _errors(
-    layer: int, weight: torch.Tensor, parts: Tensors, moment: torch.Tensor | None
+    layer: int, weight: torch.Tensor, parts: LoadedTensors, moment: torch.Tensor | None
 ) -> LayerErrors:
     """Of the factors as they are stored. ``tr(Dᵀ C D)`` is the mean of ``‖x D‖²``."""
     down, keys, values = (parts[name].double() for name in (DOWN, UP_KEYS, UP_VALUES))
@@ -175,7 +177,7 @@ def _errors(
 
 
 def losses_with(
-    target: StreamedTarget, tensors: Tensors, ids: torch.Tensor, progress: Progress
+    target: StreamedTarget, tensors: LoadedTensors, ids: torch.Tensor, progress: Progress
 ) -> torch.Tensor:
     """What the tokens of ``ids`` [N, T] cost, [N, T − 1] nats, with the latents in ``tensors``."""
     progress.start("judging", target.geometry.layers, "layer")
@@ -190,7 +192,7 @@ def losses_with(
     return target.losses(x, ids)
 
 
-def _through_latent(tensors: Tensors, layer: int) -> Projection:
+def _through_latent(tensors: LoadedTensors, layer: int) -> Projection:
     down, keys, values = (
         tensors[latent_name(layer, part)].float() for part in (DOWN, UP_KEYS, UP_VALUES)
     )

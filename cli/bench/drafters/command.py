@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specbuild.cli.bench.drafters.measurement import DraftersPlan, Ids, measure
+from specbuild.cli.bench.drafters.measurement import DraftersSettings, Ids, measure
 from specbuild.cli.bench.drafters.report import DraftersReport
 from specbuild.cli.bench.drafters.show import drafters_table, plot_drafters
 from specbuild.cli.terminal import console
@@ -27,7 +27,7 @@ _SHORT = 128
 def run_drafters(
     engine: Path,
     prompts: Sequence[Path],
-    plan: DraftersPlan,
+    plan: DraftersSettings,
     *,
     threads: int | None,
     plot: Path | None,
@@ -55,7 +55,7 @@ def run_drafters(
         plot_drafters(report, plot)
 
 
-def _filled(plan: DraftersPlan, engine: Engine) -> DraftersPlan:
+def _filled(plan: DraftersSettings, engine: Engine) -> DraftersSettings:
     """With the engine's own batches and contexts where none are asked for."""
     limits = engine.manifest.limits
     longest = max(1, limits.max_seq_len - plan.new_tokens)
@@ -63,7 +63,7 @@ def _filled(plan: DraftersPlan, engine: Engine) -> DraftersPlan:
     contexts = plan.contexts or tuple(
         dict.fromkeys((min(_SHORT, longest), min(limits.max_seq_len // 2, longest)))
     )
-    return DraftersPlan(batches, contexts, plan.new_tokens, plan.rounds)
+    return DraftersSettings(batches, contexts, plan.new_tokens, plan.rounds)
 
 
 def _text(engine: Engine, files: Sequence[Path], longest: int) -> tuple[str, Ids]:

@@ -21,7 +21,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class DraftersPlan:
+class DraftersSettings:
     """``new_tokens`` of each sequence, ``rounds`` times with each drafter."""
 
     batches: tuple[int, ...]
@@ -70,7 +70,7 @@ def names_of(engine: Engine) -> tuple[str, ...]:
 
 
 def measure(
-    engine: Engine, text: Ids, plan: DraftersPlan, progress: Progress
+    engine: Engine, text: Ids, plan: DraftersSettings, progress: Progress
 ) -> tuple[DrafterRow, ...]:
     """The rows by batch, context and drafter; sequences begin at different places of the text."""
     names = names_of(engine)
@@ -100,7 +100,7 @@ def _prompts(text: Ids, batch: int, context: int) -> list[Prompt]:
 
 
 def _decode(
-    engine: Engine, prompts: Sequence[Prompt], plan: DraftersPlan, name: str, salt: str
+    engine: Engine, prompts: Sequence[Prompt], plan: DraftersSettings, name: str, salt: str
 ) -> _Run:
     """All prompts together. Every round has a salt of its own: it finds no text of another."""
     params = GenerateParams(plan.new_tokens, ignore_eos=True, cache_salt=f"bench {salt} {name}")

@@ -11,7 +11,7 @@ from specbuild.cli.bench.modes.engines import (
     engine_path,
     modes_of,
 )
-from specbuild.cli.bench.modes.measurement import ModesPlan, measure
+from specbuild.cli.bench.modes.measurement import ModesSettings, measure
 from specbuild.cli.bench.modes.report import ModeEngine, ModesReport
 from specbuild.cli.bench.modes.show import modes_tables, plot_modes
 from specbuild.cli.bench.options import ModeOptions
@@ -31,7 +31,7 @@ from specbuild.runtime.settings import RuntimeSettings
 def run_modes(
     names: str,
     asked: ModeOptions,
-    plan: ModesPlan,
+    plan: ModesSettings,
     *,
     threads: int | None,
     plot: Path | None,
@@ -64,7 +64,7 @@ def run_modes(
         plot_modes(report, plot)
 
 
-def _text(file: Path, engine: Engine, plan: ModesPlan) -> tuple[int, ...]:
+def _text(file: Path, engine: Engine, plan: ModesSettings) -> tuple[int, ...]:
     """The beginning of a text, as long as the longest context and what is judged behind it."""
     most = engine.manifest.limits.max_seq_len
     if plan.longest > most:

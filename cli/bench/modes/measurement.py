@@ -24,7 +24,7 @@ Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class ModesPlan:
+class ModesSettings:
     """``judged`` tokens behind each context are predicted, ``new_tokens`` decoded there."""
 
     contexts: tuple[int, ...]
@@ -47,7 +47,7 @@ class Judged:
 
 
 def measure(
-    engines: Mapping[Mode, Engine], text: Ids, plan: ModesPlan, progress: Progress
+    engines: Mapping[Mode, Engine], text: Ids, plan: ModesSettings, progress: Progress
 ) -> tuple[ModeRow, ...]:
     """The rows of every context, modes in the order given. The text has ``longest`` tokens."""
     rows: list[ModeRow] = []
@@ -97,7 +97,7 @@ def _judged(engine: Engine, text: Ids, context: int) -> Judged:
 
 
 def _rounds(
-    engines: Mapping[Mode, Engine], prompt: Prompt, plan: ModesPlan, progress: Progress
+    engines: Mapping[Mode, Engine], prompt: Prompt, plan: ModesSettings, progress: Progress
 ) -> list[dict[Mode, RunStats]]:
     """Each round has every mode once; who begins changes."""
     params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)

@@ -32,7 +32,7 @@ def run_load(
     del httpx
     from rich.progress import MofNCompleteColumn, Progress
 
-    from specbuild.cli.bench.server.load import LoadPlan, measure
+    from specbuild.cli.bench.server.load import LoadSettings, measure
     from specbuild.cli.bench.server.show import load_table, load_text, plot_load
     from specbuild.cli.terminal import console
     from specbuild.cli.terminal.prompt_file import read_prompt_file
@@ -40,7 +40,7 @@ def run_load(
     require_plot_place(plot)
     placed = [entry.prompt for file in files for entry in read_prompt_file(file)]
     prompts = tuple(p.prompt if p.prompt is not None else p.prompt_ids or () for p in placed)
-    plan = LoadPlan(
+    plan = LoadSettings(
         requests=asked.requests,
         clients=asked.clients,
         rate=asked.rate,

@@ -15,7 +15,7 @@ _IDS = range(300, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadPlan:
+class LoadSettings:
     """What is asked. ``rate`` None: ``clients`` at once, each asks again when it is served.
 
     With ``rate``, requests begin at random (a Poisson process of so many a second), however many
@@ -33,7 +33,7 @@ class LoadPlan:
 
 async def measure(
     url: str,
-    plan: LoadPlan,
+    plan: LoadSettings,
     *,
     model: str | None,
     key: str | None,
@@ -54,7 +54,7 @@ async def measure(
     return _report(url, name, plan, samples)
 
 
-def _prompts(plan: LoadPlan) -> list[str | tuple[int, ...]]:
+def _prompts(plan: LoadSettings) -> list[str | tuple[int, ...]]:
     if plan.prompts:
         return [plan.prompts[i % len(plan.prompts)] for i in range(plan.requests)]
     drawn = random.Random(plan.seed)
@@ -64,7 +64,7 @@ def _prompts(plan: LoadPlan) -> list[str | tuple[int, ...]]:
 async def _closed(
     client: Client,
     bodies: Sequence[dict[str, object]],
-    plan: LoadPlan,
+    plan: LoadSettings,
     done: Callable[[Sample], None],
 ) -> list[Sample]:
     left, samples = iter(bodies), []
@@ -81,7 +81,7 @@ async def _closed(
 async def _open(
     client: Client,
     bodies: Sequence[dict[str, object]],
-    plan: LoadPlan,
+    plan: LoadSettings,
     done: Callable[[Sample], None],
 ) -> list[Sample]:
     drawn, samples = random.Random(plan.seed), []
@@ -98,7 +98,7 @@ async def _open(
     return samples
 
 
-def _report(url: str, model: str, plan: LoadPlan, samples: Sequence[Sample]) -> LoadReport:
+def _report(url: str, model: str, plan: LoadSettings, samples: Sequence[Sample]) -> LoadReport:
     served = [sample for sample in samples if sample.error is None]
     duration_s = max(s.ended_s for s in samples) - min(s.started_s for s in samples)
     output = sum(sample.output_tokens for sample in served)

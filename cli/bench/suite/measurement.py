@@ -13,8 +13,8 @@ from time import perf_counter
 from specbuild.cli.bench.runs import Run, timed_run
 from specbuild.cli.bench.suite.report import Attempt, ScenarioReport, SuiteReport, misses
 from specbuild.cli.bench.suite.scenarios import Scenario, Suite
-from specbuild.cli.options.draft_choice import Speculation
 from specbuild.cli.terminal.prompt_file import read_prompt_file, tokenised
+from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.measure.byte_floor import EngineTraffic, Work
 from specbuild.runtime.request import GenerateParams, Prompt

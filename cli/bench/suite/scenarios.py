@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbuild.builder.yaml_file import read_yaml
-from specbuild.cli.options.draft_choice import Speculation
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    from specbuild.runtime.decode.decoder import Speculation
 
 _SHIPPED = Path(__file__).parent / "shipped"
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")

@@ -14,7 +14,7 @@ from specbuild.runtime.draft.costs import StepContext
 from specbuild.runtime.draft.policy import ChosenDraft
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import StepResult
-from specbuild.runtime.lossy.mode import ModePlan, StepAhead, joined
+from specbuild.runtime.lossy.mode import ModeRequest, StepAhead, joined
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
 # After a shorter wait, the result was ready before the host read it, so the step is not timed.
@@ -55,7 +55,7 @@ class StepInFlight:
     step_context: StepContext
     extends: bool
     is_warm: bool
-    plans: tuple[ModePlan, ...]
+    plans: tuple[ModeRequest, ...]
     pending: int | None
     top_logprobs: RowTopLogprobs | None = None
     device_was_idle: bool = False

@@ -34,7 +34,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
-from specbuild.runtime.lossy.mode import DeviceMode, ModePlan, StepAhead, joined
+from specbuild.runtime.lossy.mode import DeviceMode, ModeRequest, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 from specbuild.runtime.request import SequenceState
 from specbuild.runtime.sampling import samples
@@ -365,7 +365,7 @@ class DeviceStepper:
         """The steps in flight."""
         return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
 
-    def _step_entry(self, ahead: StepAhead, plan: ModePlan) -> ProgramEntry:
+    def _step_entry(self, ahead: StepAhead, plan: ModeRequest) -> ProgramEntry:
         full_logits = _full_logits(ahead.rows.values())
         if ahead.proposal_lengths is not None:
             return self._programs.host_chain_step(

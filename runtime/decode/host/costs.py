@@ -10,7 +10,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, groups_of
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, groups_of
 from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
 from specbuild.runtime.draft.cost_table import SPREAD, CostTable
 from specbuild.runtime.draft.drafter import Drafter, DrafterParts
@@ -233,7 +233,7 @@ class CostMeasurement:
 
     def _launch(self, sequence: SequenceState, rows: int, *, tree: bool) -> dict[str, np.ndarray]:
         length = sequence.length
-        plan = RowPlan([length], [rows], [length if tree else length + rows])
+        plan = RowLayout([length], [rows], [length if tree else length + rows])
         bits = chain_trees([0], np.zeros((1, rows - 1), np.int32)).ancestor_bits[0]
         vocab = self._manifest.target.vocab
         feeds = {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter
 from specbuild.runtime.decode.host.target_passes import TargetPasses
 from specbuild.runtime.decode.scoring import ScoredRows, scored_sequence
 from specbuild.runtime.draft.tree import chain_trees
@@ -51,7 +51,7 @@ def score_on_host(
 def _prefill(
     passes: TargetPasses, sequence: SequenceState, start: int, count: int, counter: SlotCounter
 ) -> ScoredRows:
-    plan = RowPlan([start], [count], [start + count])
+    plan = RowLayout([start], [count], [start + count])
     outputs = passes.prompts([sequence], plan, counter.range(0, count).tolist())
     passes.advance(sequence, count)
     return _rows(start, outputs, slice(None))

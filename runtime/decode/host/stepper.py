@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter
 from specbuild.runtime.decode.host.guided_drafts import forced_chains, with_forced_tokens
 from specbuild.runtime.decode.host.row_samples import SampledRows
 from specbuild.runtime.decode.host.target_passes import TargetPasses
@@ -124,7 +124,7 @@ class HostStepper:
         """Run one pass of the target over prompt rows."""
         sequences = [chunk.sequence for chunk in chunks]
         first, count = [c.start for c in chunks], [c.count for c in chunks]
-        plan = RowPlan(first, count, [f + n for f, n in zip(first, count, strict=True)])
+        plan = RowLayout(first, count, [f + n for f, n in zip(first, count, strict=True)])
         ending = [i for i, chunk in enumerate(chunks) if chunk.is_last]
         row_start = plan.row_start()
         # A launch needs at least one row of logits. It is unused if no prompt ends here.

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds, groups_of
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, cache_feeds, groups_of
 from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
 from specbuild.runtime.decode.host.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.dsa.host import HostSelections
-from specbuild.runtime.lossy.mode import HostMode, HostPlan
+from specbuild.runtime.lossy.mode import HostMode, HostModeRequest
 from specbuild.runtime.lossy.specpv.host_tables import HostViews
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
@@ -56,7 +56,7 @@ class TargetPasses:
             sequence.pages[group].commit(sequence.length, reverified=reverified)
 
     def prompts(
-        self, sequences: Sequence[SequenceState], rows: RowPlan, logit_rows: Sequence[int]
+        self, sequences: Sequence[SequenceState], rows: RowLayout, logit_rows: Sequence[int]
     ) -> dict[str, np.ndarray]:
         """Run one pass over prompt rows; return the logits of ``logit_rows`` and other outputs."""
         spans = zip(sequences, rows.first, rows.count, strict=True)
@@ -89,7 +89,7 @@ class TargetPasses:
         self,
         sequences: Sequence[SequenceState],
         trees: DraftTrees,
-        plans: Sequence[HostPlan],
+        plans: Sequence[HostModeRequest],
         *,
         trial: bool,
     ) -> Verified:
@@ -182,7 +182,7 @@ class TargetPasses:
         return outputs["path"], outputs["accepted"].tolist()
 
     def _place_rows(
-        self, sequences: Sequence[SequenceState], rows: RowPlan
+        self, sequences: Sequence[SequenceState], rows: RowLayout
     ) -> dict[str, np.ndarray]:
         """Allocate pages for the rows; return their places in the caches as graph inputs."""
         feeds = {"row_start": rows.row_start()}
@@ -203,7 +203,7 @@ class _TreeRows(NamedTuple):
     that have a slot; None: all have one.
     """
 
-    plan: RowPlan
+    plan: RowLayout
     feeds: dict[str, np.ndarray]
     root_row: np.ndarray
     used: np.ndarray | None
@@ -236,7 +236,7 @@ def _tree_rows(
     length = [s.length for s in sequences]
     first = length if chain_starts is None else chain_starts
     chain_lengths = [n - f for n, f in zip(length, first, strict=True)]
-    plan = RowPlan(first, [c + n for c, n in zip(chain_lengths, count, strict=True)], length)
+    plan = RowLayout(first, [c + n for c, n in zip(chain_lengths, count, strict=True)], length)
     # If every slot has a row, reshaping needs no copy.
     used = None if trees.full else np.arange(trees.tokens.shape[1]) < trees.count[:, None]
 

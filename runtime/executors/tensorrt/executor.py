@@ -212,7 +212,7 @@ class TensorRtExecutor:
         profile = launch.profile
         fixed = all(a.least == a.most for a in loaded.role.profiles[profile].axes.values())
         addresses = {**loaded.addresses, **self._pools.addresses(loaded.pools)}
-        recorded = (profile, self._pools.turns(loaded.pools))
+        recorded = (profile, self._pools.sides(loaded.pools))
         if recorded in loaded.graphs:
             self._gpu.launch_graph(loaded.graphs[recorded], self._stream)
         elif self._recorded and fixed and profile in loaded.ran:

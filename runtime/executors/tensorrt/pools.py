@@ -21,32 +21,32 @@ class Pools:
         self._allocate = allocate
         self._count = 1 if in_place else 2
         self._places: dict[str, tuple[int, ...]] = {}
-        self._turns: dict[str, int] = {}
+        self._sides: dict[str, int] = {}
 
     def add(self, name: str, nbytes: int) -> None:
         """Makes a place for a pool that is not there yet."""
         if name not in self._places:
             what = f"the cache pool {name}"
             self._places[name] = tuple(self._allocate(nbytes, what) for _ in range(self._count))
-            self._turns[name] = 0
+            self._sides[name] = 0
 
     def addresses(self, names: Iterable[str]) -> dict[str, int]:
         """Where a launch reads these pools, and under their outputs' names where it writes them."""
         found = {}
         for name in names:
-            places, turn = self._places[name], self._turns[name]
-            found[name] = places[turn]
-            found[name + OUT] = places[(turn + 1) % self._count]
+            places, side = self._places[name], self._sides[name]
+            found[name] = places[side]
+            found[name + OUT] = places[(side + 1) % self._count]
         return found
 
-    def turns(self, names: Iterable[str]) -> tuple[int, ...]:
+    def sides(self, names: Iterable[str]) -> tuple[int, ...]:
         """Which places these pools are at: what is recorded holds for one combination."""
-        return tuple(self._turns[name] for name in names)
+        return tuple(self._sides[name] for name in names)
 
     def written(self, names: Iterable[str]) -> None:
         """A launch that writes these pools is queued: it leaves them where the next one reads."""
         for name in names:
-            self._turns[name] = (self._turns[name] + 1) % self._count
+            self._sides[name] = (self._sides[name] + 1) % self._count
 
 
 def pools_of(ports: Iterable[str]) -> tuple[str, ...]:

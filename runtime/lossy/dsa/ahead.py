@@ -20,12 +20,12 @@ from specbuild.runtime.engine_dir.plan import CHECK_BUDGET, LIST_BUDGET
 from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
 from specbuild.runtime.lossy.dsa.host import asked_top_k, begun_selection
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
-from specbuild.runtime.lossy.mode import ModePlan, StepAhead
+from specbuild.runtime.lossy.mode import ModeRequest, StepAhead
 from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class StepSelections(ModePlan):
+class StepSelections(ModeRequest):
     """How the sequences of a step attend, by their index."""
 
     attends: Mapping[int, Attends] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class DeviceSelections:
         return StepSelections(sparse=sparse or checks, checks=checks, attends=attends)
 
     def received(
-        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
+        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
     ) -> None:
         """Counts broken lists, and judges a check by the step's ``ring.checks``."""
         assert isinstance(plan, StepSelections)

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan
+from specbuild.runtime.cache.row_placement import RowLayout
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Dsa, Manifest
 from specbuild.runtime.lossy.dsa.state import EVERYTHING, Attends, Check, SequenceSelection
-from specbuild.runtime.lossy.mode import HostPlan
+from specbuild.runtime.lossy.mode import HostModeRequest
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState
 
 
 @dataclass(frozen=True)
-class _Attending(HostPlan):
+class _Attending(HostModeRequest):
     """How the sequences of a step attend, in their order."""
 
     attends: tuple[Attends, ...] = ()
@@ -61,8 +61,8 @@ class HostSelections:
     def feeds(
         self,
         sequences: Sequence[SequenceState],
-        rows: RowPlan,
-        plan: HostPlan | None,
+        rows: RowLayout,
+        plan: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
@@ -76,7 +76,7 @@ class HostSelections:
         return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
+        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
         """Counts broken lists, and judges a pass that counts by the trial before it."""
         assert isinstance(plan, _Attending)

@@ -18,7 +18,7 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import FULL_STEP
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.executor import DeviceExecutor, StepResult
-from specbuild.runtime.lossy.mode import ModePlan, StepAhead
+from specbuild.runtime.lossy.mode import ModeRequest, StepAhead
 from specbuild.runtime.lossy.specpv.host_tables import begun_view, table_shape, view_geometry
 from specbuild.runtime.lossy.specpv.state import (
     SequenceView,
@@ -99,12 +99,12 @@ class DeviceViews:
         self._held.pop(sequence.index, None)
         self._flags = None
 
-    def expected(self, ahead: StepAhead) -> ModePlan:
+    def expected(self, ahead: StepAhead) -> ModeRequest:
         """Steps are partial at first, or see everything by the program that chooses no view."""
         del ahead
-        return ModePlan()
+        return ModeRequest()
 
-    def plan(self, ahead: StepAhead) -> ModePlan:
+    def plan(self, ahead: StepAhead) -> ModeRequest:
         """What each row's sequence does in the next step; the device is told.
 
         Raises SpecbuildError where the program has too few rows for what must be verified again.
@@ -135,10 +135,10 @@ class DeviceViews:
         self._tell(flags)
         # Views are chosen, and re-verified tokens, in programs of their own.
         chosen = any(choice.blocks is not None for choice in choices.values())
-        return ModePlan(capacity - left if chosen or left < capacity else None)
+        return ModeRequest(capacity - left if chosen or left < capacity else None)
 
     def received(
-        self, sequence: SequenceState, plan: ModePlan, result: StepResult, row: int
+        self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
     ) -> None:
         """The oldest step in flight is through; what it verified again is counted."""
         held, emitted = self._held[sequence.index], result.count[row]

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, cache_feeds
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP, Manifest, SpecPv
 from specbuild.runtime.lossy.dsa.state import EVERYTHING
-from specbuild.runtime.lossy.mode import HostPlan
+from specbuild.runtime.lossy.mode import HostModeRequest
 from specbuild.runtime.lossy.specpv.state import (
     SequenceView,
     StepChoice,
@@ -70,7 +70,7 @@ def view_layout(manifest: Manifest) -> ViewLayout | None:
 
 
 @dataclass(frozen=True)
-class _Viewing(HostPlan):
+class _Viewing(HostModeRequest):
     """How the sequences of a step take part, in their order."""
 
     choices: tuple[StepChoice, ...] = ()
@@ -111,8 +111,8 @@ class HostViews:
     def feeds(
         self,
         sequences: Sequence[SequenceState],
-        rows: RowPlan,
-        plan: HostPlan | None,
+        rows: RowLayout,
+        plan: HostModeRequest | None,
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
@@ -130,7 +130,7 @@ class HostViews:
         return feeds
 
     def received(
-        self, sequences: Sequence[SequenceState], plan: HostPlan, verified: Verified
+        self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
         """Keeps the views that were chosen, and counts how often re-verified tokens agree."""
         if verified.trial:
@@ -160,7 +160,7 @@ class HostViews:
         self,
         group: str,
         pages: Sequence[SequencePages],
-        rows: RowPlan,
+        rows: RowLayout,
         held: Sequence[_Held],
         choices: Sequence[StepChoice],
     ) -> dict[str, np.ndarray]:
@@ -213,7 +213,7 @@ def launch_feeds(
     manifest: Manifest,
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowPlan,
+    plan: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
     """One group's inputs of a launch that sees all of its sequences, with SpecPV or without.
@@ -240,7 +240,7 @@ def whole_view_feeds(
     layout: ViewLayout,
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowPlan,
+    plan: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
     """A group's inputs of a launch that sees everything and chooses no blocks."""
@@ -294,7 +294,7 @@ def _viewed(
 def _placed(
     group: str,
     pages: Sequence[SequencePages],
-    plan: RowPlan,
+    plan: RowLayout,
     hidden: Sequence[int],
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:

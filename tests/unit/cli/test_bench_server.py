@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 from serve.served import NAME, served, worded
 
 from specbuild.cli.bench.server.client import Sample
-from specbuild.cli.bench.server.load import LoadPlan, _report
+from specbuild.cli.bench.server.load import LoadSettings, _report
 from specbuild.cli.bench.server.report import LoadReport
 from specbuild.cli.main import main
 
@@ -74,7 +74,7 @@ def test_percentiles_are_of_the_requests_that_were_served() -> None:
         for i in range(1, 101)
     ]  # fmt: skip
     bad = Sample(started_s=0.0, ended_s=1.0, error="500: broken")
-    plan = LoadPlan(requests=101)
+    plan = LoadSettings(requests=101)
     report: LoadReport = _report("here", "m", plan, [*good, bad])
     assert (report.requests, report.errors, report.first_error) == (101, 1, "500: broken")
     assert report.output_tokens == 1100 and report.duration_s == 102.0

@@ -22,7 +22,7 @@ from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.layer import middle_layer
 from specbuild.cli.bench.report import SWEEPS, Load, SweepReport
 from specbuild.cli.bench.roofline import plot_sweep
-from specbuild.cli.bench.sweep import Progress, SweepPlan, measure, run_sweep, sweeps_of
+from specbuild.cli.bench.sweep import Progress, SweepSettings, measure, run_sweep, sweeps_of
 from specbuild.cli.bench.table import sweep_tables
 from specbuild.cli.terminal.console import json_line, plain_console
 from specbuild.runtime.decode.device.program_table import ProgramTable
@@ -83,8 +83,10 @@ PROMPTS = [Prompt("a", prompt_ids=(1, 2, 3)), Prompt("b", prompt_ids=(4,))]
 WEIGHT = 2 * 16 * 4
 
 
-def plan_of(*sweeps: str) -> SweepPlan:
-    return SweepPlan(sweeps, batches=(2,), contexts=(5, 400), max_new_tokens=6, rounds=1, repeats=1)
+def plan_of(*sweeps: str) -> SweepSettings:
+    return SweepSettings(
+        sweeps, batches=(2,), contexts=(5, 400), max_new_tokens=6, rounds=1, repeats=1
+    )
 
 
 @pytest.fixture(scope="module")

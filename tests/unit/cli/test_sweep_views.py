@@ -20,7 +20,7 @@ from specbuild.cli.bench import sweep as bench_sweep
 from specbuild.cli.bench import views as sweep_views
 from specbuild.cli.bench.budget import Budget
 from specbuild.cli.bench.report import Phase
-from specbuild.cli.bench.sweep import Progress, SweepPlan, measure
+from specbuild.cli.bench.sweep import Progress, SweepSettings, measure
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.plan import ProgramEntry
 from specbuild.runtime.engine_dir.traffic import Term
@@ -144,7 +144,7 @@ def test_a_plan_says_which_views_are_timed(engine: Engine, monkeypatch: pytest.M
     monkeypatch.setattr(bench_sweep, "engine_traffic", lambda *_: EngineTraffic(PassTraffic()))
     monkeypatch.setattr(bench_sweep, "cuda_executor", lambda e: e.executor)
     monkeypatch.setattr(type(engine.executor.runner), "described", None, raising=False)
-    for plan in (SweepPlan(("specpv",), retrieved=(16, 48)), SweepPlan(("specpv",))):
+    for plan in (SweepSettings(("specpv",), retrieved=(16, 48)), SweepSettings(("specpv",))):
         measure(engine, plan, None, [], Progress([].append))
     assert found == [(16, 48), sweep_views.RETRIEVED_TOKENS]
 
@@ -170,5 +170,5 @@ def test_an_engine_without_views_is_left_out(monkeypatch: pytest.MonkeyPatch) ->
     progress = Progress([].append)
     toy = toy_cuda()
     monkeypatch.setattr(type(toy.engine.executor.runner), "described", None, raising=False)
-    measure(toy.engine, SweepPlan(("specpv",)), None, [], progress)
+    measure(toy.engine, SweepSettings(("specpv",)), None, [], progress)
     assert "specpv: the engine was built without --specpv" in progress.left_out

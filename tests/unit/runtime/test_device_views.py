@@ -10,7 +10,7 @@ from toy_partial import TOY_SPECPV, partial_manifest
 
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.executors.executor import StepResult
-from specbuild.runtime.lossy.mode import ModePlan, StepAhead
+from specbuild.runtime.lossy.mode import ModeRequest, StepAhead
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 
 
@@ -38,7 +38,7 @@ def test_sequences_take_turns_where_one_buffer_has_room(
         views.begin(sequences[-1], index)
     count, none = [emitted] * len(lengths), [0] * len(lengths)
     result = StepResult(count, none, [], [], rechecked=none, agreed=none)
-    plans: list[ModePlan] = []
+    plans: list[ModeRequest] = []
     for step in range(80):
         plans.append(views.plan(StepAhead(dict(enumerate(sequences)), shape, most_emitted=0)))
         if step > 0:  # two in flight

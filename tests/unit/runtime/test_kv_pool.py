@@ -14,7 +14,7 @@ from toy_model import toy_manifest
 
 from specbuild.runtime.cache.page_pool import PagePool
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.row_placement import RowPlan, SlotCounter, cache_feeds
+from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, cache_feeds
 from specbuild.runtime.cache.sequence_pages import SequencePages
 from specbuild.runtime.errors import SpecbuildError
 
@@ -137,7 +137,7 @@ def test_feeds_name_the_live_pages_relative_to_the_window() -> None:
         holder.commit(length)
         holder.append(3)
     assert [h.first_page for h in holders] == [4, 0]
-    feeds = cache_feeds("sliding", holders, RowPlan([21, 3], [3, 2], [21, 3]), SlotCounter(80))
+    feeds = cache_feeds("sliding", holders, RowLayout([21, 3], [3, 2], [21, 3]), SlotCounter(80))
     table = feeds["sliding.page_table"]
     assert table.shape == (1, 2, 1, 2)
     assert table[0, 0, 0].tolist() == holders[0].table[4:6].tolist()
