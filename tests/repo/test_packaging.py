@@ -143,8 +143,8 @@ import specbuild
 assert time.process_time() - start_s < 0.05
 assert "numpy" not in sys.modules
 assert {
-    "Engine", "EngineConfig", "GenerateParams", "PrefillSchedule", "Prompt", "RuntimeSettings",
-    "SpeculativeConfig", "__version__", "errors",
+    "DraftSetting", "Engine", "EngineConfig", "GenerateParams", "Guide", "PrefillSchedule",
+    "Prompt", "RuntimeSettings", "SpeculativeConfig", "__version__", "errors",
 } == set(specbuild.__all__)
 assert set(specbuild.__all__) <= set(dir(specbuild))
 assert specbuild.__version__ == "VERSION"
