@@ -155,14 +155,14 @@ class Decoder(ABC):
         the iterator is exhausted. Raises RequestError if the sequence is too long, the engine has
         no scoring programs, or requests are being served.
         """
+        self._check_length(ids)
         num_prompt = len(ids) if prompt_tokens is None else prompt_tokens
         if not 1 <= num_prompt <= len(ids):
             raise RequestError(f"prompt_tokens is {num_prompt}, must be 1 to {len(ids)}")
-        self._check_length(ids)
-        return self._with_machine(self._score_rows(ids, num_prompt))
+        return self._with_lock(self._score_rows(ids, num_prompt))
 
-    def score_with_machine(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
-        """Iterate as :meth:`score` does. The caller holds :attr:`machine`."""
+    def score_with_lock(self, ids: Sequence[int]) -> Iterator[ScoredRows]:
+        """Iterate as :meth:`score` does. The caller holds :attr:`device_lock`."""
         self._check_length(ids)
         return self._score_rows(ids, len(ids))
 
@@ -171,7 +171,7 @@ class Decoder(ABC):
         if not 1 <= len(ids) <= limit:
             raise RequestError(f"cannot score {len(ids)} tokens, the engine scores 1 to {limit}")
 
-    def _with_machine(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
+    def _with_lock(self, rows: Iterator[ScoredRows]) -> Iterator[ScoredRows]:
         if not self.device_lock.acquire(blocking=False):
             raise RequestError("the engine is serving requests; score when they have finished")
         try:

@@ -264,7 +264,7 @@ class Session:
         """Return the scores, or the error that ended the scoring."""
         scores: list[TokenScore] = []
         try:
-            for rows in self._decoder.score_with_machine(scoring.ids):
+            for rows in self._decoder.score_with_lock(scoring.ids):
                 scores += token_scores(rows, scoring.ids, scoring.num_top)
                 if scoring.is_cancelled.is_set():
                     return RequestError("the scoring was cancelled")
