@@ -18,7 +18,7 @@ from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.plugins_cuda.moe.e2m1 import E2M1
 from specbuild.runtime.errors import SpecbuildError
 
-Tensors = dict[str, SynthTensor]
+SynthTensors = dict[str, SynthTensor]
 # How far scales deviate from their mean.
 _SCALE_STD = 0.2
 _MATRIX_AXES = 2
@@ -36,18 +36,18 @@ class WeightsFormat:
     ``section`` is ``quantization_config``.
     """
 
-    parts: Callable[[Noise, str, SynthTensor], Tensors]
+    parts: Callable[[Noise, str, SynthTensor], SynthTensors]
     group: int
     section: Mapping[str, Any]
 
 
-def quantized_weights(noise: Noise, tensors: Tensors, name: str) -> Tensors:
+def quantized_weights(noise: Noise, tensors: SynthTensors, name: str) -> SynthTensors:
     """The tensors of a checkpoint with the weights of its layers in the format of this name.
 
     Raises SpecbuildError where a row does not hold whole groups.
     """
     form = WEIGHTS_FORMATS[name]
-    made: Tensors = {}
+    made: SynthTensors = {}
     for key, tensor in tensors.items():
         if not is_quantized(key, tensor):
             made[key] = tensor
@@ -75,7 +75,7 @@ def _rows(
     return SynthTensor(dtype, shape, lambda first, end: make(torch.arange(first, end)))
 
 
-def _int4(noise: Noise, module: str, weight: SynthTensor) -> Tensors:
+def _int4(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
     """compressed-tensors' W4A16: eight codes a word."""
     rows, columns = weight.shape
     mean = _std(weight) / _rms([code - 8 for code in range(16)])
@@ -90,7 +90,7 @@ def _int4(noise: Noise, module: str, weight: SynthTensor) -> Tensors:
     }
 
 
-def _fp8(noise: Noise, module: str, weight: SynthTensor) -> Tensors:
+def _fp8(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
     rows, columns = weight.shape
 
     def codes(r: torch.Tensor) -> torch.Tensor:
@@ -104,7 +104,7 @@ def _fp8(noise: Noise, module: str, weight: SynthTensor) -> Tensors:
     }
 
 
-def _nvfp4(noise: Noise, module: str, weight: SynthTensor) -> Tensors:
+def _nvfp4(noise: Noise, module: str, weight: SynthTensor) -> SynthTensors:
     """compressed-tensors' NVFP4: the scale of the tensor divides."""
     rows, columns = weight.shape
     divisor = _NVFP4_SCALE * _rms(E2M1) / _std(weight)

@@ -15,9 +15,9 @@ from specbuild.builder.checkpoint.quantization.modelopt import ModelOptFormat
 from specbuild.builder.checkpoint.quantization.scheme import (
     QuantizationFormat,
     QuantizationScheme,
-    Tensors,
     read_weights,
 )
+from specbuild.builder.checkpoint.source import Tensors
 from specbuild.runtime.engine_dir.strict_json import shown
 from specbuild.runtime.errors import SpecbuildError
 

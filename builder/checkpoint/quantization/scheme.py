@@ -17,10 +17,9 @@ from specbuild.builder.checkpoint.quantization.tensor import (
     QuantizedSource,
     QuantizedTensor,
 )
-from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor, shorten
+from specbuild.builder.checkpoint.source import DTYPE_BITS, SourceTensor, Tensors, shorten
 from specbuild.runtime.errors import SpecbuildError
 
-Tensors = dict[str, SourceTensor]
 # The tensors of one module by what follows its name.
 Parts = Mapping[str, SourceTensor]
 WEIGHT = "weight"
