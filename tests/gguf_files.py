@@ -12,6 +12,13 @@ import torch
 from gguf.quants import dequantize, quantize
 
 Stored = tuple[np.ndarray, gguf.GGMLQuantizationType]
+# Types that gguf-py cannot pack: where their float16s are, and how large random codes then are.
+_SCALES = {
+    "Q2_K": {80: 12.0, 82: 8.0},
+    "Q3_K": {108: 45.0},
+    "IQ4_NL": {0: 65.0},
+    "IQ4_XS": {0: 1200.0},
+}
 _SUB_BLOCKS = {"Q4_K": 15, "Q5_K": 31}
 
 
@@ -23,7 +30,9 @@ def stored(tensor: torch.Tensor, kind: str) -> tuple[Stored, torch.Tensor]:
         plain = values.astype(np.float32 if kind == "F32" else np.float16)
         return (plain, dtype), torch.from_numpy(plain)
     pack = {"Q4_K": _pack_q45_k, "Q5_K": _pack_q45_k, "Q6_K": _pack_q6_k}.get(kind)
-    if pack is None:
+    if kind in _SCALES or kind == "NVFP4":
+        raw = _random_blocks(values, kind)
+    elif pack is None:
         raw = quantize(values, dtype)
     else:
         raw = pack(values.reshape(-1, 256), kind).reshape(*values.shape[:-1], -1)
@@ -88,6 +97,21 @@ def _add(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
         writer.add_string(name, value)
     else:
         writer.add_array(name, value)
+
+
+def _random_blocks(values: np.ndarray, kind: str) -> np.ndarray:
+    """Random codes that are about as large as float32 [..., w], in bytes [..., w / e * b]."""
+    elements, nbytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    generator = np.random.default_rng(len(values) + values.shape[-1])
+    count = values.size // elements
+    raw = generator.integers(0, 256, (count, nbytes), dtype=np.uint8)
+    sizes = values.std() * (0.5 + generator.random((count, 1)))
+    if kind == "NVFP4":  # four float8s, without a sign
+        scales = torch.from_numpy(sizes / 3.4).expand(-1, 4).to(torch.float8_e4m3fn)
+        raw[:, :4] = scales.contiguous().view(torch.uint8).numpy()
+    for place, unit in _SCALES.get(kind, {}).items():
+        raw[:, place : place + 2] = (sizes / unit).astype(np.float16).view(np.uint8)
+    return raw.reshape(*values.shape[:-1], -1)
 
 
 def _pack_q45_k(values: np.ndarray, kind: str) -> np.ndarray:

@@ -114,8 +114,8 @@ def mixed(name: str, shape: tuple[int, ...]) -> str:
     """Types as a mixture has them: F32 for what is small, others by what rows allow."""
     if len(shape) == 1 or name.endswith(("gate.weight", "router.weight", "bias")):
         return "F32"
-    wide = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0")
-    narrow = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+    wide = ("Q4_K", "Q5_K", "Q6_K", "Q4_0", "Q8_0", "Q2_K", "Q3_K", "IQ4_XS", "NVFP4", "MXFP4")
+    narrow = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL")
     plain = ("F16", "BF16", "F32")
     fits = wide if shape[-1] % 256 == 0 else narrow if shape[-1] % 32 == 0 else plain
     return fits[sum(name.encode()) % len(fits)]

@@ -110,7 +110,8 @@ def remade(
 def row_slices(tensor: SourceTensor, counts: Mapping[str, int]) -> dict[str, SourceTensor]:
     """The tensor's rows one part after the other: names to numbers of rows."""
     row_bytes = DTYPE_BITS[tensor.dtype] // 8 * math.prod(tensor.shape[1:])
-    load_as, slices, first = tensor.load_as, {}, 0
+    load_as, quantized, slices, first = tensor.load_as, tensor.quantized, {}, 0
+    rows = torch.arange(tensor.shape[0])
     for name, count in counts.items():
         cut = partial(torch.narrow, dim=0, start=first, length=count)
         slices[name] = replace(
@@ -120,7 +121,7 @@ def row_slices(tensor: SourceTensor, counts: Mapping[str, int]) -> dict[str, Sou
             load=partial(_cut, tensor.load, cut),
             offset=None if tensor.offset is None else tensor.offset + first * row_bytes,
             load_as=None if load_as is None else partial(_cut, load_as, cut),
-            quantized=None if tensor.quantized is None else tensor.quantized.select_rows(cut),
+            quantized=None if quantized is None else quantized.select_rows(cut(rows), len(rows)),
         )
         first += count
     return slices

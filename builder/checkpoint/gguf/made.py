@@ -94,8 +94,9 @@ def rows_of(
     made = made_of(name, [tensor], tensor.shape, select)
     if not is_quantised(tensor.kind.name) or len(tensor.shape) != _MATRIX_AXES:
         return made
+    count = tensor.shape[0]
     source = QuantizedSource(quantized_form(tensor), partial(read_quantized, tensor))
-    return replace(made, quantized=source.select_rows(select))
+    return replace(made, quantized=source.select_rows(select(torch.arange(count)), count))
 
 
 def made_of(

@@ -122,12 +122,11 @@ class QuantizedSource:
     form: QuantizedForm
     load: Callable[[], QuantizedTensor]
 
-    def select_rows(self, select: Callable[[Tensor], Tensor]) -> QuantizedSource:
-        """The weight of other rows; ``select`` takes the entries of a vector [N] that remain."""
-
-        def load() -> QuantizedTensor:
-            tensor = self.load()
-            return tensor.select_rows(select(torch.arange(tensor.shape[0])))
-
-        block = (1, self.form.block[1])
-        return QuantizedSource(replace(self.form, block=block), load)
+    def select_rows(self, rows: Tensor, count: int) -> QuantizedSource:
+        """The weight of these rows, int64 [n], of the ``count`` that it has."""
+        form = replace(
+            self.form,
+            block=(1, self.form.block[1]),
+            nbytes=self.form.nbytes * len(rows) // count,
+        )
+        return QuantizedSource(form, lambda: self.load().select_rows(rows))

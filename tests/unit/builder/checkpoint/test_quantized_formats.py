@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from llama_checkpoints import write_llama
+from llama_checkpoints import OF_KIND, write_llama
 from quantized_checkpoints import write_quantized
 from quantized_formats import FORMATS
 
@@ -39,3 +39,34 @@ def test_numbers_are_those_of_the_libraries(tmp_path: Path, name: str) -> None:
     assert quantization is not None
     assert quantization.scheme.split(" ")[0] in name
     assert len(found.source_types[_DOWN.replace("1", "N")]) == 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OF_KIND if kind != "qwen3_vl_text"])
+def test_every_family_reads_them(tmp_path: Path, kind: str) -> None:
+    """Also under other names, in stacks of experts, and where a projection is cut in three."""
+    write_llama(tmp_path / "model", kind)
+    write_quantized(tmp_path, FORMATS["compressed-tensors fp8 dynamic"])
+    found = read_target(tmp_path / "model", strict=False)
+    plain = read_target(tmp_path / "plain", strict=False)
+    assert found.geometry == plain.geometry
+    assert found.tensors.keys() == plain.tensors.keys()
+    for key, twin in plain.tensors.items():
+        assert torch.equal(found.tensors[key].load(), twin.load()), key
+    assert {"fp8 channel"} <= {name for types in found.source_types.values() for name in types}
+
+
+def test_rows_of_a_fused_projection_keep_their_codes(tmp_path: Path) -> None:
+    write_llama(tmp_path / "model", "phi3")
+    write_quantized(tmp_path, FORMATS["compressed-tensors w4a16 with zero points"])
+    tensors = read_target(tmp_path / "model", strict=True).tensors
+    stored = 0
+    for part in "qkv":
+        tensor = tensors[f"model.layers.1.self_attn.{part}_proj.weight"]
+        assert tensor.quantized is not None
+        parts = tensor.quantized.load()
+        assert parts.form == tensor.quantized.form
+        assert torch.equal(parts.dequantize(), tensor.load())
+        stored += parts.form.nbytes
+    # Codes of four bits, fp32 scales and zero points of groups of 32, and the shape.
+    rows, columns = 64 + 2 * 32, 64
+    assert stored == rows * columns // 2 + rows * columns // 32 * 4 + rows * columns // 64 + 16
