@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from specbuild.cli.options.shared import Invocation
+from specbuild.cli.options.vllm_flags import serve_words
 from specbuild.cli.terminal.failures import (
     EXIT_BROKEN_PIPE,
     EXIT_INTERRUPTED,
@@ -116,8 +117,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # tables and messages hold characters that not every encoding has
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    words = _current_names(list(sys.argv[1:] if arguments is None else arguments))
     try:
+        words = _current_names(list(sys.argv[1:] if arguments is None else arguments))
         with sigterm_raised():
             result = command_line(words[0] if words else None)(
                 args=words,
@@ -146,6 +147,11 @@ def _current_names(words: list[str]) -> list[str]:
         words = [current, *words[1:]]
     if words[:1] == ["bench"]:
         words = _bench_words(words)
+    if words[:1] == ["serve"]:
+        translated, notes = serve_words(words[1:])
+        words = ["serve", *translated]
+        for note in notes:
+            _say(note)
     for old in _RENAMED_OPTIONS.keys() & set(words):
         _say(f"warning: {old} is deprecated; use {_RENAMED_OPTIONS[old]}")
     return [_RENAMED_OPTIONS.get(word, word) for word in words]
