@@ -79,7 +79,7 @@ def serve(
     """Serve a model over HTTP with OpenAI's API.
 
     A checkpoint, a GGUF file or a Hugging Face model is built into an engine once.
-    Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/models,
+    Routes: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /v1/models,
     /tokenize, /detokenize, /health, /metrics, and a chat page at /. On SIGTERM and
     ctrl-C open requests finish; a second ctrl-C aborts them.
 

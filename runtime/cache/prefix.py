@@ -132,6 +132,7 @@ class PrefixCache:
             raise SpecbuildError(f"the prefix cache needs pages of one size, not {sorted(sizes)}")
         (self.page_size,) = sizes
         self.statistics = PrefixStatistics()
+        self._resets = 0
         self.publish_generated = publish_generated
         self.lookahead_tokens = int(drafts)
         windows = {group.name: group.window for group in groups}
@@ -159,7 +160,16 @@ class PrefixCache:
 
     def begin(self, prompt_ids: np.ndarray, salt: str | None) -> SequencePrefix:
         """Return the prefix of a prompt, int32 [·]. Prompts with different salts share no pages."""
+        if self._resets:
+            salt = f"{self._resets}:{salt or ''}"
         return SequencePrefix(prompt_ids, salt, self, len(prompt_ids))
+
+    def reset(self) -> None:
+        """Let no later sequence match pages of earlier ones, which are evicted as unused ones are.
+
+        It may be called from any thread.
+        """
+        self._resets += 1
 
     def match(self, prefix: SequencePrefix, *, drafts: Collection[str]) -> MatchResult:
         """Find the longest cached prefix of a prompt, without its last token.

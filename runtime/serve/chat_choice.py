@@ -90,6 +90,40 @@ class ChatFields(TextFields):
             raise unsupported("modalities", "the model generates text only")
 
 
+class BatchChatFields(ChatFields):
+    """The body of several chats with the same fields. Each has one choice, in order."""
+
+    route: ClassVar[RouteName] = "batch_chat"
+    messages: JsonList[JsonList[dict[str, Any]]]  # type: ignore[assignment]
+
+    def chats(self) -> list[ChatFields]:
+        """Return the body of each chat. ApiError for a stream, several choices or tools."""
+        for field, is_used in (
+            ("stream", self.stream),
+            ("n", self.num_choices != 1),
+            ("tools", self.tools),
+        ):
+            if is_used:
+                raise unsupported(field, "use /v1/chat/completions")
+        if not self.messages:
+            raise invalid_value("messages", "messages is empty; give at least one chat")
+        fields = {name: getattr(self, name) for name in self.model_fields_set} | {"stream": False}
+        chats = [ChatFields(**(fields | {"messages": messages})) for messages in self.messages]
+        chats[0].refuse_unsupported()
+        return chats
+
+    @staticmethod
+    def joined(answers: Sequence[Any]) -> dict[str, Any]:
+        """Return the answers of the chats as one, with their token counts added."""
+        usage: dict[str, Any] = {}
+        for answer in answers:
+            for name, count in answer["usage"].items():
+                if isinstance(count, int):
+                    usage[name] = usage.get(name, 0) + count
+        choices = [answer["choices"][0] | {"index": i} for i, answer in enumerate(answers)]
+        return {**answers[0], "choices": choices, "usage": usage}
+
+
 class ChatChoice:
     """One output of a chat, in OpenAI's format."""
 
@@ -171,6 +205,8 @@ class ChatChoice:
             "logprobs": None,
             "finish_reason": finish_reason,
         }
+        if finish_reason is not None:
+            choice["stop_reason"] = self.output.stop_text
         return choice if tokens is None else choice | self._details(tokens)
 
     def _delta(self, delta: Delta) -> dict[str, Any]:

@@ -16,7 +16,7 @@ log = logging.getLogger("specbuild.serve")
 
 
 class KeyCheck:
-    """Accepts requests with one of the keys as ``Authorization: Bearer KEY``.
+    """Accepts requests with one of the keys as ``Authorization: Bearer KEY`` or ``x-api-key: KEY``.
 
     Paths for which ``needs_key`` returns False need no key. Without ``keys`` no path needs one.
     """
@@ -31,8 +31,11 @@ class KeyCheck:
         if scope["type"] != "http" or not self._digests or not self._needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        scheme, _, key = header.partition(b" ")
+        headers = dict(scope["headers"])
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if not key:
+            # Anthropic's header.
+            scheme, key = b"bearer", headers.get(b"x-api-key", b"")
         digest = hashlib.sha256(key.strip()).digest()
         # Compare all keys in constant time, so that response times reveal nothing about them.
         matches = [hmac.compare_digest(digest, accepted) for accepted in self._digests]

@@ -49,7 +49,7 @@ class Endpoint(Generic[Body]):
             check_media_type(scope)
             body = self._parse(await read_body(scope, receive))
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(send, error, self._model.error_body(error))
             return
         answer = asyncio.create_task(self._answer(body, send))
         disconnect = asyncio.create_task(_disconnected(receive))
@@ -81,9 +81,9 @@ class Endpoint(Generic[Body]):
                 await send_json(send, answer)
             else:
                 async with aclosing(answer):
-                    await _send_events(send, answer)
+                    await _send_events(send, answer, self._model.error_body)
         except ApiError as error:
-            await send_error(send, error)
+            await send_error(send, error, self._model.error_body(error))
 
 
 def check_media_type(scope: Scope) -> None:
@@ -162,14 +162,16 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: ApiError) -> None:
-    """Send an error."""
+async def send_error(send: Send, error: ApiError, body: Mapping[str, Any] | None = None) -> None:
+    """Send an error, by default in OpenAI's form."""
     # The rest of a body that is too long or late is not read, so the connection must close.
     headers = error.headers | ({"connection": "close"} if error.status in (408, 413) else {})
-    await send_json(send, error.body, error.status, headers)
+    await send_json(send, body or error.body, error.status, headers)
 
 
-async def _send_events(send: Send, chunks: Chunks) -> None:
+async def _send_events(
+    send: Send, chunks: Chunks, error_body: Callable[[ApiError], dict[str, Any]]
+) -> None:
     """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
 
     A chunk with a ``type`` is an event of that name. A stream without types ends with ``[DONE]``.
@@ -184,8 +186,10 @@ async def _send_events(send: Send, chunks: Chunks) -> None:
     except ApiError as error:
         if not started:
             raise
-        body = error.body
-        await send(_event_message({"type": "error", **body["error"]} if has_types else body))
+        body = error_body(error)
+        if has_types and "type" not in body:
+            body = {"type": "error", **body["error"]}
+        await send(_event_message(body))
     await send({"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"})
 
 

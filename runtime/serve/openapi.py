@@ -51,6 +51,8 @@ def openapi_document(operations: Sequence[Operation]) -> Schema:
         schema_generator=_WithoutTitles,
     )
     error = object_schema(message="string", type="string", param="string?", code="string?")
+    # Errors of Anthropic's routes have neither a parameter nor a code.
+    error["required"] = ["message", "type"]
     schemas = {
         **_readable(defined["$defs"]),
         "Error": {"type": "object", "properties": {"error": error}, "required": ["error"]},

@@ -65,6 +65,11 @@ class Output:
         """The reasoning so far."""
         return "".join(self._reasoning)
 
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the output, or None."""
+        return self._parser.stop_text
+
     def add(self, batch: TokenBatch) -> list[Delta]:
         """Return the deltas of a batch, and set :attr:`finish_reason` if it ends the output."""
         deltas: list[Delta] = []

@@ -17,18 +17,22 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from specbuild.runtime.serve.errors import unsupported
+from specbuild.runtime.serve.errors import ApiError, unsupported
 
 Item = TypeVar("Item")
 # Validation stops at the first invalid item, since each error takes a kilobyte.
 JsonList = Annotated[list[Item], Field(fail_fast=True)]
-RouteName = Literal["completions", "chat", "responses", "tokenize", "detokenize"]
+RouteName = Literal[
+    "completions", "chat", "responses", "tokenize", "detokenize", "messages", "count_tokens",
+    "batch_chat",
+]  # fmt: skip
 GENERATION: tuple[RouteName, ...] = ("completions", "chat", "responses")
 TEXT: tuple[RouteName, ...] = ("completions", "chat")
 CHATS: tuple[RouteName, ...] = ("chat", "tokenize")
 _COMPLETIONS: tuple[RouteName, ...] = ("completions",)
 _CHAT: tuple[RouteName, ...] = ("chat",)
 _RESPONSES: tuple[RouteName, ...] = ("responses",)
+_MESSAGES: tuple[RouteName, ...] = ("messages", "count_tokens")
 # Unknown field names that were logged; the number is limited.
 _LOGGED: set[str] = set()
 _MAX_LOGGED = 100
@@ -89,6 +93,9 @@ IGNORED = (
     ),
     IgnoredField("guided_decoding_backend", GENERATION, "there is one backend, llguidance"),
     IgnoredField("structured_outputs.disable_fallback", GENERATION, "there is no fallback backend"),
+    IgnoredField("metadata", ("messages",), "labels of Anthropic's logs"),
+    IgnoredField("service_tier", ("messages",), "price and latency class of Anthropic"),
+    IgnoredField("cache_control", _MESSAGES, "the prefix cache needs no marks"),
     IgnoredField("stream_options.include_usage", _RESPONSES, "response.completed always has usage"),
 )
 
@@ -156,6 +163,10 @@ REFUSED = (
     ),
     RefusedField("reasoning.context", _RESPONSES, "send the reasoning items to keep", ("auto",)),
     RefusedField("reasoning.mode", _RESPONSES, "set reasoning.effort", ("standard",)),
+    # Anthropic's servers.
+    RefusedField("container", _MESSAGES, "this server runs no code"),
+    RefusedField("mcp_servers", _MESSAGES, _SERVER_SEARCH, ([],)),
+    RefusedField("context_management", _MESSAGES, "shorten the messages"),
     # Structured output.
     RefusedField("guided_whitespace_pattern", GENERATION, _FORM),
     RefusedField("structured_outputs.whitespace_pattern", GENERATION, _FORM),
@@ -196,6 +207,11 @@ class RequestFields(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
     route: ClassVar[RouteName]
+
+    @classmethod
+    def error_body(cls, error: ApiError) -> dict[str, Any]:
+        """Return an error in the form of the route's API."""
+        return error.body
 
     def refuse_unsupported(self) -> None:
         """Raise ApiError for the first refused field, and log unknown names."""

@@ -44,6 +44,11 @@ class TextCodec:
         return None if self._template is None else self._template.source
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The tokenizer's configuration, empty without one."""
+        return dict(self._config)
+
+    @property
     def tokenizer_json(self) -> str:
         """The tokenizer as the text of a ``tokenizer.json``."""
         return self._tokenizer.description

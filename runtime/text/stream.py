@@ -91,6 +91,8 @@ class StopText:
         self._held = ""
         self._parts: list[str] = []
         self.stopped = False
+        # The stop string that ended the text.
+        self.matched: str | None = None
 
     @property
     def emitted(self) -> str:
@@ -102,10 +104,10 @@ class StopText:
         if self.stopped:
             return ""
         text = self._held + new
-        ends = [(text.find(stop), len(stop)) for stop in self._stop if stop in text]
+        ends = [(text.find(stop), len(stop), stop) for stop in self._stop if stop in text]
         if ends:
             self.stopped = True
-            place, length = min(ends)
+            place, length, self.matched = min(ends)
             text, self._held = text[: place + length * self._include], ""
         else:
             keep = max((begun(text, stop) for stop in self._stop), default=0)
@@ -136,6 +138,11 @@ class TextStream:
     def stopped(self) -> bool:
         """Whether a stop string is complete."""
         return self._text.stopped
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, or None."""
+        return self._text.matched
 
     def push(self, token_id: int) -> str:
         """Text to give out with this token; ``stopped`` turns true where it completes a stop."""

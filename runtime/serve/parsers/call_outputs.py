@@ -190,6 +190,11 @@ class CallOutputParser:
         return self._stop.stopped
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        return self._stop.matched
+
+    @property
     def in_content(self) -> bool:
         """Whether the output is not known to be calls."""
         return not self._is_held or self._style.begin.match(self._held) is None
@@ -247,6 +252,7 @@ class CallOutputFormat:
     """Outputs that are either content or calls in one style."""
 
     supports_tools = True
+    limits_reasoning = False
     call_id: MakeCallId | None = None
     stop_token_ids: tuple[int, ...] = ()
 

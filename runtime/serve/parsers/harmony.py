@@ -42,6 +42,7 @@ class HarmonyParser:
         self._num_calls = 0
         self._has_answer = False
         self.stopped = False
+        self.stop_text: str | None = None
 
     @property
     def in_content(self) -> bool:
@@ -122,6 +123,7 @@ class HarmonyParser:
 
     def _delta(self, body: TextStream, text: str) -> list[Delta]:
         self.stopped = self.stopped or body.stopped
+        self.stop_text = self.stop_text or body.matched
         if not text:
             return []
         if self._kind == "tool":

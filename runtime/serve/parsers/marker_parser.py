@@ -91,6 +91,11 @@ class MarkerParser:
         return self._stop.stopped
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        return self._stop.matched
+
+    @property
     def in_content(self) -> bool:
         """Whether neither reasoning nor a call is open."""
         return self._state in ("start", "content")

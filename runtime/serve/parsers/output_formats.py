@@ -80,6 +80,9 @@ class OutputFormat(Protocol):
     stop_token_ids: tuple[int, ...]
     """Tokens that end a turn in addition to the model's ends of sequence."""
 
+    limits_reasoning: bool
+    """Whether :meth:`reasoning_budget` returns a limit."""
+
     call_id: MakeCallId | None
     """Returns the id of a call from the function's name and the number of earlier calls.
 
@@ -115,6 +118,7 @@ class TextFormat:
     """Outputs that consist of content only."""
 
     supports_tools = False
+    limits_reasoning = False
     call_id: MakeCallId | None = None
     stop_token_ids: tuple[int, ...] = ()
 
@@ -150,6 +154,7 @@ class HarmonyFormat:
     """Harmony, with the engine's control tokens. RequestError if the tokenizer lacks one."""
 
     supports_tools = True
+    limits_reasoning = True
     call_id: MakeCallId | None = None
 
     def __init__(self, codec: TextCodec) -> None:
@@ -218,6 +223,8 @@ class MarkerFormat:
         self.supports_tools = call_format is not None
         self.call_id = None if call_format is None else call_format.call_id
         self._eos = tuple(eos)
+        has_markers = None not in (codec.token_id(THINK), codec.token_id(THINK_END))
+        self.limits_reasoning = has_reasoning and has_markers
 
     def parser(
         self,

@@ -54,6 +54,11 @@ class OutputParser(Protocol):
         ...
 
     @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        ...
+
+    @property
     def in_content(self) -> bool:
         """Whether the current position is in content."""
         ...
@@ -82,6 +87,11 @@ class TextParser:
     def stopped(self) -> bool:
         """Whether a stop string was found."""
         return self._text.stopped
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        return self._text.matched
 
     def push(self, token_id: int) -> list[Delta]:
         """Return the text that the token completes."""
