@@ -150,8 +150,9 @@ def _written(
     )
     stored = {} if held else lowered.weights
     parts = BuiltParts(
-        target, inputs.drafts, lowered.plan, lowered.models, stored, inputs.warnings, device
-    )
+        target, inputs.drafts, lowered.plan, lowered.models, stored, inputs.warnings, device,
+        quantized=lowered.quantized,
+    )  # fmt: skip
     with staged_engine(output, force=options.force) as folder:
         if lowered.make_plans is not None:
             plans, reports = lowered.make_plans(folder)

@@ -108,7 +108,7 @@ def settled_inputs(
         raise SpecbuildError(f"--draft-dtype {dtype} needs a draft; add --draft")
     _require_kinds(read, backend.facts)
     drafts = [_stored_draft(draft, options, backend) for draft in read]
-    target = _coded_target(target, options.kernels.weights_dtype)
+    target = _coded_target(target, options.kernels.rounds_to)
     backend.check(options, target.geometry, None)
     for draft in drafts:
         backend.check(options, target.geometry, draft.geometry)
@@ -152,8 +152,15 @@ def _require_kinds(drafts: Sequence[DraftCheckpoint], facts: BackendFacts) -> No
 
 def _coded_target(target: TargetCheckpoint, dtype: str | None) -> TargetCheckpoint:
     """The target with how its projections are stored, and a warning where that is lossy."""
-    if dtype is None or dtype == "bf16":
+    if dtype is None:
         return target
+    quantized = next((t for t in target.tensors.values() if t.quantized is not None), None)
+    if quantized is not None and quantized.quantized is not None:
+        raise SpecbuildError(
+            f"--weights-dtype {dtype}: the checkpoint is quantized already ({quantized.name} is "
+            f"{quantized.quantized.form.name}), and rounding it again would add an error; omit the "
+            "option, or pass bf16"
+        )
     said = (
         f"target: its projections and head are rounded to {dtype}, so outputs are no longer those "
         "of the checkpoint; specbuild compare says what that costs on a text",

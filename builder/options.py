@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
+from specbuild.builder.kernel_options import CpuOptions, KernelOptions
 from specbuild.builder.option_group import Described, HostDrafterName, OptionGroup
 from specbuild.builder.option_readers import memory_size, places
 from specbuild.builder.suffix_options import SuffixOptions
@@ -134,37 +135,6 @@ class DraftStorageOptions(OptionGroup):
 @dataclass(frozen=True, kw_only=True)
 class DraftOptions(DraftStorageOptions, TreeOptions):
     """The largest draft tree of an engine, and how its draft attends and is stored."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelOptions(OptionGroup):
-    """Which variants of CUDA kernels an engine takes."""
-
-    PANEL: ClassVar[str] = "CUDA kernels"
-
-    tactics: Annotated[
-        Path | None,
-        Described(
-            "Tactic file written by tune, instead of the included one.", "FILE", recorded=False
-        ),
-    ] = None
-    weights_dtype: Annotated[
-        Literal["bf16", "fp8", "mxfp4"] | None,
-        Described(
-            "Storage type of the model's projections and head in a CUDA engine: bf16, "
-            "fp8 (lossy) or mxfp4 (lossy). A CPU engine rounds the weights but keeps "
-            "their size.",
-            "TYPE",
-            shown="bf16",
-        ),
-    ] = None
-    prefilter_head: Annotated[
-        bool, Described("Preselect tokens with an int8 copy of the head: same tokens, faster.")
-    ] = False
-    tuned_only: Annotated[
-        bool,
-        Described("Refuse shapes for which the tactic file has no measurement.", recorded=False),
-    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -354,7 +324,8 @@ class BuildOptions(OptionGroup):
     limits: LimitOptions = LimitOptions()
     drafting: DraftOptions = DraftOptions()
     suffix: SuffixOptions = field(default_factory=SuffixOptions)
-    kernels: KernelOptions = KernelOptions()
+    kernels: KernelOptions = field(default_factory=KernelOptions)
+    cpu: CpuOptions = field(default_factory=CpuOptions)
     tensorrt: TensorRtOptions = field(default_factory=TensorRtOptions)
     specpv: SpecPvOptions = SpecPvOptions()
     dsa: DsaOptions = DsaOptions()

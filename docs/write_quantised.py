@@ -16,7 +16,15 @@ PAGE = Path(__file__).with_name("quantised-checkpoints.md")
 BEGIN = "<!-- The table of formats is generated: `make docs` writes it. -->\n"
 END = "<!-- End of the table of formats. -->\n"
 HEAD = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA and TensorRT")
-DEQUANTIZED = ("fp32", "bf16")
+# CPU engines have products with integer codes only.
+FLOATS = ("FP8", "float8", "nf4")
+
+
+def on_cpu(stored: str) -> str:
+    """How a CPU engine stores what the table calls ``stored``."""
+    if "MXFP8" in stored:
+        return "codes; MXFP8 fp32"
+    return "fp32" if any(name in stored for name in FLOATS) else "codes"
 
 
 def rows() -> Iterator[tuple[str, ...]]:
@@ -24,11 +32,11 @@ def rows() -> Iterator[tuple[str, ...]]:
     for known in FORMATS:
         for stored, bits in known.stored.items():
             methods = ", ".join(f"`{method}`" for method in known.methods)
-            yield methods, stored, bits, *DEQUANTIZED
+            yield methods, stored, bits, on_cpu(stored), "bf16"
     for kind in READ.values():
         if is_quantised(kind.name):
             bits = f"{8 * kind.nbytes / kind.elements:g}"
-            yield "GGUF", kind.name, bits, *DEQUANTIZED
+            yield "GGUF", kind.name, bits, on_cpu(kind.name), "bf16"
     yield "`mxfp4` and GGUF", "experts of GPT-OSS", "4.25", "fp32", "the stored values"
 
 

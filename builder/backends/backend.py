@@ -25,6 +25,7 @@ from specbuild.plugins_cuda.launches import Unsupported
 from specbuild.runtime.engine_dir.backends import BackendFacts
 from specbuild.runtime.engine_dir.drafters.record import DRAFT_MODEL_ROLES, DraftGeometry, own_name
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
 # The roles that are models; the others are single ops.
 MODEL_ROLES = ("target", *DRAFT_MODEL_ROLES)
@@ -57,7 +58,8 @@ class Lowered:
     """Files and weights; ``models`` are the graphs among the files, by role.
 
     ``plan`` is the engine's, with what the backend settled of it. ``refused`` are the kernels and
-    sizes that gave way to others. ``make_plans`` builds the engines
+    sizes that gave way to others. ``quantized`` describes products with codes of the checkpoint.
+    ``make_plans`` builds the engines
     that take the graphs' place, None where there are none; they hold the weights too, unless these
     are ``weights_beside``.
     """
@@ -69,6 +71,7 @@ class Lowered:
     passes: tuple[PassResult, ...]
     refused: tuple[Unsupported, ...] = ()
     cuda: CudaReport | None = None
+    quantized: QuantizedProducts | None = None
     make_plans: MakePlans | None = None
     weights_beside: bool = False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbuild.builder.kernel_options import CpuOptions
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.tensorrt_options import TensorRtOptions
 from specbuild.runtime.errors import SpecbuildError
@@ -11,6 +12,12 @@ def refuse_tensorrt_options(asked: BuildOptions) -> None:
     """SpecbuildError names the first option that only TensorRT knows."""
     for name in asked.tensorrt.given():
         raise SpecbuildError(f"{TensorRtOptions.flag(name)} needs --backend tensorrt")
+
+
+def refuse_cpu_options(asked: BuildOptions) -> None:
+    """SpecbuildError names the first option that only CPU engines take."""
+    for name in asked.cpu.given():
+        raise SpecbuildError(f"{CpuOptions.flag(name)} needs --backend cpu")
 
 
 def refuse_kernel_options(asked: BuildOptions) -> None:

@@ -19,7 +19,14 @@ from specbuild.builder.graph.passes.weights import Recipe, recipe_of
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, own_name
-from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role, StoredFile, StoredTensor
+from specbuild.runtime.engine_dir.manifest import (
+    Manifest,
+    Port,
+    Role,
+    StoredFile,
+    StoredTensor,
+)
+from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class BuiltParts:
     warnings: tuple[str, ...]
     device: str
     plans: BuiltPlans | None = None
+    quantized: QuantizedProducts | None = None
 
 
 def graph_file(role: str) -> str:
@@ -75,6 +83,7 @@ def engine_manifest(
         tensorrt=None if parts.plans is None else parts.plans.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
         state_groups=parts.plan.states,
+        quantized=parts.quantized,
     )
 
 

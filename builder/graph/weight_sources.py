@@ -146,9 +146,11 @@ class WeightSources:
 
     def _recipe(self, source: SourceTensor) -> Recipe:
         if not self._converts(source):
-            return Recipe(source.shape, TORCH_DTYPES[source.dtype], source.sources, source.load)
-        assert self._floats is not None
-        return Recipe(source.shape, self._floats, source.sources, _converting(source, self._floats))
+            dtype, load = TORCH_DTYPES[source.dtype], source.load
+        else:
+            assert self._floats is not None
+            dtype, load = self._floats, _converting(source, self._floats)
+        return Recipe(source.shape, dtype, source.sources, load, source.quantized)
 
     def _rope(self, name: str, shape: tuple[int, ...], group: str) -> Recipe:
         target = self._target.geometry

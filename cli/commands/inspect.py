@@ -105,7 +105,7 @@ def _show_engine(
     engine: Path, *, max_batch_size: int | None, max_seq_len: int | None, as_json: bool
 ) -> None:
     from specbuild.builder.engine.cache_capacity import cache_capacity
-    from specbuild.cli.tables.build_facts import build_facts, refused_table, source_types_table
+    from specbuild.cli.tables.build_facts import build_facts, build_tables
     from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
     from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.engine_dir.files import manifest_digest_of, read_manifest
@@ -150,10 +150,8 @@ def _show_engine(
         from specbuild.cli.tables.tensorrt_tables import tensorrt_tables
 
         output().print(tensorrt_tables(manifest, manifest.tensorrt))
-    if built.source_types:
-        output().print(source_types_table(built))
-    if built.refused:
-        output().print(refused_table(built.refused))
+    for table in build_tables(manifest, built):
+        output().print(table)
     if facts_of_plan is not None:
         output().print(plan_tables(facts_of_plan))
     if costs is not None:

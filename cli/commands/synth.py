@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from specbuild.builder.kernel_options import KernelOptions
 from specbuild.builder.option_group import HostDrafterName
 from specbuild.builder.options import (
     BuildOptions,
     DraftOptions,
     DsaOptions,
-    KernelOptions,
     LimitOptions,
     SpecPvOptions,
 )

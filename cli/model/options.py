@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 import typer
 
+from specbuild.builder.kernel_options import KernelOptions
 from specbuild.builder.option_group import Described, OptionGroup
-from specbuild.builder.options import BuildOptions, DraftStorageOptions, KernelOptions, LimitOptions
+from specbuild.builder.options import BuildOptions, DraftStorageOptions, LimitOptions
 from specbuild.builder.speculative_config import EngineConfig
 from specbuild.cli.terminal import machine
 from specbuild.cli.terminal.console import messages

@@ -11,7 +11,12 @@ from specbuild.cli.report.charts import Bar, Line, bars, lines
 from specbuild.cli.report.engine_facts import EngineFacts
 from specbuild.cli.report.markup import Section, converted, figure, paragraph, table
 from specbuild.cli.report.records import Record
-from specbuild.cli.tables.build_facts import REPORT_FILE, refused_table, source_types_table
+from specbuild.cli.tables.build_facts import (
+    REPORT_FILE,
+    quantized_table,
+    refused_table,
+    source_types_table,
+)
 from specbuild.cli.tables.cache_tables import cache_tables
 from specbuild.cli.tables.engine_table import (
     draft_table,
@@ -95,6 +100,8 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
         yield figure(converted(refused_table(build.refused)), "", source=REPORT_FILE)
     if build.source_types:
         yield figure(converted(source_types_table(build)), "", source=REPORT_FILE)
+    if manifest.quantized is not None:
+        yield figure(converted(quantized_table(manifest.quantized)), "", source=MANIFEST_FILE)
     if manifest.roles:
         yield figure(converted(roles_table(manifest)), "", source=MANIFEST_FILE)
     if build.passes:

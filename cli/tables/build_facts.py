@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import Manifest
+from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 from specbuild.runtime.engine_dir.strict_json import from_json, parsed
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
@@ -96,6 +97,16 @@ def _of(kind: type[FactsT], entry: Mapping[str, object]) -> FactsT:
     return from_json(kind, values, REPORT_FILE)
 
 
+def build_tables(manifest: Manifest, built: BuildFacts) -> Iterator[Table]:
+    """The types of a GGUF file, the forms of quantized weights, and the omitted kernels."""
+    if built.source_types:
+        yield source_types_table(built)
+    if manifest.quantized is not None:
+        yield quantized_table(manifest.quantized)
+    if built.refused:
+        yield refused_table(built.refused)
+
+
 def source_types_table(built: BuildFacts) -> Table:
     """The scheme, and a row for each kind of tensor with its types and how many have each."""
     from specbuild.cli.terminal.console import fact_table
@@ -105,6 +116,19 @@ def source_types_table(built: BuildFacts) -> Table:
         table.add_row(name, text)
     for kind, counts in built.source_types.items():
         table.add_row(kind, ", ".join(f"{name} × {count}" for name, count in counts.items()))
+    return table
+
+
+def quantized_table(quantized: QuantizedProducts) -> Table:
+    """A row for each type of quantized weights: how many there are, and how they are stored."""
+    from specbuild.cli.terminal.console import fact_table
+
+    table = fact_table(f"quantized weights, {quantized.math} math")
+    for form in quantized.forms:
+        stored = f"{form.bits} bits, a scale for {form.block} values"
+        if form.dequantized is not None:
+            stored = f"dequantized to fp32: {form.dequantized}"
+        table.add_row(f"{form.type} × {form.weights}", stored)
     return table
 
 

@@ -22,6 +22,7 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 from specbuild.runtime.engine_dir.strict_json import KEY
 
 MANIFEST_FILE = "manifest.json"
@@ -308,7 +309,8 @@ class Manifest:
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
     backends. ``logit_processor_steps``: the plan has programs that change logits.
     ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
-    recurrent states of layers without keys and values.
+    recurrent states of layers without keys and values. ``quantized`` describes products with the
+    codes of a quantized checkpoint, None where all weights are floats.
     """
 
     format_version: int
@@ -337,6 +339,9 @@ class Manifest:
         default=None, metadata=of_feature("generation_defaults")
     )
     state_groups: tuple[StateGroup, ...] = field(default=(), metadata=of_feature("gated_delta"))
+    quantized: QuantizedProducts | None = field(
+        default=None, metadata=of_feature("quantized_products")
+    )
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

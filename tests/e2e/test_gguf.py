@@ -75,7 +75,10 @@ def test_tokens_and_files_are_those_from_safetensors(
     outputs, files = [], []
     for place, model in enumerate(write(tmp_path)):
         engine = tmp_path / f"engine{place}"
-        built = command("build", "--model", model, "--output", engine, "--max-seq-len", 64)
+        built = command(
+            *("build", "--model", model, "--output", engine, "--max-seq-len", 64),
+            *("--weights-dtype", "bf16"),
+        )
         assert built.code == 0, built.err
         stored = read_manifest(engine).files
         files.append({n: f.xxh3_128 for n, f in stored.items() if n.endswith((".onnx", "tensors"))})

@@ -22,19 +22,25 @@ ACTIVATIONS = "not rounded (the scheme: float4, dynamic, a tensor_group)"
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tokens_are_those_of_transformers(tmp_path: Path, command: Command, name: str) -> None:
+    """With the codes of the checkpoint, and with weights dequantized when the engine is built."""
     write_llama(tmp_path / "model")
     write_quantized(tmp_path, FORMATS[name])
-    engine = tmp_path / "engine"
-    built = command("build", "--model", tmp_path / "model", "--output", engine, "--max-seq-len", 64)
-    assert built.code == 0, built.err
     prompt = (3, 7, 9)
-    params = GenerateParams(max_new_tokens=48, ignore_eos=True)
-    events = Engine.load(engine).generate(Prompt("0", prompt_ids=prompt), params, speculation=None)
-    (output,) = (e.record.output_ids for e in events if isinstance(e, FinishEvent))
-    ids = torch.tensor([[*prompt, *output]])
-    with torch.no_grad():
-        best = load_target(tmp_path / "plain", teacher=False)(ids).logits[0].argmax(-1)
-    assert list(output) == best[len(prompt) - 1 : -1].tolist()
+    for option in (("--weights-dtype", "bf16"), ("--cpu-math", "exact")):
+        engine = tmp_path / option[1]
+        built = command(
+            *("build", "--model", tmp_path / "model", "--output", engine, "--max-seq-len", 64),
+            *option,
+        )
+        assert built.code == 0, built.err
+        params = GenerateParams(max_new_tokens=48, ignore_eos=True)
+        asked = (Prompt("0", prompt_ids=prompt), params)
+        events = Engine.load(engine).generate(*asked, speculation=None)
+        (output,) = (e.record.output_ids for e in events if isinstance(e, FinishEvent))
+        ids = torch.tensor([[*prompt, *output]])
+        with torch.no_grad():
+            best = load_target(tmp_path / "plain", teacher=False)(ids).logits[0].argmax(-1)
+        assert list(output) == best[len(prompt) - 1 : -1].tolist(), option
 
 
 def test_experts_are_read_one_by_one(tmp_path: Path, command: Command) -> None:

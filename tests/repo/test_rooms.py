@@ -54,7 +54,8 @@ BUILDER = {
     "option_readers": "",
     "suffix_options": "option_group",
     "tensorrt_options": "option_group",
-    "options": "option_group option_readers suffix_options tensorrt_options",
+    "kernel_options": "option_group",
+    "options": "kernel_options option_group option_readers suffix_options tensorrt_options",
     "yaml_file": "",
     "speculative_config": "option_group options yaml_file",
     "checkpoint": "durable",
@@ -65,14 +66,15 @@ BUILDER = {
     "engine": "durable progress option_group options checkpoint graph",
     "op_graphs": "families graph",
     "graphs": "progress families graph engine op_graphs",
-    "backends/foreign_options": "tensorrt_options options",
+    "backends/foreign_options": "kernel_options tensorrt_options options",
     "backends/unlowered_parts": "",
     "backends/backend": "options progress graph engine",
-    "backends/cpu": "options progress graph engine backends/backend backends/foreign_options",
+    "backends/cpu": "options progress checkpoint graph engine backends/backend "
+    "backends/foreign_options",
     "backends/cuda": "durable options progress families graph engine backends/backend "
     "backends/foreign_options backends/unlowered_parts backends/cuda/kernel_limits "
     "backends/cuda/step",
-    "backends/tensorrt": "durable tensorrt_options options progress",
+    "backends/tensorrt": "durable tensorrt_options options progress backends/foreign_options",
     "backends/tensorrt/plugins": "options progress families graph engine backends/backend "
     "backends/cuda backends/cuda/step backends/tensorrt",
     "backends/tensorrt/standard": "options progress families graph engine backends/backend "

@@ -12,6 +12,10 @@ from specbuild.builder.backends.backend import (
     run_role_passes,
 )
 from specbuild.builder.backends.cpu.lowering import cpu_passes
+from specbuild.builder.backends.cpu.quantized_products import (
+    QuantizedWeights,
+    quantize_products,
+)
 from specbuild.builder.backends.cpu.sizes import SIZES
 from specbuild.builder.backends.foreign_options import (
     refuse_kernel_options,
@@ -74,14 +78,20 @@ class CpuBackend:
     def lower(self, graphs: PortableGraphs, taken: TakenOptions, progress: Progress) -> Lowered:
         """See :class:`Backend`."""
         models, dump = graphs.models, taken.asked.dump_passes
-        dtype = graphs.sources.target_geometry.dtype or "bf16"
         coded = [group.name for group in graphs.plan.groups if group.coded]
-        made = partial(cpu_passes, weights_dtype=dtype, coded_groups=coded)
+        found, quantized = QuantizedWeights(), None
+        exact = taken.asked.cpu.math == "exact"
+        if taken.asked.kernels.weights_dtype in (None, "checkpoint"):
+            quantized = partial(quantize_products, exact=exact, found=found)
+        rounds_to = graphs.sources.target_geometry.dtype
+        made = partial(cpu_passes, rounds_to=rounds_to, coded_groups=coded, quantized=quantized)
         passes = run_role_passes(models, made, dump, progress)
         weights = collected_weights(models)
         places = weight_places(weights)
         files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}
-        return Lowered(graphs.plan, models, files, weights, passes)
+        return Lowered(
+            graphs.plan, models, files, weights, passes, quantized=found.record(exact=exact)
+        )
 
 
 CPU = CpuBackend()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
+
+import onnx_ir as ir
 
 from specbuild.builder.backends.cpu.bodies import lower_ops
 from specbuild.builder.backends.cpu.coded_pools import code_pools
@@ -19,7 +21,7 @@ from specbuild.builder.graph.passes.shapes import (
     chained_reshapes,
     constant_reshapes,
 )
-from specbuild.plugins_cuda.linear.storage import BF16, storage_named
+from specbuild.plugins_cuda.linear.storage import storage_named
 
 CPU_PASSES = (
     GraphPass("retype-fp32", retype_to_fp32),
@@ -37,16 +39,25 @@ CPU_PASSES = (
 
 
 def cpu_passes(
-    role: str, *, weights_dtype: str = "bf16", coded_groups: Collection[str] = ()
+    role: str,
+    *,
+    rounds_to: str | None = None,
+    coded_groups: Collection[str] = (),
+    quantized: Callable[[ir.Model], int] | None = None,
 ) -> tuple[GraphPass, ...]:
-    """The passes of a role's graph; the target's weights get the values of ``weights_dtype``.
+    """The passes of a role's graph; the target's weights get the values of ``rounds_to``.
 
-    Keys and values of ``coded_groups`` are stored as codes.
+    Keys and values of ``coded_groups`` are stored as codes. ``quantized`` rewrites the products of
+    quantized weights, which otherwise are dequantized.
     """
     asked = []
-    storage = storage_named(weights_dtype)
-    if role == "target" and storage is not BF16:
+    if role == "target" and rounds_to is not None:
+        storage = storage_named(rounds_to)
         asked.append(GraphPass("round-weights", partial(round_weights, storage=storage)))
+    if quantized is not None:
+        # Products that were merged before have no users left, and would be merged again.
+        asked.append(GraphPass("remove-merged", remove_unused))
+        asked.append(GraphPass("quantize-products", quantized))
     if coded_groups:
         asked.append(GraphPass("code-pools", partial(code_pools, groups=coded_groups)))
     merged = 1 + [a_pass.name for a_pass in CPU_PASSES].index("merge-projections")

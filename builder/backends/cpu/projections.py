@@ -7,11 +7,10 @@ transpose. After: one Gemm, one transposition, one rotation of Q and K side by s
 from __future__ import annotations
 
 import onnx_ir as ir
-import torch
 
 from specbuild.builder.graph.passes.attention_layers import AttentionLayer, attention_layer
 from specbuild.builder.graph.passes.rewriting import attribute, producer
-from specbuild.builder.graph.passes.weights import derive
+from specbuild.builder.graph.passes.weights import derive_stacked
 from specbuild.plugins_cuda.body import BodyBuilder, static_size
 
 
@@ -77,10 +76,10 @@ def _joined_gemm(
     weights = [gemm.inputs[1] for gemm in gemms]
     biases = [gemm.inputs[2] if len(gemm.inputs) > 2 else None for gemm in gemms]
     name = _common_name(weights)
-    weight = derive(graph, f"{name}qkv_proj.weight", weights, lambda *w: torch.cat(w))
+    weight = derive_stacked(graph, f"{name}qkv_proj.weight", weights)
     inputs = [gemms[0].inputs[0], weight]
     if all(bias is not None for bias in biases):
-        inputs.append(derive(graph, f"{name}qkv_proj.bias", biases, lambda *p: torch.cat(p)))
+        inputs.append(derive_stacked(graph, f"{name}qkv_proj.bias", biases))
     result: ir.Value = b.Gemm(*inputs, transB=1)
     return result
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx_ir as ir
 import torch
 
@@ -42,7 +44,7 @@ def retype_to_fp32(model: ir.Model) -> int:
 
 
 def _widened(recipe: Recipe) -> Recipe:
-    return Recipe(recipe.shape, torch.float32, recipe.sources, lambda: recipe.load().float())
+    return replace(recipe, dtype=torch.float32, load=lambda: recipe.load().float())
 
 
 def _cast_to_fp32(node: ir.Node) -> None:

@@ -11,7 +11,7 @@ from specbuild.builder.backends.cuda.tactics.tactic_book import (
     given_tactics,
     shipped_tactics,
 )
-from specbuild.builder.backends.foreign_options import refuse_tensorrt_options
+from specbuild.builder.backends.foreign_options import refuse_cpu_options, refuse_tensorrt_options
 from specbuild.builder.options import BuildOptions
 from specbuild.runtime.errors import SpecbuildError
 
@@ -29,8 +29,9 @@ def taken_options(asked: BuildOptions) -> TakenKernelOptions:
     """SpecbuildError names an option of TensorRT, a GPU without kernels, or a wrong tactic file."""
     refuse_tensorrt_options(asked)
     gpu = supported_gpu(asked.gpu)
-    dtype = asked.kernels.weights_dtype
-    if asked.kernels.prefilter_head and dtype not in (None, "bf16"):
+    refuse_cpu_options(asked)
+    dtype = asked.kernels.rounds_to
+    if asked.kernels.prefilter_head and dtype is not None:
         raise SpecbuildError(
             f"--prefilter-head needs a bf16 head; with --weights-dtype {dtype} the head is not "
             "larger than its int8 copy. Omit one of the options"

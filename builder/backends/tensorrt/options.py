@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbuild.builder.backends.foreign_options import refuse_cpu_options
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.tensorrt_options import TensorRtOptions
@@ -34,9 +35,10 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     dtype, kernels = options.drafting.dtype, options.kernels
     if dtype not in (None, "bf16"):
         raise SpecbuildError(f"--draft-dtype {dtype} needs --backend cuda; leave it out")
-    if kernels.weights_dtype not in (None, "bf16"):
+    refuse_cpu_options(options)
+    if kernels.rounds_to is not None:
         raise SpecbuildError(
-            f"--weights-dtype {kernels.weights_dtype} needs --backend cuda; leave it out"
+            f"--weights-dtype {kernels.rounds_to} needs --backend cuda; leave it out"
         )
     if options.limits.kv_dtype is not None:
         raise SpecbuildError(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 import torch
+
+from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource
 
 _RECIPE = "specbuild.recipe"
 ONNX_DTYPES = {
@@ -27,12 +29,18 @@ ONNX_DTYPES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a stored tensor is made: ``load`` gives it, from the checkpoint tensors ``sources``."""
+    """How a stored tensor is made: ``load`` gives it, from the checkpoint tensors ``sources``.
+
+    ``quantized`` has the codes of a weight that the checkpoint stores quantized. ``stacked`` are
+    the recipes whose rows, one after the other, are those of the weight; none for other weights.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     sources: tuple[str, ...]
     load: Callable[[], torch.Tensor]
+    quantized: QuantizedSource | None = None
+    stacked: tuple[Recipe, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -137,6 +145,19 @@ def derived(recipes: Sequence[Recipe | None], make: Callable[..., torch.Tensor])
         sources=tuple(dict.fromkeys(s for r in recipes if r is not None for s in r.sources)),
         load=lambda: make(*(None if r is None else r.load() for r in recipes)).contiguous(),
     )
+
+
+def derive_stacked(graph: ir.Graph, name: str, parents: Sequence[ir.Value | None]) -> ir.Value:
+    """A new weight of the rows of all parents, one after the other."""
+    known = name in graph.initializers
+    value = derive(graph, name, parents, lambda *weights: torch.cat(weights))
+    recipes = [recipe_of(parent) for parent in parents]
+    if not known and all(recipe is not None for recipe in recipes):
+        stacked = tuple(recipe for recipe in recipes if recipe is not None)
+        recipe = recipe_of(value)
+        assert recipe is not None
+        set_recipe(value, replace(recipe, stacked=stacked))
+    return value
 
 
 def _lazy(name: str, recipe: Recipe) -> ir.LazyTensor:

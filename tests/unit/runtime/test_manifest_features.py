@@ -116,6 +116,7 @@ def test_what_version_3_brings_is_named() -> None:
         "norm_places",
         "output_gate",
         "p_eagle",
+        "quantized_products",
         "query_growth",
         "shared_gate",
         "specpv",

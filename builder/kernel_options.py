@@ -1,0 +1,64 @@
+"""How an engine stores and multiplies weights: options of CUDA kernels and of CPU products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from specbuild.builder.option_group import Described, OptionGroup
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOptions(OptionGroup):
+    """Which variants of CUDA kernels an engine takes."""
+
+    PANEL: ClassVar[str] = "CUDA kernels"
+
+    tactics: Annotated[
+        Path | None,
+        Described(
+            "Tactic file written by tune, instead of the included one.", "FILE", recorded=False
+        ),
+    ] = None
+    weights_dtype: Annotated[
+        Literal["checkpoint", "bf16", "fp8", "mxfp4"] | None,
+        Described(
+            "Storage type of the model's projections and head. checkpoint keeps the codes of a "
+            "quantized checkpoint on a CPU; bf16 dequantizes them (fp32 on a CPU). fp8 and mxfp4 "
+            "(lossy) round the weights of a CUDA engine; a CPU engine rounds them too but keeps "
+            "their size.",
+            "TYPE",
+            shown="checkpoint",
+        ),
+    ] = None
+    prefilter_head: Annotated[
+        bool, Described("Preselect tokens with an int8 copy of the head: same tokens, faster.")
+    ] = False
+    tuned_only: Annotated[
+        bool,
+        Described("Refuse shapes for which the tactic file has no measurement.", recorded=False),
+    ] = False
+
+    @property
+    def rounds_to(self) -> str | None:
+        """The type that the weights are rounded to, None where they keep their values."""
+        return self.weights_dtype if self.weights_dtype in ("fp8", "mxfp4") else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuOptions(OptionGroup):
+    """How a CPU engine computes with quantized weights."""
+
+    PREFIX: ClassVar[str] = "cpu"
+    PANEL: ClassVar[str] = "CPU"
+
+    math: Annotated[
+        Literal["fast", "exact"] | None,
+        Described(
+            "Products with quantized weights: fast rounds activations to int8 per block; exact "
+            "splits them into two int8 rows (error as in fp32, slower).",
+            "MATH",
+            usual="fast",
+        ),
+    ] = None
