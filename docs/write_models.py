@@ -74,7 +74,15 @@ GGUF = {
 STORED = {
     "gpt_oss": "MXFP4 experts",
 }
-MTP_LAYERS = ("deepseek_v3", "glm4_moe_lite", "mimo", "glm4_moe")
+MTP_LAYERS = (
+    "deepseek_v3",
+    "glm4_moe_lite",
+    "mimo",
+    "glm4_moe",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+    "qwen3_next",
+)
 _GROUPED_TESTS = "tests/e2e/test_grouped_families.py"
 _MLA_TESTS = "tests/e2e/test_mla_families.py"
 _MLA_ON_CUDA = "benchmarks/results/h200-2026-11-26/mla.txt"

@@ -9,12 +9,15 @@ from specbuild.builder.checkpoint.source import Tensors
 
 # Behind the model's last layer, or in a list of their own.
 _LAYER = re.compile(r"model\.(layers|mtp_layers)\.(\d{1,6})\.")
+# Qwen's stand beside the model, whether its configuration counts them or not.
+BESIDE = "mtp."
+_BESIDE_LAYER = re.compile(r"mtp\.layers\.(\d{1,6})\.")
 
 
 def predictors(config: Config) -> int:
-    """How many the configuration names, in DeepSeek's spelling or transformers'."""
-    older = config.count("num_nextn_predict_layers", 0, least=0)
-    return config.count("num_mtp_layers", older, least=0)
+    """How many the configuration names, in DeepSeek's spelling, transformers' or Qwen's."""
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+    return max(config.count(name, 0, least=0) for name in names)
 
 
 def split_predictors(tensors: Tensors, layers: int, config: Config) -> tuple[Tensors, Tensors]:
@@ -24,7 +27,7 @@ def split_predictors(tensors: Tensors, layers: int, config: Config) -> tuple[Ten
     def predicts(name: str) -> bool:
         match = _LAYER.match(name)
         if match is None:
-            return False
+            return name.startswith(BESIDE)
         first = layers if match[1] == "layers" else 0
         return first <= int(match[2]) < first + count
 
@@ -37,6 +40,7 @@ def unused_predictors(predicting: Tensors) -> tuple[str, ...]:
     if not predicting:
         return ()
     numbers = {int(match[2]) for match in map(_LAYER.match, predicting) if match}
+    numbers |= {int(match[1]) for match in map(_BESIDE_LAYER.match, predicting) if match}
     return (
         f"target: layer {', '.join(map(str, sorted(numbers)))} predicts further tokens (MTP) and "
         f"is left out, {len(predicting)} tensors; --draft mtp drafts with it",

@@ -18,6 +18,7 @@ _PREFIXES = {
     "model.language_model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "lm_head.": "lm_head.",
+    "mtp.": "mtp.",
 }
 # What a configuration says of the whole model, and so of its text part.
 _SHARED = ("eos_token_id", "quantization_config", "tie_word_embeddings", "torch_dtype", "dtype")

@@ -12,6 +12,7 @@ import torch
 from deepseek_checkpoints import VOCAB, add_predictor, quantise, write_deepseek
 from llama_checkpoints import write_llama
 from mimo_checkpoints import PlainMimoMtp, write_mimo
+from qwen_predictors import add_qwen_predictor
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, LimitOptions
@@ -92,6 +93,16 @@ def test_the_layer_of_grouped_query_attention(tmp_path: Path, normed: bool) -> N
     """Of GLM-4.5: a part of each head turns, and the layer has experts."""
     write_llama(tmp_path / "model", "glm4_moe", num_hidden_layers=LAYERS, use_qk_norm=normed)
     add_predictor(tmp_path / "model", layers=LAYERS)
+    built(tmp_path)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_5_text", "qwen3_5_moe_text"])
+def test_the_layer_of_a_model_with_recurrent_states(tmp_path: Path, kind: str) -> None:
+    """It has keys and values, an output gate, and norms whose weights are stored less 1."""
+    types = ["linear_attention", "full_attention"]
+    write_llama(tmp_path / "model", kind, num_hidden_layers=2, layer_types=types)
+    add_qwen_predictor(tmp_path / "model", like=1, counted=kind == "qwen3_5_text")
     built(tmp_path)
     check(tmp_path)
 

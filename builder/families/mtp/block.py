@@ -7,7 +7,9 @@ from torch import nn
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.families.parts.attention import GroupedAttention
 from specbuild.builder.families.parts.experts import stacked_experts
-from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.grouped_model import rounded_feed_forward
+from specbuild.builder.families.parts.grouped_tensors import split_gate
+from specbuild.builder.families.parts.llama import norm_module
 from specbuild.builder.families.parts.mla_layer import MlaLayer, feed_forward_module
 from specbuild.builder.families.parts.mla_tensors import (
     feed_forward_shapes,
@@ -21,7 +23,7 @@ from specbuild.builder.families.parts.tensor_shapes import (
     prefixed,
 )
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
-from specbuild.runtime.engine_dir.feed_forward import routed_part
+from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, routed_part
 from specbuild.runtime.engine_dir.geometry import MlaGeometry, TargetGeometry
 
 
@@ -31,11 +33,13 @@ def block_parts(
     """What it is made of: both norms, attention, feed-forward."""
     if d.mla is not None:
         return _latent_layer(d, d.mla).parts()
-    norms = LlamaNorm(d.hidden, d.rms_eps), LlamaNorm(d.hidden, d.rms_eps)
-    (last,) = d.aux_layers
+    norms = norm_module(target.norm, d.hidden), norm_module(target.norm, d.hidden)
+    last = max(set(range(target.layers)) - set(target.linear_layers))
     sizes = GraphSizes(d.aux_layers, d.max_positions)
     attention = GroupedAttention(target, last, sizes)
-    return norms, attention, feed_forward_module(d.hidden, d.feed_forward)
+    gated = isinstance(d.feed_forward, BothFeedForward) and d.feed_forward.gated
+    module = rounded_feed_forward if gated else feed_forward_module
+    return norms, attention, module(d.hidden, d.feed_forward)
 
 
 def block_shapes(d: MtpGeometry, target: TargetGeometry) -> Shapes:
@@ -52,7 +56,9 @@ def block_for_engine(d: MtpGeometry, tensors: dict[str, SourceTensor]) -> dict[s
     if d.mla is not None:
         layer = _latent_layer(d, d.mla)
         return made | layer_for_engine(made, "", layer, interleaved=d.rope.interleaved)
-    moe = routed_part(d.feed_forward)
+    moe, query = routed_part(d.feed_forward), "self_attn.q_proj.weight"
+    if made[query].shape[0] == 2 * d.q_heads * d.key_width:
+        made |= split_gate(made.pop(query), d.q_heads)
     return made if moe is None else made | stacked_experts(made, "mlp.experts.", moe)
 
 

@@ -10,9 +10,10 @@ import torch
 from specbuild.builder.checkpoint.audit import ExpectedTensor, audit
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
-from specbuild.builder.checkpoint.predictors import predictors, split_predictors
+from specbuild.builder.checkpoint.opened import open_target
+from specbuild.builder.checkpoint.predictors import BESIDE, predictors, split_predictors
 from specbuild.builder.checkpoint.quantization.registry import float_tensors
-from specbuild.builder.checkpoint.source import FLOAT_DTYPES, Tensors, open_directory, remade
+from specbuild.builder.checkpoint.source import FLOAT_DTYPES, Tensors, remade
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.mtp.block import block_for_engine, block_shapes
 from specbuild.builder.families.mtp.naming import (
@@ -22,8 +23,11 @@ from specbuild.builder.families.mtp.naming import (
     Naming,
     embedding_first,
 )
+from specbuild.builder.families.parts.experts import split_experts
+from specbuild.builder.families.parts.grouped_tensors import whole_norm
 from specbuild.builder.families.parts.tensor_shapes import Shapes
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry, MtpRecord
+from specbuild.runtime.engine_dir.feed_forward import routed_part
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -57,12 +61,13 @@ def read_mtp(
             "state that it reads, leave it out"
         )
     naming = naming_of(target)
-    if naming is None or not predictors(top):
+    counted = predictors(top) or (naming is not None and naming.prefix == BESIDE)
+    if naming is None or not counted:
         raise SpecbuildError(
             f"{top.where}: names no MTP layer that drafts (num_nextn_predict_layers, in a model "
-            "with MLA or a MiMo); give a draft's directory with --draft"
+            "with MLA, a MiMo or a Qwen3.5); give a draft's directory with --draft"
         )
-    stored = open_directory(path)
+    stored = open_target(path, {}).tensors()
     stored = float_tensors(stored, top, strict=strict).tensors
     _, predicting = split_predictors(stored, target.layers, top)
     first = naming.first(target.layers)
@@ -77,6 +82,9 @@ def read_mtp(
             "weights were saved without it, fetch those that its maker published"
         )
     geometry = mtp_geometry(target)
+    moe = routed_part(geometry.feed_forward)
+    if moe is not None:
+        split_experts(tensors, naming.stored("mlp.experts."), moe)
     wanted = mtp_shapes(geometry, target)
     shapes = {naming.stored(name): shape for name, shape in wanted.items()}
     held = (target.vocab, target.hidden)
@@ -136,6 +144,9 @@ def _as_deepseeks(tensors: Tensors, naming: Naming) -> Tensors:
     made = {name: replace(tensor, name=name) for name, tensor in tensors.items()}
     if naming.hidden_first:
         made[PROJECTION] = remade(PROJECTION, made[PROJECTION], embedding_first)
+    if naming.norms_less_1:
+        norms = [name for name in made if name.endswith("norm.weight")]
+        made |= {name: whole_norm(made[name]) for name in norms}
     return made
 
 

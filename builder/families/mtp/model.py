@@ -14,18 +14,18 @@ from torch import nn
 
 from specbuild.builder.families.mtp.block import block_parts
 from specbuild.builder.families.parts.graph_io import GroupView, LatentPool, Launch, LayerPools
-from specbuild.builder.families.parts.llama import LlamaNorm
+from specbuild.builder.families.parts.llama import norm_module
 from specbuild.builder.families.parts.target import Block
 from specbuild.runtime.engine_dir.drafters.mtp import MtpGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 
 
 class _Norm(nn.Module):
-    """A norm under the name ``norm``."""
+    """The target's norm under the name ``norm``."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, target: TargetGeometry) -> None:
         super().__init__()
-        self.norm = LlamaNorm(width, eps)
+        self.norm = norm_module(target.norm, target.hidden)
 
 
 class MtpLayer(Block):
@@ -33,9 +33,9 @@ class MtpLayer(Block):
 
     def __init__(self, d: MtpGeometry, target: TargetGeometry) -> None:
         super().__init__(*block_parts(d, target))
-        self.enorm, self.hnorm = LlamaNorm(d.hidden, d.rms_eps), LlamaNorm(d.hidden, d.rms_eps)
+        self.enorm, self.hnorm = (norm_module(target.norm, d.hidden) for _ in range(2))
         self.eh_proj = nn.Linear(2 * d.hidden, d.hidden, bias=False)
-        self.shared_head = _Norm(d.hidden, d.rms_eps)
+        self.shared_head = _Norm(target)
 
 
 class FinalNorm(nn.Module):
@@ -43,7 +43,7 @@ class FinalNorm(nn.Module):
 
     def __init__(self, _d: MtpGeometry, target: TargetGeometry) -> None:
         super().__init__()
-        self.model = _Norm(target.hidden, target.norm.eps)
+        self.model = _Norm(target)
 
     def forward(self, aux_hidden: torch.Tensor) -> torch.Tensor:
         """``aux_hidden`` [T, H] → hidden [T, H]."""

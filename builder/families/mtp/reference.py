@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.opened import open_target
 from specbuild.builder.checkpoint.quantization.registry import float_tensors
-from specbuild.builder.checkpoint.source import open_directory, read_config
+from specbuild.builder.checkpoint.source import open_directory
 from specbuild.builder.families.mtp.naming import (
     DEEPSEEK,
     NAMINGS,
@@ -24,11 +25,15 @@ from specbuild.runtime.errors import SpecbuildError
 class ReferenceMtp(PathDraft):
     """The first MTP layer of a checkpoint; ``model`` is its target in transformers, fp32."""
 
-    def __init__(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, model: Any, weights: dict[str, torch.Tensor], *, norms_less_1: bool = False
+    ) -> None:
         self.model = model
+        self._norms_less = float(norms_less_1)
         self.weights = {name: tensor.float() for name, tensor in weights.items()}
-        last = len(model.model.layers) - 1
-        self.block = type(model.model.layers[last])(model.config, last)
+        layers = model.model.layers
+        last = max(i for i, layer in enumerate(layers) if hasattr(layer, "self_attn"))
+        self.block = type(layers[last])(model.config, last)
         own = {n: t for n, t in self.weights.items() if n.startswith(("self_attn", "mlp"))}
         norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
         own |= {name: self.weights[name] for name in norms}
@@ -48,9 +53,12 @@ class ReferenceMtp(PathDraft):
         both = torch.cat([embedded, self._norm(hidden, "hnorm")], dim=-1)
         x = (both @ self.weights["eh_proj.weight"].T)[None]
         unseen = torch.full((len(ids), len(ids)), -torch.inf).triu(1)[None, None]
+        rotary, places = self.model.model.rotary_emb, positions[None]
+        if hasattr(rotary, "mrope_section"):
+            places = places.expand(3, 1, -1)  # text has the same position in all sections
         attention, *_ = self.block.self_attn(
             hidden_states=self.block.input_layernorm(x),
-            position_embeddings=self.model.model.rotary_emb(x, positions[None]),
+            position_embeddings=rotary(x, places),
             attention_mask=unseen,
         )
         x = x + attention
@@ -62,7 +70,7 @@ class ReferenceMtp(PathDraft):
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         eps = self.model.config.rms_norm_eps
         scale = (x.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-        return x * scale * self.weights[f"{name}.weight"]
+        return x * scale * (self._norms_less + self.weights[f"{name}.weight"])
 
 
 def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> ReferenceMtp:
@@ -81,7 +89,7 @@ def load_reference_mtp(path: Path, model: Any, fields: dict[str, Any]) -> Refere
     weights = {naming.own(name): tensor for name, tensor in found.items()}
     if naming.hidden_first:
         weights[PROJECTION] = embedding_first(weights[PROJECTION])
-    return ReferenceMtp(model, weights)
+    return ReferenceMtp(model, weights, norms_less_1=naming.norms_less_1)
 
 
 def read_reference(
@@ -91,7 +99,7 @@ def read_reference(
     engine: Path,  # noqa: ARG001
 ) -> ReferenceMtp:
     """See :class:`ReferenceReader`; ``path`` is the target's."""
-    return load_reference_mtp(path, target, read_config(path))
+    return load_reference_mtp(path, target, open_target(path, {}).config.fields)
 
 
 def _stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

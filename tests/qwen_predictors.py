@@ -1,0 +1,36 @@
+"""Gives small random Qwen3.5 models an MTP layer, under the names of the releases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from checkpoint_files import Tensors, edit_config, edit_tensors
+
+
+def add_qwen_predictor(path: Path, *, like: int, seed: int = 9, counted: bool = True) -> None:
+    """A random layer of the shapes of layer ``like``, which has keys and values.
+
+    ``counted``: the configuration says that there is one, as that of Qwen3.5 does.
+    """
+    if counted:
+        edit_config(path, mtp_num_hidden_layers=1)
+    edit_tensors(path, lambda tensors: tensors.update(_predictor(tensors, like, seed)))
+
+
+def _predictor(tensors: Tensors, like: int, seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    layer, norm = f"model.layers.{like}.", tensors["model.norm.weight"]
+    hidden = len(norm)
+    shapes: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (hidden, 2 * hidden)}
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        shapes[f"mtp.{name}.weight"] = (hidden,)
+    for name, tensor in tensors.items():
+        if name.startswith(layer):
+            shapes[f"mtp.layers.0.{name.removeprefix(layer)}"] = tuple(tensor.shape)
+    made = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        is_norm = "norm" in name.rpartition(".")[0]
+        made[name] = (0.2 * noise if is_norm else noise * shape[-1] ** -0.5).to(norm.dtype)
+    return made
