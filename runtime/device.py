@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import platform
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from specbuild.runtime.engine_dir.cache_groups import (
     CACHED_BYTES,
     choosing_group,
+    slot_bytes,
     slots_per_sequence,
 )
 from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv, StateGroup
@@ -53,14 +53,6 @@ def cache_bytes(manifest: Manifest) -> int:
 def state_bytes(group: StateGroup) -> int:
     """Bytes of all pools of recurrent states of this group."""
     return group.slots * slot_bytes(group)
-
-
-def slot_bytes(group: StateGroup) -> int:
-    """Bytes of one sequence's recurrent states, over all layers of this group."""
-    shapes = group.pool_shapes.values()
-    return len(group.layers) * sum(
-        CACHED_BYTES[dtype] * math.prod(shape[1:]) for dtype, shape in shapes
-    )
 
 
 def group_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:

@@ -12,11 +12,11 @@ from typing import Any
 from specbuild.runtime.cache.page_pool import PagesInstalled, PagesReleased
 from specbuild.runtime.cache.page_trace import PageTrace
 from specbuild.runtime.cache.pages import KvPools
-from specbuild.runtime.cache.prefix import PrefixCache
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting, Speculation
 from specbuild.runtime.decode.device.decoder import DeviceDecoder
 from specbuild.runtime.decode.host.cost_file import cache_path
 from specbuild.runtime.decode.host.decoder import HostDecoder
+from specbuild.runtime.decode.prefix_setup import prefix_cache_of
 from specbuild.runtime.decode.session import Session
 from specbuild.runtime.draft.device_costs import StepCosts, stored_step_costs, usable_step_costs
 from specbuild.runtime.draft.drafter import Drafter
@@ -32,7 +32,7 @@ from specbuild.runtime.engine_dir.files import (
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
-from specbuild.runtime.errors import RequestError, UnsupportedHereError
+from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import gpu_number, open_engine
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
@@ -97,7 +97,7 @@ class Engine(EngineBase):
             ahead=executor.capabilities.device_step,
             fixed=executor.capabilities.fixed_pages,
         )
-        self.prefixes = self._prefix_cache()
+        self.prefixes = prefix_cache_of(manifest, settings, executor, self._kv)
         self.decoder: Decoder
         if isinstance(executor, DeviceExecutor):
             self.decoder = DeviceDecoder(
@@ -117,38 +117,6 @@ class Engine(EngineBase):
         self._grammars: GrammarCompiler | None = None
         self._grammars_lock = threading.Lock()
         self._isolates_guides = False
-
-    def _prefix_cache(self) -> PrefixCache | None:
-        """The prefix cache that the settings request; None for no cache.
-
-        Raises UnsupportedHereError if sequences cannot share pages, or if pages of generated
-        tokens cannot be cached because lossy modes make them inexact.
-        """
-        manifest, settings = self.manifest, self.settings
-        capabilities = self.executor.capabilities
-        if settings.prefix_caching == "off":
-            return None
-        reason = None
-        if capabilities.fixed_pages:
-            reason = f"on {capabilities.name}: sequences keep their pages to themselves"
-        elif manifest.state_groups:
-            reason = f"for a {manifest.target.model_type}: recurrent states are not cached yet"
-        if reason is not None:
-            if settings.prefix_caching == "auto" and not settings.publish_generated_pages:
-                return None
-            raise UnsupportedHereError(f"no prefix cache {reason}")
-        lossy = manifest.specpv is not None or manifest.dsa is not None
-        if settings.publish_generated_pages and lossy:
-            raise UnsupportedHereError(
-                "an engine with lossy modes keeps the pages of prompts only: leave "
-                "publish_generated_pages out"
-            )
-        return PrefixCache(
-            manifest.cache_groups,
-            self._kv,
-            drafts=manifest.draft is not None,
-            publish_generated=settings.publish_generated_pages,
-        )
 
     @classmethod
     def load(

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-from specbuild.runtime.engine_dir.cache_groups import sequences_together
+from specbuild.runtime.engine_dir.cache_groups import (
+    DEFAULT_SNAPSHOT_INTERVAL,
+    SNAPSHOT_STEP,
+    sequences_together,
+)
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.parameters import refuses_unknown, whole_number
@@ -74,6 +78,10 @@ class RuntimeSettings:
       prompts. A prompt's last token is always computed.
     - ``publish_generated_pages``: also cache pages of generated tokens. Decoding may round them
       differently than prefill does.
+    - ``state_snapshot_memory``: bytes of host memory for snapshots of recurrent states, without
+      which prompts of such a model reuse no pages. None is 0 on the CPU.
+    - ``state_snapshot_interval``: a snapshot is taken at multiples of so many tokens, itself a
+      multiple of 64, and near the end of each prompt.
 
     Raises RequestError if a value is invalid. Values that only some engines support are checked
     when the engine is loaded.
@@ -90,6 +98,8 @@ class RuntimeSettings:
     kv_policy: KvPolicy = DEFAULT_KV_POLICY
     prefix_caching: PrefixCaching = "off"
     publish_generated_pages: bool = False
+    state_snapshot_memory: int | None = None
+    state_snapshot_interval: int = DEFAULT_SNAPSHOT_INTERVAL
 
     def __post_init__(self) -> None:
         for name, values in (
@@ -99,6 +109,15 @@ class RuntimeSettings:
         ):
             if (value := getattr(self, name)) not in values:
                 raise RequestError(f"{name} is {value!r}, must be one of {', '.join(values)}")
+        if (self.state_snapshot_memory or 0) < 0:
+            raise RequestError(
+                f"state_snapshot_memory is {self.state_snapshot_memory}, must be 0 or above"
+            )
+        interval = self.state_snapshot_interval
+        if interval < SNAPSHOT_STEP or interval % SNAPSHOT_STEP:
+            raise RequestError(
+                f"state_snapshot_interval is {interval}, must be a multiple of {SNAPSHOT_STEP}"
+            )
         if self.publish_generated_pages and self.prefix_caching == "off":
             raise RequestError(
                 "publish_generated_pages needs the prefix cache: set prefix_caching to on"

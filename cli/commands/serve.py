@@ -118,8 +118,7 @@ def serve(
             threads=threads, verify_key=verify_key, pin=pin, device=device,
             generation_config=generation_config, chat_template=naming.template,
             prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
-            prefix_caching=prefix.prefix_caching,
-            publish_generated_pages=prefix.publish_generated_pages,
+            **prefix.settings,
         )  # fmt: skip
         loaded = load_engine(named.path, settings)
         names = naming.served_model_name or (named.name,)

@@ -7,17 +7,17 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from specbuild.builder.option_group import Described, OptionGroup
-from specbuild.builder.option_readers import repeated
+from specbuild.builder.option_readers import memory_size, repeated
+from specbuild.runtime.engine_dir.cache_groups import DEFAULT_SNAPSHOT_INTERVAL, SNAPSHOT_STEP
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
 if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.serve.service import Service
-    from specbuild.runtime.settings import PrefixCaching
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +146,21 @@ class PrefixOptions(OptionGroup):
     publish_generated_pages: Annotated[
         bool, Described("Also cache the pages of outputs; the last bits may differ from prefill.")
     ] = False
+    state_snapshot_memory: Annotated[
+        int | None,
+        Described(
+            "Host memory for snapshots of recurrent states, for example 2GiB.",
+            "SIZE",
+            least=0,
+            shown="0 on the CPU",
+            typed=str,
+            read=memory_size,
+        ),
+    ] = None
+    state_snapshot_interval: Annotated[
+        int,
+        Described("Tokens between two snapshots, a multiple of 64.", "N", least=SNAPSHOT_STEP),
+    ] = DEFAULT_SNAPSHOT_INTERVAL
 
     def __post_init__(self) -> None:
         if self.no_prefix_cache and self.publish_generated_pages:
@@ -154,9 +169,14 @@ class PrefixOptions(OptionGroup):
             )
 
     @property
-    def prefix_caching(self) -> PrefixCaching:
-        """The value of the engine's setting."""
-        return "off" if self.no_prefix_cache else "auto"
+    def settings(self) -> dict[str, Any]:
+        """The engine's settings, by name."""
+        return {
+            "prefix_caching": "off" if self.no_prefix_cache else "auto",
+            "publish_generated_pages": self.publish_generated_pages,
+            "state_snapshot_memory": self.state_snapshot_memory,
+            "state_snapshot_interval": self.state_snapshot_interval,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.pool_sizes import PoolBudget, slots_for
 from specbuild.builder.engine.sizes import require_rows, require_seq_len
 from specbuild.builder.options import LimitOptions
-from specbuild.runtime.device import group_bytes, outputs_bytes, slot_bytes, state_bytes
+from specbuild.runtime.device import group_bytes, outputs_bytes, state_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.cache_groups import slot_bytes
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.weights_file import DTYPES

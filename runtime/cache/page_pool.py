@@ -135,6 +135,11 @@ class PagePool:
                 self._cached[retention][page] = None
                 self._cached[retention].move_to_end(page, last=not evict_first)
 
+    def discard(self, page: int) -> None:
+        """Evict a cached page that no sequence holds, before its turn."""
+        del self._cached[self._retention[page]][page]
+        self._drop(page)
+
     def count_unheld(self, pages: Iterable[int]) -> int:
         """Return how many of these cached pages no sequence holds."""
         return sum(page in self._cached[self._retention[page]] for page in pages)
@@ -200,6 +205,10 @@ class PagePool:
             ):
                 candidates.move_to_end(next(iter(candidates)))
         page, _ = candidates.popitem(last=False)
+        self._drop(page)
+
+    def _drop(self, page: int) -> None:
+        """Free a page that was cached."""
         self._retention[page] = _NOT_CACHED
         if self.on_evict is not None:
             self.on_evict(page)

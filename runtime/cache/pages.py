@@ -149,7 +149,7 @@ class KvPools:
         """Return the pages to reserve for a sequence that starts with ``shared`` pages."""
         to_reserve = dict(needed)
         for name, prefix_pages in shared.items():
-            if not self._groups[name].window:
+            if self._grows(name):
                 unheld = self.pools[name].count_unheld(prefix_pages.pages)
                 to_reserve[name] += unheld - len(prefix_pages.pages)
         return to_reserve
@@ -176,7 +176,8 @@ class KvPools:
         holders: dict[str, SequencePages] = {}
         for name, pages in needed.items():
             if name in self._states:
-                holders[name] = StateSlot(self.pools[name], owner=self._admitted)
+                snapshot = shared[name].pages[0] if name in shared else None
+                holders[name] = StateSlot(self.pools[name], owner=self._admitted, snapshot=snapshot)
                 continue
             prefix_pages = shared.get(name)
             held = (

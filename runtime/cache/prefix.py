@@ -26,10 +26,14 @@ from specbuild.runtime.cache.prefix_tree import (
 )
 from specbuild.runtime.cache.resume_points import ResumePoint, ResumePoints
 from specbuild.runtime.cache.sequence_pages import SequencePages
+from specbuild.runtime.cache.state_snapshots import SnapshotStatistics, StateSnapshots
 from specbuild.runtime.engine_dir.cache_groups import allocators
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
-from specbuild.runtime.engine_dir.manifest import CacheGroup
+from specbuild.runtime.engine_dir.manifest import STATE_GROUP, CacheGroup
 from specbuild.runtime.errors import SpecbuildError
+
+# A window within which the token after a page attends to that page and no earlier one.
+_ONE_PAGE_WINDOW = 2
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,7 @@ class MatchResult:
 
 
 @dataclass
-class PrefixStatistics:
+class PrefixStatistics(SnapshotStatistics):
     """Counters since the engine was loaded: admitted prompts, their tokens, and pages."""
 
     queries: int = 0
@@ -114,7 +118,8 @@ class PrefixCache:
     :meth:`begin` registers a prompt, :meth:`match` finds its cached pages, and :meth:`publish` adds
     pages. A page is published once all its positions are committed and the next token is known.
     Pages of generated tokens are published only with ``publish_generated``, since decoding may
-    round them differently than prefill. ``listener`` may be set.
+    round them differently than prefill. ``listener`` may be set. In an engine with recurrent states
+    a prompt can resume only after a page with one of the ``snapshots``.
 
     Raises SpecbuildError if the groups have different page sizes.
     """
@@ -126,6 +131,7 @@ class PrefixCache:
         *,
         drafts: bool,
         publish_generated: bool = False,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         sizes = {group.page_size for group in groups}
         if len(sizes) > 1:
@@ -144,13 +150,21 @@ class PrefixCache:
         )
         self.listener: PageListener | None = None
         self._pools = [kv.pools[name] for name in self._names]
+        self.snapshots = snapshots
+        if snapshots is not None:
+            # A snapshot is like a page that the next token alone attends to.
+            self._names.append(STATE_GROUP)
+            self._windows[STATE_GROUP] = _ONE_PAGE_WINDOW
+            self._pools.append(snapshots.pool)
         self._tree = PrefixTree(
             [pool.pages + 1 for pool in self._pools], page_size=self.page_size, drafts=drafts
         )
+        if snapshots is not None:
+            snapshots.attach(self._tree, len(self._names) - 1, self.statistics)
         self._resume_points = {
             name: ResumePoints(pool)
             for name, pool in zip(self._names, self._pools, strict=True)
-            if self._windows[name]
+            if self._windows[name] and name != STATE_GROUP
         }
         for allocator, pool in enumerate(self._pools):
             pool.on_evict = self._eviction_callback(allocator)
@@ -248,6 +262,10 @@ class PrefixCache:
             prefix.ids = ids
         spans = self._tree.walk_or_add(prefix, end)
         for name in names:
+            if self.snapshots is not None and name == STATE_GROUP:
+                self.snapshots.place(spans, holders[name])
+                prefix.published[name] = end
+                continue
             self._place(name, spans, holders[name], prefix.published.get(name, 0))
             if name in self._resume_points:
                 self._move_resume_point(prefix, name, spans, end)
@@ -354,6 +372,8 @@ class PrefixCache:
 
     def _eviction_callback(self, allocator: int) -> Callable[[int], None]:
         name = self._names[allocator]
+        if self.snapshots is not None and name == STATE_GROUP:
+            return self.snapshots.forget_evicted
 
         def forget_evicted(page: int) -> None:
             entry, index = self._tree.remove(allocator, page)
@@ -362,6 +382,8 @@ class PrefixCache:
             elif name not in DRAFT_GROUPS:
                 for points in self._resume_points.values():
                     points.remove((entry.number, index + 1))
+                if self.snapshots is not None:
+                    self.snapshots.discard_after(entry, index)
             self.statistics.evicted_pages += 1
             if self.listener is not None and allocator == self._reported_allocator:
                 self.listener.removed(entry, index)

@@ -21,11 +21,15 @@ class StateSlot(FixedPages):
     """The slot of a sequence's states, allocated at admission as the only page of a pool.
 
     ``source`` is the slot to read next: the empty one, until a launch has stored a state.
+    ``snapshot`` is the number of the snapshot to start from, ``captured`` that of one which is not
+    published yet, after the number of pages before it.
     """
 
-    def __init__(self, pool: PagePool, *, owner: int = 0) -> None:
+    def __init__(self, pool: PagePool, *, owner: int = 0, snapshot: int | None = None) -> None:
         super().__init__(pool, page_size=1, window=0, capacity=1, reserved=1, owner=owner)
         self.source = _EMPTY
+        self.snapshot = snapshot
+        self.captured: tuple[int, int] | None = None
 
     @property
     def slot(self) -> int:

@@ -338,7 +338,7 @@ class Scheduler:
         capacity = max_rows if invariant is None else min(max_rows, invariant)
         chunks: list[Chunk] = []
         for sequence in self._prompts:
-            remaining = len(sequence.request.prompt_ids) - sequence.length
+            remaining = self._launch_end(sequence) - sequence.length
             count = min(remaining, capacity if invariant is None else max_rows)
             if 0 < count <= capacity or not chunks:
                 chunks.append(Chunk(sequence, sequence.length, count))
@@ -348,6 +348,13 @@ class Scheduler:
             self._prompts.rotate(-1)
         self._prompts = deque(s for s in self._prompts if s not in finished_prompts)
         return tuple(chunks)
+
+    def _launch_end(self, sequence: SequenceState) -> int:
+        """Return the prompt's end, or the position of its next snapshot of recurrent states."""
+        prompt_tokens = len(sequence.request.prompt_ids)
+        if self._prefixes is None or self._prefixes.cache.snapshots is None:
+            return prompt_tokens
+        return self._prefixes.cache.snapshots.next_position(sequence.length, prompt_tokens)
 
 
 def _can_start(step: Batch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
@@ -12,13 +13,26 @@ from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
     Limits,
     SpecPv,
+    StateGroup,
 )
 
 FULL_GROUP = "full"
+# Snapshots of recurrent states are at multiples of so many tokens, where kernels that compute
+# prompts in chunks may stop without changing a bit.
+SNAPSHOT_STEP = 64
+DEFAULT_SNAPSHOT_INTERVAL = 2048
 # Full-attention layers that cache latents.
 LATENT_GROUP = "latent"
 # Element types of caches, and their bytes.
 CACHED_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, FP8_DTYPE: 1}
+
+
+def slot_bytes(group: StateGroup) -> int:
+    """Bytes of one sequence's recurrent states, over all layers of this group."""
+    shapes = group.pool_shapes.values()
+    return len(group.layers) * sum(
+        CACHED_BYTES[dtype] * math.prod(shape[1:]) for dtype, shape in shapes
+    )
 
 
 def choosing_group(config: SpecPv) -> str:

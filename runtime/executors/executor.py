@@ -53,6 +53,15 @@ class Executor(Protocol):
         ...
 
 
+@runtime_checkable
+class HostStates(Protocol):
+    """An executor whose recurrent states the host can copy."""
+
+    def state_pools(self, group: str) -> Mapping[str, np.ndarray]:
+        """The pools of a state group by name, each [slots, …], as views of their memory."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepResult:
     """What one step gave for each of its B sequences.

@@ -57,6 +57,16 @@ _PREFIX_METRICS = (
         "evicted_pages",
         "Pages that were evicted from the prefix cache.",
     ),
+    (
+        "specbuild:state_snapshots",
+        "state_snapshots",
+        "Snapshots of recurrent states that were taken for the prefix cache.",
+    ),
+    (
+        "specbuild:state_snapshots_evicted",
+        "evicted_snapshots",
+        "Snapshots of recurrent states that were evicted from the prefix cache.",
+    ),
 )
 # Phases of a request, with vLLM's names.
 _PHASES = {

@@ -16,7 +16,7 @@ from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions, 
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, StateGroup
-from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
+from specbuild.runtime.errors import RequestError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.executor import CpuExecutor
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
@@ -161,6 +161,16 @@ def test_what_has_no_states_yet_refuses_them(folder: Path, tmp_path: Path) -> No
     with pytest.raises(SpecbuildError, match=r"--specpv: .* a recurrent state"):
         specpv = SpecPvOptions(enabled=True)
         build(options_of(folder, output=output, specpv=specpv), SilentProgress())
-    with pytest.raises(UnsupportedHereError, match=r"no prefix cache .* recurrent states"):
+
+
+def test_without_memory_for_snapshots_there_is_no_prefix_cache(folder: Path) -> None:
+    with pytest.raises(UnsupportedHereError, match=r"no prefix cache .* state_snapshot_memory"):
         Engine.load(folder / "engine", RuntimeSettings(prefix_caching="on"))
     assert Engine.load(folder / "engine", RuntimeSettings(prefix_caching="auto")).prefixes is None
+    for changes, message in (
+        ({"state_snapshot_interval": 100}, "must be a multiple of 64"),
+        ({"state_snapshot_interval": 0}, "must be a multiple of 64"),
+        ({"state_snapshot_memory": -1}, "must be 0 or above"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            RuntimeSettings(**changes)

@@ -104,6 +104,7 @@ class HostDecoder(Decoder):
             drafter = None
         elif drafter is None:
             drafter = self._drafting.drafter(drafter_name, fixed=setting.speculation != "default")
+        prefixes = self._lookup(drafter)
         stepper = HostStepper(
             self._executor,
             self._manifest,
@@ -112,6 +113,7 @@ class HostDecoder(Decoder):
             max_depth=policy.max_depth,
             proposer=proposer,
             clock=self._clock,
+            snapshots=None if prefixes is None else prefixes.cache.snapshots,
         )
         scheduler = Scheduler(
             self._manifest.limits,
@@ -119,7 +121,7 @@ class HostDecoder(Decoder):
             prefill=self._prefill if prefill is None else prefill,
             max_step_tokens=self._max_step_tokens(policy),
             invariant_rows=self._executor.capabilities.invariant_rows,
-            prefixes=self._lookup(drafter),
+            prefixes=prefixes,
         )
         return self._loop(stepper, scheduler, policy, text_stream)
 

@@ -8,6 +8,7 @@ from time import perf_counter
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter
+from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.host.guided_drafts import forced_chains, with_forced_tokens
 from specbuild.runtime.decode.host.row_samples import SampledRows
 from specbuild.runtime.decode.host.target_passes import TargetPasses
@@ -36,7 +37,8 @@ class HostStepper:
     """Runs an engine's graphs by role. ``drafter`` None decodes without a draft model.
 
     ``proposer`` proposes tokens before each step, which the policy may use instead. ``max_depth``
-    is the depth of the deepest draft that a step may verify.
+    is the depth of the deepest draft that a step may verify. ``snapshots`` are those of recurrent
+    states that prompts resume from.
     """
 
     max_in_flight = 1
@@ -51,6 +53,7 @@ class HostStepper:
         max_depth: int,
         proposer: HostProposer | None = None,
         clock: StepClock | None = None,
+        snapshots: StateSnapshots | None = None,
     ) -> None:
         self._executor = executor
         self._counter = counter
@@ -61,7 +64,7 @@ class HostStepper:
         # Whether a replay after preemption produces the same tokens.
         self._is_batch_invariant = executor.capabilities.batch_invariant
         self._max_depth = max_depth
-        self._target = TargetPasses(executor, manifest, counter)
+        self._target = TargetPasses(executor, manifest, counter, snapshots=snapshots)
         self._draft_groups = drafter.cache_groups if isinstance(drafter, CachingDrafter) else ()
         self._result: LaunchResult | None = None
         self._committed: Committed = []

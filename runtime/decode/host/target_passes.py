@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowLayout, SlotCounter, cache_feeds, groups_of
-from specbuild.runtime.cache.state_paths import path_feeds, replayed_inputs
+from specbuild.runtime.cache.state_paths import StateSlot, path_feeds, replayed_inputs
+from specbuild.runtime.cache.state_snapshots import StateSnapshots
 from specbuild.runtime.decode.host.row_samples import RowSampler, SampledRows
 from specbuild.runtime.draft.tree import DraftTrees
 from specbuild.runtime.engine_dir.manifest import Manifest
@@ -23,7 +24,14 @@ from specbuild.runtime.request import SequenceState
 class TargetPasses:
     """Runs the roles ``target`` and ``accept``. Lossy modes change their inputs."""
 
-    def __init__(self, executor: Executor, manifest: Manifest, counter: SlotCounter) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        manifest: Manifest,
+        counter: SlotCounter,
+        *,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
         self._executor = executor
         self._counter = counter
         self.sampler = RowSampler(executor, manifest.target.eos_token_ids)
@@ -34,11 +42,14 @@ class TargetPasses:
             self._modes.append(HostSelections(manifest))
         self.groups = groups_of(manifest.roles["target"])
         self._states = manifest.state_groups
+        self._snapshots = snapshots
         mode_groups = {group for mode in self._modes for group in mode.groups}
         self._plain_groups = tuple(g for g in self.groups if g not in mode_groups)
 
     def admit(self, sequence: SequenceState) -> None:
-        """Add a sequence that will be prefilled."""
+        """Add a sequence that will be prefilled, from its snapshot if it has one."""
+        if self._snapshots is not None:
+            self._snapshots.restore(self._slot_of(sequence, self._snapshots))
         for mode in self._modes:
             mode.begin(sequence)
 
@@ -50,10 +61,22 @@ class TargetPasses:
     def advance(self, sequence: SequenceState, count: int) -> None:
         """Commit ``count`` more tokens, which are in the cache."""
         sequence.length += count
+        if self._snapshots is not None and sequence.prefix is not None:
+            self._snapshots.capture(
+                self._slot_of(sequence, self._snapshots),
+                sequence.length,
+                len(sequence.request.prompt_ids),
+            )
         sequence.publish(sequence.length)
         reverified = min((m.reverifies_from(sequence) for m in self._modes), default=None)
         for group in self.groups:
             sequence.pages[group].commit(sequence.length, reverified=reverified)
+
+    @staticmethod
+    def _slot_of(sequence: SequenceState, snapshots: StateSnapshots) -> StateSlot:
+        holder = sequence.pages[snapshots.group.name]
+        assert isinstance(holder, StateSlot)
+        return holder
 
     def prompts(
         self, sequences: Sequence[SequenceState], rows: RowLayout, logit_rows: Sequence[int]

@@ -14,7 +14,8 @@ from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
 # Ports that are caches: keys, values, latents, block summaries, recurrent states.
-_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool", ".tail_pool", ".state_pool")
+_STATE_SUFFIXES = (".tail_pool", ".state_pool")
+_POOL_SUFFIXES = (".k_pool", ".v_pool", ".c_pool", ".summary_pool", *_STATE_SUFFIXES)
 _OUT = ".out"
 # Element types as the manifest spells them.
 _ELEMENTS: Mapping[str, np.dtype[Any]] = {
@@ -66,6 +67,14 @@ class CpuExecutor:
         for role in roles:
             if role not in self._sessions:
                 self._sessions[role] = self._load(role)
+
+    def state_pools(self, group: str) -> dict[str, np.ndarray]:
+        """Views of the pools of a state group, by name; a launch must have used them."""
+        return {
+            name: pool.numpy()
+            for name, pool in self.pools.items()
+            if name.startswith(f"{group}.") and name.endswith(_STATE_SUFFIXES)
+        }
 
     def run(self, role: str, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The outputs of a role; they are valid until it runs again (and may be fed to it)."""
