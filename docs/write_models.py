@@ -69,6 +69,9 @@ GGUF = {
     "gemma3_text": ("gemma3",),
     "glm4_moe": ("glm4moe",),
     "minimax_m2": ("minimax-m2",),
+    "qwen3_5_text": ("qwen35",),
+    "qwen3_5_moe_text": ("qwen35moe",),
+    "qwen3_next": (),
 }
 # Storage types of a checkpoint in addition to bf16, fp16 and fp32.
 STORED = {

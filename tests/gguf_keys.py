@@ -70,6 +70,12 @@ TOGETHER = {
     ".attention.value_length": 20,
 }
 
+_DELTA_KEYS: dict[str, Any] = {
+    ".block_count": 4, ".attention.key_length": 16, ".attention.value_length": 16,
+    ".rope.dimension_count": 4, ".rope.freq_base": 1e4, ".full_attention_interval": 4,
+    ".ssm.conv_kernel": 4, ".ssm.state_size": 8, ".ssm.group_count": 2,
+    ".ssm.time_step_rank": 4, ".ssm.inner_size": 32,
+}  # fmt: skip
 LLAMA_KEYS: dict[str, Any] = {
     ".block_count": 3,
     ".context_length": 512,
@@ -117,6 +123,13 @@ LLAMA_KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         ".expert_feed_forward_length": 24, ".expert_gating_func": 2, ".expert_weights_scale": 1.5,
         ".expert_weights_norm": True, ".leading_dense_block_count": 1,
         ".nextn_predict_layers": 0,
+    }),
+    "qwen3_5_text": ("qwen35", {
+        **_DELTA_KEYS, ".rope.dimension_sections": [1, 1, 0, 0],
+    }),
+    "qwen3_5_moe_text": ("qwen35moe", {
+        **_DELTA_KEYS, ".expert_count": 8, ".expert_used_count": 3,
+        ".expert_feed_forward_length": 24, ".expert_shared_feed_forward_length": 40,
     }),
     "minimax_m2": ("minimax-m2", {
         ".attention.key_length": 16, ".attention.value_length": 16, ".rope.dimension_count": 8,

@@ -70,6 +70,22 @@ OWN_NAMES = {
         "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     },
     "glm4_moe": {"post_attention_layernorm.weight": "post_attention_norm.weight"},
+    "qwen3_5": {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+        "linear_attn.in_proj_z.weight": "attn_gate.weight",
+        "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+        "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+        "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+        "linear_attn.A_log": "ssm_a",
+        "linear_attn.dt_bias": "ssm_dt.bias",
+        "linear_attn.norm.weight": "ssm_norm.weight",
+        "linear_attn.out_proj.weight": "ssm_out.weight",
+        "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
+        "mlp.shared_expert.up_proj.weight": "ffn_up_shexp.weight",
+        "mlp.shared_expert.down_proj.weight": "ffn_down_shexp.weight",
+        "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    },
     "olmo": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
         "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
@@ -182,7 +198,9 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     move together."""
     own_type = config["model_type"]
     own = [names for kind, names in OWN_NAMES.items() if own_type.startswith(kind)]
-    twin = Twin(mixed, {**COMMON, **(own[0] if own else {})})
+    # Columns of a matrix that is quantized do not move.
+    kinds = lambda name, shape: "F32" if "linear_attn" in name else mixed(name, shape)  # noqa: E731
+    twin = Twin(kinds, {**COMMON, **(own[0] if own else {})})
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         parts = name.split(".")
@@ -190,7 +208,13 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
             experts.setdefault(_stack_of(parts), []).append((name, tensor))
             continue
         twin.same(name, tensor)
-        if own_type.startswith("gemma") and name.endswith("norm.weight"):
+        if "linear_attn" in parts:
+            _delta_twin(twin, name, config)
+            continue
+        if name.endswith("shared_expert_gate.weight"):
+            array, dtype = twin.gguf[twin.called(name)]
+            twin.gguf[twin.called(name)] = array.reshape(-1), dtype
+        if own_type.startswith(("gemma", "qwen3_5")) and name.endswith("norm.weight"):
             array, dtype = twin.gguf[twin.called(name)]
             twin.gguf[twin.called(name)] = array + np.float32(1), dtype
             twin.hf[name] = torch.from_numpy(twin.gguf[twin.called(name)][0] - np.float32(1))
@@ -202,6 +226,33 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     _stack(twin, experts)
     rewritten(model, twin.hf)
     return twin.gguf
+
+
+def _delta_twin(twin: Twin, name: str, config: Mapping[str, Any]) -> None:
+    """Moves the value heads of a gated delta net as llama.cpp's converter does.
+
+    Head j of key head i is head ``j * keys + i``, where checkpoints have it at ``i * shared + j``.
+    """
+    key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    shared, width = value_heads // key_heads, config["linear_value_head_dim"]
+    order = [i * shared + j for j in range(shared) for i in range(key_heads)]
+    spread = [head * width + x for head in order for x in range(width)]
+    array, dtype = twin.gguf[twin.called(name)]
+    part = name.rpartition("linear_attn.")[2]
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        first = 2 * key_heads * config["linear_key_head_dim"]
+        array = np.concatenate([array[:first], array[first:][spread]]).squeeze()
+    elif part == "in_proj_z.weight":
+        array = array[spread]
+    elif part == "out_proj.weight":
+        array = array[:, spread]
+    elif part in ("in_proj_a.weight", "in_proj_b.weight", "dt_bias"):
+        array = array[order]
+    elif part == "A_log":
+        array = -np.exp(array[order])
+        back = np.argsort(order)
+        twin.hf[name] = torch.from_numpy(-array[back]).log()
+    twin.gguf[twin.called(name)] = np.ascontiguousarray(array), dtype
 
 
 def deepseek_twin(model: Path, config: Mapping[str, Any], *, apart: bool) -> dict[str, Stored]:

@@ -137,6 +137,7 @@ def split_experts(tensors: dict[str, SourceTensor], prefix: str, moe: MoeFeedFor
                     file=None,
                     offset=None,
                     load_as=None,
+                    quantized=None,
                 )
 
 

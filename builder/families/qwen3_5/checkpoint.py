@@ -70,6 +70,7 @@ _COMMON = FieldTable(
         "linear_num_value_heads",
         "linear_value_head_dim",
         "mtp_num_hidden_layers",
+        "num_nextn_predict_layers",
     },
     only=GROUPED_ONLY
     | {

@@ -9,6 +9,7 @@ from specbuild.builder.families.parts.grouped_reference import (
     routers,
     routing_margin,
 )
+from specbuild.builder.families.qwen3_5 import gguf
 from specbuild.builder.families.qwen3_5.checkpoint import (
     canonical_tensors,
     checkpoint_tensors,
@@ -30,4 +31,5 @@ QWEN3_5 = TargetFamily(
     reference=Reference(routers=routers, margin=routing_margin),
     synth=QWEN3_5_SYNTH,
     teacher=prepare_teacher,
+    gguf=gguf.FORMS,
 )

@@ -1,0 +1,155 @@
+"""Qwen3.5 as GGUF files have it.
+
+A file has the value heads tiled, head by head of the keys, where checkpoints have those of a key
+head side by side. It has the decay's factor itself, weights of norms whole, and the convolution
+without its axis of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from specbuild.builder.checkpoint.gguf.form import GgufForm
+from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
+from specbuild.builder.checkpoint.gguf.parts import GgufModel
+from specbuild.builder.checkpoint.source import SourceTensor, Tensors, remade
+from specbuild.builder.families.parts.grouped_gguf import Fields, GroupedGguf, dense_fields
+from specbuild.builder.families.qwen3_5.checkpoint import DENSE, MOE, is_stored_less_1
+from specbuild.runtime.errors import SpecbuildError
+
+_NAMES = {
+    "attn_gate": "linear_attn.in_proj_z",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "nextn.eh_proj": "eh_proj",
+    "nextn.enorm": "enorm",
+    "nextn.hnorm": "hnorm",
+    "nextn.shared_head_norm": "shared_head.norm",
+    "post_attention_norm": "post_attention_layernorm",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+
+
+def _delta_fields(keys: ModelKeys, known: Fields) -> Fields:
+    """Those of the layers with a state; the layers of a file include the MTP layer."""
+    predictors = keys.parts("nextn_predict_layers", 0)
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % heads:
+        raise keys.fields.wrong("ssm.inner_size", f"a multiple of {heads} value heads")
+    keys.has("rope.dimension_sections")  # text has the same position in all of them
+    return {
+        "full_attention_interval": keys.parts("full_attention_interval", 4),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
+        "linear_key_head_dim": keys.integer("ssm.state_size"),
+        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_value_heads": heads,
+        "linear_value_head_dim": inner // heads,
+        "num_hidden_layers": max(1, known["num_hidden_layers"] - predictors),
+        "num_nextn_predict_layers": predictors,
+    }
+
+
+def _dense(keys: ModelKeys, model: GgufModel, known: Fields) -> Fields:
+    return dense_fields(keys, model, known) | _delta_fields(keys, known)
+
+
+def _experts(keys: ModelKeys, _model: GgufModel, known: Fields) -> Fields:
+    inner = keys.integer("expert_feed_forward_length")
+    keys.has("feed_forward_length")
+    return _delta_fields(keys, known) | {
+        "moe_intermediate_size": inner,
+        "num_experts": keys.parts("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length", inner),
+    }
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """The heads of a layer with a state, by the fields of a configuration."""
+
+    keys: int
+    shared: int
+    key_width: int
+    value_width: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _Heads:
+        keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+        if values % keys:
+            raise SpecbuildError(
+                f"GGUF: {values} value heads (ssm.time_step_rank) do not divide among {keys} key "
+                "heads (ssm.group_count)"
+            )
+        widths = config["linear_key_head_dim"], config["linear_value_head_dim"]
+        return cls(keys, values // keys, *widths)
+
+    def grouped(self, values: torch.Tensor, width: int, axis: int = 0) -> torch.Tensor:
+        """Value heads of so many values along an axis, those of a key head side by side."""
+        tiled = values.unflatten(axis, (self.shared, self.keys, width))
+        return tiled.transpose(axis, axis + 1).flatten(axis, axis + 2)
+
+    def grouped_after_keys(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows of queries and keys as they are, and those of values grouped."""
+        keys = 2 * self.keys * self.key_width
+        return torch.cat([rows[:keys], self.grouped(rows[keys:], self.value_width)])
+
+    def made(self, part: str) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """What checkpoints have in the place of a file's tensor; None: the same."""
+        by_head = partial(self.grouped, width=1)
+        forms: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "in_proj_qkv.weight": self.grouped_after_keys,
+            "in_proj_z.weight": partial(self.grouped, width=self.value_width),
+            "in_proj_a.weight": by_head,
+            "in_proj_b.weight": by_head,
+            "out_proj.weight": partial(self.grouped, width=self.value_width, axis=1),
+            "conv1d.weight": lambda rows: self.grouped_after_keys(rows).unsqueeze(1),
+            "dt_bias": by_head,
+            "A_log": lambda factor: by_head(factor.float().neg().log()),
+        }
+        return forms.get(part)
+
+
+def _tensors(form: GroupedGguf, model: GgufModel, config: Fields) -> Tensors:
+    heads, made = _Heads.of(config), form.tensors(model, config)
+    return {name: _remade(name, tensor, heads) for name, tensor in made.items()}
+
+
+def _remade(name: str, tensor: SourceTensor, heads: _Heads) -> SourceTensor:
+    """The tensor as checkpoints have it; of other shapes it stays, for the audit to name."""
+    _, linear, part = name.partition(".linear_attn.")
+    make = heads.made(part) if linear else None
+    if make is None and is_stored_less_1(name):
+        return remade(name, tensor, lambda weight: weight - 1.0)
+    if name.endswith("shared_expert_gate.weight") and len(tensor.shape) == 1:
+        return remade(name, tensor, lambda row: row.unsqueeze(0))
+    if make is None:
+        return tensor
+    try:
+        return remade(name, tensor, make, dtype="F32" if part == "A_log" else None)
+    except RuntimeError:
+        return tensor
+
+
+def _form(grouped: GroupedGguf) -> GgufForm:
+    return GgufForm(grouped.config, partial(_tensors, grouped))
+
+
+FORMS = {
+    "qwen35": _form(GroupedGguf(DENSE, names=_NAMES, own=_dense, partial=True)),
+    "qwen35moe": _form(GroupedGguf(MOE, names=_NAMES, own=_experts, partial=True)),
+}
