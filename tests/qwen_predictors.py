@@ -8,19 +8,22 @@ import torch
 from checkpoint_files import Tensors, edit_config, edit_tensors
 
 
-def add_qwen_predictor(path: Path, *, like: int, seed: int = 9, counted: bool = True) -> None:
+def add_qwen_predictor(
+    path: Path, *, like: int, counted: bool = True, prefix: str = "model."
+) -> None:
     """A random layer of the shapes of layer ``like``, which has keys and values.
 
-    ``counted``: the configuration says that there is one, as that of Qwen3.5 does.
+    ``counted``: the configuration says that there is one, as that of Qwen3.5 does. ``prefix`` is
+    that of the text model's tensors.
     """
     if counted:
         edit_config(path, mtp_num_hidden_layers=1)
-    edit_tensors(path, lambda tensors: tensors.update(_predictor(tensors, like, seed)))
+    edit_tensors(path, lambda tensors: tensors.update(_predictor(tensors, like, prefix)))
 
 
-def _predictor(tensors: Tensors, like: int, seed: int) -> Tensors:
-    generator = torch.Generator().manual_seed(seed)
-    layer, norm = f"model.layers.{like}.", tensors["model.norm.weight"]
+def _predictor(tensors: Tensors, like: int, prefix: str) -> Tensors:
+    generator = torch.Generator().manual_seed(9)
+    layer, norm = f"{prefix}layers.{like}.", tensors[f"{prefix}norm.weight"]
     hidden = len(norm)
     shapes: dict[str, tuple[int, ...]] = {"mtp.fc.weight": (hidden, 2 * hidden)}
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):

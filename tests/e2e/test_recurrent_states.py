@@ -139,6 +139,27 @@ def test_a_state_after_drafted_steps_is_that_of_steps_without(
         np.testing.assert_allclose(drafted[name], expected, atol=2e-5)
 
 
+def test_suffix_decoding_changes_no_token(folder: Path, tmp_path: Path) -> None:
+    options = BuildOptions.from_flat(
+        model=folder / "model", output=tmp_path / "engine", drafter="suffix", max_seq_len=192,
+        suffix_max_tokens=8, suffix_min_token_prob=0.0,
+    )  # fmt: skip
+    build(options, SilentProgress())
+    engine, outputs = Engine.load(options.output), []
+    params = GenerateParams(max_new_tokens=120, ignore_eos=True)
+    for drafter in ("none", "suffix"):
+        prompt = Prompt("one", prompt_ids=(4, 9, 2, 7) * 5)
+        (end,) = (
+            event
+            for event in engine.generate([prompt], params, drafter=drafter)
+            if isinstance(event, FinishEvent)
+        )
+        outputs.append(end.record.output_ids)
+        steps = end.record.stats.steps
+    assert outputs[0] == outputs[1]
+    assert steps < len(outputs[0]) - 1
+
+
 def test_inspect_shows_the_states(folder: Path, command: Command) -> None:
     facts = json.loads(command("inspect", folder / "engine", "--json").out)
     # Four heads of 8 × 8 in fp32, and three inputs of 64 channels, in each of three layers.

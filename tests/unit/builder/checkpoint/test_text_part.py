@@ -10,9 +10,14 @@ import torch
 from checkpoint_files import edit_config
 from family_engines import build_drafted_engine, check_stages
 from llama_checkpoints import OF_KIND, SIZES, randomise
+from qwen_predictors import add_qwen_predictor
 
+from specbuild.builder.build import build
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.builder.options import BuildOptions, LimitOptions
+from specbuild.builder.progress import SilentProgress
 from specbuild.builder.training.frozen_target import load_target
+from specbuild.builder.verify import verify_engine
 from specbuild.runtime.errors import SpecbuildError
 
 VISION = {
@@ -34,18 +39,24 @@ def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
         Gemma3ForConditionalGeneration,
         Mistral3Config,
         Mistral3ForConditionalGeneration,
+        Qwen3_5Config,
+        Qwen3_5ForConditionalGeneration,
         Qwen3VLConfig,
         Qwen3VLForConditionalGeneration,
     )
 
     text = SIZES | OF_KIND[text_kind] | {"model_type": text_kind}
     options: dict[str, Any] = {"text_config": text, **changes}
-    if text_kind != "qwen3_vl_text":
+    if not text_kind.startswith("qwen3"):
         options["image_token_index"] = 30
     model: Any
     if text_kind == "qwen3_vl_text":
         config = Qwen3VLConfig(vision_config=QWEN_VISION, **options)
         model = Qwen3VLForConditionalGeneration(config)
+    elif text_kind == "qwen3_5_text":
+        vision = {name: size for name, size in QWEN_VISION.items() if "deepstack" not in name}
+        config = Qwen3_5Config(vision_config=vision, **options)
+        model = Qwen3_5ForConditionalGeneration(config)
     elif text_kind == "gemma3_text":
         places = {"boi_token_index": 28, "eoi_token_index": 29, "mm_tokens_per_image": 4}
         config = Gemma3Config(vision_config=VISION, **places, **options)
@@ -101,10 +112,27 @@ def test_qwen3_vl_without_images_is_a_qwen3(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3", "qwen3_vl_text"])
+@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3", "qwen3_vl_text", "qwen3_5_text"])
 def test_an_engine_of_the_text_part_computes_what_transformers_computes(
     tmp_path: Path, kind: str
 ) -> None:
     write_wrapped(tmp_path / "model", kind, tie_word_embeddings=kind != "qwen3_vl_text")
     build_drafted_engine(tmp_path, OF_KIND[kind])
     check_stages(tmp_path)
+
+
+@pytest.mark.slow
+def test_an_mtp_layer_beside_the_text_part_drafts(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_wrapped(model, "qwen3_5_text", tie_word_embeddings=False)
+    add_qwen_predictor(model, like=3, prefix="model.language_model.")
+    (left_out, unused) = read_target(model, strict=False).warnings[-2:]
+    assert "visual (" in left_out and "--draft mtp drafts with it" in unused
+    options = BuildOptions(
+        model=model, draft=Path("mtp"), output=tmp_path / "engine",
+        limits=LimitOptions(max_seq_len=128),
+    )  # fmt: skip
+    build(options, SilentProgress())
+    report = verify_engine(tmp_path / "engine", model, None, SilentProgress())
+    assert report.passed and len(report.losslessness) == 5
+    assert max(row.max_error for row in report.rows) < 1e-4
