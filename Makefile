@@ -14,7 +14,7 @@ EXAMPLE := examples/tiny-gpt-oss
 DEMO := out/demo
 SPECBUILD := $(BIN)/specbuild
 
-.PHONY: setup setup-tensorrt demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins test-tensorrt sanitize bench-gpu types lint wheel docs \
+.PHONY: setup setup-tensorrt demo serve test test-all test-speed test-slow mutations test-ray fuzz test-gpu gpu-cubins gpu-bundle test-tensorrt sanitize bench-gpu types lint wheel docs \
   clean
 
 setup: $(INSTALLED)
@@ -129,6 +129,12 @@ gpu-cubins: setup
 	  $(BIN)/python -m pytest tests/gpu -n auto --dist loadgroup -m 'gpu and not slow'
 	$(BIN)/python tests/shared_cubins.py pack out/gpu-store out/gpu-cubins.tar.xz
 	rm -rf out/gpu-store
+
+# The checkout, wheels and out/gpu-cubins.tar.xz, for a GPU machine without a network: parts of at
+# most 60 MB, and the script that joins them and runs the suite. It prints what to copy.
+GPU_PYTHON ?= 3.12
+gpu-bundle: setup
+	$(BIN)/python tests/gpu_bundle.py out/gpu-bundle --python $(GPU_PYTHON)
 
 # What only full TensorRT can show: build, run, losslessness, comparison with the CUDA target. Its
 # libraries come from NVIDIA: see docs/tensorrt.md. Without them each test gives the reason it is skipped.
