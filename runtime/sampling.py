@@ -265,11 +265,6 @@ def served_sampling(values: Mapping[str, Any], model_defaults: Mapping[str, Any]
     return SamplingParams(**sampling)
 
 
-def samples(params: Iterable[SamplingParams]) -> bool:
-    """Return whether a token is drawn: some temperature is above 0."""
-    return any(p.temperature > 0 for p in params)
-
-
 @lru_cache(maxsize=256)
 def sampling_feeds(
     params: tuple[SamplingParams, ...], rows: tuple[int, ...]

@@ -15,9 +15,9 @@ from specbuild.runtime.decode.loop import Loop
 from specbuild.runtime.decode.scheduler import Scheduler
 from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
-from specbuild.runtime.draft.choice import PolicyBySampling, requested_policy
+from specbuild.runtime.draft.choice import PolicyByLogits, requested_policy
 from specbuild.runtime.draft.drafter import Drafter
-from specbuild.runtime.draft.policy import EXPLORATION_SHARE, DraftPolicy, LearnedPolicies
+from specbuild.runtime.draft.policy import DraftPolicy, LearnedPolicies
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
@@ -75,11 +75,8 @@ class DraftSetting:
 class Decoder(ABC):
     """Creates loops that serve checked requests, one loop at a time.
 
-    A caller that runs a loop, a measurement or a scoring holds the lock ``device_lock``. Up to
-    ``exploration_share`` of the time is spent on trying drafts.
+    A caller that runs a loop, a measurement or a scoring holds the lock ``device_lock``.
     """
-
-    exploration_share = EXPLORATION_SHARE
 
     def __init__(
         self,
@@ -90,7 +87,7 @@ class Decoder(ABC):
     ) -> None:
         self._manifest = manifest
         self._kv = kv
-        self._learned = LearnedPolicies(self.exploration_share)
+        self._learned = LearnedPolicies()
         self.device_lock = threading.Lock()
         self._prefill = settings.prefill
         self._prefixes = prefixes
@@ -184,7 +181,7 @@ class Decoder(ABC):
         """Iterate over the rows in order. The caller holds :attr:`device_lock`."""
 
     @abstractmethod
-    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+    def _default_policy(self, drafter: str, *, full_logits: bool) -> DraftPolicy:
         """Create the default policy of a drafter.
 
         It continues from what the previous policy learned. Policies of greedy and of sampled steps
@@ -197,10 +194,8 @@ class Decoder(ABC):
             return requested_policy(setting.speculation)
         assert isinstance(setting.drafter, str)
         drafter = setting.drafter
-        return PolicyBySampling(
-            lambda sampled, full_logits: self._default_policy(
-                drafter, sampled=sampled, full_logits=full_logits
-            )
+        return PolicyByLogits(
+            lambda full_logits: self._default_policy(drafter, full_logits=full_logits)
         )
 
     def _loop(

@@ -1,8 +1,4 @@
-"""Select the draft policy of a request: its own shape, or the policy of its kind of step.
-
-Acceptance in greedy steps does not predict acceptance in sampled steps. So each kind of step has a
-separate policy.
-"""
+"""Select the draft policy of a request: its own shape, or the policy of its kind of step."""
 
 from __future__ import annotations
 
@@ -16,44 +12,40 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 
 
-class PolicyBySampling:
-    """One policy for each kind of step: with or without sampling, with or without full logits.
+class PolicyByLogits:
+    """One policy for steps with full logits and one for steps without: their times differ.
 
-    ``make(sampled, full_logits)`` creates the policy of a kind on first use.
+    ``make(full_logits)`` creates a policy on first use.
     """
 
-    def __init__(self, make: Callable[[bool, bool], DraftPolicy]) -> None:
+    def __init__(self, make: Callable[[bool], DraftPolicy]) -> None:
         self._make = make
-        self._by_kind: dict[tuple[bool, bool], DraftPolicy] = {}
+        self._by_kind: dict[bool, DraftPolicy] = {}
         self._last: DraftPolicy | None = None
 
     @property
     def max_depth(self) -> int:
-        """Return the largest depth; it is equal for all kinds."""
-        return self._policy_of(sampled=False, full_logits=False).max_depth
+        """Return the largest depth; it is equal for both kinds."""
+        return self._policy_of(full_logits=False).max_depth
 
     @property
     def reason(self) -> str:
         """Return the reason of the last step's policy."""
-        return (self._last or self._policy_of(sampled=False, full_logits=False)).reason
+        return (self._last or self._policy_of(full_logits=False)).reason
 
     def shape(self, step_context: StepContext) -> ChosenDraft | WaitForTokens:
         """Return the choice of the policy for this kind of step."""
-        self._last = self._policy_of(
-            sampled=step_context.sampled, full_logits=step_context.full_logits
-        )
+        self._last = self._policy_of(full_logits=step_context.full_logits)
         return self._last.shape(step_context)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Pass the outcome to the policy of its kind."""
-        context = outcome.step_context
-        self._policy_of(sampled=context.sampled, full_logits=context.full_logits).observe(outcome)
+        self._policy_of(full_logits=outcome.step_context.full_logits).observe(outcome)
 
-    def _policy_of(self, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        kind = (sampled, full_logits)
-        if kind not in self._by_kind:
-            self._by_kind[kind] = self._make(*kind)
-        return self._by_kind[kind]
+    def _policy_of(self, *, full_logits: bool) -> DraftPolicy:
+        if full_logits not in self._by_kind:
+            self._by_kind[full_logits] = self._make(full_logits)
+        return self._by_kind[full_logits]
 
 
 def requested_policy(shape: DraftShape | None) -> FixedPolicy:

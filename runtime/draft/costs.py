@@ -28,9 +28,9 @@ class StepContext:
     ``tokens_left`` is the largest number of tokens that any of the ``batch`` sequences may still
     emit. ``pending_rows`` is the number of committed tokens that the draft model must ingest first;
     ``other_pending_rows`` has this number for the second and further draft models. ``context`` is
-    the mean length of the sequences. ``sampled``: a sequence has a temperature above 0.
-    ``full_logits``: a sequence has top-k or top-p. ``cumulative_probs[b]`` has the acceptance
-    probabilities of the host proposal for sequence b, empty without a proposal.
+    the mean length of the sequences. ``num_sampled`` is the number of sequences with a temperature
+    above 0. ``full_logits``: a sequence has top-k or top-p. ``cumulative_probs[b]`` has the
+    acceptance probabilities of the host proposal for sequence b, empty without a proposal.
     ``has_unread_tokens``: steps are in flight. The proposal then assumes that these steps emit the
     largest possible number of tokens.
     """
@@ -39,7 +39,7 @@ class StepContext:
     tokens_left: int
     pending_rows: int
     context: int = 0
-    sampled: bool = False
+    num_sampled: int = 0
     full_logits: bool = False
     cumulative_probs: tuple[tuple[float, ...], ...] = ()
     has_unread_tokens: bool = False

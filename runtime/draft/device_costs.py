@@ -27,8 +27,9 @@ _PROGRAM_FOLDERS = ("programs/", "kernels/")
 _MAX_STEP_S = 60.0
 # Prior seconds of a step without a draft.
 PLAIN_S = 2e-3
-# Prior time of a step with any draft, as a multiple of the time without a draft.
-DRAFTED = 1.8
+# Prior time that a draft adds, and that each of its levels adds, as shares of a step without one.
+DRAFT_SHARE = 0.2
+LEVEL_SHARE = 0.2
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,14 @@ class StepCosts:
 def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
     """Return a table of prior costs for no draft and each of ``shapes``.
 
-    It covers up to ``batch`` sequences. All drafts have the same cost, so at first the acceptance
-    alone decides between them.
+    It covers up to ``batch`` sequences. The time of a draft depends on its depth only.
     """
     steps = [ShapeCosts(batch, 0, 0, 0, (0,), (PLAIN_S,), (0.0,))]
     steps += [
         ShapeCosts(
             batch, s.draft_top_k, s.draft_depth, s.draft_tokens,
-            (0,), (DRAFTED * PLAIN_S,), (0.0,), drafter=model_of(s),
+            (0,), ((1 + DRAFT_SHARE + LEVEL_SHARE * s.draft_depth) * PLAIN_S,), (0.0,),
+            drafter=model_of(s),
         )
         for s in shapes
     ]  # fmt: skip

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from typing import Protocol, TypeAlias
 
-from specbuild.runtime.draft.acceptance import PRIOR_GREEDY, acceptance_prior
+from specbuild.runtime.draft.acceptance import (
+    PRIOR_GREEDY,
+    PRIOR_SAMPLED,
+    ShapeAcceptance,
+    acceptance_prior,
+)
 from specbuild.runtime.draft.costs import DraftCosts, StepContext, StepTimes
-from specbuild.runtime.draft.draft_models import by_model, shape_text
+from specbuild.runtime.draft.draft_models import by_model, model_of, shape_text
 from specbuild.runtime.draft.host_proposal import ProposedDepths, WaitForTokens
-from specbuild.runtime.draft.step_kinds import StepKinds
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
 # The draft of a step: a shape for a draft model, chains of a host proposal, or None.
 ChosenDraft: TypeAlias = DraftShape | ProposedDepths | None
 
-# Factor by which the expected rate must rise for a longer chain.
+# Factor by which the expected rate must rise for another kind of step.
 MARGIN = 1.02
-# Factor by which the expected rate must rise for a draft instead of none.
-FIRST_MARGIN = 1.03
-# Factor by which the saved time must exceed the time in which the draft ingests pending rows.
-START_MARGIN = 1.5
 # Share of the time that exploration may cost.
 EXPLORATION_SHARE = 0.02
 # The budget includes the share of this number of future steps as credit.
@@ -33,8 +33,6 @@ OPTIMISM = 0.5
 DECAY = 0.98
 # Weight of a trial of one chain for a chain that is one level longer or shorter.
 SIMILARITY = 0.8
-# Number of timed steps after which the time of a kind is reliable.
-MIN_TIMED_STEPS = 3
 # Cost of a switch of the draft model, as a share of a step without a draft.
 SWITCH_COST = 0.1
 # Number of steps of a trial of another draft model, which first ingests its pending rows.
@@ -46,7 +44,8 @@ class StepOutcome:
     """The result of a step.
 
     ``accepted[b]`` of ``depths[b]`` verified levels were accepted. ``step_s`` is None if the step
-    has no usable time, for example because it includes other work.
+    has no usable time, for example because it includes other work. ``sampled[b]``: the request of
+    sequence b has a temperature above 0; by default all of them, or none if the context has none.
     """
 
     step_context: StepContext
@@ -54,6 +53,7 @@ class StepOutcome:
     depths: Sequence[int]
     accepted: Sequence[int]
     step_s: float | None
+    sampled: Sequence[bool] | None = None
 
 
 class DraftPolicy(Protocol):
@@ -104,9 +104,9 @@ def no_draft_policy() -> FixedPolicy:
     return FixedPolicy(None, max_depth=0, reason="the engine has no draft")
 
 
-def default_policy(manifest: Manifest, why: str, *, shape: DraftShape | None = None) -> FixedPolicy:
+def default_policy(manifest: Manifest, why: str) -> FixedPolicy:
     """Return a policy with the default shape; ``why`` states why it has no measured costs."""
-    shape = shape or manifest.draft_default
+    shape = manifest.draft_default
     if not manifest.drafters or shape is None:
         return no_draft_policy()
     reason = f"the engine's default, for {why}"
@@ -131,13 +131,16 @@ class MeasuredPolicy:
     exploration starts with the first steps. The bound u_k is that of discounted UCB (Garivier and
     Moulines, 2011). The budget is that of conservative bandits (Wu and others, 2016).
 
-    Each draft model has separate kinds (step_kinds.py), and the same rule chooses among all of
-    them. A model that starts to draft must first ingest its pending rows. It is chosen only if the
+    A draft model that starts to draft must first ingest its pending rows. It is chosen only if the
     time saved exceeds the time for this.
 
-    ``prior`` is the prior of p_1 of a chain; ``priors`` has the priors of some draft models by
-    name. ``before`` is an earlier policy over the same shapes; its step times are reused.
-    ``exploration_share`` is the share of the time that exploration may cost.
+    Acceptance is counted separately for greedy and for sampled requests. A batch with both expects
+    the mean of their tokens.
+
+    ``prior`` is the prior of p_1 of a chain for greedy requests, ``prior_sampled`` that for sampled
+    ones. ``before`` is an earlier policy over the same shapes: its step times are reused, and half
+    of what it learned of acceptance. ``exploration_share`` is the share of the time that
+    exploration may cost.
     """
 
     def __init__(
@@ -145,38 +148,57 @@ class MeasuredPolicy:
         costs: DraftCosts,
         *,
         prior: float = PRIOR_GREEDY,
-        priors: Mapping[str, float] | None = None,
+        prior_sampled: float = PRIOR_SAMPLED,
         before: MeasuredPolicy | None = None,
         exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
         shapes = costs.shapes
         self.max_depth = max((shape.draft_depth for shape in shapes), default=0)
         self._costs = costs
-        self._kinds = StepKinds(shapes, prior=prior, priors=priors or {})
-        self._options, self._models = self._kinds.options, self._kinds.models
+        self._options: tuple[DraftShape | None, ...] = (None, *shapes)
+        self._models = (None, *map(model_of, shapes))
         self._exploration_share = exploration_share
         self._trials = [0.0] * len(self._options)
         self._elapsed_s = self._exploration_cost_s = 0.0
-        self._last = self._requested = self._best = 0
+        self._last = self._chosen = self._best = 0
         self._trial_steps_left = 0
         self._step_context = StepContext(1, 0, 0)
         self._times: dict[int, StepTimes] = {} if before is None else before._times
+        self._acceptance = {
+            sampled: ShapeAcceptance(
+                shapes,
+                prior=general,
+                priors={} if before is None else before._learned_priors(sampled=sampled),
+            )
+            for sampled, general in ((False, prior), (True, prior_sampled))
+        }
+
+    def _learned_priors(self, *, sampled: bool) -> dict[str, float]:
+        acceptance = self._acceptance[sampled]
+        if not acceptance.has_learned:
+            return acceptance.priors
+        chains = acceptance.chains
+        return {m: acceptance_prior(sampled, chain[0]) for m, chain in chains.items() if chain}
 
     @property
     def acceptance(self) -> list[float]:
-        """The estimates p_1, p_2, … of a chain of the first draft model."""
-        return next(iter(self.acceptance_by_model.values()))
+        """The estimates p_1, p_2, … of a chain of the first draft model for greedy requests."""
+        return next(iter(self.acceptance_by_model().values()))
 
-    @property
-    def acceptance_by_model(self) -> dict[str, list[float]]:
-        """The estimates p_1, p_2, … by draft model; a single model has the empty name."""
-        return self._kinds.acceptance
+    def acceptance_by_model(self, *, sampled: bool = False) -> dict[str, list[float]]:
+        """Return p_1, p_2, … of a chain by draft model; a single model has the empty name."""
+        return self._acceptance[sampled].chains
 
     @property
     def reason(self) -> str:
         """The best draft of the last step, with its expected rate and acceptance."""
         rates, shape = self._rates(self._step_context), self._options[self._best]
-        probabilities = self.acceptance[:1] if shape is None else self._kinds.probabilities(shape)
+        acceptance = self._acceptance[self._step_context.num_sampled > 0]
+        probabilities = (
+            next(iter(acceptance.chains.values()))[:1]
+            if shape is None
+            else acceptance.probabilities(shape)
+        )
         by_position = " ".join(f"{p:.2f}" for p in probabilities)
         return (
             f"{_shape_phrase(shape)}: {rates[self._best]:.0f} tokens/s expected, {rates[0]:.0f} "
@@ -198,59 +220,57 @@ class MeasuredPolicy:
         self._step_context = step_context
         rates = self._rates(step_context)
         self._best = self._best_of(rates)
-        if self._trial_steps_left and rates[self._requested] > 0:
+        if self._trial_steps_left and rates[self._chosen] > 0:
             self._trial_steps_left -= 1
         else:
             self._trial_steps_left = 0
-            self._requested = self._explore(rates)
-        requested = self._requested
-        self._elapsed_s += self._tokens[requested] / rates[requested]
+            self._chosen = self._explore(rates)
+        chosen = self._chosen
+        self._elapsed_s += self._tokens(step_context)[chosen] / rates[chosen]
         self._trials = [
             DECAY * n
             + (
-                SIMILARITY ** abs(k - requested)
-                if requested and self._same_model(requested, k)
-                else k == requested
+                SIMILARITY ** abs(k - chosen)
+                if chosen and self._same_model(chosen, k)
+                else k == chosen
             )
             for k, n in enumerate(self._trials)
         ]
-        return self._options[requested]
+        return self._options[chosen]
+
+    def _running_tokens(self, kind: int) -> float:
+        shape = self._options[kind]
+        assert shape is not None, "a step without a draft emits one token"
+        return self._acceptance[self._step_context.num_sampled > 0].running_tokens(shape)
 
     def _same_model(self, kind: int, other: int) -> bool:
         """Return whether two kinds use the same draft model, or both use none."""
         return self._models[kind] == self._models[other]
 
     def _best_of(self, rates: Sequence[float]) -> int:
-        """Return the kind with the best rate.
+        """Return the kind that emits the remaining tokens first; prefer simpler and current ones.
 
-        Return 0 (no draft) if the time saved does not pay for ingesting the pending rows.
+        Draft models are compared by their running acceptance, since the recent acceptance of two
+        similar models differs mostly by chance.
         """
         leaders: dict[str | None, int] = {}
-        for option in range(1, len(rates)):
-            best = leaders.get(self._models[option], 0)
-            if rates[option] > rates[best] * (MARGIN if best else FIRST_MARGIN):
-                leaders[self._models[option]] = option
-        if not leaders:
-            return 0
-        best = self._best_leader(list(leaders.values()), rates)
-        saved_s = self._step_context.tokens_left * (1 / rates[0] - 1 / rates[best])
-        return best if saved_s >= START_MARGIN * self._catch_up_s(best) else 0
+        for kind, rate in enumerate(rates):
+            best = leaders.setdefault(self._models[kind], kind)
+            if rate > rates[best] * MARGIN:
+                leaders[self._models[kind]] = kind
 
-    def _best_leader(self, leaders: Sequence[int], rates: Sequence[float]) -> int:
-        """Return the best of ``leaders``, which holds the best kind of each draft model.
-
-        Models are compared by long-term acceptance, since the recent acceptance of two similar
-        models differs mostly by chance.
-        """
-        if len(leaders) == 1:
-            return leaders[0]
+        several, tokens = len(leaders) > 2, self._tokens(self._step_context)
 
         def time_left_s(kind: int) -> float:
-            rate = rates[kind] * self._kinds.long_term_tokens(kind) / self._tokens[kind]
-            left_s = self._step_context.tokens_left / rate + START_MARGIN * self._catch_up_s(kind)
-            return left_s / (MARGIN if self._same_model(self._requested, kind) else 1.0)
+            if not rates[kind]:
+                return inf
+            margin = 1.0 if not kind or self._same_model(self._chosen, kind) else MARGIN
+            tokens_left = margin * self._step_context.tokens_left
+            if several and kind:
+                tokens_left *= tokens[kind] / self._running_tokens(kind)
+            return tokens_left / rates[kind] + self._catch_up_s(kind)
 
-        return min(leaders, key=time_left_s)
+        return min(leaders.values(), key=time_left_s)
 
     def _explore(self, rates: Sequence[float]) -> int:
         """Return the kind with the largest potential if the budget covers it, else the best."""
@@ -258,28 +278,27 @@ class MeasuredPolicy:
             rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._trials, strict=True)
         ]
         potential[self._best] = rates[self._best]
-        option = max(range(len(rates)), key=potential.__getitem__)
-        if option == self._best:
-            return option
-        switches = not self._same_model(self._requested, option)
+        kind = max(range(len(rates)), key=potential.__getitem__)
+        if kind == self._best:
+            return kind
+        switches = not self._same_model(self._chosen, kind)
         # The time of the first step after a switch is not usable, so a trial needs a second step.
-        is_timed = self._times_of(self._step_context.batch).timed(option) >= MIN_TIMED_STEPS
-        steps = 2 if switches and not is_timed else 1
-        if self._best and not self._same_model(self._best, option) and self._catch_up_s(option):
+        steps = 2 if switches else 1
+        if self._best and not self._same_model(self._best, kind) and self._catch_up_s(kind):
             steps = TRIAL_STEPS
-        tokens = self._tokens[option]
-        cost_s = steps * max(tokens / rates[option] - tokens / rates[self._best], 0.0)
+        tokens = self._tokens(self._step_context)[kind]
+        cost_s = steps * max(tokens / rates[kind] - tokens / rates[self._best], 0.0)
         if switches:
             cost_s += SWITCH_COST / rates[0]
         # When the best model drafts again, it must ingest the rows that the trial left pending.
-        if switches or not self._same_model(self._best, option):
-            cost_s += self._catch_up_s(option)
+        if switches or not self._same_model(self._best, kind):
+            cost_s += self._catch_up_s(kind)
         left_s = min(self._step_context.tokens_left / rates[self._best], CREDIT_STEPS / rates[0])
         if self._exploration_cost_s + cost_s > self._exploration_share * (self._elapsed_s + left_s):
             return self._best
         self._exploration_cost_s += cost_s
         self._trial_steps_left = steps - 1
-        return option
+        return kind
 
     def observe(self, outcome: StepOutcome) -> None:
         """Update the acceptance of every position reached, and the corrections of the costs."""
@@ -287,32 +306,48 @@ class MeasuredPolicy:
         if isinstance(shape, ProposedDepths):
             return
         if shape is not None:
-            self._kinds.learn(shape, outcome.depths, outcome.accepted)
-        kind, previous = self._kinds.number(shape), self._last
-        if kind is None:
+            self._learn_acceptance(shape, outcome)
+        if shape not in self._options:
             return
+        kind, previous = self._options.index(shape), self._last
         self._last = kind
         # Ignore the time of a step after a switch: the draft may ingest pending rows, and the
         # hardware caches may hold another model.
-        if outcome.step_s and self._same_model(previous, kind):
+        if outcome.step_s and self._models[previous] == self._models[kind]:
             costs = self._costs.step_s(outcome.step_context)
             self._times_of(outcome.step_context.batch).learn(kind, outcome.step_s / costs[kind])
+
+    def _learn_acceptance(self, shape: DraftShape, outcome: StepOutcome) -> None:
+        default = [outcome.step_context.num_sampled > 0] * len(outcome.depths)
+        kinds = default if outcome.sampled is None else outcome.sampled
+        for sampled, acceptance in self._acceptance.items():
+            rows = [b for b, kind in enumerate(kinds) if kind == sampled]
+            if rows:
+                acceptance.learn(
+                    shape,
+                    [outcome.depths[b] for b in rows],
+                    [outcome.accepted[b] for b in rows],
+                )
 
     def _catch_up_s(self, kind: int) -> float:
         """Return the seconds in which the draft model of this kind ingests its pending rows."""
         shape = self._options[kind]
         return 0.0 if shape is None else self._costs.catch_up_s(shape, self._step_context)
 
-    @property
-    def _tokens(self) -> list[float]:
-        """Expected tokens per step and sequence of each kind."""
-        return self._kinds.tokens
+    def _tokens(self, step_context: StepContext) -> Sequence[float]:
+        """Return the expected tokens per step and sequence of each kind."""
+        share = step_context.num_sampled / step_context.batch
+        if share in (0, 1):
+            return self._acceptance[share == 1].tokens
+        greedy, sampled = self._acceptance[False].tokens, self._acceptance[True].tokens
+        return [(1 - share) * g + share * s for g, s in zip(greedy, sampled, strict=True)]
 
     def _rates(self, step_context: StepContext) -> list[float]:
         """Return the expected tokens per second and sequence of each kind; 0 if unavailable."""
         costs = self._costs.step_s(step_context)
         ratios = self._times_of(step_context.batch).ratios()
-        return [e / (c * r) for e, c, r in zip(self._tokens, costs, ratios, strict=True)]
+        tokens = self._tokens(step_context)
+        return [e / (c * r) for e, c, r in zip(tokens, costs, ratios, strict=True)]
 
     def _times_of(self, batch: int) -> StepTimes:
         times = self._times.get(batch)
@@ -326,31 +361,26 @@ class MeasuredPolicy:
 class LearnedPolicies:
     """The measured policies of successive runs; each starts from the estimates of the one before.
 
-    Estimates are separate for each drafter and each kind of step (sampling, full logits).
+    Estimates are separate for each drafter, and for steps with and without full logits.
     """
 
-    def __init__(self, exploration_share: float = EXPLORATION_SHARE) -> None:
-        self._exploration_share = exploration_share
-        self._by_kind: dict[tuple[str, bool, bool], MeasuredPolicy] = {}
-        self.last: MeasuredPolicy | None = None
+    def __init__(self) -> None:
+        self._by_kind: dict[tuple[str, bool], MeasuredPolicy] = {}
 
     def next(
-        self, costs: DraftCosts, *, sampled: bool, full_logits: bool = False, drafter: str = ""
+        self,
+        costs: DraftCosts,
+        *,
+        full_logits: bool = False,
+        drafter: str = "",
+        exploration_share: float = EXPLORATION_SHARE,
     ) -> MeasuredPolicy:
         """Return the policy of a new run with the drafter of this name."""
-        kind = (drafter, sampled, full_logits)
-        before = self._by_kind.get(kind)
-        learned = {} if before is None else before.acceptance_by_model
+        kind = (drafter, full_logits)
         policy = MeasuredPolicy(
-            costs,
-            prior=acceptance_prior(sampled),
-            priors={
-                m: acceptance_prior(sampled, chain[0]) for m, chain in learned.items() if chain
-            },
-            before=before,
-            exploration_share=self._exploration_share,
+            costs, before=self._by_kind.get(kind), exploration_share=exploration_share
         )
-        self._by_kind[kind] = self.last = policy
+        self._by_kind[kind] = policy
         return policy
 
 

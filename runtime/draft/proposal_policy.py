@@ -146,7 +146,9 @@ class UnmeasuredProposals(_ProposalOrModel):
         return tuple(map(len, step_context.cumulative_probs)) if is_chosen else None
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Do nothing."""
+        """Pass the outcomes of model steps to the model's policy."""
+        if not isinstance(outcome.shape, ProposedDepths):
+            self._model_policy.observe(outcome)
 
 
 class ProposalPolicy(_ProposalOrModel):

@@ -25,7 +25,6 @@ from specbuild.runtime.draft.drafter import HostDrafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     LearnedPolicies,
-    default_policy,
     no_draft_policy,
 )
 from specbuild.runtime.draft.proposal_policy import ProposalPolicy, UnmeasuredProposals
@@ -38,16 +37,19 @@ from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import Request
 from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
+# Share of the time that exploration may cost, with step times that were measured on this kind of
+# GPU, and without them for each draft model.
+MEASURED_SHARE = 0.005
+UNMEASURED_SHARE = 0.01
+
 
 class DeviceDecoder(Decoder):
     """Creates loops over device steps, one at a time: the device keeps one set of sequences.
 
     ``step_costs`` were measured on this GPU. The default draft is selected by them before every
-    step. Without them it is the engine's default shape, and ``without_costs`` states the reason.
+    step. Without them it is selected by the times of the run's own steps, and ``without_costs``
+    states the reason.
     """
-
-    # The costs were measured on this kind of GPU, so little exploration is needed.
-    exploration_share = 0.005
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class DeviceDecoder(Decoder):
     @property
     def default_draft(self) -> DraftPolicy:
         """The policy of the last run with ``speculation="default"``."""
-        return self._last or self._default_policy(AUTO, sampled=False, full_logits=False)
+        return self._last or self._default_policy(AUTO, full_logits=False)
 
     @property
     def host_statistics(self) -> Mapping[str, Any]:
@@ -177,22 +179,22 @@ class DeviceDecoder(Decoder):
             self._host_drafters[record.kind] = open_host_drafter(record)
         return DeviceProposals(self._host_drafters[record.kind], self._executor, self._programs)
 
-    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
+    def _default_policy(self, drafter: str, *, full_logits: bool) -> DraftPolicy:
         models, host_record = sources(self._manifest, drafter)
         kinds = [record.kind for record in (models or (host_record,)) if record is not None]
         costs = self._step_costs
         policy: DraftPolicy
         if costs is None or not kinds:
-            policy = self._unmeasured(models, sampled=sampled, full_logits=full_logits)
+            policy = self._unmeasured(models, full_logits=full_logits)
             if host_record is not None:
                 policy = UnmeasuredProposals(policy, max_chain=self._programs.max_host_chain)
         else:
             names = [self._name_of(model) for model in models]
             policy = measured = self._learned.next(
                 ProgramCosts(costs, self._programs, full_logits=full_logits, models=names),
-                sampled=sampled,
                 full_logits=full_logits,
                 drafter="+".join(kinds),
+                exploration_share=MEASURED_SHARE,
             )
             if host_record is not None:
                 proposals = self._proposal_costs.setdefault(
@@ -204,20 +206,12 @@ class DeviceDecoder(Decoder):
         self._last = policy
         return policy
 
-    def _unmeasured(
-        self, models: Sequence[ModelRecord], *, sampled: bool, full_logits: bool
-    ) -> DraftPolicy:
-        """Create the default policy without measured costs.
-
-        With several draft models it learns from the run's own steps which one is the fastest.
-        """
-        if not models:
-            return no_draft_policy()
-        defaults = [self._default_of(model) for model in models]
-        shapes = [shape for shape in defaults if shape is not None]
-        if len(shapes) < 2:
-            return default_policy(self._manifest, self._without_costs, shape=defaults[0])
+    def _unmeasured(self, models: Sequence[ModelRecord], *, full_logits: bool) -> DraftPolicy:
+        """Create the default policy without measured costs: it learns from the run's own steps."""
         names = [self._name_of(model) for model in models]
+        shapes = [shape for shape in self._programs.shapes() if model_of(shape) in names]
+        if not shapes:
+            return no_draft_policy()
         costs = ProgramCosts(
             prior_costs(shapes, batch=self._manifest.limits.max_batch_size),
             self._programs,
@@ -226,21 +220,10 @@ class DeviceDecoder(Decoder):
             origin=f"of this process's own steps, for {self._without_costs}",
         )
         return self._learned_unmeasured.next(
-            costs, sampled=sampled, full_logits=full_logits, drafter="+".join(names)
-        )
-
-    def _default_of(self, model: ModelRecord) -> DraftShape | None:
-        """Return a draft model's default shape, or the next smaller one that has steps."""
-        name, default = self._name_of(model), self._manifest.draft_default
-        if default is None or not name:
-            return default
-        of_model = [shape for shape in self._programs.shapes() if model_of(shape) == name]
-        smaller = [shape for shape in of_model if shape.draft_tokens <= default.draft_tokens]
-        shape_of_model = shape_of(name, default)
-        return (
-            shape_of_model
-            if shape_of_model in of_model
-            else max(smaller, key=lambda s: s.draft_tokens, default=None)
+            costs,
+            full_logits=full_logits,
+            drafter="+".join(names),
+            exploration_share=UNMEASURED_SHARE * len(names),
         )
 
     def _name_of(self, model: ModelRecord) -> str:
@@ -260,12 +243,7 @@ class DeviceDecoder(Decoder):
 
     def _fixed_shape(self, setting: DraftSetting) -> DraftShape | None:
         """Return the shape of every step; None for no draft, or if shapes may differ."""
-        if setting.speculation != "default":
-            return setting.speculation
-        if self._step_costs is not None or not isinstance(setting.drafter, str):
-            return None
-        models, _ = sources(self._manifest, setting.drafter)
-        return self._default_of(models[0]) if len(models) == 1 else None
+        return None if setting.speculation == "default" else setting.speculation
 
     def _check_shape(self, shape: DraftShape) -> None:
         require_shape(shape, self._manifest)

@@ -37,14 +37,12 @@ from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModeRequest, StepAhead, joined
 from specbuild.runtime.lossy.specpv.ahead import DeviceViews
 from specbuild.runtime.request import SequenceState
-from specbuild.runtime.sampling import samples
 
 
 class DeviceStepper:
     """Runs an engine's programs, which keep the state of their sequences on the device.
 
-    ``drafts``: steps may have a draft. ``proposals`` are host chains, which the policy may use
-    instead of a device draft.
+    ``drafts``: steps may have a draft. ``proposals``: host chains that may replace such a draft.
     """
 
     max_in_flight = 2
@@ -119,7 +117,7 @@ class DeviceStepper:
             self._proposals.release(sequence)
 
     def grow(self, sequence: SequenceState) -> None:
-        """Nothing to do: the next step allocates the pages."""
+        """Do nothing: the next step allocates the pages."""
 
     def pause(self, sequence: SequenceState) -> None:
         """Exclude the row from steps; its state is kept."""
@@ -152,7 +150,7 @@ class DeviceStepper:
             tokens_left=max(s.tokens_left for s in sequences),
             pending_rows=0,
             context=sum(s.num_tokens for s in sequences) // len(sequences),
-            sampled=samples(s.request.params.sampling for s in sequences),
+            num_sampled=sum(s.request.params.sampling.temperature > 0 for s in sequences),
             full_logits=_full_logits(sequences),
             cumulative_probs=cumulative_probs,
             has_unread_tokens=any(unread),
@@ -318,7 +316,9 @@ class DeviceStepper:
         if ahead.proposal_lengths is not None and self._proposals is not None:
             self._proposals.record(verified)
         accepted_drafts = [new.accepted for new in self._new_tokens]
-        outcome = StepOutcome(flight.step_context, flight.chosen, depths, accepted_drafts, step_s)
+        sampled = [n.sequence.request.params.sampling.temperature > 0 for n in self._new_tokens]
+        context = flight.step_context
+        outcome = StepOutcome(context, flight.chosen, depths, accepted_drafts, step_s, sampled)
         return LaunchResult(self._new_tokens, outcome)
 
     def _count_kept(

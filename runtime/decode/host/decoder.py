@@ -62,7 +62,7 @@ class HostDecoder(Decoder):
         if self._last is not None:
             return self._last
         with self.device_lock:
-            return self._default_policy(AUTO, sampled=False, full_logits=False)
+            return self._default_policy(AUTO, full_logits=False)
 
     @property
     def clock(self) -> StepClock:
@@ -144,10 +144,8 @@ class HostDecoder(Decoder):
             prompt_tokens=prompt_tokens,
         )
 
-    def _default_policy(self, drafter: str, *, sampled: bool, full_logits: bool) -> DraftPolicy:
-        self._last = self._drafting.policy(
-            self._learned, drafter, sampled=sampled, full_logits=full_logits
-        )
+    def _default_policy(self, drafter: str, *, full_logits: bool) -> DraftPolicy:
+        self._last = self._drafting.policy(self._learned, drafter, full_logits=full_logits)
         return self._last
 
     def _policy(self, setting: DraftSetting) -> DraftPolicy:

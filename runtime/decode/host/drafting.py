@@ -82,9 +82,7 @@ class HostDrafting:
         """Return the drafter of this name that proposes tokens before each step, or None."""
         return self._host_drafter(name)
 
-    def policy(
-        self, learned: LearnedPolicies, name: str, *, sampled: bool, full_logits: bool
-    ) -> DraftPolicy:
+    def policy(self, learned: LearnedPolicies, name: str, *, full_logits: bool) -> DraftPolicy:
         """Create the policy that selects the fastest drafter of this name, by measured costs."""
         models, host_record = sources(self._manifest, name)
         records: tuple[DrafterRecord, ...] = models or ((host_record,) if host_record else ())
@@ -103,7 +101,7 @@ class HostDrafting:
         else:
             depth = limits.levels_of(models[0].geometry) if models else 0
             costs = ChainCosts(table, max_depth=depth, origin=origin)
-        policy = learned.next(costs, sampled=sampled, full_logits=full_logits, drafter=kinds)
+        policy = learned.next(costs, full_logits=full_logits, drafter=kinds)
         if host_record is None:
             return policy
         if kinds not in self._times:

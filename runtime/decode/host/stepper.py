@@ -26,7 +26,6 @@ from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.executors.executor import Executor
 from specbuild.runtime.lossy.verified import Verified
 from specbuild.runtime.request import SequenceState, TopLogprobs
-from specbuild.runtime.sampling import samples
 from specbuild.runtime.statistics import StepClock
 
 # Rows of aux hidden states that a launch committed, by sequence, for the drafter.
@@ -119,7 +118,7 @@ class HostStepper:
             tokens_left=max(s.tokens_left for s in sequences),
             pending_rows=uncached_rows[0] if uncached_rows else 0,
             other_pending_rows=tuple(uncached_rows[1:]),
-            sampled=samples(s.request.params.sampling for s in sequences),
+            num_sampled=sum(s.request.params.sampling.temperature > 0 for s in sequences),
             cumulative_probs=self._proposal.cumulative_probs,
         )
 
@@ -185,7 +184,15 @@ class HostStepper:
         # The acceptance of forced tokens is no measure of the draft.
         outcome = None
         if forced is None:
-            outcome = _outcome(step_context, shape, trees, verified.accepted, step_s)
+            sampled = [s.request.params.sampling.temperature > 0 for s in sequences]
+            outcome = StepOutcome(
+                step_context,
+                _verified_shape(shape, trees.nodes),
+                (trees.count - 1).tolist(),
+                verified.accepted,
+                step_s,
+                sampled,
+            )
             if self._proposer is not None and isinstance(shape, ProposedDepths):
                 self._proposer.record_result(sequences, shape.depths, verified.accepted)
         self._result = LaunchResult(self._new_tokens(sequences, verified, trees), outcome)
@@ -279,21 +286,13 @@ def _top_logprobs(
     ]
 
 
-def _outcome(
-    step_context: StepContext,
-    chosen: ChosenDraft,
-    trees: DraftTrees,
-    accepted: list[int],
-    step_s: float | None,
-) -> StepOutcome:
-    """The outcome of a step whose trees are chains, for a policy that learns."""
-    depth = trees.nodes
-    shape: ChosenDraft = DraftShape(1, depth, depth) if depth else None
+def _verified_shape(chosen: ChosenDraft, depth: int) -> ChosenDraft:
+    """Return the shape of a step whose trees are chains of ``depth``, for a policy that learns."""
     if isinstance(chosen, ProposedDepths):
-        shape = chosen
-    elif depth and isinstance(chosen, ModelShape):
-        shape = ModelShape(1, depth, depth, chosen.drafter)
-    return StepOutcome(step_context, shape, (trees.count - 1).tolist(), accepted, step_s)
+        return chosen
+    if depth and isinstance(chosen, ModelShape):
+        return ModelShape(1, depth, depth, chosen.drafter)
+    return DraftShape(1, depth, depth) if depth else None
 
 
 def replace_replayed(sequences: Sequence[SequenceState], verified: Verified) -> Verified:

@@ -198,12 +198,12 @@ def test_an_engine_without_a_draft() -> None:
         toy.engine.generate([prompt([1])], params, speculation=DraftShape(1, 1, 1))
 
 
-def test_the_default_is_the_engines_shape() -> None:
+def test_the_default_drafts_and_learns_step_times_without_measured_costs() -> None:
     toy = toy_cuda(shapes=(*SHAPES, DraftShape(1, 2, 2)))
     params = GenerateParams(max_new_tokens=12)
     assert run(toy.engine, [[1, 2]], params).ids == [decode_plainly([1, 2], 12, params.sampling)]
-    assert any(".1-2-2." in name for name in toy.device.started)
-    assert "default" in toy.engine.default_draft.reason
+    assert any(name.count("-") >= 2 for name in toy.device.started), toy.device.started
+    assert "costs of this process's own steps" in toy.engine.default_draft.reason
 
 
 def test_a_shape_without_steps_names_those_there_are() -> None:

@@ -15,7 +15,7 @@ from toy_plan import SHAPES, cuda_manifest, toy_plan
 
 from specbuild.runtime.decode.device.program_costs import ProgramCosts
 from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.choice import PolicyBySampling
+from specbuild.runtime.draft.choice import PolicyByLogits
 from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.draft.costs import ChainCosts, DraftCosts, StepContext
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
@@ -89,7 +89,7 @@ class Simulated:
         """The shapes that the policy asks for."""
         asked = []
         for _ in range(steps):
-            step_context = StepContext(1, left, self.behind, sampled=self.sampled)
+            step_context = StepContext(1, left, self.behind, num_sampled=int(self.sampled))
             shape = policy.shape(step_context)
             step_s = self.step_s[shape] + (
                 self.truth.catch_up_s(shape, step_context) if shape else 0.0
@@ -158,7 +158,8 @@ def test_the_time_of_the_step_in_use_is_known_within_50_steps(
     engine, policy = Simulated(costs(1, 1), 0), MeasuredPolicy(costs(*wrong))
     last = engine.run(policy, 0.7, 50)[-1]
     number = (None, *policy._costs.shapes).index(last)
-    believed_s = policy._tokens[number] / policy._rates(StepContext(1, 1000, 1))[number]
+    context = StepContext(1, 1000, 1)
+    believed_s = policy._tokens(context)[number] / policy._rates(context)[number]
     assert believed_s == pytest.approx(engine.step_s[last], rel=0.2)
 
 
@@ -229,11 +230,7 @@ def test_a_smaller_share_explores_less() -> None:
 
 def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
     learned = LearnedPolicies()
-    policy = PolicyBySampling(
-        lambda sampled, full_logits: learned.next(
-            chains(1, 1), sampled=sampled, full_logits=full_logits
-        )
-    )
+    policy = PolicyByLogits(lambda full_logits: learned.next(chains(1, 1), full_logits=full_logits))
     greedy = Simulated(chains(1, 1), 1)
     sampled = Simulated(chains(1, 1), 2, sampled=True)
     for _ in range(8):
@@ -243,12 +240,22 @@ def test_sampled_steps_and_greedy_ones_learn_apart() -> None:
     assert sampled.quality(sampled.run(policy, 0.1, 10), 0.1) > 0.9
 
 
+def test_sampled_requests_leave_what_greedy_ones_learned() -> None:
+    learned = LearnedPolicies()
+    Simulated(chains(1, 1), 1).run(learned.next(chains(1, 1)), 0.9, 40)
+    Simulated(chains(1, 1), 2, sampled=True).run(learned.next(chains(1, 1)), 0.1, 40)
+    first, second = (learned.next(chains(1, 1)) for _ in range(2))
+    assert first.acceptance == second.acceptance
+    assert first.acceptance[0] > 0.7
+    assert first.acceptance_by_model(sampled=True)[""][0] < 0.3
+
+
 def test_times_are_kept_from_run_to_run() -> None:
     """A table that flatters no draft is wrong once, not in each run."""
     learned = LearnedPolicies()
     engine = Simulated(chains(1, 1), 3)
-    engine.run(learned.next(chains(1, 2), sampled=False), 0.8, 60)
-    asked = engine.run(learned.next(chains(1, 2), sampled=False), 0.8, 12)
+    engine.run(learned.next(chains(1, 2)), 0.8, 60)
+    asked = engine.run(learned.next(chains(1, 2)), 0.8, 12)
     assert engine.quality(asked, 0.8) > 0.9
 
 

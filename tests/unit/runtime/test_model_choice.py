@@ -216,13 +216,13 @@ def test_times_of_a_model_say_nothing_of_the_other() -> None:
 
 def test_a_later_run_believes_what_was_seen_of_each_model() -> None:
     learned, costs = LearnedPolicies(), ChainsByModel(TABLES, origin="given")
-    before = learned.next(costs, sampled=False, drafter="levels+pass")
+    before = learned.next(costs, drafter="levels+pass")
     step_context = StepContext(1, 1000, 0, other_pending_rows=(0,))
     for _ in range(60):
         for kind, accepted in (("levels", 0), ("pass", 1)):
             shape = ModelShape(1, 1, 1, kind)
             before.observe(StepOutcome(step_context, shape, [1], [accepted], None))
-    after = learned.next(costs, sampled=False, drafter="levels+pass").acceptance_by_model
+    after = learned.next(costs, drafter="levels+pass").acceptance_by_model()
     assert after["levels"][0] < 0.4
     assert after["pass"][0] > 0.7
     before.shape(step_context)
