@@ -9,9 +9,17 @@ import numpy as np
 
 from specbuild.runtime.cache.row_placement import RowLayout, cache_feeds, groups_of
 from specbuild.runtime.draft.drafter import DrafterCapabilities, DrafterKind, DrafterParts
+from specbuild.runtime.draft.shared_noise import CANDIDATES, SharedNoise
 from specbuild.runtime.draft.static_levels import grow
 from specbuild.runtime.draft.static_tree import StaticTree
-from specbuild.runtime.draft.tree import DraftTrees, chain_trees, pack_bits
+from specbuild.runtime.draft.tree import (
+    DraftTrees,
+    chain_bits,
+    chain_trees,
+    read_only,
+    slot_bits,
+)
+from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.request import SequenceState
@@ -76,6 +84,9 @@ class Eagle3Drafter:
         self._groups = groups_of(parts.manifest.roles[self._role["draft"]])
         self._counter = parts.counter
         self._max_rows = parts.manifest.limits.max_rows
+        # Other backends expand no more children than a tree can have.
+        self._can_share_noise = facts_of(parts.manifest.backend).has_graphs
+        self._vocab = record.geometry.vocab
         self._columns = columns_of(parts.manifest, record.geometry.aux_layers)
         self._pending: dict[int, _Pending] = {}
 
@@ -136,9 +147,13 @@ class Eagle3Drafter:
         rows = self._counter.range(0, plan.rows)
         return self._draft(sequences, plan, **feeds, logit_rows=rows)
 
-    def best_tokens(self, logits: np.ndarray, top_k: int) -> np.ndarray:
-        """Return the most likely target tokens of each row of logits, [rows, K]."""
-        return self._expand(logits, _root_scores(len(logits)), top_k)["tokens"]
+    def best_tokens(
+        self, sequences: Sequence[SequenceState], logits: np.ndarray, level: int, top_k: int
+    ) -> np.ndarray:
+        """Return the best target tokens of each row of logits, which draft ``level``: [rows, K]."""
+        rows = len(logits) // len(sequences)
+        noise = self._noise(sequences, [level] * rows)
+        return self._expand(logits, _root_scores(len(logits)), top_k, noise)["tokens"]
 
     def _ingest(self, sequence: SequenceState, count: int) -> None:
         """Ingest ``count`` pending rows, in launches of at most ``max_rows`` rows."""
@@ -197,7 +212,7 @@ class Eagle3Drafter:
         hidden: np.ndarray,
         depth: int,
     ) -> DraftTrees:
-        """Return the chain of the most likely token of each level."""
+        """Return the chain of the best token of each level."""
         batch = len(sequences)
         score = _root_scores(batch)
         start = [self._draft_length(s) for s in sequences]
@@ -214,10 +229,10 @@ class Eagle3Drafter:
                     token_ids=levels[-1],
                     hidden=hidden,
                     positions=self._counter.ranges(first, [1] * batch),
-                    ancestor_bits=_chain_bits(level - 1, depth, batch),
+                    ancestor_bits=chain_bits(level - 1, depth, batch),
                     logit_rows=rows,
                 )
-            best = self._expand(logits, score, 1)
+            best = self._expand(logits, score, 1, self._noise(sequences, [level]))
             # The next level's run overwrites the returned buffer.
             levels.append(best["tokens"].reshape(-1).copy())
         self._discard_tree(sequences)
@@ -233,10 +248,10 @@ class Eagle3Drafter:
         """Grow a tree with the expand and draft graphs, and select its best nodes."""
         batch, k = len(sequences), shape.draft_top_k
         start = [self._draft_length(s) for s in sequences]
-        slot_bits = _slot_bits(k, shape.draft_depth)
-        bits = np.zeros((batch, 1, slot_bits.shape[2]), np.uint32)
+        bits_of_slots = slot_bits(k, shape.draft_depth)
+        bits = np.zeros((batch, 1, bits_of_slots.shape[2]), np.uint32)
         hidden = hidden.reshape(batch, 1, -1)
-        children = self._expand(logits, _root_scores(batch), k)
+        children = self._expand(logits, _root_scores(batch), k, self._noise(sequences, [1]))
         tokens, scores = [children["tokens"].copy()], [children["scores"].copy()]
         parents = [np.full((batch, k), -1, np.int32)]
         offset = 0
@@ -244,7 +259,7 @@ class Eagle3Drafter:
             frontier = children["frontier"]
             parent_row = (frontier // k)[..., None]
             hidden = np.take_along_axis(hidden, parent_row, axis=1)
-            bits = np.take_along_axis(bits, parent_row, axis=1) | slot_bits[level - 1]
+            bits = np.take_along_axis(bits, parent_row, axis=1) | bits_of_slots[level - 1]
             first = [s + (level - 1) * k for s in start]
             for sequence in sequences:
                 self._append(sequence, level * k)
@@ -261,7 +276,8 @@ class Eagle3Drafter:
             parents.append(np.repeat(frontier + offset, k, axis=1))
             offset += tokens[-1].shape[1]
             frontier_score = np.take_along_axis(scores[-1], frontier, axis=1)
-            children = self._expand(logits, frontier_score, k)
+            noise = self._noise(sequences, [level + 1] * k)
+            children = self._expand(logits, frontier_score, k, noise)
             tokens.append(children["tokens"].copy())
             scores.append(children["scores"].copy())
         self._discard_tree(sequences)
@@ -303,9 +319,23 @@ class Eagle3Drafter:
         outputs = self._executor.run(self._role["draft"], feeds)
         return outputs["draft_logits"], outputs["hidden_out"]
 
-    def _expand(self, logits: np.ndarray, score: np.ndarray, top_k: int) -> dict[str, np.ndarray]:
-        feeds = {"logits": logits, "score": score, "top_k": _scalar(top_k)}
-        return self._executor.run(self._role["expand"], feeds)
+    def _noise(
+        self, sequences: Sequence[SequenceState], levels: Sequence[int]
+    ) -> SharedNoise | None:
+        """Return the noise of rows that draft ``levels`` of each sequence; None without any."""
+        return SharedNoise.of_levels(sequences, levels) if self._can_share_noise else None
+
+    def _expand(
+        self, logits: np.ndarray, score: np.ndarray, top_k: int, noise: SharedNoise | None
+    ) -> dict[str, np.ndarray]:
+        """Run the role ``expand``; with ``noise``, on the candidates that it perturbs."""
+        if noise is None:
+            feeds = {"logits": logits, "score": score, "top_k": _scalar(top_k)}
+            return self._executor.run(self._role["expand"], feeds)
+        candidates = _scalar(max(top_k, min(CANDIDATES, self._vocab)))
+        feeds = {"logits": logits, "score": _root_scores(len(logits)), "top_k": candidates}
+        likely = self._executor.run(self._role["expand"], feeds)
+        return noise.children(likely["tokens"], likely["scores"], score, top_k)
 
     def _draft_length(self, sequence: SequenceState) -> int:
         return sequence.pages[self._groups[0]].length
@@ -338,8 +368,8 @@ class _Rows:
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._drafter.run_rows(self._sequences, plan, tree_rows, feeds)
 
-    def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
-        return self._drafter.best_tokens(logits, top_k)
+    def best(self, logits: np.ndarray, level: int, top_k: int) -> np.ndarray:
+        return self._drafter.best_tokens(self._sequences, logits, level, top_k)
 
 
 def columns_of(manifest: Manifest, layers: Sequence[int]) -> slice | np.ndarray:
@@ -357,37 +387,14 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def _scalar(value: int) -> np.ndarray:
-    return _read_only(np.array(value, np.int32))
+    return read_only(np.array(value, np.int32))
 
 
 @lru_cache(maxsize=64)
 def _root_scores(batch: int) -> np.ndarray:
-    return _read_only(np.zeros((batch, 1), np.float32))
+    return read_only(np.zeros((batch, 1), np.float32))
 
 
 @lru_cache(maxsize=64)
 def _no_bits(rows: int) -> np.ndarray:
-    return _read_only(np.zeros((rows, 1), np.int32))
-
-
-@lru_cache(maxsize=256)
-def _chain_bits(level: int, depth: int, batch: int) -> np.ndarray:
-    """Return ancestor bits [B, W] of a chain's node at ``level``: its own and all earlier slots."""
-    slots = np.arange(max(depth - 1, 1)) < level
-    return _read_only(np.repeat(pack_bits(slots[None]), batch, axis=0))
-
-
-@lru_cache(maxsize=64)
-def _slot_bits(top_k: int, depth: int) -> np.ndarray:
-    """Return the bit of each tree slot: uint32 [D − 1, K, W].
-
-    Entry [l − 1, j] has the bit of slot (l − 1)·K + j.
-    """
-    slots = top_k * max(depth - 1, 1)
-    bits = pack_bits(np.eye(slots, dtype=bool)).view(np.uint32)
-    return _read_only(bits.reshape(-1, top_k, bits.shape[1]))
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    array.setflags(write=False)
-    return array
+    return read_only(np.zeros((rows, 1), np.int32))

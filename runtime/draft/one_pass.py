@@ -19,12 +19,13 @@ class OnePassDrafter(Eagle3Drafter):
     def _trees(
         self, sequences: Sequence[SequenceState], logits: np.ndarray, shape: DraftShape, depth: int
     ) -> DraftTrees:
-        """Return a chain of the most likely tokens, the requested static tree, or the best nodes.
+        """Return a chain of the best tokens, the requested static tree, or the best nodes.
 
         ``logits`` [B · depth, Vd] has the positions of sequence 0, then of sequence 1, and so on.
         """
         batch, k = len(sequences), shape.draft_top_k
-        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k)
+        noise = self._noise(sequences, range(1, depth + 1))
+        best = self._expand(logits, np.zeros((batch * depth, 1), np.float32), k, noise)
         tokens = best["tokens"].reshape(batch, depth, k)
         if isinstance(shape, StaticTree):
             return shape.of_positions([s.root for s in sequences], tokens)

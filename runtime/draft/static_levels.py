@@ -28,8 +28,8 @@ class RowDrafter(Protocol):
         """
         ...
 
-    def best(self, logits: np.ndarray, top_k: int) -> np.ndarray:
-        """Return the most likely tokens of each row, int32 [rows, K], the best first."""
+    def best(self, logits: np.ndarray, level: int, top_k: int) -> np.ndarray:
+        """Return the best tokens of each row for ``level``, int32 [rows, K], the best first."""
         ...
 
 
@@ -54,7 +54,7 @@ def grow(
     frontier = np.zeros(1, np.int32)
     for level in range(1, tree.draft_depth + 1):
         nodes = np.flatnonzero(tree.depths == level)
-        best = draft.best(logits, tree.draft_top_k).reshape(batch, len(frontier), -1)
+        best = draft.best(logits, level, tree.draft_top_k).reshape(batch, len(frontier), -1)
         parent_rows = np.searchsorted(frontier, parents[nodes - 1])
         tokens[:, nodes] = best[:, parent_rows, tree.ranks[nodes - 1]]
         inner = np.intersect1d(nodes, tree.inner)

@@ -162,3 +162,27 @@ def shallower(shape: DraftShape, depth: int) -> DraftShape:
         return shape
     cut = replace(shape, draft_depth=depth)
     return replace(cut, draft_tokens=min(cut.draft_tokens, cut.candidates))
+
+
+@lru_cache(maxsize=256)
+def chain_bits(level: int, depth: int, batch: int) -> np.ndarray:
+    """Return ancestor bits [B, W] of a chain's node at ``level``: its own and all earlier slots."""
+    slots = np.arange(max(depth - 1, 1)) < level
+    return read_only(np.repeat(pack_bits(slots[None]), batch, axis=0))
+
+
+@lru_cache(maxsize=64)
+def slot_bits(top_k: int, depth: int) -> np.ndarray:
+    """Return the bit of each tree slot: uint32 [D − 1, K, W].
+
+    Entry [l − 1, j] has the bit of slot (l − 1)·K + j.
+    """
+    slots = top_k * max(depth - 1, 1)
+    bits = pack_bits(np.eye(slots, dtype=bool)).view(np.uint32)
+    return read_only(bits.reshape(-1, top_k, bits.shape[1]))
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return the array, which may no longer be written to."""
+    array.setflags(write=False)
+    return array

@@ -29,7 +29,7 @@ RUNTIME = {
     "guides": "errors",
     "settings": "errors engine_dir parameters",
     "request": "errors cache generate_params guides parameters records sampling statistics text",
-    "draft": "errors engine_dir cache executors request",
+    "draft": "errors engine_dir cache executors request sampling",
     "lossy": "errors engine_dir cache executors records request",
     "decode": "errors engine_dir cache guides records sampling statistics text request executors "
     "draft lossy settings",
