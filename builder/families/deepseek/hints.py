@@ -42,10 +42,6 @@ def feed_forward_hints(g: TargetGeometry, names: list[str]) -> list[str]:
     if found and g.moe is not None and len(found) != g.moe.experts:
         hints.append(f"the shards hold {len(found)} experts, config.json says {g.moe.experts}")
     hints += layer_hints(g, names)
-    if any(name.endswith("_scale_inv") for name in names):
-        hints.append(
-            "the shards hold FP8 weights with scales, but config.json has no quantization_config"
-        )
     return hints
 
 

@@ -13,7 +13,11 @@ from checkpoint_files import Tensors, edit_config, edit_tensors
 from llama_checkpoints import write_llama
 from quantized_checkpoints import write_quantized
 from quantized_formats import FORMATS
+from safetensors.torch import save_file
 
+from specbuild.builder.checkpoint.config_json import Config
+from specbuild.builder.checkpoint.quantization.registry import float_tensors
+from specbuild.builder.checkpoint.source import read_header
 from specbuild.builder.families.checkpoints import read_target
 from specbuild.runtime.errors import SpecbuildError
 
@@ -127,6 +131,29 @@ def test_a_tensor_that_no_part_accounts_for_is_left_over(tmp_path: Path) -> None
     edit_tensors(model, lambda t: t.update({f"{MODULE}.smooth": torch.ones(3)}))
     with pytest.raises(SpecbuildError, match=rf"left over: {MODULE}\.smooth, shape \[3\] F32"):
         read_target(model, strict=False)
+
+
+@pytest.mark.parametrize("name", ["awq", W4, "fp8 blocks", "bitsandbytes nf4"])
+def test_a_config_without_the_section_is_named(tmp_path: Path, name: str) -> None:
+    model = written(tmp_path, name)
+    edit_config(model, quantization_config=None)
+    with pytest.raises(SpecbuildError, match="weights that no quantization_config in config"):
+        read_target(model, strict=False)
+
+
+def test_modelopts_blocks_keep_axes_of_one(tmp_path: Path) -> None:
+    """Of FP8_PB_WO: [rows, 1, columns, 1] for blocks of 128."""
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randn(256, 384, generator=generator).to(torch.float8_e4m3fn)
+    scale = torch.rand(2, 1, 3, 1, generator=generator)
+    file = tmp_path / "model.safetensors"
+    save_file({"a.weight": codes, "a.weight_scale": scale}, file)
+    fields = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    config = Config("config.json", "config.json", {"quantization_config": fields})
+    weight = float_tensors(read_header(file), config, strict=True).tensors["a.weight"]
+    spread = scale[:, 0, :, 0].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert torch.equal(weight.load(), codes.float() * spread)
+    assert weight.quantized is not None and weight.quantized.form.block == (128, 128)
 
 
 def test_biases_that_hold_numbers_are_left_over(tmp_path: Path) -> None:
