@@ -98,13 +98,12 @@ def serve(
         from specbuild.cli.terminal.engine_loading import load_engine, traced
         from specbuild.runtime.engine_dir.origin import Origin
         from specbuild.runtime.serve.app import App, AppOptions
-        from specbuild.runtime.serve.server import Address
         from specbuild.runtime.serve.server import serve as run_server
         from specbuild.runtime.serve.service import ServiceOptions
         from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 
         keys = _keys(address)
-        place = Address(host=address.host, port=address.port, uds=address.uds)
+        place = _place(address)
         _warn_without_keys(place, keys)
         if exact and (tree.given() or draft_tree):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
@@ -134,7 +133,7 @@ def serve(
                 keys=keys,
                 origins=address.cors,
                 hosts=address.allowed_hosts or place.default_hosts,
-                log_requests=queue.log_requests,
+                log_requests=queue.log_requests, log_json=queue.log_format == "json",
                 page=not address.no_page,
             ),
         )  # fmt: skip
@@ -150,12 +149,25 @@ def serve(
             run_server(app, place, ready=ready, notify=notify)
 
 
+def _place(address: AddressOptions) -> Address:
+    """Where the server listens. RequestError where its certificate cannot be read."""
+    from specbuild.runtime.serve.server import Address
+
+    return Address(
+        host=address.host,
+        port=address.port,
+        uds=address.uds,
+        ssl_certfile=address.ssl_certfile,
+        ssl_keyfile=address.ssl_keyfile,
+    )
+
+
 def _address_line(name: str, place: Address, socket_name: object, *, page: bool) -> str:
     """The line that says where the server is; its last word is the address."""
     if place.uds is not None:
         return f"serving {name} at {place.uds}"
     paths = "API below /v1, chat page at /" if page else "API below /v1"
-    return f"{paths}: serving {name} at http://{place.host}:{_port(socket_name)}"
+    return f"{paths}: serving {name} at {place.scheme}://{place.host}:{_port(socket_name)}"
 
 
 def _warn_without_keys(place: Address, keys: object) -> None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.builder.option_readers import memory_size, repeated
@@ -56,6 +56,12 @@ class AddressOptions(OptionGroup):
         ),
     ] = ()
 
+    ssl_certfile: Annotated[
+        Path | None, Described("Serve HTTPS with this certificate chain (PEM).", "FILE")
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None, Described("Private key of the certificate, if it is not in its file.", "FILE")
+    ] = None
     no_page: Annotated[bool, Described("Disable the chat page at /.")] = False
 
 
@@ -121,6 +127,9 @@ class QueueOptions(OptionGroup):
     log_requests: Annotated[bool, Described("Print one line per request to standard error.")] = (
         False
     )
+    log_format: Annotated[
+        Literal["text", "json"], Described("Format of the request lines: text or json.", "FORMAT")
+    ] = "text"
     log_stats: Annotated[
         bool, Described("Print throughput to standard error every 10 seconds while requests run.")
     ] = False

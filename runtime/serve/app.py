@@ -35,7 +35,7 @@ class AppOptions:
 
     ``keys`` are the accepted API keys; without any, no key is needed. Web pages of ``origins`` may
     call the server (CORS). ``hosts`` are the accepted values of the ``Host`` header, empty for any.
-    With ``page`` the web page is at ``/``.
+    With ``page`` the web page is at ``/``. Request logs are lines of JSON with ``log_json``.
     """
 
     service: ServiceOptions
@@ -44,6 +44,7 @@ class AppOptions:
     origins: Sequence[str] = ()
     hosts: Sequence[str] = ()
     log_requests: bool = False
+    log_json: bool = False
     page: bool = True
 
 
@@ -77,7 +78,13 @@ class App:
         """Return the middleware, the outermost first."""
         options = self._options
         layers = [
-            Middleware(RequestRecords, routes=routes, count=self._count, log=options.log_requests),
+            Middleware(
+                RequestRecords,
+                routes=routes,
+                count=self._count,
+                log=options.log_requests,
+                as_json=options.log_json,
+            ),
             Middleware(ErrorHandler),
         ]
         if options.hosts:
@@ -93,9 +100,9 @@ class App:
             layers.append(cors)
         return [*layers, Middleware(KeyCheck, keys=options.keys, needs_key=needs_key)]
 
-    def _count(self, method: str, handler: str, status: int) -> None:
+    def _count(self, method: str, handler: str, status: int, duration_s: float) -> None:
         if self._serving is not None:
-            self.service.metrics.count_http(method, handler, status)
+            self.service.metrics.count_http(method, handler, status, duration_s)
 
     @property
     def serving(self) -> Serving:

@@ -11,6 +11,8 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    PlatformCollector,
+    ProcessCollector,
     generate_latest,
 )
 
@@ -87,6 +89,8 @@ class Metrics:
         self._label_values = (model_name, "0")
         self._first_s: dict[tuple[int, int], float] = {}
         self._last_s: dict[tuple[int, int], float] = {}
+        # The most output tokens among the finished choices of a call.
+        self._longest: dict[int, int] = {}
         self._running = self._gauge("vllm:num_requests_running", "Requests that are running.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests in the queue.")
         self._usage = self._gauge("vllm:kv_cache_usage_perc", "Share of cache pages in use.")
@@ -101,12 +105,7 @@ class Metrics:
             (*_LABELS, "finished_reason"),
             registry=self.registry,
         )
-        self._http = Counter(
-            "http_requests",
-            "HTTP requests by route and status.",
-            ("method", "handler", "status"),
-            registry=self.registry,
-        )
+        self._create_http_metrics()
         self._ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS
         )
@@ -129,6 +128,7 @@ class Metrics:
         self._output_length = self._histogram(
             "vllm:request_generation_tokens", "Output tokens of a request.", _LENGTH_BUCKETS
         )
+        self._create_call_metrics()
         self._launch_tokens = self._histogram(
             "vllm:iteration_tokens_total", "Prompt and output tokens of a launch.", _LAUNCH_BUCKETS
         )
@@ -141,6 +141,52 @@ class Metrics:
             "specbuild:request_time_per_output_token_seconds", "As vLLM's metric.", _FINE_BUCKETS
         )
         self._set_cache_info(manifest)
+
+    def _create_call_metrics(self) -> None:
+        """Create the histograms of calls and of what their requests state."""
+        self._max_output_length = self._histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Output tokens of the longest choice of a call.",
+            _LENGTH_BUCKETS,
+        )
+        self._max_tokens = self._histogram(
+            "vllm:request_params_max_tokens", "Requested maximum of tokens.", _LENGTH_BUCKETS
+        )
+        self._num_choices = self._histogram(
+            "vllm:request_params_n", "Sequences of a call.", (1, 2, 5, 10, 20)
+        )
+        self._request_preemptions = self._histogram(
+            "vllm:request_num_preemptions", "Preemptions of a request.", (0, 1, 2, 5, 10, 20)
+        )
+        self._computed_tokens = self._histogram(
+            "vllm:request_prefill_kv_computed_tokens",
+            "Prompt tokens of a request that were not cached.",
+            _LENGTH_BUCKETS,
+        )
+
+    def _create_http_metrics(self) -> None:
+        """Create the metrics of HTTP requests and of the process, with the usual names."""
+        self._http = Counter(
+            "http_requests",
+            "HTTP requests by route and status.",
+            ("method", "handler", "status"),
+            registry=self.registry,
+        )
+        self._http_duration = Histogram(
+            "http_request_duration_seconds",
+            "From the headers of a request to the end of its answer, by route.",
+            ("method", "handler"),
+            buckets=(0.1, 0.5, 1, 5, 10, 60, 600),
+            registry=self.registry,
+        )
+        self._http_fine_duration = Histogram(
+            "http_request_duration_highr_seconds",
+            "As http_request_duration_seconds, with finer buckets and without the route.",
+            buckets=(*_FINE_BUCKETS, 2.5, 5, 10, 30, 60, 600),
+            registry=self.registry,
+        )
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
 
     def _create_draft_metrics(self) -> None:
         """Create the counters of proposed and accepted draft tokens."""
@@ -184,9 +230,18 @@ class Metrics:
         largest = max(manifest.cache_groups, key=lambda group: group.pages)
         info.labels(*self._label_values, str(largest.page_size), str(largest.pages)).set(1)
 
-    def count_http(self, method: str, handler: str, status: int) -> None:
+    def count_http(self, method: str, handler: str, status: int, duration_s: float) -> None:
         """Count an answered HTTP request, including errors."""
-        self._http.labels(method if method in _METHODS else "other", handler, str(status)).inc()
+        method = method if method in _METHODS else "other"
+        self._http.labels(method, handler, str(status)).inc()
+        self._http_duration.labels(method, handler).observe(duration_s)
+        self._http_fine_duration.observe(duration_s)
+
+    def started(self, generation: Generation) -> None:
+        """Count the parameters of a call."""
+        self._num_choices.observe(len(generation.requests))
+        for request in generation.requests:
+            self._max_tokens.observe(request.params.max_new_tokens)
 
     def scored(self, tokens: int) -> None:
         """Count the prompt tokens whose log-probabilities were computed."""
@@ -229,6 +284,14 @@ class Metrics:
         self._e2e.observe(now_s - generation.arrived_s)
         self._prompt_length.observe(len(record.prompt_ids))
         self._output_length.observe(len(record.output_ids))
+        self._request_preemptions.observe(record.stats.preemptions)
+        if record.output_ids:
+            self._computed_tokens.observe(len(record.prompt_ids) - record.stats.cached_tokens)
+        longest = max(self._longest.pop(id(generation), 0), len(record.output_ids))
+        if generation.is_finishing:
+            self._max_output_length.observe(longest)
+        else:
+            self._longest[id(generation)] = longest
         if first_s is not None and len(record.output_ids) > 1:
             per_token_s = (now_s - first_s) / (len(record.output_ids) - 1)
             self._tpot.observe(per_token_s)

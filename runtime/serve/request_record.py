@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import sys
@@ -24,8 +25,8 @@ _VALID_ID = re.compile(rb"[A-Za-z0-9!#$%&'*+\-.^_`|~:/=@]{1,128}")
 _MAX_LOGGED_PATH = 200
 # nginx's status for a client that disconnected before the answer.
 CLIENT_LEFT = 499
-# Called with the method, handler and status of each answered request.
-CountRequest = Callable[[str, str, int], None]
+# Called with the method, handler, status and seconds of each answered request.
+CountRequest = Callable[[str, str, int, float], None]
 
 
 def new_request_id() -> str:
@@ -57,22 +58,38 @@ class RequestRecord:
             self.first_token_s = time.monotonic()
         self.output_tokens = (self.output_tokens or 0) + tokens
 
-    def line(self, scope: Scope, handler: str) -> str:
-        """Return the log line of the finished request. No value in it can contain a line end."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    @property
+    def duration_s(self) -> float:
+        """The time since the request arrived."""
+        return time.monotonic() - self.started_s
+
+    def values(self, scope: Scope, handler: str) -> dict[str, str | int | float | None]:
+        """Return the values of the log line of the finished request, by name."""
         client = scope.get("client")
-        client_text = "-" if not client else f"{quote(str(client[0]), safe=':.')}:{client[1]}"
         route = handler
         if handler == UNKNOWN_HANDLER:
             route = quote(scope["path"], safe="/:~@!$&'()*+,;=")[:_MAX_LOGGED_PATH] or "-"
         ttft_s = None if self.first_token_s is None else self.first_token_s - self.started_s
-        duration_s = time.monotonic() - self.started_s
-        return (
-            f"{now} request_id={self.id} client={client_text} method={quote(scope['method'])} "
-            f"route={route} status={self.status} prompt_tokens={_or_dash(self.prompt_tokens)} "
-            f"output_tokens={_or_dash(self.output_tokens)} ttft_ms={_milliseconds(ttft_s)} "
-            f"duration_ms={_milliseconds(duration_s)}"
-        )
+        return {
+            "request_id": self.id,
+            "client": f"{quote(str(client[0]), safe=':.')}:{client[1]}" if client else None,
+            "method": quote(scope["method"]),
+            "route": route,
+            "status": self.status,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "ttft_ms": _milliseconds(ttft_s),
+            "duration_ms": _milliseconds(self.duration_s),
+        }
+
+    def line(self, scope: Scope, handler: str, *, as_json: bool = False) -> str:
+        """Return the log line of the finished request. No value in it can contain a line end."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        values = self.values(scope, handler)
+        if as_json:
+            return json.dumps({"time": now, **values})
+        fields = (f"{name}={'-' if v is None else v}" for name, v in values.items())
+        return " ".join([now, *fields])
 
 
 # All unknown paths share this handler name, so that clients cannot create labels of metrics.
@@ -88,16 +105,24 @@ def current_record() -> RequestRecord | None:
 class RequestRecords:
     """ASGI middleware that gives each response an ``x-request-id``, counts it and logs it.
 
-    A valid id of the client is kept. With ``log`` a line is written to standard error.
+    A valid id of the client is kept. With ``log`` a line is written to standard error, with
+    ``as_json`` as an object of JSON.
     """
 
     def __init__(
-        self, app: ASGIApp, *, routes: Sequence[Route], count: CountRequest, log: bool
+        self,
+        app: ASGIApp,
+        *,
+        routes: Sequence[Route],
+        count: CountRequest,
+        log: bool,
+        as_json: bool = False,
     ) -> None:
         self._app = app
         self._paths = {id(route.endpoint): route.path for route in routes}
         self._count = count
         self._log = log
+        self._as_json = as_json
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -118,11 +143,12 @@ class RequestRecords:
             await self._app(scope, receive, send_with_id)
         finally:
             handler = self._paths.get(id(scope.get("endpoint")), UNKNOWN_HANDLER)
-            self._count(scope["method"], handler, record.status)
+            self._count(scope["method"], handler, record.status, record.duration_s)
             if self._log and sys.stderr is not None:
                 # A closed standard error must not fail the request.
                 with suppress(OSError, ValueError):
-                    print(record.line(scope, handler), file=sys.stderr, flush=True)
+                    line = record.line(scope, handler, as_json=self._as_json)
+                    print(line, file=sys.stderr, flush=True)
 
 
 def _request_id(scope: Scope) -> str:
@@ -130,9 +156,5 @@ def _request_id(scope: Scope) -> str:
     return client_id.decode("ascii") if _VALID_ID.fullmatch(client_id) else new_request_id()
 
 
-def _or_dash(count: int | None) -> str:
-    return "-" if count is None else str(count)
-
-
-def _milliseconds(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 1)

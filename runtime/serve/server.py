@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +30,31 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """The address of a server: a host and a port (0 selects a free one), or a Unix socket."""
+    """The address of a server: a host and a port (0 selects a free one), or a Unix socket.
+
+    With a certificate the server speaks HTTPS. RequestError if the files cannot be read.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     uds: Path | None = None
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise RequestError("--ssl-keyfile needs --ssl-certfile")
+        if self.ssl_certfile is not None:
+            try:
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile)
+            except (OSError, ValueError) as error:
+                raise RequestError(f"cannot read the certificate or its key: {error}") from error
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of its URLs."""
+        return "http" if self.ssl_certfile is None else "https"
 
     @property
     def is_public(self) -> bool:
@@ -116,6 +137,7 @@ class Server(uvicorn.Server):
         *,
         ready: Callable[[object], None],
         notify: Callable[[str], None] = lambda _: None,
+        address: Address | None = None,
     ) -> None:
         config = uvicorn.Config(
             app.asgi,
@@ -126,6 +148,8 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
+            ssl_certfile=None if address is None else address.ssl_certfile,
+            ssl_keyfile=None if address is None else address.ssl_keyfile,
         )
         super().__init__(config)
         self._app = app
@@ -202,7 +226,7 @@ def serve(
     listener = address.listen()
     socket_file = None if address.uds is None else _file_id(address.uds)
     try:
-        Server(app, ready=ready, notify=notify).run(sockets=[listener])
+        Server(app, ready=ready, notify=notify, address=address).run(sockets=[listener])
     finally:
         listener.close()
         app.close()

@@ -74,7 +74,7 @@ class Generation:
         self.requests = tuple(requests)
         self.arrived_s = time.monotonic()
         self._service = service
-        self._num_open = len(self.requests)
+        self._num_open = self._num_unreceived = len(self.requests)
         self._batches: asyncio.Queue[EventBatch] = asyncio.Queue()
         self._stream: Stream | None = None
         self._record = current_record()
@@ -84,6 +84,12 @@ class Generation:
     def start(self, stream: Stream) -> None:
         """Store the engine's stream, which runs the requests."""
         self._stream = stream
+        self._service.metrics.started(self)
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether all requests have finished, with the batch that is being received."""
+        return self._num_unreceived == 0
 
     def receive(self, batch: EventBatch) -> None:
         """Accept the events of one engine step. Called on the event loop."""
@@ -91,6 +97,7 @@ class Generation:
             self._finish(self._num_open)
             self._service.record_failure(batch)
         else:
+            self._num_unreceived -= sum(isinstance(event, FinishEvent) for event in batch)
             self._service.metrics.events(self, batch)
             if self._record is not None:
                 self._record.events(batch)

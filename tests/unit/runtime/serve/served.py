@@ -65,6 +65,8 @@ def served(
     setting: DraftSetting | None = None,
     max_logprobs: int = 20,
     trusts_templates: bool = False,
+    log_json: bool = False,
+    address: Address | None = None,
 ) -> Iterator[tuple[str, App]]:
     """The address of a server, and its application."""
     form = None
@@ -85,6 +87,7 @@ def served(
         origins=origins,
         hosts=hosts,
         log_requests=log_requests,
+        log_json=log_json,
         page=page,
     )
     app = App(engine, options)
@@ -94,13 +97,14 @@ def served(
         place.append(name)
         started.set()
 
-    server = Server(app, ready=ready)
-    socket = Address(port=0).listen()
+    address = address or Address(port=0)
+    server = Server(app, ready=ready, address=address)
+    socket = address.listen()
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     try:
         assert started.wait(300)
-        yield f"http://127.0.0.1:{place[0][1]}", app
+        yield f"{address.scheme}://127.0.0.1:{place[0][1]}", app
     finally:
         server.should_exit = True
         thread.join(30)
