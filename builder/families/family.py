@@ -100,6 +100,12 @@ class NamedGeometry:
         most = self.target.layers
         if not 1 <= layers <= most:
             raise SpecbuildError(f"--layers {layers} must lie between 1 and the model's {most}")
+        if set(range(layers)) <= set(self.target.linear_layers):
+            first = self.target.layer_types.index("full_attention") + 1
+            raise SpecbuildError(
+                f"--layers {layers} leaves layers with a recurrent state alone, an engine needs "
+                f"one with keys and values; choose {first} or more"
+            )
         kinds = self.target.layer_feed_forwards[:layers]
         return replace(
             self.target,

@@ -32,7 +32,7 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.manifest import STATE_GROUP, CacheGroup
 from specbuild.runtime.errors import SpecbuildError
 
-# A window within which the token after a page attends to that page and no earlier one.
+# The window of a group whose next token attends to the last page alone, as it does to a snapshot.
 _ONE_PAGE_WINDOW = 2
 
 
@@ -152,7 +152,6 @@ class PrefixCache:
         self._pools = [kv.pools[name] for name in self._names]
         self.snapshots = snapshots
         if snapshots is not None:
-            # A snapshot is like a page that the next token alone attends to.
             self._names.append(STATE_GROUP)
             self._windows[STATE_GROUP] = _ONE_PAGE_WINDOW
             self._pools.append(snapshots.pool)
@@ -264,9 +263,8 @@ class PrefixCache:
         for name in names:
             if self.snapshots is not None and name == STATE_GROUP:
                 self.snapshots.place(spans, holders[name])
-                prefix.published[name] = end
-                continue
-            self._place(name, spans, holders[name], prefix.published.get(name, 0))
+            else:
+                self._place(name, spans, holders[name], prefix.published.get(name, 0))
             if name in self._resume_points:
                 self._move_resume_point(prefix, name, spans, end)
             prefix.published[name] = end

@@ -56,6 +56,8 @@ TINY = (
     "tiny-ministral3", "tiny-mixtral", "tiny-smollm3", "tiny-phi3", "tiny-olmo3", "tiny-granite",
     "tiny-glm4-moe", "tiny-minimax-m2", "tiny-gemma3",
 )  # fmt: skip
+# Each fourth layer has keys and values, so fewer make no engine.
+HYBRID = ("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-qwen3-next")
 PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
     "mla", "feed_forwards", "layer_feed_forwards", "norm", "rope", "max_positions",
@@ -94,6 +96,39 @@ def test_configurations_are_read_back(name: str, layers: int | None) -> None:
     assert read_back(target) == target
 
 
+@pytest.mark.parametrize("name", HYBRID)
+def test_hybrids_are_read_back_if_a_layer_has_keys(name: str) -> None:
+    named = named_geometry(name)
+    assert read_back(named.with_layers(4)) == named.target
+    with pytest.raises(SpecbuildError, match=r"--layers 3 leaves .* choose 4 or more"):
+        named.with_layers(3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen3.5-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b"],
+)
+def test_hybrids_have_the_parameters_of_their_class(name: str) -> None:
+    """By transformers' own class of the configuration, without memory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    target = named_geometry(name).target
+    family = target_family(target.model_type)
+    assert family.synth is not None
+    config = family.synth.config(target, 1)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(config.pop("model_type"), **config)
+        )
+    shapes = family.checkpoint.tensors(target)
+    own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    assert {n: s for n, s in own.items() if "experts." not in n} == {
+        n: expected.shape for n, expected in shapes.items() if "experts." not in n
+    }
+    count = sum(math.prod(expected.shape) for expected in shapes.values())
+    assert count == sum(math.prod(shape) for shape in own.values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_graphs_of_true_sizes_ask_for_the_tensors_that_are_made(name: str) -> None:
@@ -119,7 +154,7 @@ def tiny(name: str = "tiny-mla", **options: object) -> SynthModel:
     return SynthModel(SynthOptions(geometry=name, **asked))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*TINY, *HYBRID])
 def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) -> None:
     model = tiny(name)
     write_checkpoints(model, tmp_path / "m", SilentProgress(), force=False)
@@ -137,7 +172,7 @@ def test_checkpoints_are_what_their_readers_expect(tmp_path: Path, name: str) ->
     "name",
     [
         "tiny-mla",
-        *[pytest.param(name, marks=pytest.mark.slow) for name in TINY[1:]],
+        *[pytest.param(name, marks=pytest.mark.slow) for name in (*TINY[1:], *HYBRID)],
     ],
 )
 def test_an_engine_follows_the_models_rules(tmp_path: Path, name: str) -> None:
