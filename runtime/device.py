@@ -25,6 +25,7 @@ class Device:
     cores: int
     available_bytes: int | None
     onnxruntime: str | None
+    physical_cores: int = 1
 
 
 def this_device() -> Device:
@@ -34,6 +35,7 @@ def this_device() -> Device:
         cores=_cores(),
         available_bytes=_available_bytes(),
         onnxruntime=_version("onnxruntime"),
+        physical_cores=_physical_cores(),
     )
 
 
@@ -114,6 +116,17 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _physical_cores() -> int:
+    """The cores of which this process may use a hardware thread; all threads if unknown."""
+    if not hasattr(os, "sched_getaffinity"):
+        return _cores()
+    topology = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    try:
+        return len({Path(topology.format(cpu)).read_text() for cpu in os.sched_getaffinity(0)})
+    except OSError:
+        return _cores()
 
 
 def _available_bytes() -> int | None:

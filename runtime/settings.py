@@ -60,7 +60,8 @@ class RuntimeSettings:
 
     - ``device``: ``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``; None is the backend that the
       engine was built for. ``cuda:1`` is the second GPU.
-    - ``threads``: compute threads of a CPU engine. None is one, the fastest for small models.
+    - ``threads``: compute threads of a CPU engine. None is the number of physical cores, up
+      to 8, and one for engines with less than 64 MiB of weights.
     - ``cache_dir``: directory that stores measured step costs between runs; None stores none.
     - ``verify_key``: PEM file with the Ed25519 public key that must have signed the engine.
     - ``pin``: required SHA-256 of the engine's manifest.

@@ -123,6 +123,7 @@ Threads = Annotated[
         metavar="N",
         min=1,
         help="Number of CPU threads.",
+        show_default="physical cores, up to 8; 1 for small models",
         rich_help_panel=GENERAL,
     ),
 ]

@@ -74,9 +74,9 @@ def open_engine(
 ) -> OpenedEngine:
     """The engine in a directory; every file that is read is checked.
 
-    ``threads`` compute on the CPU, None is one; ``gpu`` counts this machine's from 0. Raises
-    UnsupportedHereError where the engine does not run here, EngineFileError where a file is
-    damaged.
+    ``threads`` compute on the CPU; None goes by the size of the engine. ``gpu`` counts this
+    machine's from 0. Raises UnsupportedHereError where the engine does not run here,
+    EngineFileError where a file is damaged.
     """
     if threads is not None and facts_of(manifest.backend).on_gpu:
         raise UnsupportedHereError(

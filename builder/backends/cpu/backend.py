@@ -16,6 +16,7 @@ from specbuild.builder.backends.cpu.quantized_products import (
     QuantizedWeights,
     quantize_products,
 )
+from specbuild.builder.backends.cpu.row_probe import row_probe
 from specbuild.builder.backends.cpu.sizes import SIZES
 from specbuild.builder.backends.foreign_options import (
     refuse_kernel_options,
@@ -31,6 +32,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.executors.cpu.row_padding import PROBE_FILE
 
 
 class CpuBackend:
@@ -79,19 +81,20 @@ class CpuBackend:
         """See :class:`Backend`."""
         models, dump = graphs.models, taken.asked.dump_passes
         coded = [group.name for group in graphs.plan.groups if group.coded]
-        found, quantized = QuantizedWeights(), None
+        found, quantizes = QuantizedWeights(), None
         exact = taken.asked.cpu.math == "exact"
         if taken.asked.kernels.weights_dtype in (None, "checkpoint"):
-            quantized = partial(quantize_products, exact=exact, found=found)
+            quantizes = partial(quantize_products, exact=exact, found=found)
         rounds_to = graphs.sources.target_geometry.dtype
-        made = partial(cpu_passes, rounds_to=rounds_to, coded_groups=coded, quantized=quantized)
+        made = partial(cpu_passes, rounds_to=rounds_to, coded_groups=coded, quantized=quantizes)
         passes = run_role_passes(models, made, dump, progress)
         weights = collected_weights(models)
         places = weight_places(weights)
         files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}
-        return Lowered(
-            graphs.plan, models, files, weights, passes, quantized=found.record(exact=exact)
-        )
+        quantized = found.record(exact=exact)
+        if quantized is not None and quantized.kernels and not exact:
+            files[PROBE_FILE] = row_probe(quantized.kernels)
+        return Lowered(graphs.plan, models, files, weights, passes, quantized=quantized)
 
 
 CPU = CpuBackend()

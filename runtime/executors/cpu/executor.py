@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from specbuild.runtime.engine_dir.manifest import Manifest, Port, Role
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
+from specbuild.runtime.executors.cpu.row_padding import (
+    PROBE_FILE,
+    Padding,
+    RowPadder,
+    unpadded,
+)
 from specbuild.runtime.executors.executor import ExecutorCapabilities
 
 # Ports that are caches: keys, values, latents, block summaries, recurrent states.
@@ -29,7 +35,8 @@ class CpuExecutor:
     """One session per role, made when the role first runs; pools shared between them in place.
 
     ``graphs`` has the checked bytes of every role's file, ``weights`` the memory-mapped tensors,
-    which every session shares as external initialisers.
+    which every session shares as external initialisers. Launches of the target get the rows that
+    ``padding`` adds.
     """
 
     def __init__(
@@ -39,11 +46,15 @@ class CpuExecutor:
         weights: Mapping[str, np.ndarray],
         *,
         threads: int = 1,
+        padding: Padding | None = None,
     ) -> None:
         self._manifest = manifest
         self._graphs = graphs
         self._weights = weights
         self._threads = threads
+        self._padder = None
+        if padding is not None and padding is not unpadded:
+            self._padder = RowPadder(manifest.roles["target"], padding)
         self.pools: dict[str, Any] = {}
         self._sessions: dict[str, _RoleSession] = {}
 
@@ -81,7 +92,10 @@ class CpuExecutor:
         session = self._sessions.get(role)
         if session is None:
             session = self._sessions[role] = self._load(role)
-        return session.run(feeds)
+        if self._padder is None or role != "target":
+            return session.run(feeds)
+        padded, counts = self._padder.padded(feeds)
+        return self._padder.cut(session.run(padded), counts)
 
     def _load(self, name: str) -> _RoleSession:
         import onnxruntime as ort
@@ -141,6 +155,34 @@ def session_options(threads: int) -> Any:
         # Each session has threads of its own: those of an idle one must not take the cores.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
+
+
+def run_probe(graph: bytes, threads: int) -> Callable[[np.ndarray], Sequence[np.ndarray]]:
+    """A function that runs an engine's ``row_probe.onnx``."""
+    import onnxruntime as ort
+
+    def failed(error: Exception) -> EngineFileError:
+        line = " ".join(str(error).split())[:300]
+        return EngineFileError(
+            f"{PROBE_FILE}: ONNX Runtime {ort.__version__} refuses it ({line}); build the engine "
+            "again"
+        )
+
+    try:
+        session = ort.InferenceSession(
+            graph, session_options(threads), providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+    except Exception as error:  # the library's exceptions have no common base of their own
+        raise failed(error) from error
+
+    def run(x: np.ndarray) -> Sequence[np.ndarray]:
+        try:
+            products: Sequence[np.ndarray] = session.run(None, {"x": x})
+        except Exception as error:  # see above
+            raise failed(error) from error
+        return products
+
+    return run
 
 
 class _RoleSession:

@@ -62,6 +62,20 @@ def read_graphs(directory: Path, manifest: Manifest) -> dict[str, bytes]:
     return graphs
 
 
+def check_probe(directory: Path, name: str, data: bytes) -> bytes:
+    """The bytes of a graph without a role; EngineFileError where it reads a file or is none."""
+    try:
+        external = read_onnx(data).external
+    except WireError as error:
+        raise EngineFileError(f"{directory}: {name}: {error}; build the engine again") from error
+    if external:
+        raise EngineFileError(
+            f"{directory}: {name} reads tensor {external[0].name!r} from a file; build the engine "
+            "again"
+        )
+    return data
+
+
 def check_graph(graph: OnnxGraph, role: Role, tensors: Mapping[str, StoredTensor]) -> None:
     """Raises EngineFileError with the first thing in which a graph differs from its role."""
     _check_ports("input", graph.inputs, role.inputs)

@@ -10,23 +10,26 @@ from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.weights_file import open_weights
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cpu.check import reasons_here
-from specbuild.runtime.executors.cpu.executor import CpuExecutor
-from specbuild.runtime.executors.cpu.graphs import read_graphs
+from specbuild.runtime.executors.cpu.executor import CpuExecutor, run_probe
+from specbuild.runtime.executors.cpu.graphs import check_probe, read_graphs
+from specbuild.runtime.executors.cpu.row_padding import PROBE_FILE, padding_here
 from specbuild.runtime.executors.executor import OpenedEngine
 
 # Every graph has threads of its own: without a bound a slip of the pen takes the machine down.
 MAX_THREADS = 64
+# Engines with weights of fewer bytes run in one thread by default.
+SMALL_WEIGHTS, MOST_DEFAULT_THREADS = 64 << 20, 8
 
 
 def open_engine(
     directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
 ) -> OpenedEngine:
-    """The engine on the CPU; None ``threads`` is one, which is fastest for small models.
+    """The engine on the CPU; None ``threads`` are those of :func:`default_threads`.
 
     Raises UnsupportedHereError where it does not run here, EngineFileError for a damaged file.
     """
     del gpu
-    threads = 1 if threads is None else threads
+    threads = default_threads(manifest, here) if threads is None else threads
     most = max(here.cores, MAX_THREADS)
     if not 1 <= threads <= most:
         raise UnsupportedHereError(
@@ -37,8 +40,24 @@ def open_engine(
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
     graphs = read_graphs(directory, manifest)
-    for name in manifest.files.keys() - graphs.keys() - {WEIGHTS_FILE}:
-        read_file(directory, manifest, name)
+    beside = manifest.files.keys() - graphs.keys() - {WEIGHTS_FILE}
+    read = {name: read_file(directory, manifest, name) for name in beside}
     weights = open_weights(directory, manifest) if manifest.tensors else {}
-    executor = CpuExecutor(manifest, graphs, weights, threads=threads)
+    padding = None
+    # An added row would advance the state of a recurrent layer.
+    if PROBE_FILE in read and not manifest.state_groups:
+        probe = check_probe(directory, PROBE_FILE, bytes(read[PROBE_FILE]))
+        padding = padding_here(run_probe(probe, threads))
+    executor = CpuExecutor(manifest, graphs, weights, threads=threads, padding=padding)
     return OpenedEngine(executor, here.cpu_name, (threads, here.onnxruntime))
+
+
+def default_threads(manifest: Manifest, here: Device) -> int:
+    """One for small models, where threads wait longer for each other than they compute.
+
+    Otherwise the physical cores that this process may use, up to 8.
+    """
+    stored = manifest.files.get(WEIGHTS_FILE)
+    if stored is None or stored.bytes < SMALL_WEIGHTS:
+        return 1
+    return min(here.physical_cores, MOST_DEFAULT_THREADS)
