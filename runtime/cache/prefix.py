@@ -178,10 +178,7 @@ class PrefixCache:
         return SequencePrefix(prompt_ids, salt, self, len(prompt_ids))
 
     def reset(self) -> None:
-        """Let no later sequence match pages of earlier ones, which are evicted as unused ones are.
-
-        It may be called from any thread.
-        """
+        """Let no later sequence match pages of earlier ones. Any thread may call it."""
         self._resets += 1
 
     def match(self, prefix: SequencePrefix, *, drafts: Collection[str]) -> MatchResult:

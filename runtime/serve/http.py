@@ -23,6 +23,9 @@ MAX_BODY_BYTES = 32 << 20
 # or object, and 1000 for each error of pydantic.
 MAX_BODY_VALUES = 1 << 20
 MAX_BODY_PARTS = 1 << 17
+# Key of a scope: the server's own ``send``. Middleware changes only the start of an answer, so
+# events need not pass through it: each layer costs as much as the JSON of an event.
+SEND_BODY = "specbuild.send_body"
 # Time in which a client must send its body.
 BODY_TIMEOUT_S = 60.0
 
@@ -51,7 +54,8 @@ class Endpoint(Generic[Body]):
         except ApiError as error:
             await send_error(send, error, self._model.error_body(error))
             return
-        answer = asyncio.create_task(self._answer(body, send))
+        send_body = scope.get(SEND_BODY, send)
+        answer = asyncio.create_task(self._answer(body, send, send_body))
         disconnect = asyncio.create_task(_disconnected(receive))
         try:
             await asyncio.wait({answer, disconnect}, return_when=asyncio.FIRST_COMPLETED)
@@ -74,14 +78,14 @@ class Endpoint(Generic[Body]):
         fields.refuse_unsupported()
         return fields
 
-    async def _answer(self, body: Body, send: Send) -> None:
+    async def _answer(self, body: Body, send: Send, send_body: Send) -> None:
         try:
             answer = await self._handle(body)
             if isinstance(answer, Mapping):
                 await send_json(send, answer)
             else:
                 async with aclosing(answer):
-                    await _send_events(send, answer, self._model.error_body)
+                    await _send_events(send, send_body, answer, self._model.error_body)
         except ApiError as error:
             await send_error(send, error, self._model.error_body(error))
 
@@ -170,11 +174,14 @@ async def send_error(send: Send, error: ApiError, body: Mapping[str, Any] | None
 
 
 async def _send_events(
-    send: Send, chunks: Chunks, error_body: Callable[[ApiError], dict[str, Any]]
+    send: Send,
+    send_body: Send,
+    chunks: Chunks,
+    error_body: Callable[[ApiError], dict[str, Any]],
 ) -> None:
     """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
 
-    A chunk with a ``type`` is an event of that name. A stream without types ends with ``[DONE]``.
+    The events are sent with ``send_body``. A chunk with a ``type`` is an event of that name. A stream without types ends with ``[DONE]``.
     """
     started = has_types = False
     try:
@@ -182,15 +189,17 @@ async def _send_events(
             if not started:
                 await send(_start_message(200, _STREAM_HEADERS))
                 started, has_types = True, "type" in chunk
-            await send(_event_message(chunk))
+            await send_body(_event_message(chunk))
     except ApiError as error:
         if not started:
             raise
         body = error_body(error)
         if has_types and "type" not in body:
             body = {"type": "error", **body["error"]}
-        await send(_event_message(body))
-    await send({"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"})
+        await send_body(_event_message(body))
+    await send_body(
+        {"type": "http.response.body", "body": b"" if has_types else b"data: [DONE]\n\n"}
+    )
 
 
 _STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}

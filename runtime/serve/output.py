@@ -94,6 +94,8 @@ class Output:
         return deltas
 
     def _push(self, token: TokenEvent) -> list[Delta]:
+        if not self._tracks_tokens:
+            return self._parser.push(token.token_id)
         was_content = self._parser.in_content
         deltas = self._parser.push(token.token_id)
         if was_content and self._parser.in_content:
@@ -105,8 +107,10 @@ class Output:
 
     def _with_tokens(self, deltas: list[Delta]) -> list[Delta]:
         """Add the pending tokens to the first content delta, which completes their text."""
+        if not self._tracks_tokens:
+            return deltas
         index = next((i for i, delta in enumerate(deltas) if delta.content), None)
-        if index is None or not self._tracks_tokens:
+        if index is None:
             return deltas
         delta_with_tokens = replace(deltas[index], tokens=tuple(self._pending_tokens))
         self._pending_tokens.clear()

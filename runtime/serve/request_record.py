@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specbuild.runtime.request import Event, Request, TokenEvent
+from specbuild.runtime.serve.http import SEND_BODY
 
 REQUEST_ID_HEADER = "x-request-id"
 # Characters of HTTP tokens and of other servers' ids. None of them ends a field of a log line.
@@ -140,6 +141,7 @@ class RequestRecords:
             await send(message)
 
         try:
+            scope[SEND_BODY] = send
             await self._app(scope, receive, send_with_id)
         finally:
             handler = self._paths.get(id(scope.get("endpoint")), UNKNOWN_HANDLER)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -225,6 +226,10 @@ def serve(
     """Serve until a signal. Raise RequestError if the address is not available."""
     listener = address.listen()
     socket_file = None if address.uds is None else _file_id(address.uds)
+    # The objects of libraries and of the engine live as long as the process. A full collection that
+    # visits them delays all streams.
+    gc.collect()
+    gc.freeze()
     try:
         Server(app, ready=ready, notify=notify, address=address).run(sockets=[listener])
     finally:
