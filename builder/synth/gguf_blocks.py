@@ -107,8 +107,10 @@ def _half(values: Floats) -> Floats:
 
 
 def _codes(values: Floats, scale: Floats, least: int, most: int) -> Floats:
-    steps = np.divide(values, scale, out=np.zeros_like(values), where=scale != 0)
-    return np.clip(np.rint(steps), least, most)
+    inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
+    steps = values * inverse
+    np.rint(steps, out=steps)
+    return np.clip(steps, least, most, out=steps)
 
 
 def _bytes(halves: Floats) -> Bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,7 @@ FILE = "model.gguf"
 _F32, _U32, _FLOAT, _TEXT = 0, 4, 6, 8
 _ALIGNMENT = 32
 _VERSION = 3
+_BF16_BYTES = 2
 # Numbers of the embedding, head or experts that are made together.
 _PIECE = 1 << 22
 _OUTER = {
@@ -90,9 +92,11 @@ def write_gguf(
     with (folder / FILE).open("wb") as stream:
         stream.write(head + bytes(_padding(len(head))))
         for entry in entries:
+            # Progress counts the bytes of the numbers in bf16.
+            share = _BF16_BYTES * math.prod(entry.shape) / entry.nbytes
             for piece in entry.pieces():
                 stream.write(piece.contiguous().flatten().view(torch.uint8).numpy().data)
-                progress.advance(piece.nbytes)
+                progress.advance(round(piece.nbytes * share))
             stream.write(bytes(_padding(entry.nbytes)))
     fsync(folder / FILE)
 
@@ -200,10 +204,7 @@ def _plain(parents: list[SynthTensor]) -> Iterator[torch.Tensor]:
 
 
 def _width(parents: list[SynthTensor]) -> int:
-    width = 1
-    for size in parents[0].shape[1:]:
-        width *= size
-    return width * len(parents)
+    return math.prod(parents[0].shape[1:]) * len(parents)
 
 
 def _name(name: str) -> str:
