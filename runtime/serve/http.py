@@ -181,7 +181,8 @@ async def _send_events(
 ) -> None:
     """Send chunks as server-sent events. The status is sent with the first chunk, or with an error.
 
-    The events are sent with ``send_body``. A chunk with a ``type`` is an event of that name. A stream without types ends with ``[DONE]``.
+    The events are sent with ``send_body``. A chunk with a ``type`` is an event of that name. A
+    stream without types ends with ``[DONE]``.
     """
     started = has_types = False
     try:
