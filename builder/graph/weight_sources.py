@@ -103,6 +103,16 @@ class WeightSources:
         return {dtype: tuple(group_names(names)) for dtype, names in sorted(found.items())}
 
     @property
+    def quantized(self) -> dict[str, SourceTensor]:
+        """The matrices that a checkpoint stores quantized; a tied head is its embedding."""
+        tied = self._target.geometry.tied_head
+        return {
+            name: tensor
+            for name, tensor in self._tensors.items()
+            if tensor.quantized is not None and not (tied and name == HEAD)
+        }
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of all tensors in the types that the graphs have them in; a tied head has none."""
         tied = self._target.geometry.tied_head

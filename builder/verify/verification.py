@@ -156,6 +156,12 @@ def _check_same_model(
             f"{engine}: its weights, or its keys and values, are rounded to fewer bytes, so "
             "transformers computes another model; hold it against an exact engine with compare"
         )
+    quantized = manifest.quantized
+    if quantized is not None and quantized.kernels and quantized.math == "fast":
+        raise SpecbuildError(
+            f"{engine}: its products round activations to int8, which transformers does not; build "
+            "it with --cpu-math exact, or compare it with such an engine (specbuild compare)"
+        )
     checkpoint = read_target(model, strict=False, mla=retrofitted, dsa=False)
     given = checkpoint.geometry
     if _sizes(built) != _sizes(given):

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoints import write_draft
+from command_line import Command
 from gguf_files import write_gguf
 from gguf_keys import LLAMA_KEYS, LLAMA_KINDS
 from gguf_models import llama_twin
@@ -112,6 +113,16 @@ def test_rows_have_equal_bits_in_launches_of_1_to_16_rows(engine: Path) -> None:
     for rows, found in logits.items():
         assert found.shape[0] == rows
         np.testing.assert_array_equal(found, logits[16][:rows], err_msg=f"{rows} rows")
+
+
+def test_verify_accepts_exact_math(engine: Path, command: Command) -> None:
+    verified = command("verify", engine, "--model", engine.parent / "model.gguf")
+    if read_manifest(engine).quantized.math == "exact":
+        assert verified.code == 0, verified.err
+    else:
+        assert verified.refused("its products round activations to int8")
+    shown = command("inspect", engine).out
+    assert "4 bits, a scale for 32 values" in shown
 
 
 def launch(ids: np.ndarray, start: int, rows: int) -> dict[str, np.ndarray]:

@@ -91,6 +91,8 @@ class CpuBackend:
         weights = collected_weights(models)
         places = weight_places(weights)
         files = {graph_file(role): portable_bytes(model, places) for role, model in models.items()}
+        if quantizes is not None:
+            found.add_others(graphs.sources.quantized.values())
         quantized = found.record(exact=exact)
         if quantized is not None and quantized.kernels and not exact:
             files[PROBE_FILE] = row_probe(quantized.kernels)

@@ -7,7 +7,7 @@ block and is rounded without an error, x2 is what remains and smaller by a facto
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -24,6 +24,7 @@ from specbuild.builder.backends.cpu.block_codes import (
     column_order,
 )
 from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource, QuantizedTensor
+from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.graph.passes.rewriting import attribute, replace
 from specbuild.builder.graph.passes.weights import Recipe, derived, recipe_of, weight_value
 from specbuild.plugins_cuda.body import CONTRIB_DOMAIN, BodyBuilder, static_size
@@ -33,6 +34,7 @@ from specbuild.runtime.engine_dir.quantized import QuantizedForm, QuantizedProdu
 ACCURACY_LEVEL = 4
 # Largest code of an input's block, and the least maximum that it is divided by.
 _LARGEST_CODE, _LEAST_MAXIMUM = 127.0, 1e-30
+_NO_PRODUCT = "weights of experts and weights that the graph transforms"
 
 
 @dataclass
@@ -53,6 +55,16 @@ class QuantizedWeights:
             return None
         self.stored.setdefault((name, form), set()).update(recipe.sources)
         return form
+
+    def add_others(self, tensors: Iterable[SourceTensor]) -> None:
+        """Count weights of which the graphs have no product, such as those of experts."""
+        counted = {
+            name for group in (*self.stored.values(), *self.dequantized.values()) for name in group
+        }
+        for tensor in tensors:
+            if tensor.quantized is not None and not counted.issuperset(tensor.sources):
+                key = tensor.quantized.form.name, _NO_PRODUCT
+                self.dequantized.setdefault(key, set()).add(tensor.name)
 
     def record(self, *, exact: bool) -> QuantizedProducts | None:
         """What the manifest states of the weights, None where none is quantized."""
