@@ -49,7 +49,7 @@ demo: $(DEMO_INSTALLED)
 	@if model=$$($(BIN)/python examples/smollm2/fetch_model.py); then \
 	  echo "$$model" > $(DEMO)/chat; \
 	  $(ASK) 'What is a prime number? Answer in one sentence.' && \
-	  $(ASK) 'What is the capital of France?'; \
+	  $(ASK) 'Name the capital of France.'; \
 	else \
 	  echo 'SmolLM2 cannot be downloaded: the demo goes on with the example of the repository' >&2; \
 	fi
