@@ -111,6 +111,11 @@ async def retrieve_response(app: App, request: HttpRequest) -> Answer:
     return Response(stored, media_type=JSON)
 
 
+async def list_input_items(app: App, request: HttpRequest) -> Answer:
+    """Return the input of a stored response."""
+    return app.responses.input_items(request.path_params["name"])
+
+
 async def delete_response(app: App, request: HttpRequest) -> Answer:
     """Delete a stored response."""
     return await app.responses.delete(request.path_params["name"])

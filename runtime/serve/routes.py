@@ -143,7 +143,7 @@ OPERATIONS = (
         body=ResponseFields,
         answer=_RESPONSE,
         streams=True,
-        links=("retrieveResponse", "deleteResponse", "cancelResponse"),
+        links=("retrieveResponse", "listInputItems", "deleteResponse", "cancelResponse"),
     ),
     Operation(
         path="/v1/responses/{name}",
@@ -151,6 +151,15 @@ OPERATIONS = (
         summary="Return a stored response",
         handler=handlers.retrieve_response,
         answer=_RESPONSE,
+    ),
+    Operation(
+        path="/v1/responses/{name}/input_items",
+        name="listInputItems",
+        summary="List the input of a stored response",
+        handler=handlers.list_input_items,
+        answer=object_schema(
+            object="string", data="array", has_more="boolean", first_id="string?", last_id="string?"
+        ),
     ),
     Operation(
         path="/v1/responses/{name}",

@@ -121,11 +121,28 @@ class ResponseFields(GenerationFields):
             )
         return other_guide if text_guide is None else text_guide
 
+    def input_items(self, response_id: str) -> list[dict[str, Any]]:
+        """Return the items of the input, each with an id that belongs to the response."""
+        items: list[dict[str, Any]] = [{"role": "user", "content": self.input}]
+        if not isinstance(self.input, str):
+            items = self.input
+        prefix = response_id.replace("resp_", "item_")
+        return [_input_item(item, f"{prefix}_{i}") for i, item in enumerate(items)]
+
     def messages(self) -> list[dict[str, Any]]:
         """Return the input as messages, without instructions. ApiError if an item is invalid."""
         if isinstance(self.input, str):
             return [{"role": "user", "content": self.input}]
         return messages_of(self.input)
+
+
+def _input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    """Return an item with a type and an id. The content of a message is a list of parts."""
+    typed = {"id": item_id, "type": "message", **item}
+    if typed["type"] == "message" and isinstance(typed.get("content"), str):
+        part_type = "output_text" if typed.get("role") == "assistant" else "input_text"
+        typed["content"] = [{"type": part_type, "text": typed["content"]}]
+    return typed
 
 
 def messages_of(items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

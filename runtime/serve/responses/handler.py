@@ -11,6 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from specbuild.runtime.request import Request
 from specbuild.runtime.serve.chat import available_tools, chat_prompt, chat_requests
 from specbuild.runtime.serve.errors import ApiError
@@ -88,6 +90,18 @@ class Responses:
             return json_bytes({**job.work.answer, "output": job.work.items.items})
         return self._store.get(name).answer
 
+    def input_items(self, name: str) -> Mapping[str, Any]:
+        """Return the items of a response's input, without those of earlier responses."""
+        job = self._job(name)
+        items: list[Any]
+        if job is not None:
+            items = job.work.body.input_items(name)
+        else:
+            items = from_json(self._store.get(name).inputs)
+        first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+        ids = {"first_id": first, "last_id": last}
+        return {"object": "list", "data": items, "has_more": False, **ids}
+
     async def delete(self, name: str) -> Mapping[str, Any]:
         """Delete a response. One in progress is aborted."""
         job = self._job(name)
@@ -135,7 +149,7 @@ class Responses:
         )
         answer = _initial_answer(body, model)
         if body.store is not False:
-            self._store.check(answer, messages)
+            self._store.check(answer, messages, body.input_items(answer["id"]))
         chat = template_messages([*instructions, *messages])
         serving.service.check_admission(1)
         prompt = await chat_prompt(serving, chat, tools, body.template_variables)
@@ -188,7 +202,8 @@ class Responses:
     def _store_response(self, work: _ResponseWork, messages: Sequence[Mapping[str, Any]]) -> None:
         """Store a response if requested. If it is too large, its ``store`` becomes false."""
         answer = work.answer
-        if work.body.store is False or self._store.put(answer, messages):
+        inputs = work.body.input_items(answer["id"])
+        if work.body.store is False or self._store.put(answer, messages, inputs):
             return
         answer["store"] = False
         if not work.body.background:

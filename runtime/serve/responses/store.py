@@ -24,17 +24,19 @@ MAX_STORED_BYTES = 256 << 20
 class StoredResponse:
     """A finished response as JSON text, so that its size in memory is known.
 
-    ``conversation`` is the list of messages that a following response continues.
+    ``conversation`` is the list of messages that a following response continues. ``inputs`` are the
+    input's items.
     """
 
     answer: bytes
     conversation: bytes
     stored_s: float
+    inputs: bytes = b"[]"
 
     @property
     def size(self) -> int:
-        """The number of bytes of both texts."""
-        return len(self.answer) + len(self.conversation)
+        """The number of bytes of all texts."""
+        return len(self.answer) + len(self.conversation) + len(self.inputs)
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the messages of the conversation, including the response."""
@@ -65,9 +67,14 @@ class ResponseStore:
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
         self.stored_bytes = 0
 
-    def check(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> None:
+    def check(
+        self,
+        answer: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        inputs: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Raise ApiError if a request alone exceeds the limit of a stored response."""
-        size = len(json_bytes(answer)) + len(json_bytes(messages))
+        size = sum(len(json_bytes(part)) for part in (answer, messages, inputs))
         if size > self._max_response_bytes:
             raise ApiError(
                 400,
@@ -77,10 +84,17 @@ class ResponseStore:
                 code="response_too_large",
             )
 
-    def put(self, answer: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> bool:
+    def put(
+        self,
+        answer: Mapping[str, Any],
+        messages: Sequence[Mapping[str, Any]],
+        inputs: Sequence[Mapping[str, Any]] = (),
+    ) -> bool:
         """Store a finished response. Return False, and store nothing, if it is too large."""
         self._evict_expired()
-        response = StoredResponse(json_bytes(answer), json_bytes(messages), time.monotonic())
+        response = StoredResponse(
+            json_bytes(answer), json_bytes(messages), time.monotonic(), json_bytes(inputs)
+        )
         if response.size > self._max_response_bytes:
             return False
         self._responses[answer["id"]] = response

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from serve.served import NAME, TEMPLATE, served, worded
 from toy_engine import CACHING
@@ -103,3 +104,25 @@ def test_liveness_and_readiness_are_apart(server: tuple[httpx.Client, App]) -> N
     body = {"model": NAME, "prompt": "b", "max_tokens": 1}
     assert client.post("/v1/completions", json=body).status_code == 200
     assert httpx.get(f"{url}/readyz").status_code == 200
+
+
+def test_the_input_of_a_response_is_listed(server: tuple[httpx.Client, App]) -> None:
+    http, _ = server
+    client = openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="k", max_retries=0)
+    first = client.responses.create(model=NAME, input="bcd", max_output_tokens=3)
+    (item,) = client.responses.input_items.list(first.id).data
+    assert (item.type, item.role) == ("message", "user")  # type: ignore[union-attr]
+    assert item.content[0].text == "bcd"  # type: ignore[union-attr, index]
+    turns: list[Any] = [
+        {"role": "user", "content": [{"type": "input_text", "text": "efg"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "hij"},
+    ]
+    second = client.responses.create(
+        model=NAME, input=turns, previous_response_id=first.id, max_output_tokens=3
+    )
+    items = client.responses.input_items.list(second.id).data
+    assert [i.type for i in items] == ["message", "function_call", "function_call_output"]
+    assert len({i.id for i in items}) == 3
+    with pytest.raises(openai.NotFoundError):
+        client.responses.input_items.list("resp_none")
