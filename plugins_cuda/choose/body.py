@@ -37,10 +37,12 @@ def philox(b: BodyBuilder, counter: Sequence[ir.Value], key: Sequence[ir.Value])
     return c
 
 
-def gumbel_noise(b: BodyBuilder, seed: ir.Value, position: ir.Value, logits: ir.Value) -> ir.Value:
-    """Noise like ``logits`` [R, V]: counter (position, v // 4, 0, 0), key (seed, 0), word v % 4."""
+def noise_bits(b: BodyBuilder, seed: ir.Value, position: ir.Value, vocab: ir.Value) -> ir.Value:
+    """Random words uint64 [R, V] of ``vocab`` [1] tokens.
+
+    Token v has word v % 4 of counter (position, v // 4, 0, 0) and key (seed, 0).
+    """
     one = b.scalar(1, np.int64)
-    vocab = b.size(logits, 1)
     blocks = b.Div(b.Add(vocab, b.i64(3)), b.i64(4))
     block = b.Range(b.scalar(0, np.int64), b.Squeeze(blocks, b.i64(0)), one)
     zero = b.constant([[0]], np.uint64)
@@ -52,8 +54,12 @@ def gumbel_noise(b: BodyBuilder, seed: ir.Value, position: ir.Value, logits: ir.
     words = philox(b, counter, [column(seed), zero])
     last = b.i64(2)
     bits = b.Concat(*(b.Unsqueeze(word, last) for word in words), axis=2)
-    flat = b.Slice(b.reshape(bits, 0, -1), b.i64(0), vocab, b.i64(1))
-    mantissa = b.cast(b.BitShift(flat, b.scalar(9, np.uint64), direction="RIGHT"), FLOAT)
+    return b.Slice(b.reshape(bits, 0, -1), b.i64(0), vocab, b.i64(1))
+
+
+def gumbel(b: BodyBuilder, bits: ir.Value) -> ir.Value:
+    """The noise of random words: −log(−log u) with u = ((x >> 9) + ½)·2⁻²³."""
+    mantissa = b.cast(b.BitShift(bits, b.scalar(9, np.uint64), direction="RIGHT"), FLOAT)
     u = b.Mul(b.Add(mantissa, b.scalar(0.5)), b.scalar(2.0**-23))
     return b.Neg(b.Log(b.Neg(b.Log(u))))
 
@@ -123,7 +129,8 @@ def body(
         if floor is not None:
             low = inner.scalar(-np.inf)
             scaled = inner.Where(below_floor(inner, logits, floor), low, scaled)
-        noisy = inner.Add(scaled, gumbel_noise(inner, seed, position, logits))
+        bits = noise_bits(inner, seed, position, inner.size(logits, 1))
+        noisy = inner.Add(scaled, gumbel(inner, bits))
         cuts = inner.Or(
             inner.Greater(top_k, inner.scalar(0, np.int32)), inner.Less(top_p, inner.scalar(1.0))
         )

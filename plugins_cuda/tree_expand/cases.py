@@ -17,10 +17,15 @@ def expand(
     digits: int | None = None,
     certain: bool = False,
     levels: int | None = None,
+    temperatures: tuple[float, ...] | None = None,
+    identity: bool = False,
+    offset: int = 0,
+    per_node: int = 0,
 ) -> Case:
     """One level; ``certain`` gives every row a token of probability 1 within rounding.
 
-    With ``levels`` the logits take so many values only.
+    With ``levels`` the logits take so many values only. With ``temperatures``, one for each
+    sequence, the logits are perturbed. ``identity``: the draft has the target's vocabulary.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -33,9 +38,16 @@ def expand(
         if certain:
             logits[:, 5] = 60.0
         offsets = np.sort(rng.choice(4 * vocab, vocab, replace=False)) - np.arange(vocab)
-        return logits, score, offsets.astype(np.int32), np.array(top_k, np.int32)
+        if identity:
+            offsets = np.zeros_like(offsets)
+        arrays = logits, score, offsets.astype(np.int32), np.array(top_k, np.int32)
+        if temperatures is None:
+            return *arrays, None, None, None
+        seed, position = rng.integers(0, 2**31, (2, batch)).astype(np.int32)
+        return *arrays, np.array(temperatures, np.float32), seed, position % 100_000
 
-    return Case(name, make, kernel_atol=1e-5, kernel_rtol=1e-5)
+    attributes = {"offset": offset, "per_node": per_node} if temperatures else {}
+    return Case(name, make, attributes=attributes, kernel_atol=1e-5, kernel_rtol=1e-5)
 
 
 CASES: tuple[Case, ...] = (
@@ -47,6 +59,10 @@ CASES: tuple[Case, ...] = (
     expand("the whole vocabulary", vocab=5, top_k=5),
     expand("a certain token", frontier=3, certain=True),
     expand("wide", frontier=8, top_k=8, vocab=500),
+    expand("sampled and greedy", batch=3, top_k=1, vocab=96, temperatures=(0.7, 0.0, 1.3)),
+    expand("sampled level", frontier=4, top_k=4, vocab=90, temperatures=(1.0, 0.5), offset=2),
+    expand("sampled levels of one pass", frontier=5, top_k=2, temperatures=(0.8, 1.0), per_node=1),
+    expand("sampled, no draft vocabulary", vocab=64, temperatures=(1.0, 0.9), identity=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -54,6 +70,23 @@ KERNEL_CASES: tuple[Case, ...] = (
     expand("more than a thread holds", batch=1, frontier=2, top_k=2, vocab=33_000),
     expand("thousands of equal logits", frontier=2, top_k=5, vocab=6_000, levels=2),
     expand("equal logits beyond what a thread holds", batch=1, top_k=3, vocab=38_000, levels=2),
+    expand(
+        "sampled, a vocabulary of no whole vectors",
+        frontier=2,
+        top_k=4,
+        vocab=2051,
+        temperatures=(1.0, 0.6),
+        per_node=1,
+    ),
+    expand(
+        "sampled, more than a thread holds",
+        batch=1,
+        frontier=2,
+        top_k=2,
+        vocab=33_000,
+        temperatures=(0.8,),
+        identity=True,
+    ),
     expand("16 nodes of 16 children", batch=1, frontier=16, top_k=16, vocab=3_072),
     expand("gpu: the vocabulary of a draft", batch=64, frontier=4, top_k=4, vocab=32_000),
     expand("gpu: a chain", batch=1, top_k=1, vocab=32_000),

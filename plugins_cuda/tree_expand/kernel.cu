@@ -11,12 +11,15 @@
 #include "../_device/l2_word.cuh"
 #include "device/log_sum_exp.cuh"
 #include "../_device/ordered_key.cuh"
+#include "../_device/philox.cuh"
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kVectors = 2;  // of four logits, a thread
 constexpr int kPart = kThreads * kVectors * 4;
 constexpr int kGroupLanes = 16, kGroups = kThreads / kGroupLanes;
 constexpr int kMostChildren = 16, kMostNodes = 16;
+// The temperature of a draft over that of its request: drafts are flatter than their targets.
+constexpr float kTemperatureRatio = 0.9f;
 // Candidates of a node that a lane keeps in registers while it joins parts.
 constexpr int kHeld = 8;
 static_assert(kMostChildren <= kGroups, "each child needs a group whose maximum bounds it");
@@ -53,6 +56,43 @@ struct Logits {
 #pragma unroll
     for (int i = 0; i < 4 * kVectors; ++i) {
       keys[i] = index(i) < vocab ? ordered_key(__uint_as_float(bits[i])) : 0;
+    }
+  }
+
+  // logit / (ratio · temperature) + noise in place of each logit. The noise is that of the token in
+  // the target's vocabulary. A thread keeps its noise in its entries of ``scratch`` [kPart]: the
+  // loop then stays a loop, and its code short.
+  __device__ __forceinline__ void perturb(float temperature, int seed, int position, const int* d2t,
+                                          int vocab, float* scratch) {
+    const float divisor = kTemperatureRatio * temperature;
+    float* noise = scratch + threadIdx.x;
+#pragma unroll 1
+    for (int v = 0; v < kVectors; ++v) {
+      const int start = index(4 * v);
+      const int token = start < vocab ? start + d2t[start] : 0;
+      // Without a draft vocabulary, four tokens share their random words.
+      const bool share =
+          token == start && start + 3 < vocab && start + 3 + d2t[start + 3] == start + 3;
+      if (share) {
+        const uint4 bits = positional_bits(seed, position, start / 4);
+        noise[(4 * v) * kThreads] = gumbel(bits.x);
+        noise[(4 * v + 1) * kThreads] = gumbel(bits.y);
+        noise[(4 * v + 2) * kThreads] = gumbel(bits.z);
+        noise[(4 * v + 3) * kThreads] = gumbel(bits.w);
+      } else {
+#pragma unroll 2
+        for (int i = 0; i < 4; ++i) {
+          const int draft_id = start + i;
+          noise[(4 * v + i) * kThreads] =
+              draft_id < vocab ? positional_gumbel(seed, position, draft_id + d2t[draft_id]) : 0.0f;
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4 * kVectors; ++i) {
+      if (index(i) < vocab) {
+        keys[i] = ordered_key(key_value(keys[i]) / divisor + noise[i * kThreads]);
+      }
     }
   }
 
@@ -174,13 +214,16 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                 const float* score,        // [B, F]
                 const int* d2t,            // [Vd]
                 const int* top_k,          // []; not read, k is known when building
+                const float* temperature,  // [B], or null: no noise
+                const int* seed,           // [B]
+                const int* position,       // [B]
                 int* tokens,               // out [B, F·K]
                 float* scores,             // out [B, F·K]
                 int* frontier,             // out [B, K]
                 uint64_t* workspace_best,  // [B·F, parts, K]: ranked keys, 0 where there is none
                 float2* workspace_sums,    // [B·F, parts]: maximum, Σ exp below it
                 int* workspace_arrived,    // [B], zeros before and after
-                int vocab, int k, int nodes) {
+                int vocab, int k, int nodes, int offset, int per_node) {
   __shared__ uint64_t found[kPart], candidates[kMostChildren * kMostNodes];
   __shared__ uint32_t of_groups[kGroups];
   __shared__ float of_warps[kWarps];
@@ -196,9 +239,14 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   pdl_wait();
   if (threadIdx.x == 0) count = 0;
 
+  const float heat = temperature == nullptr ? 0.0f : load_l2_float(temperature + b);
   Logits own;
   own.first = part * kPart;
   own.load(logits + static_cast<int64_t>(row) * vocab, vocab);
+  if (heat > 0.0f) {
+    const int at = load_l2_int(position + b) + offset + per_node * (row % nodes);
+    own.perturb(heat, load_l2_int(seed + b), at, d2t, vocab, reinterpret_cast<float*>(found));
+  }
   const uint32_t largest = own.largest(), of_group = largest_of_group(largest);
   if (lane % kGroupLanes == 0) of_groups[threadIdx.x / kGroupLanes] = of_group;
   __syncthreads();

@@ -16,7 +16,8 @@ MAX_TOP_K = 16
 _THREADS = 256
 _LOGITS_OF_A_PART = 2048
 _BEST, _SUMS, _ARRIVED = "workspace_best", "workspace_sums", "workspace_arrived"
-_TENSORS = ("logits", "score", "d2t", "top_k", "tokens", "scores", "frontier")
+_SAMPLING = ("temperature", "seed", "position")
+_TENSORS = ("logits", "score", "d2t", "top_k", *_SAMPLING, "tokens", "scores", "frontier")
 _POINTERS = (*_TENSORS, _BEST, _SUMS, _ARRIVED)
 
 
@@ -39,7 +40,14 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(parts, rows, 1),
         block=_THREADS,
         shared_bytes=0,
-        arguments=(*_POINTERS, vocab, k, nodes),
+        arguments=(
+            *_POINTERS,
+            vocab,
+            k,
+            nodes,
+            request.attributes["offset"],
+            request.attributes["per_node"],
+        ),
     )
     workspaces = (
         Workspace(_BEST, rows * parts * k * 8),

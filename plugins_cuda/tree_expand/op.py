@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.choose.op import gumbel_noise
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import Weights
-from specbuild.plugins_cuda.tree_expand.body import body
+from specbuild.plugins_cuda.tree_expand.body import TEMPERATURE_RATIO, body
 from specbuild.plugins_cuda.tree_expand.lowering import lower
 
 if TYPE_CHECKING:
@@ -21,8 +22,39 @@ def stable_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tenso
     return ordered.values[..., :k], ordered.indices[..., :k]
 
 
+def perturbed(
+    logits: torch.Tensor,
+    d2t: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    position: torch.Tensor,
+) -> torch.Tensor:
+    """``logits`` [R, Vd] / (0.9 · temperature) + noise, unchanged in rows of temperature 0.
+
+    ``temperature``, ``seed`` and ``position`` [R]; the noise is Choose's, of the target's ids.
+    """
+    import torch
+
+    if not bool((temperature > 0).any()):
+        return logits
+    ids = torch.arange(len(d2t), device=d2t.device) + d2t.long()
+    noise = gumbel_noise(seed, position, int(ids.max()) + 1)[:, ids]
+    sampled = (temperature > 0).unsqueeze(1)
+    divisor = TEMPERATURE_RATIO * torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
+    return torch.where(sampled, logits / divisor + noise, logits)
+
+
 def reference(
-    logits: torch.Tensor, score: torch.Tensor, d2t: torch.Tensor, top_k: torch.Tensor
+    logits: torch.Tensor,
+    score: torch.Tensor,
+    d2t: torch.Tensor,
+    top_k: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    seed: torch.Tensor | None = None,
+    position: torch.Tensor | None = None,
+    *,
+    offset: int = 0,
+    per_node: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The K = ``top_k`` best children of every frontier node, and the next frontier.
 
@@ -31,13 +63,28 @@ def reference(
     tokens [B, F·K] (target ids), scores [B, F·K] = parent + min(0, logit − logsumexp), and
     frontier [B, K], the indices of the K best of those F·K. The minimum with 0 keeps a child of
     probability 1 from outranking its parent by rounding.
+
+    With ``temperature`` fp32, ``seed`` and ``position`` int32 [B], the logits of a sequence of
+    temperature T > 0 are first replaced by logit / (0.9 · T) + noise. The noise is the one that
+    Choose adds to the target's logits at the node's position: node f of sequence b is at
+    ``position[b] + offset + per_node · f``.
     """
     import torch
 
-    batch = score.shape[0]
+    batch, nodes = score.shape
     k = int(top_k)
-    best, draft_ids = stable_topk(logits.float(), k)
-    log_p = (best - torch.logsumexp(logits.float(), dim=-1, keepdim=True)).clamp(max=0)
+    logits = logits.float()
+    if temperature is not None and seed is not None and position is not None:
+        steps = offset + per_node * torch.arange(nodes, device=position.device)
+        logits = perturbed(
+            logits,
+            d2t,
+            temperature.repeat_interleave(nodes),
+            seed.repeat_interleave(nodes),
+            (position.unsqueeze(1) + steps).flatten(),
+        )
+    best, draft_ids = stable_topk(logits, k)
+    log_p = (best - torch.logsumexp(logits, dim=-1, keepdim=True)).clamp(max=0)
     scores = (score.reshape(-1, 1) + log_p).reshape(batch, -1)
     tokens = (draft_ids + d2t.long()[draft_ids]).reshape(batch, -1)
     frontier = stable_topk(scores, k)[1]
@@ -52,13 +99,16 @@ OP = OpSpec(
         TensorSpec("score", "float32", ("B", "F")),
         TensorSpec("d2t", "int32", ("draft_vocab",)),
         TensorSpec("top_k", "int32", ()),
+        TensorSpec("temperature", "float32", ("B",), optional=True),
+        TensorSpec("seed", "int32", ("B",), optional=True),
+        TensorSpec("position", "int32", ("B",), optional=True),
     ),
     outputs=(
         TensorSpec("tokens", "int32", ("B", "FK")),
         TensorSpec("scores", "float32", ("B", "FK")),
         TensorSpec("frontier", "int32", ("B", "K")),
     ),
-    attributes=(),
+    attributes=(AttributeSpec("offset", int, 0), AttributeSpec("per_node", int, 0)),
     reference=reference,
     body=body,
     lower=lower,

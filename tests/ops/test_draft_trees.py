@@ -21,6 +21,8 @@ from specbuild.plugins_cuda.tree_select.cases import select
 from specbuild.runtime.draft.one_pass import candidate_pool
 
 EXPAND, SELECT, ACCEPT = op_named("TreeExpand"), op_named("TreeSelect"), op_named("TreeAccept")
+# Temperature, seed and position.
+WITHOUT_NOISE = (None, None, None)
 Run = Callable[[OpSpec, Sequence[Any], Mapping[str, Any]], list[np.ndarray]]
 seeds = st.integers(0, 2**32 - 1)
 
@@ -28,7 +30,8 @@ seeds = st.integers(0, 2**32 - 1)
 def by_reference(
     op: OpSpec, arrays: Sequence[Any], attributes: Mapping[str, Any]
 ) -> list[np.ndarray]:
-    outputs = op.reference(*(torch.from_numpy(a) for a in arrays), **attributes)
+    tensors = (None if a is None else torch.from_numpy(a) for a in arrays)
+    outputs = op.reference(*tensors, **attributes)
     return [output.numpy() for output in outputs]
 
 
@@ -78,7 +81,9 @@ def test_expand_ranks_children_and_frontier(
         logits = np.round(logits)
     score = -np.abs(rng.standard_normal((batch, frontier))).astype(np.float32)
     d2t = rng.integers(0, 50, vocab).astype(np.int32)
-    tokens, scores, best = run(EXPAND, [logits, score, d2t, np.array(top_k, np.int32)], {})
+    tokens, scores, best = run(
+        EXPAND, [logits, score, d2t, np.array(top_k, np.int32), *WITHOUT_NOISE], {}
+    )
     for b in range(batch):
         wanted_tokens, wanted_scores = [], []
         for f in range(frontier):
@@ -97,7 +102,7 @@ def test_a_certain_child_does_not_outrank_its_parent(run: Run) -> None:
     logits = np.full((1, 40), -30, np.float32)
     logits[0, 7] = 30.0
     score = np.array([[-0.3]], np.float32)
-    arrays = [logits, score, np.zeros(40, np.int32), np.array(1, np.int32)]
+    arrays = [logits, score, np.zeros(40, np.int32), np.array(1, np.int32), *WITHOUT_NOISE]
     assert run(EXPAND, arrays, {})[1][0, 0] <= score[0, 0]
 
 

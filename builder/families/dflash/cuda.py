@@ -70,7 +70,8 @@ def _block(drafting: Drafting) -> dict[str, Tensor]:
     placement.place([*graph.pools, graph.head.inputs[0]])
     score = parts.fixed(f"block.score.{depth}", torch.zeros(every, depth)).rows(0, batch)
     children = shape.draft_top_k
-    return expand(parts, draft, program, logits(placement), score, children=children)
+    frontier = {"logits": logits(placement), "score": score}
+    return expand(parts, draft, program, frontier, children=children, level=None)
 
 
 def _rows(

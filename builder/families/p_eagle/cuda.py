@@ -20,7 +20,7 @@ class MaskRowStep(LevelStep):
         masks = geometry.mask_rows(shape.draft_depth)
         token = geometry.mask_token if masks else 0
         rows = drafting.waiting(0, drafting.batch, masks=masks, mask_token=token)
-        _, expanded = drafting.run(rows, drafting.fused(rows))
+        _, expanded = drafting.run(rows, drafting.fused(rows), level=None)
         return tree_of_levels(drafting.parts, drafting.program, shape, expanded)
 
 

@@ -127,8 +127,13 @@ class Drafting:
             },
         )
 
-    def run(self, rows: Mapping[str, Tensor], hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits."""
+    def run(
+        self, rows: Mapping[str, Tensor], hidden: Tensor, *, level: int | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The draft over these rows: hidden_out [T, H], and the TreeExpand of its logits.
+
+        ``level``: that of the children, as :func:`expand` has it.
+        """
         placement = self.parts.placement(
             self.draft.own("draft"),
             self.program,
@@ -141,8 +146,14 @@ class Drafting:
         assert out is not None and graph.head is not None and graph.head.inputs[0] is not None
         placement.place([*graph.pools, graph.head.inputs[0], out])
         k = self.shape.draft_top_k
-        draft, score = self.draft, rows["score"]
-        expanded = expand(self.parts, draft, self.program, logits(placement), score, children=k)
+        expanded = expand(
+            self.parts,
+            self.draft,
+            self.program,
+            {"logits": logits(placement), "score": rows["score"]},
+            children=k,
+            level=level,
+        )
         hidden_out = placement.value(out)
         assert hidden_out is not None
         return hidden_out, expanded

@@ -21,11 +21,11 @@ class LevelStep:
         depth = drafting.shape.draft_depth
         pool = _candidates(drafting)
         rows = drafting.waiting(0, drafting.batch)
-        hidden, expanded = drafting.run(rows, drafting.fused(rows))
+        hidden, expanded = drafting.run(rows, drafting.fused(rows), level=1)
         parents = {"parent_rows": rows["logit_rows"]}
         for level in range(1, depth):
             rows = _level(drafting, level, hidden, expanded, {**parents, **pool})
-            hidden, expanded = drafting.run(rows, rows["hidden_rows"])
+            hidden, expanded = drafting.run(rows, rows["hidden_rows"], level=level + 1)
             parents = {"parent_bits": rows["ancestor_bits"]}
         _level(drafting, depth, hidden, expanded, {**parents, **pool})
         return select(drafting.parts, drafting.program, drafting.shape, pool)

@@ -15,21 +15,29 @@ def expand(
     parts: EngineParts,
     draft: DraftParts,
     program: ProgramIr,
-    logits: Tensor,
-    score: Tensor,
+    frontier: Mapping[str, Tensor],
     *,
     children: int,
+    level: int | None,
 ) -> dict[str, Tensor]:
-    """TreeExpand of ``logits`` [B·F, Vd] of nodes with ``score`` [B, F]: ``children`` of each."""
-    nodes = score.shape[1]
+    """TreeExpand of a frontier: ``logits`` [B·F, Vd] and ``score`` [B, F] to ``children`` of each.
+
+    The children are on ``level`` 1, 2, …; None: those of node f are on level f + 1. Sampled
+    sequences draft with the noise of the position where the target verifies the children.
+    """
+    batch, nodes = frontier["score"].shape
     return program.call(
         "TreeExpand",
         {
-            "logits": logits,
-            "score": score,
+            "logits": frontier["logits"],
+            "score": frontier["score"],
             "d2t": parts.offsets(draft),
             "top_k": parts.constant(children),
+            "temperature": parts.ports.first("temperature", batch),
+            "seed": parts.ports.first("seed", batch),
+            "position": parts.ports.first("length", batch),
         },
+        {"offset": 0 if level is None else level - 1, "per_node": int(level is None)},
         sizes={"K": children, "FK": nodes * children},
     )
 
