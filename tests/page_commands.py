@@ -24,6 +24,8 @@ class Left:
 
 LEFT = (
     Left(r"^make setup", "installs from PyPI", 2),
+    Left(r"^(docker|kubectl) ", "needs Docker or Kubernetes", 5),
+    Left(r"^(python3 -m venv /opt|/opt/|install|systemctl) ?", "installs a service", 4),
     Left(r"^pip install", "installs from PyPI", 6),
     Left(r"^(ray|serve) ", "needs Ray, and tests/replicas runs it", 2),
     Left(r"dynamo", "needs Dynamo, and tests/e2e/test_dynamo.py runs it", 4),
