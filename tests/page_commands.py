@@ -37,7 +37,7 @@ LEFT = (
     Left(r"--tactics h200\.json", "needs what tune measured on a GPU", 1),
     Left(r"^specbuild (run|bench|check|serve|estimate) (gpu|rtx)-", "needs a GPU", 7),
     Left(r"^torchrun .* --device cuda", "needs GPUs", 1),
-    Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 2),
+    Left(r"--backend tensorrt( |$)", "needs TensorRT's libraries", 1),
     Left(r"^specbuild synth --geometry (gpt-oss|llama)", "writes gigabytes", 4),
     Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 3),
     Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
