@@ -25,6 +25,8 @@ from specbuild.runtime.settings import PrefillSchedule
 
 # How long requests wait while a measurement or a scoring holds the lock.
 LOCK_TIMEOUT_S = 60.0
+# The engine's thread releases the lock after the last event of its requests was read.
+RELEASE_TIMEOUT_S = 1.0
 _THREAD_NAME = "specbuild-engine"
 _LOG = logging.getLogger("specbuild")
 
@@ -193,7 +195,7 @@ class Session:
         does, and if the engine is in use.
         """
         setting = self.checked(requests, setting)
-        if not self._decoder.device_lock.acquire(blocking=False):
+        if not self._decoder.device_lock.acquire(timeout=RELEASE_TIMEOUT_S):
             raise RequestError("the engine is in use; try again when its requests have finished")
         try:
             prefill = PrefillSchedule(steps_between=0)

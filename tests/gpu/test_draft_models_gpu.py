@@ -123,9 +123,9 @@ def test_each_accepts_what_its_rules_say(
 ) -> None:
     target, draft = successors(models[kind])
     wanted = [GenerateParams(TOKENS)] * BATCH
-    depth = engine.default_draft.max_depth
-    for record in records(engine, texts(models, BATCH), wanted, drafter=kind):
-        expected = expected_histogram(record, target, draft, depth)
+    chain = DraftShape(1, LEVELS, LEVELS)
+    for record in records(engine, texts(models, BATCH), wanted, chain, drafter=kind):
+        expected = expected_histogram(record, target, draft, LEVELS)
         assert list(record.stats.acceptance_histogram) == expected
 
 
