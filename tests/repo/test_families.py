@@ -23,9 +23,12 @@ BUILT_ON = {"p_eagle": "eagle3"}
 # It names a norm's rounding there, not a model.
 ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
              ("matching", "moe", "qkv")}  # fmt: skip
-# They name kinds of vocabularies there.
-VOCABULARIES = {Path("builder/checkpoint/gguf") / f"{name}.py" for name in
-                ("pre_tokenizers", "tokenizer")}  # fmt: skip
+# They name kinds of vocabularies there, and parsers of vLLM.
+VOCABULARIES = {
+    Path("builder/checkpoint/gguf/pre_tokenizers.py"),
+    Path("builder/checkpoint/gguf/tokenizer.py"),
+    Path("runtime/serve/parsers/output_formats.py"),
+}
 
 
 # The files of a kind of drafter, by the end of their names: its record, its code, its families.
@@ -47,6 +50,7 @@ REGISTRIES = {
 OTHER_WORDS = {
     Path("builder/training/config.py"): "kinds that are trained",
     Path("builder/training/draft_kinds.py"): "kinds that are trained",
+    Path("cli/options/vllm_flags.py"): "a method of vLLM",
     Path("cli/bench/modes/engines.py"): "a part of a mode, as users type it",
     Path("runtime/engine_dir/manifest.py"): "a feature of the format",
     Path("runtime/serve/request_fields.py"): "a field of the API",
