@@ -378,7 +378,7 @@ def test_the_form_goes_by_the_template() -> None:
 def test_without_tools_marks_of_calls_are_content(form: str) -> None:
     """As with ``tool_choice: "none"``: the client has no function to call."""
     text = WRITERS[form]([("f", {"a": 1})])
-    codec: Any = SimpleNamespace(decode_all=decode)
+    codec: Any = SimpleNamespace(decode_all=decode, token_id=lambda _: None)
     call_format = TOOL_CALL_FORMATS[form.partition(",")[0]]
     made = MarkerFormat(codec, has_reasoning=False, call_format=call_format, eos=())
     ids = [ord(letter) for letter in text]
