@@ -79,6 +79,7 @@ def test_build_help_has_three_examples_and_its_groups(monkeypatch: pytest.Monkey
         "Draft",
         "Suffix decoding",
         "CUDA kernels",
+        "CPU",
         "TensorRT",
         "SpecPV (lossy)",
         "DSA (lossy)",
