@@ -31,7 +31,6 @@ ON_CPU = "cpu-2026-11-21.json"
 WIDE_STEPS = "h200-2026-11-23/20b-steps.json"
 STREAM = "serve-stream-2026-11-26.json"
 QUALITY = "specpv-quality-2026-11-21.json"
-LLAMA_CPP = tuple(f"llama-cpp-2026-11-28-{n}-threads.json" for n in (1, 2))
 BESIDE = ("suffix-beside-eagle3-2026-11-26.json", "suffix-all-prompts-2026-11-26.json")
 
 
@@ -277,29 +276,9 @@ def growth() -> str:
     return _markdown(header, rows())
 
 
-def llama_cpp() -> str:
-    """Return the comparison with llama.cpp, of a quantised file on the CPU."""
-    return _markdown(
-        ("threads", "specbuild, tokens/s", "llama.cpp", "ratio", "first token", "machine", "date"),
-        (
-            (
-                str(run["threads"]),
-                f"{run['specbuild_tokens_per_s']:.0f}",
-                f"{run['llama_cpp_tokens_per_s']:.0f}",
-                f"{run['times_as_fast_as_llama_cpp']:.2f}",
-                f"{run['specbuild_first_token_ms']:.0f} ms",
-                f"{run['processor']}, {run['cores']} cores",
-                run["date"],
-            )
-            for run in map(record, LLAMA_CPP)
-        ),
-    )
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "speed": speed,
     "cpu": cpu,
-    "llama-cpp": llama_cpp,
     "chains": chains,
     "drafters": drafters,
     "specpv": specpv,
