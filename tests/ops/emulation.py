@@ -37,6 +37,8 @@ KERNEL_FLAGS = ("-Og", "-fno-exceptions", "-fno-asynchronous-unwind-tables")
 SHARED_SYMBOL, SHARED_BYTES = "_ZN9emulation6sharedE", 256 << 10
 
 Arrays = Mapping[str, np.ndarray]
+# The emulators of this process, by the name that kernels find them by.
+_LOADED: dict[str, ctypes.CDLL] = {}
 # Every kernel that this process has launched since somebody emptied it.
 LAUNCHED: set[Kernel] = set()
 
@@ -116,7 +118,7 @@ def run_lowering(
 @contextmanager
 def interleaved() -> Iterator[None]:
     """Blocks run in another order, in which those of different sequences take turns."""
-    emulator = ctypes.CDLL(str(_emulator()))
+    emulator = _loaded_emulator()
     emulator.emulation_interleave(1)
     try:
         yield
@@ -152,7 +154,7 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
 @cache
 def _shared_memory() -> np.ndarray:
     """Dynamic shared memory as the last block left it; poisoned before each."""
-    place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(ctypes.CDLL(str(_emulator())), SHARED_SYMBOL)
+    place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(_loaded_emulator(), SHARED_SYMBOL)
     return np.frombuffer(place, np.uint8)
 
 
@@ -164,7 +166,7 @@ def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> Iterator[np.ndar
 
     ``inputs`` are all that it reads until then; everything else is absent.
     """
-    emulator = ctypes.CDLL(str(_emulator()))
+    emulator = _loaded_emulator()
     memory = {name: guarded(array) for name, array in inputs.items()}
     x, y, z = launch.grid
     for block in np.ndindex(z, y, x):
@@ -183,7 +185,7 @@ def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded])
     They may still be reading what stands there: a scratch buffer has other uses before.
     """
     before = {key: place.data.copy() for key, place in memory.items()}
-    emulator = ctypes.CDLL(str(_emulator()))
+    emulator = _loaded_emulator()
     emulator.emulation_stop_at_wait(1)
     try:
         run()
@@ -223,8 +225,14 @@ def _emulator() -> Path:
         _compile(sources, entry / name, *EMULATOR_FLAGS, f"-Wl,-soname,{name}")
 
     library = content_store().made("emulators", key, compiled) / name
-    ctypes.CDLL(str(library))
+    if name not in _LOADED:
+        _LOADED[name] = ctypes.CDLL(str(library))
     return library
+
+
+def _loaded_emulator() -> ctypes.CDLL:
+    """The copy that kernels find: the first of its name, although the store may have changed."""
+    return _LOADED[_emulator().name]
 
 
 @cache

@@ -127,6 +127,19 @@ def test_a_key_covers_the_compiler_and_the_emulator(
     assert len(keys) == 1 + len(changes)
 
 
+def test_another_store_loads_no_second_emulator(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels find the first one, so what tests tell an emulator must reach that one."""
+    loaded = emulation._loaded_emulator()
+    store = ContentStore(tmp_path / "other")
+    monkeypatch.setattr(content_store, "_STORES", [store])
+    _forget()
+    assert emulation._emulator().is_relative_to(tmp_path / "other")
+    assert emulation._loaded_emulator() is loaded
+    store.close()
+
+
 def test_a_damaged_library_is_compiled_again(plugins: Path, tmp_path: Path) -> None:
     assert scaled(1) == 7
     library = tmp_path / "store" / "kernels" / kernel_key(kernel()) / "kernel.so"
