@@ -9,9 +9,27 @@ from typing import Literal, TypeAlias
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
+
+@dataclass(frozen=True)
+class PeerPointer:
+    """The place of the tensor ``name`` on rank (rank + ``distance``) modulo the ranks."""
+
+    distance: int
+    name: str
+
+
+@dataclass(frozen=True)
+class RankNumber:
+    """The rank that launches, an int32."""
+
+
+RANK = RankNumber()
+
+
 # A kernel argument: the name of a tensor or workspace (a pointer), an int32, a float32, or None
-# for a null pointer, which an absent tensor's name gives too.
-Argument: TypeAlias = str | int | float | None
+# for a null pointer, which an absent tensor's name gives too. Ops that exchange data between ranks
+# also take pointers into other ranks' memory, and the rank.
+Argument: TypeAlias = str | int | float | PeerPointer | RankNumber | None
 Tactic: TypeAlias = Mapping[str, int]
 Phase: TypeAlias = Literal["decode", "prefill"]
 # What a program's launches are: those of a refresh decode, most rows perhaps of one sequence.
@@ -79,6 +97,11 @@ class LoweringRequest:
     target: Target = field(default_factory=Target)
     tactic: Tactic = field(default_factory=dict)
     uneven: bool = False
+
+
+def parameter_bytes(argument: Argument) -> int:
+    """Bytes of the kernel parameter that takes the argument."""
+    return 4 if isinstance(argument, int | float | RankNumber) else 8
 
 
 @dataclass(frozen=True)

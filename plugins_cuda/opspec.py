@@ -86,6 +86,10 @@ class OpSpec:
     raises the same. An op that only a CUDA pass makes has no body. With ``lower`` comes
     ``traffic``: what a call reads and computes, or why that is nothing to speak of. ``routing``:
     where experts are chosen, if they are.
+
+    ``contribution``, of an op that exchanges data between ranks, takes what ``reference`` takes and
+    gives what this rank sends. ``reference`` then also takes ``contributions``, those of all ranks
+    in order, and returns the outputs of one rank.
     """
 
     name: str
@@ -102,6 +106,7 @@ class OpSpec:
     refusal: Callable[[LoweringRequest], Unsupported | None] | None = None
     traffic: TrafficOf | NoTraffic | None = None
     routing: Routing | None = None
+    contribution: Callable[..., torch.Tensor] | None = None
 
     def __post_init__(self) -> None:
         names = [tensor.name for tensor in (*self.inputs, *self.outputs)]

@@ -8,7 +8,7 @@ from toy_cubin import toy_cubin
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginOp
-from specbuild.plugins_cuda.launches import Kernel
+from specbuild.plugins_cuda.launches import Kernel, parameter_bytes
 from specbuild.runtime.engine_dir.plan import CompiledKernel
 
 
@@ -18,7 +18,7 @@ def emulated_cubins(kernels: Sequence[Kernel], plugins: Iterable[PluginOp]) -> C
     for plugin in plugins:
         for lowering in (lowering for form in plugin.forms for lowering in form.lowerings):
             for launch in lowering.launches:
-                sizes = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
+                sizes = tuple(map(parameter_bytes, launch.arguments))
                 taken.setdefault(launch.kernel, sizes)
     entries, files = {}, {}
     for i, kernel in enumerate(kernels):

@@ -84,6 +84,7 @@ def engine_manifest(
         generation=parts.target.generation if parts.target.generation.stated else None,
         state_groups=parts.plan.states,
         quantized=parts.quantized,
+        ranks=parts.plan.ranks,
     )
 
 
@@ -106,6 +107,7 @@ def _stored(weights: Mapping[str, Recipe]) -> dict[str, StoredTensor]:
             shape=recipe.shape,
             sources=recipe.sources,
             same_as=None if names[name] == name else names[name],
+            sharded=recipe.ranks > 1,
         )
         for name, recipe in weights.items()
     }

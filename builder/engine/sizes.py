@@ -48,6 +48,7 @@ class EnginePlan:
 
     ``model_shapes`` are the largest trees of the draft models, by their cache groups; ``limits``
     also hold the chains of ``host_drafter``. ``states`` are the groups of recurrent states.
+    ``ranks`` GPUs run the engine together.
     """
 
     limits: Limits
@@ -60,6 +61,7 @@ class EnginePlan:
     host_drafter: HostRecord | None = None
     model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
     states: tuple[StateGroup, ...] = ()
+    ranks: int = 1
 
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its group in ``layer_groups``.

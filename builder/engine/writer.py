@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from specbuild.runtime.engine_dir.manifest import (
     Manifest,
     StoredFile,
 )
+from specbuild.runtime.engine_dir.ranks import rank_weights_file
 from specbuild.runtime.engine_dir.strict_json import to_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
@@ -60,21 +61,40 @@ class EngineFolder:
         self._written[name] = xxhash.xxh3_128_hexdigest(data)
 
     def write_weights(self, weights: Mapping[str, Recipe], progress: Progress) -> None:
-        """Writes ``weights`` as safetensors, one tensor in memory at a time, equal ones once."""
+        """Writes ``weights`` as safetensors, one tensor in memory at a time, equal ones once.
+
+        Sharded ones go to a file for each rank.
+        """
+        progress.start("writing weights", weight_bytes(weights), "B")
         weights = stored_once(weights)
-        head, size = _weights_header(weights)
-        progress.start("writing weights", size, "B")
-        digest = xxhash.xxh3_128(head)
-        path = self.path / WEIGHTS_FILE
-        with path.open("wb") as file:
-            file.write(head)
+        whole = {name: recipe for name, recipe in weights.items() if recipe.ranks == 1}
+        self._write_tensors((WEIGHTS_FILE,), whole, progress)
+        sharded = {name: recipe for name, recipe in weights.items() if recipe.ranks > 1}
+        if sharded:
+            ranks = range(next(iter(sharded.values())).ranks)
+            self._write_tensors(tuple(map(rank_weights_file, ranks)), sharded, progress)
+
+    def _write_tensors(
+        self, names: Sequence[str], weights: Mapping[str, Recipe], progress: Progress
+    ) -> None:
+        """Writes the same tensors to each file: part i of a sharded one to file i."""
+        head, _ = _weights_header(weights)
+        digests = [xxhash.xxh3_128(head) for _ in names]
+        with ExitStack() as stack:
+            files = [stack.enter_context((self.path / name).open("wb")) for name in names]
+            for file in files:
+                file.write(head)
             for recipe in weights.values():
-                data = recipe.checked().contiguous().flatten().view(torch.uint8).numpy().data
-                file.write(data)
-                digest.update(data)
-                progress.advance(recipe.nbytes)
-        fsync(path)
-        self._written[WEIGHTS_FILE] = digest.hexdigest()
+                parts = recipe.checked().contiguous().flatten().view(torch.uint8).numpy()
+                for file, digest, part in zip(
+                    files, digests, parts.reshape(len(files), -1), strict=True
+                ):
+                    file.write(part.data)
+                    digest.update(part.data)
+                progress.advance(recipe.nbytes * len(files))
+        for name, digest in zip(names, digests, strict=True):
+            fsync(self.path / name)
+            self._written[name] = digest.hexdigest()
 
     def adopt(self, name: str) -> None:
         """Takes in a file that another process wrote into the folder."""
@@ -110,7 +130,7 @@ class EngineFolder:
 
 def _chunked(name: str) -> bool:
     """Large files are checked while they stream in."""
-    return name == WEIGHTS_FILE or name.endswith(".engine")
+    return name.endswith((".safetensors", ".engine"))
 
 
 @contextmanager
@@ -157,7 +177,7 @@ def json_bytes(data: Any) -> bytes:
 
 def weight_bytes(weights: Mapping[str, Recipe]) -> int:
     """What the weights will take on disk, before anything is made."""
-    return sum(recipe.nbytes for recipe in stored_once(weights).values())
+    return sum(recipe.nbytes * recipe.ranks for recipe in stored_once(weights).values())
 
 
 def weight_places(weights: Mapping[str, Recipe]) -> dict[str, int]:

@@ -13,6 +13,7 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import FP8_DTYPE, INDEXER_GROUP, CacheGroup, Limits
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
+from specbuild.runtime.engine_dir.ranks import groups_of_rank
 from specbuild.runtime.errors import EngineFileError
 
 KV_DTYPE = "bfloat16"
@@ -153,9 +154,9 @@ def padded_width(latent: int) -> int:
     return -(-latent // _LATENT_STEP) * _LATENT_STEP
 
 
-def layouts(groups: Sequence[CacheGroup]) -> dict[str, KvLayout]:
-    """Return the layout of every group, by name."""
-    return {group.name: KvLayout(group) for group in groups}
+def layouts(groups: Sequence[CacheGroup], ranks: int = 1) -> dict[str, KvLayout]:
+    """Return the layout of every group on one of so many ranks, by name."""
+    return {group.name: KvLayout(group) for group in groups_of_rank(groups, ranks)}
 
 
 def cache_bytes(groups: Sequence[CacheGroup]) -> int:

@@ -24,6 +24,7 @@ from specbuild.runtime.engine_dir.manifest import (
     StateGroup,
     StoredTensor,
 )
+from specbuild.runtime.engine_dir.ranks import tensors_in, weights_files
 from specbuild.runtime.errors import EngineFileError
 
 _LARGEST = 2**31 - 1
@@ -195,21 +196,20 @@ def _check_states(manifest: Manifest) -> None:
 
 
 def _check_tensors(manifest: Manifest) -> None:
-    total = 0
     for name, tensor in manifest.tensors.items():
         if not all(0 <= size <= _LARGEST for size in tensor.shape):
             raise EngineFileError(f"tensor {name} has shape {list(tensor.shape)}")
-        if tensor.same_as is None:
-            total += prod(tensor.shape) * TENSOR_BYTES[tensor.dtype]
-    if not manifest.tensors or WEIGHTS_FILE not in manifest.files:
-        return
-    found = manifest.files[WEIGHTS_FILE].bytes
-    if not total <= found <= total + most_header_bytes(manifest.tensors):
-        raise EngineFileError(f"{WEIGHTS_FILE} has {found} bytes, its tensors take {total}")
+    for file in weights_files(manifest):
+        held = tensors_in(manifest, file)
+        stored = [tensor for tensor in held.values() if tensor.same_as is None]
+        total = sum(prod(tensor.shape) * TENSOR_BYTES[tensor.dtype] for tensor in stored)
+        found = manifest.files[file].bytes
+        if not total <= found <= total + most_header_bytes(held):
+            raise EngineFileError(f"{file} has {found} bytes, its tensors take {total}")
 
 
 def _check_files(manifest: Manifest) -> None:
-    streamed = {WEIGHTS_FILE}
+    streamed = {WEIGHTS_FILE, *weights_files(manifest)}
     if facts_of(manifest.backend).has_engines:
         streamed |= {role.file for role in manifest.roles.values()}
     for name, entry in manifest.files.items():

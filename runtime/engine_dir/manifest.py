@@ -277,15 +277,17 @@ class TensorRtBuild:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of ``weights.safetensors`` and the checkpoint tensors that it was made of.
+    """A tensor of a weights file and the checkpoint tensors that it was made of.
 
-    ``same_as`` names the tensor whose bytes in the file are this one's too.
+    ``same_as`` names the tensor whose bytes in the file are this one's too. ``sharded``: each rank
+    has another part of it, of this shape, in its own file.
     """
 
     dtype: str = field(metadata=one_of(dict.fromkeys(TENSOR_BYTES)))
     shape: tuple[int, ...]
     sources: tuple[str, ...]
     same_as: str | None = None
+    sharded: bool = field(default=False, metadata=of_feature("tensor_parallel"))
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,8 @@ class Manifest:
     backends. ``logit_processor_steps``: the plan has programs that change logits.
     ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
     recurrent states of layers without keys and values. ``quantized`` describes products with the
-    codes of a quantized checkpoint, None where all weights are floats.
+    codes of a quantized checkpoint, None where all weights are floats. ``ranks``: how many GPUs
+    run the engine together; cache groups have the heads of all.
     """
 
     format_version: int
@@ -342,6 +345,7 @@ class Manifest:
     quantized: QuantizedProducts | None = field(
         default=None, metadata=of_feature("quantized_products")
     )
+    ranks: int = field(default=1, metadata=of_feature("tensor_parallel"))
 
     def __post_init__(self) -> None:
         if self.format_version != FORMAT_VERSION:

@@ -13,7 +13,6 @@ from specbuild.runtime.engine_dir.features import require_listed
 from specbuild.runtime.engine_dir.geometry_check import check_target
 from specbuild.runtime.engine_dir.manifest import (
     ROLES,
-    WEIGHTS_FILE,
     CacheGroup,
     Limits,
     Manifest,
@@ -21,6 +20,7 @@ from specbuild.runtime.engine_dir.manifest import (
     StoredFile,
 )
 from specbuild.runtime.engine_dir.plan import PLAN_FILE
+from specbuild.runtime.engine_dir.ranks import check_ranks
 from specbuild.runtime.errors import EngineFileError
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -156,8 +156,7 @@ def _check_host_drafter(place: int, drafter: HostRecord, limits: Limits) -> None
 
 
 def _check_roles(manifest: Manifest) -> None:
-    if manifest.tensors and WEIGHTS_FILE not in manifest.files:
-        raise EngineFileError(f"{WEIGHTS_FILE} is not listed")
+    check_ranks(manifest)
     backend = facts_of(manifest.backend)
     if backend.has_plan:
         if PLAN_FILE not in manifest.files:

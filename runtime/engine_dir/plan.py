@@ -17,10 +17,20 @@ PLAN_FILE = "plan.json"
 ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
 # What a launch argument is: (0, buffer, byte offset), (1, int32), (2, bits of a float32) or, for
-# an optional tensor that is absent, (3,): a null pointer.
-POINTER, INT32, FLOAT32, NULL = 0, 1, 2, 3
+# an optional tensor that is absent, (3,): a null pointer. In an engine of several ranks also
+# (4, k, buffer, byte offset): that place in the memory of rank (rank + k) mod ranks, and (5,): the
+# rank that launches, as an int32.
+POINTER, INT32, FLOAT32, NULL, PEER, RANK = 0, 1, 2, 3, 4, 5
 
-Space = Literal["weights", "cache", "state", "ring", "arena"]
+# How many GPUs can share one engine.
+RANKS = (1, 2, 4, 8)
+
+Space = Literal["weights", "cache", "state", "ring", "arena", "exchange"]
+
+# Ports of engines of several ranks: rounds of exchange done, the time limit of a wait, what a wait
+# that reached its limit reports (tensor parallelism).
+EXCHANGE_EPOCH, EXCHANGE_LIMIT = "exchange.epoch", "exchange.limit_ms"
+EXCHANGE_FAULT = "exchange.fault"
 
 # The buffer, of state, in which ops have the scratch that must be zeros before and after them.
 ZEROED = "workspace.zeroed"
@@ -57,10 +67,12 @@ def draft_write_slot(cache_group: str) -> str:
 class Buffer:
     """Device memory by name, at a multiple of 256 bytes; a launch names it by its index.
 
-    ``weights``: the tensor of that name in ``weights.safetensors``. ``cache``: the pools of a cache
+    ``weights``: the tensor of that name in a weights file. ``cache``: the pools of a cache
     group, named ``cache:<group>``, bf16 [layers, 2 (K, V), pages, kv_heads, page_size, width],
     zeros at first. ``state``: lives between programs, zeros at first. ``ring``: host memory that
     the device writes, zeros at first. ``arena``: scratch of whatever program runs; there is one.
+    ``exchange``: memory of a rank that the other ranks write, zeros at first. Caches hold the heads
+    of one rank.
     """
 
     name: str
@@ -270,6 +282,11 @@ class Port:
     broken lists; SpecPV: ``ring.rechecked`` [S, B], re-verified tokens at which the target sampled,
     and ``ring.agreed`` [S, B], those of them that it sampled again, of steps with capacity to
     re-verify.
+
+    Several ranks: ``exchange.epoch`` [1], how many rounds of exchange are done, modulo 2³²;
+    ``exchange.limit_ms`` [1], how long a rank waits for another, 0 without a limit;
+    ``exchange.fault`` [8] in host memory: 1 once a wait has reached the limit, then the rank, the
+    rank that it waited for, the round in its program and the round's number.
     """
 
     name: str
@@ -284,6 +301,7 @@ class Plan:
     """``plan.json``: what all programs share. Programs are files of their own, read on use.
 
     ``driver_version`` is the least CUDA version that the driver must have, 13000 for 13.0.
+    ``ranks``: how many GPUs run each program together.
     """
 
     gpu: str
@@ -293,3 +311,4 @@ class Plan:
     kernels: tuple[CompiledKernel, ...]
     ports: tuple[Port, ...]
     programs: tuple[ProgramEntry, ...]
+    ranks: int = field(default=1, metadata=of_feature("tensor_parallel"))

@@ -1,4 +1,8 @@
-"""An engine's weights: the safetensors container, read strictly, nothing between its tensors."""
+"""An engine's weights: safetensors containers, read strictly, nothing between their tensors.
+
+``weights.safetensors`` holds what every rank has. In an engine of several ranks each of
+``weights.0.safetensors`` and so on holds one rank's part of the sharded tensors.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 from specbuild.runtime.engine_dir.claims_check import most_header_bytes
 from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
+from specbuild.runtime.engine_dir.ranks import tensors_in
 from specbuild.runtime.engine_dir.strict_json import parsed
 from specbuild.runtime.errors import EngineFileError
 
@@ -38,17 +43,19 @@ def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
     Names, dtypes and shapes are those of the manifest. Raises EngineFileError.
     """
     data = read_file(directory, manifest, WEIGHTS_FILE)
-    return tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+    return tensors_of(data, tensors_in(manifest, WEIGHTS_FILE), f"{directory}: {WEIGHTS_FILE}")
 
 
-def weight_spans(directory: Path, manifest: Manifest) -> dict[str, tuple[int, int]]:
-    """Where each tensor lies in ``weights.safetensors``: its offset and bytes.
+def weight_spans(
+    directory: Path, manifest: Manifest, file: str = WEIGHTS_FILE
+) -> dict[str, tuple[int, int]]:
+    """Where each tensor lies in a weights file: its offset and bytes.
 
     Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
     EngineFileError.
     """
-    data = mapped_file(directory, manifest, WEIGHTS_FILE)
-    tensors = tensors_of(data, manifest.tensors, f"{directory}: {WEIGHTS_FILE}")
+    data = mapped_file(directory, manifest, file)
+    tensors = tensors_of(data, tensors_in(manifest, file), f"{directory}: {file}")
     start = np.frombuffer(data, np.uint8).ctypes.data
     return {name: (array.ctypes.data - start, array.nbytes) for name, array in tensors.items()}
 

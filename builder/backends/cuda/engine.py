@@ -51,7 +51,7 @@ from specbuild.builder.engine.sizes import EnginePlan, with_limits
 from specbuild.builder.engine.writer import json_bytes
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
-from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported
+from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported, parameter_bytes
 from specbuild.runtime.cache.layout import layouts
 from specbuild.runtime.engine_dir.features import stored_keys
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -180,7 +180,7 @@ def check_arguments(where: str, lowerings: Iterable[Lowering], compiled: Compile
         for launch in lowering.launches:
             entry = compiled.kernels[launch.kernel]
             sizes = _signatures(compiled.files[entry.cubin], entry.cubin)[entry.entry]
-            passed = tuple(4 if isinstance(a, int | float) else 8 for a in launch.arguments)
+            passed = tuple(map(parameter_bytes, launch.arguments))
             if passed != sizes:
                 raise AssertionError(
                     f"{where}: {entry.name} takes parameters of {sizes} bytes, the launch passes "

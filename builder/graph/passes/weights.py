@@ -33,6 +33,8 @@ class Recipe:
 
     ``quantized`` has the codes of a weight that the checkpoint stores quantized. ``stacked`` are
     the recipes whose rows, one after the other, are those of the weight; none for other weights.
+    With ``ranks`` > 1 the weight is sharded: ``shape`` is that of a rank's part, and ``load`` gives
+    the parts of all ranks [ranks, *shape].
     """
 
     shape: tuple[int, ...]
@@ -41,21 +43,26 @@ class Recipe:
     load: Callable[[], torch.Tensor]
     quantized: QuantizedSource | None = None
     stacked: tuple[Recipe, ...] = ()
+    ranks: int = 1
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor."""
+        """Bytes of the tensor, of one rank's part where it is sharded."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def describes(self, other: Recipe) -> bool:
         """Whether another graph's recipe of the same name means the same tensor."""
-        mine = (self.shape, self.dtype, self.sources)
-        return mine == (other.shape, other.dtype, other.sources)
+        mine = (self.shape, self.dtype, self.sources, self.ranks)
+        return mine == (other.shape, other.dtype, other.sources, other.ranks)
 
     def checked(self) -> torch.Tensor:
-        """The tensor; AssertionError where the recipe made another shape or type than it said."""
+        """The tensor, or the parts of all ranks.
+
+        AssertionError where the recipe made another shape or type than it said.
+        """
         tensor = self.load()
-        if (tuple(tensor.shape), tensor.dtype) != (self.shape, self.dtype):
+        shape = self.shape if self.ranks == 1 else (self.ranks, *self.shape)
+        if (tuple(tensor.shape), tensor.dtype) != (shape, self.dtype):
             raise AssertionError(f"{self.sources}: recipe gave {tensor.shape} {tensor.dtype}")
         return tensor
 

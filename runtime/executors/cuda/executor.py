@@ -17,7 +17,7 @@ from specbuild.runtime.executors.cuda.memory import (
     PortPlace,
     Ports,
 )
-from specbuild.runtime.executors.cuda.programs import ProgramRunner
+from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddresses
 from specbuild.runtime.executors.cuda.staging import Fetches, Staging
 from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResult
 
@@ -53,8 +53,9 @@ class CudaExecutor:
             closing.callback(self._staging.close)
             self._fetches = Fetches(gpu, self._stream)
             closing.callback(self._fetches.close)
+            places = RankAddresses(self._memory.addresses)
             self.runner = ProgramRunner(
-                gpu, plan, self._memory.addresses, read_file, self._stream, recorded=recorded
+                gpu, plan, places, read_file, self._stream, recorded=recorded
             )
             closing.callback(self.runner.close)
             load_weights(self._memory.addresses)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specbuild.runtime.engine_dir.plan import FLOAT32, INT32, CompiledKernel, Launch
+from specbuild.runtime.engine_dir.plan import FLOAT32, INT32, RANK, CompiledKernel, Launch
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.executors.cuda.cubin import PARAMETER_BYTES, Signatures, kernel_parameters
 
 ReadFile = Callable[[str], bytes]
-_WORDS = (INT32, FLOAT32)
+_WORDS = (INT32, FLOAT32, RANK)
 
 
 def argument_bytes(arguments: Sequence[Sequence[int]]) -> tuple[int, ...]:

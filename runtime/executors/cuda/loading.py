@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from specbuild.runtime.device import Device
 from specbuild.runtime.engine_dir.files import check_chunk, mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
+from specbuild.runtime.engine_dir.ranks import rank_weights_file
 from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
@@ -48,6 +50,8 @@ def open_executor(
     where a file is damaged.
     """
     plan = read_plan(directory, manifest)
+    if plan.ranks > 1:
+        raise UnsupportedHereError(f"{directory} runs on {plan.ranks} GPUs, one is opened")
     gpu = (open_device or open_gpu)()
 
     def read(name: str) -> bytes:
@@ -58,17 +62,14 @@ def open_executor(
         return bytes(read_file(directory, manifest, name))
 
     def load(addresses: tuple[int, ...]) -> None:
-        pieces = weight_pieces(directory, manifest, plan, addresses)
-        upload = WeightsUpload(
-            gpu,
-            gpu.new_stream(),
-            readers=readers,
-            check=lambda chunk, digest: check_chunk(
-                directory, manifest, WEIGHTS_FILE, chunk, digest
-            ),
-        )
-        if pieces:
-            upload.run(directory / WEIGHTS_FILE, manifest.files[WEIGHTS_FILE], pieces)
+        for name, pieces in weight_pieces(directory, manifest, plan, addresses).items():
+            upload = WeightsUpload(
+                gpu,
+                gpu.new_stream(),
+                readers=readers,
+                check=partial(check_chunk, directory, manifest, name),
+            )
+            upload.run(directory / name, manifest.files[name], pieces)
         _check_draft_offsets(directory, manifest)
 
     try:
@@ -89,22 +90,27 @@ def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:
 
 
 def weight_pieces(
-    directory: Path, manifest: Manifest, plan: Plan, addresses: tuple[int, ...]
-) -> list[Piece]:
-    """Which bytes of ``weights.safetensors`` go to which buffer; EngineFileError if one lacks."""
-    wanted = [i for i, buffer in enumerate(plan.buffers) if buffer.space == "weights"]
-    if not wanted:
-        return []
-    spans = weight_spans(directory, manifest)
-    pieces = []
-    for i in wanted:
-        buffer = plan.buffers[i]
-        offset, size = spans.get(buffer.name, (0, -1))
+    directory: Path, manifest: Manifest, plan: Plan, addresses: Sequence[int], rank: int = 0
+) -> dict[str, list[Piece]]:
+    """Which bytes of which weights file go to which buffer of a rank.
+
+    Raises EngineFileError where a buffer's tensor is missing or has another size.
+    """
+    buffers = [(i, buffer) for i, buffer in enumerate(plan.buffers) if buffer.space == "weights"]
+    spans: dict[str, dict[str, tuple[int, int]]] = {}
+    pieces: dict[str, list[Piece]] = {}
+    for i, buffer in buffers:
+        tensor = manifest.tensors.get(buffer.name)
+        sharded = tensor is not None and tensor.sharded
+        file = rank_weights_file(rank) if sharded else WEIGHTS_FILE
+        if file not in spans:
+            spans[file] = weight_spans(directory, manifest, file)
+        offset, size = spans[file].get(buffer.name, (0, -1))
         if size != buffer.bytes:
             found = "is missing" if size < 0 else f"has {size} bytes"
             raise EngineFileError(
                 f"{directory}: tensor {buffer.name} {found}, the plan wants {buffer.bytes} bytes; "
                 "build the engine again"
             )
-        pieces.append(Piece(offset, size, addresses[i]))
+        pieces.setdefault(file, []).append(Piece(offset, size, addresses[i]))
     return pieces

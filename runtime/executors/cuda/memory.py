@@ -28,25 +28,27 @@ _ITEMS: Mapping[str, np.dtype[np.generic]] = {
 
 @dataclass(frozen=True)
 class Footprint:
-    """Device memory that a plan takes: its buffers by space, padding included."""
+    """Device memory of a rank that a plan takes: its buffers by space, padding included."""
 
     weights: int
     cache: int
     state: int
     arena: int
+    exchange: int = 0
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.cache + self.state + self.arena
+        return self.weights + self.cache + self.state + self.arena + self.exchange
 
 
 def footprint(plan: Plan) -> Footprint:
     """What the plan's buffers take; nothing is allocated."""
-    sizes = {space: 0 for space in ("weights", "cache", "state", "ring", "arena")}
+    sizes = {space: 0 for space in ("weights", "cache", "state", "ring", "arena", "exchange")}
     for buffer in plan.buffers:
         sizes[buffer.space] += _padded(buffer.bytes)
-    return Footprint(sizes["weights"], sizes["cache"], sizes["state"], sizes["arena"])
+    sizes.pop("ring")
+    return Footprint(**sizes)
 
 
 def lack_of_memory(plan: Plan, free_bytes: int) -> str | None:

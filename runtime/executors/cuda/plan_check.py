@@ -63,12 +63,16 @@ def check_draft_offsets(name: str, offsets: np.ndarray, manifest: Manifest) -> N
 
 
 def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
+    if plan.ranks != manifest.ranks:
+        yield f"the plan is for {plan.ranks} ranks, the manifest for {manifest.ranks}"
     caches = _cache_buffers(manifest)
     for buffer in plan.buffers:
         if not 0 <= buffer.bytes < _MOST_BYTES:
             yield f"buffer {buffer.name!r} has {buffer.bytes} bytes"
         if buffer.space == "weights" and buffer.name not in manifest.tensors:
             yield f"buffer {buffer.name!r} is no tensor of the manifest"
+        if buffer.space == "exchange" and plan.ranks == 1:
+            yield f"buffer {buffer.name!r} is written by other ranks, but there are none"
         if buffer.space == "cache" and caches.get(buffer.name) != buffer.bytes:
             yield (
                 f"buffer {buffer.name!r} has {buffer.bytes} bytes, the manifest's cache groups "
@@ -84,7 +88,7 @@ def _buffers(plan: Plan, manifest: Manifest) -> Iterator[str]:
 
 def _cache_buffers(manifest: Manifest) -> dict[str, int]:
     """Bytes of every cache group's pools, and of the block summaries (SpecPV), by buffer."""
-    found = layouts(manifest.cache_groups)
+    found = layouts(manifest.cache_groups, manifest.ranks)
     caches = {layout.name: layout.bytes for layout in found.values()}
     if manifest.specpv is not None:
         layout = found.get(choosing_group(manifest.specpv))

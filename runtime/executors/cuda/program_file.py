@@ -16,7 +16,9 @@ from specbuild.runtime.engine_dir.plan import (
     INT32,
     ITEM_BYTES,
     NULL,
+    PEER,
     POINTER,
+    RANK,
     ZEROED,
     Launch,
     Plan,
@@ -102,6 +104,8 @@ class _Ops:
 
     def __init__(self, program: dict[str, Any], plan: Plan, entry: ProgramEntry) -> None:
         self._bytes = [buffer.bytes for buffer in plan.buffers]
+        self._ranks = plan.ranks
+        self._exchanges = {i for i, b in enumerate(plan.buffers) if b.space == "exchange"}
         self._rows = _rows_at_ports(plan, entry)
         self._zeroed = {i: b.bytes for i, b in enumerate(plan.buffers) if b.name == ZEROED}
         arena = next((i for i, b in enumerate(plan.buffers) if b.space == "arena"), -1)
@@ -126,12 +130,23 @@ class _Ops:
             kind, *values = argument
             if kind == POINTER:
                 held = len(values) == 2 and self._is_zeroed(*values)
+            elif kind == PEER:
+                held = len(values) == 3 and self._is_of_peer(*values, places=places)
+            elif kind == RANK:
+                held = self._ranks > 1 and not values
             else:
                 bound = most if kind == INT32 else _MOST_BITS
                 held = kind in _WORDS and len(values) == 1 and 0 <= values[0] <= bound
             if not held:
                 return False
         return True
+
+    def _is_of_peer(
+        self, distance: int, buffer: int, offset: int, *, places: set[tuple[int, ...]]
+    ) -> bool:
+        """Whether a place on another rank is one that this op has here, for others to write."""
+        is_exchange = buffer in self._exchanges and (POINTER, buffer, offset) in places
+        return is_exchange and 1 <= distance < self._ranks
 
     def _is_zeroed(self, buffer: int, offset: int) -> bool:
         return 0 <= offset < self._zeroed.get(buffer, 0) and offset % _ZEROED_STEP == 0

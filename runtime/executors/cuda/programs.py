@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
     INT32,
+    PEER,
     POINTER,
+    RANK,
     ZEROED,
     CompiledKernel,
     Launch,
@@ -63,14 +66,39 @@ class KernelLibrary:
         return self._waiting[name]
 
 
+@dataclass(frozen=True)
+class RankAddresses:
+    """Where the buffers of a plan lie, as one rank sees them.
+
+    ``own``: on this rank, by buffer. ``peers[k − 1]``: on rank (``rank`` + k) mod ranks.
+    """
+
+    own: Sequence[int]
+    rank: int = 0
+    peers: Sequence[Sequence[int]] = ()
+
+    def packed(self, argument: Sequence[int]) -> int:
+        """A launch argument in 8 bytes; one of 4 bytes is in the first four."""
+        match argument:
+            case (kind, buffer, offset) if kind == POINTER:
+                return self.own[buffer] + offset
+            case (kind, value) if kind in (INT32, FLOAT32):
+                return value & 0xFFFFFFFF
+            case (kind, distance, buffer, offset) if kind == PEER:
+                return self.peers[distance - 1][buffer] + offset
+            case (kind,) if kind == RANK:
+                return self.rank
+        return 0  # a null pointer
+
+
 class PackedProgram:
     """Launches with their arguments in memory as the driver wants them: kept alive here."""
 
     def __init__(
-        self, launches: Sequence[Launch], addresses: Sequence[int], kernels: KernelLibrary
+        self, launches: Sequence[Launch], addresses: RankAddresses, kernels: KernelLibrary
     ) -> None:
         arguments = [argument for launch in launches for argument in launch.arguments]
-        self._values = np.array([_packed(a, addresses) for a in arguments], np.uint64)
+        self._values = np.array([addresses.packed(a) for a in arguments], np.uint64)
         self._pointers = self._values.ctypes.data + 8 * np.arange(len(arguments), dtype=np.uint64)
         self.launches = tuple(self._configured(launches, kernels))
 
@@ -101,7 +129,7 @@ class ProgramRunner:
         self,
         gpu: Gpu,
         plan: Plan,
-        addresses: Sequence[int],
+        addresses: RankAddresses,
         read_file: ReadFile,
         stream: Handle,
         *,
@@ -110,7 +138,8 @@ class ProgramRunner:
         self.gpu = gpu
         self.stream = stream
         self._plan = plan
-        self._addresses = addresses
+        self._places = addresses
+        self._addresses = addresses.own
         self._read_file = read_file
         self._recorded = recorded
         self._recording = gpu.new_stream()
@@ -139,7 +168,7 @@ class ProgramRunner:
         if entry.name not in self._programs:
             launches = self.launches(entry)
             self._kernels.check_arguments(launches, entry.file)
-            self._programs[entry.name] = PackedProgram(launches, self._addresses, self._kernels)
+            self._programs[entry.name] = PackedProgram(launches, self._places, self._kernels)
         return self._programs[entry.name]
 
     def launches(self, entry: ProgramEntry) -> tuple[Launch, ...]:
@@ -177,16 +206,6 @@ class ProgramRunner:
         for graph in self._graphs.values():
             self.gpu.release_graph(graph)
         self._graphs.clear()
-
-
-def _packed(argument: Sequence[int], addresses: Sequence[int]) -> int:
-    """An argument in 8 bytes; one of 4 bytes stands in the first four."""
-    match argument:
-        case (kind, buffer, offset) if kind == POINTER:
-            return addresses[buffer] + offset
-        case (kind, value) if kind in (INT32, FLOAT32):
-            return value & 0xFFFFFFFF
-    return 0  # a null pointer
 
 
 def _quietly(call: Callable[..., object], *arguments: object) -> None:

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
-from specbuild.runtime.executors.cuda.programs import KernelLibrary, PackedProgram
+from specbuild.runtime.executors.cuda.programs import (
+    KernelLibrary,
+    PackedProgram,
+    RankAddresses,
+)
 from specbuild.runtime.executors.tensorrt.plugin_record import PluginRecord, workspace_places
 
 # Places that tensors lay in lately: a context has its own, and uses them again and again.
@@ -68,7 +72,9 @@ class OpLauncher:
             for place, scratch in zip(places, chosen.workspaces, strict=True)
             if scratch.zeroed and scratch.bytes
         )
-        return fills, PackedProgram(chosen.launches, [*tensors, *places], self._kernels)
+        return fills, PackedProgram(
+            chosen.launches, RankAddresses([*tensors, *places]), self._kernels
+        )
 
     def _require_aliases(self, tensors: Sequence[int]) -> None:
         record = self.record

@@ -20,7 +20,7 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.cuda.memory import DeviceMemory
 from specbuild.runtime.executors.cuda.program_file import read_launches
-from specbuild.runtime.executors.cuda.programs import ProgramRunner
+from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddresses
 from specbuild.runtime.measure.graph_timing import (
     profile_program,
     time_between,
@@ -65,7 +65,7 @@ def runner_of(launches: object, seen: list[tuple[int, ...]], count: int = 1) -> 
     plan = small_plan(kernels=KERNELS)
     stream = gpu.new_stream()
     memory = DeviceMemory(gpu, plan, stream)
-    runner = ProgramRunner(gpu, plan, memory.addresses, entries.__getitem__, stream)
+    runner = ProgramRunner(gpu, plan, RankAddresses(memory.addresses), entries.__getitem__, stream)
     runner.entry = dataclasses.replace(ENTRY, launches=count)
     runner.memory = memory
     return runner
@@ -301,7 +301,7 @@ def test_every_run_of_a_profile_begins_with_the_scratch_that_ops_expect() -> Non
     entries |= {"p.json": program_json(launches)}
     stream = gpu.new_stream()
     memory = DeviceMemory(gpu, plan, stream)
-    runner = ProgramRunner(gpu, plan, memory.addresses, entries.__getitem__, stream)
+    runner = ProgramRunner(gpu, plan, RankAddresses(memory.addresses), entries.__getitem__, stream)
     entry = dataclasses.replace(ENTRY, launches=4)
     profile = profile_program(runner, entry, 2)
     assert [p.kernel.partition(":")[2] for p in profile] == ["count", "use"] * 2

@@ -23,7 +23,7 @@ from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.cuda.memory import DeviceMemory, Ports
 from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, check_plan
-from specbuild.runtime.executors.cuda.programs import ProgramRunner
+from specbuild.runtime.executors.cuda.programs import ProgramRunner, RankAddresses
 
 
 def toy() -> tuple[Plan, Manifest]:
@@ -218,7 +218,7 @@ def run_all(plan: Plan, read: Callable[[str], bytes]) -> None:
     stream = gpu.new_stream()
     memory = DeviceMemory(gpu, plan, stream)
     Ports(plan, memory)
-    runner = ProgramRunner(gpu, plan, memory.addresses, read, stream)
+    runner = ProgramRunner(gpu, plan, RankAddresses(memory.addresses), read, stream)
     for entry in {entry.kind: entry for entry in plan.programs}.values():
         runner.start(entry)
         gpu.synchronize(stream)
@@ -258,7 +258,9 @@ def test_the_watched_gpu_sees_what_leaves_its_memory() -> None:
     stream = gpu.new_stream()
     memory = DeviceMemory(gpu, PLAN, stream)
     beyond = np.array(memory.addresses) + (1 << 40)
-    runner = ProgramRunner(gpu, PLAN, beyond.tolist(), lambda n: plan_file(PLAN, n), stream)
+    runner = ProgramRunner(
+        gpu, PLAN, RankAddresses(beyond.tolist()), lambda n: plan_file(PLAN, n), stream
+    )
     runner.start(ENTRY)
     with pytest.raises(AssertionError, match="nobody's"):
         gpu.synchronize(stream)

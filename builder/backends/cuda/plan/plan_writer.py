@@ -15,7 +15,9 @@ from specbuild.plugins_cuda.launches import (
     Kernel,
     Lowering,
     OpLaunch,
+    PeerPointer,
     ProgramPhase,
+    RankNumber,
     Target,
     Unsupported,
 )
@@ -24,7 +26,9 @@ from specbuild.runtime.engine_dir.plan import (
     FLOAT32,
     INT32,
     NULL,
+    PEER,
     POINTER,
+    RANK,
     ZEROED,
     Binding,
     Buffer,
@@ -125,13 +129,16 @@ class PlanWriter:
     weights: Iterable[Tensor]
     caches: Iterable[Tensor]
     ports: Mapping[str, Tensor]
+    exchanges: Iterable[Tensor] = ()
+    ranks: int = 1
     buffers: list[Buffer] = field(init=False)
     kernels: list[Kernel] = field(init=False)
 
     def __post_init__(self) -> None:
         # A port may be a part of another.
         ports = dict.fromkeys(t.storage for t in self.ports.values())
-        storages = [*(t.storage for t in (*self.weights, *self.caches)), *ports]
+        whole = (*self.weights, *self.caches, *self.exchanges)
+        storages = [*(t.storage for t in whole), *ports]
         self.buffers = [Buffer(s.name, s.space, s.bytes) for s in storages]
         zeroed = max((p.zeroed_bytes for p in self.programs), default=0)
         arena = max((p.arena_bytes for p in self.programs), default=0)
@@ -162,6 +169,7 @@ class PlanWriter:
                 for name, t in self.ports.items()
             ),
             programs=tuple(entries),
+            ranks=self.ranks,
         )
 
     def program(self, lowered: LoweredProgram) -> Program:
@@ -235,6 +243,9 @@ class PlanWriter:
         return Binding(buffer, offset, tensor.shape, tensor.info.dtype)
 
     def _argument(self, lowered: LoweredProgram, index: int, argument: Argument) -> tuple[int, ...]:
+        if isinstance(argument, PeerPointer):
+            _, *place = self._argument(lowered, index, argument.name)
+            return (PEER, argument.distance, *place)
         if not isinstance(argument, str):
             return number_argument(argument)
         call = lowered.ir.calls[index]
@@ -247,10 +258,15 @@ class PlanWriter:
         return (NULL,)
 
 
-def number_argument(argument: int | float | None) -> tuple[int, ...]:
-    """A launch argument that is no tensor: an int32, the bits of a float32, or a null pointer."""
+def number_argument(argument: int | float | RankNumber | None) -> tuple[int, ...]:
+    """A launch argument that is no tensor: a number, the rank, or a null pointer.
+
+    Of a float32 it has the bits.
+    """
     if argument is None:
         return (NULL,)
+    if isinstance(argument, RankNumber):
+        return (RANK,)
     if isinstance(argument, float):
         return (FLOAT32, struct.unpack("<I", struct.pack("<f", argument))[0])
     return (INT32, argument)

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled
 from specbuild.builder.backends.cuda.plan.plan_writer import number_argument
 from specbuild.builder.backends.tensorrt.plugins.versions import plugin_version
-from specbuild.plugins_cuda.launches import Argument, Kernel, Lowering, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    PeerPointer,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.runtime.engine_dir.plan import NULL, POINTER, Launch
 from specbuild.runtime.errors import SpecbuildError
@@ -161,6 +167,8 @@ def _tactic(plugin: PluginOp, lowering: Lowering, kernels: Sequence[Kernel]) -> 
 
 
 def _argument(op: OpSpec, buffers: Sequence[str], argument: Argument) -> tuple[int, ...]:
+    if isinstance(argument, PeerPointer):
+        raise AssertionError(f"{op.name} reads the memory of other ranks, which plugins have not")
     if not isinstance(argument, str):
         return number_argument(argument)
     if argument in buffers:
