@@ -20,7 +20,14 @@ import numpy as np
 from content_store import content_store, digest
 
 from specbuild.builder.backends.cuda.compile.source import source_of
-from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, TensorInfo
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    OpLaunch,
+    PeerPointer,
+    RankNumber,
+    TensorInfo,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
 
 EMULATED = Path(__file__).parent / "emulated"
@@ -102,8 +109,10 @@ def run_lowering(
             emulate(launch, memory)
     for name, place in memory.items():
         assert place.untouched(), f"{op.name}: a kernel wrote outside of {name}"
+    arguments = [argument for launch in lowering.launches for argument in launch.arguments]
+    inboxes = {argument.name for argument in arguments if isinstance(argument, PeerPointer)}
     for name, array in inputs.items():
-        if name not in aliased.values():
+        if name not in (*aliased.values(), *inboxes):
             same = memory[name].data == np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             assert same.all(), f"{op.name}: a kernel changed its input {name}"
     for workspace in lowering.workspaces:
@@ -118,7 +127,7 @@ def run_lowering(
 @contextmanager
 def interleaved() -> Iterator[None]:
     """Blocks run in another order, in which those of different sequences take turns."""
-    emulator = _loaded_emulator()
+    emulator = emulator_library()
     emulator.emulation_interleave(1)
     try:
         yield
@@ -130,15 +139,7 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
     """Runs one launch; a name without memory is an absent tensor (a null pointer)."""
     assert launch.shared_bytes <= 227 * 1024, launch
     assert launch.block <= 1024, launch
-    holders: list[Any] = []
-    for argument in launch.arguments:
-        if argument is None or isinstance(argument, str):
-            place = None if argument is None else memory.get(argument)
-            holders.append(ctypes.c_void_p(None if place is None else place.address))
-        elif isinstance(argument, float):
-            holders.append(ctypes.c_float(argument))
-        else:
-            holders.append(ctypes.c_int32(argument))
+    holders = held_arguments(launch, [memory])
     pointers = (ctypes.c_void_p * len(holders))(*[ctypes.addressof(h) for h in holders])
     grid = (ctypes.c_uint * 3)(*launch.grid)
     entry = emulated_entry(launch.kernel)
@@ -151,10 +152,32 @@ def emulate(launch: OpLaunch, memory: Mapping[str, Guarded]) -> None:
     assert (behind == POISON).all(), f"{name} wrote behind its {launch.shared_bytes} shared bytes"
 
 
+def held_arguments(
+    launch: OpLaunch, memories: Sequence[Mapping[str, Guarded]], rank: int = 0
+) -> list[Any]:
+    """A launch's arguments as a kernel of this rank takes them; ``memories`` are all ranks'.
+
+    A lone rank is its own peer.
+    """
+    holders: list[Any] = []
+    for argument in launch.arguments:
+        if argument is None or isinstance(argument, str | PeerPointer):
+            peer = isinstance(argument, PeerPointer)
+            distance, name = (argument.distance, argument.name) if peer else (0, argument)
+            place = memories[(rank + distance) % len(memories)].get(name or "")
+            holders.append(ctypes.c_void_p(None if place is None else place.address))
+        elif isinstance(argument, float):
+            holders.append(ctypes.c_float(argument))
+        else:
+            number = rank if isinstance(argument, RankNumber) else argument
+            holders.append(ctypes.c_int32(number))
+    return holders
+
+
 @cache
 def _shared_memory() -> np.ndarray:
     """Dynamic shared memory as the last block left it; poisoned before each."""
-    place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(_loaded_emulator(), SHARED_SYMBOL)
+    place = (ctypes.c_ubyte * SHARED_BYTES).in_dll(emulator_library(), SHARED_SYMBOL)
     return np.frombuffer(place, np.uint8)
 
 
@@ -166,7 +189,7 @@ def staged_before_the_wait(launch: OpLaunch, inputs: Arrays) -> Iterator[np.ndar
 
     ``inputs`` are all that it reads until then; everything else is absent.
     """
-    emulator = _loaded_emulator()
+    emulator = emulator_library()
     memory = {name: guarded(array) for name, array in inputs.items()}
     x, y, z = launch.grid
     for block in np.ndindex(z, y, x):
@@ -185,7 +208,7 @@ def _hold_back(name: str, run: Callable[[], int], memory: Mapping[str, Guarded])
     They may still be reading what stands there: a scratch buffer has other uses before.
     """
     before = {key: place.data.copy() for key, place in memory.items()}
-    emulator = _loaded_emulator()
+    emulator = emulator_library()
     emulator.emulation_stop_at_wait(1)
     try:
         run()
@@ -218,7 +241,7 @@ def _emulator() -> Path:
 
     Kernels find it by its name among the loaded libraries, wherever the store is.
     """
-    sources, key = (EMULATED / "emulator.cpp", EMULATED / "wgmma.cpp"), _emulator_digest()
+    sources, key = sorted(EMULATED.glob("*.cpp")), _emulator_digest()
     name = f"emulator-{key}.so"
 
     def compiled(entry: Path) -> None:
@@ -230,7 +253,7 @@ def _emulator() -> Path:
     return library
 
 
-def _loaded_emulator() -> ctypes.CDLL:
+def emulator_library() -> ctypes.CDLL:
     """The copy that kernels find: the first of its name, although the store may have changed."""
     return _LOADED[_emulator().name]
 
@@ -260,6 +283,11 @@ def kernel_key(kernel: Kernel) -> str:
 @cache
 def compiled_entry(kernel: Kernel) -> Any:
     """The function that runs the kernel, from the store where it has been compiled before."""
+    return ctypes.CDLL(str(compiled_path(kernel))).run_kernel
+
+
+def compiled_path(kernel: Kernel) -> Path:
+    """The library of the kernel."""
     source = source_of(kernel)
     text = (
         f'#include "{source.path}"\n'
@@ -277,8 +305,7 @@ def compiled_entry(kernel: Kernel) -> Any:
         include = ["-include", str(_precompiled())]
         _compile([path], entry / "kernel.so", *KERNEL_FLAGS, *source.definitions(), *include, *link)
 
-    library = content_store().made("kernels", kernel_key(kernel), compiled) / "kernel.so"
-    return ctypes.CDLL(str(library)).run_kernel
+    return content_store().made("kernels", kernel_key(kernel), compiled) / "kernel.so"
 
 
 def _compile(sources: Sequence[Path], made: Path, *arguments: str) -> None:

@@ -12,6 +12,8 @@ _ENTRY = re.compile(r'extern\s+"C"\s+__global__\s+void[^(]*?(\w+)\s*\(([^)]*)\)\
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _BOUNDS = re.compile(r"__launch_bounds__\s*\([^)]*\)")
 _WORKSPACE = "workspace"
+# A tensor in the memory of the rank that is so much further.
+_ON_PEER = re.compile(r"_on_\d$")
 PREFILL = "prefill"
 # Sources of kernels that several ops launch, by where they stand.
 SHARED = {"linear/normed_tokens.cu": ("RmsQkvRope", "RmsSwiglu", "RmsHead")}
@@ -28,12 +30,12 @@ def entry_points(source: str) -> dict[str, tuple[str, ...]]:
 
 
 def tensor_parameters(source: str) -> dict[str, tuple[str, ...]]:
-    """The pointer parameters alone: those that name tensors."""
+    """The pointer parameters alone: those that name tensors, whichever rank's they are."""
     plain = _BOUNDS.sub("", _COMMENT.sub("", source))
     found = {}
     for name, parameters in _ENTRY.findall(plain):
         pointers = [part for part in parameters.split(",") if "*" in part]
-        found[name] = tuple(re.findall(r"\w+", part)[-1] for part in pointers)
+        found[name] = tuple(_ON_PEER.sub("", re.findall(r"\w+", part)[-1]) for part in pointers)
     return found
 
 

@@ -131,12 +131,12 @@ def test_another_store_loads_no_second_emulator(
     plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels find the first one, so what tests tell an emulator must reach that one."""
-    loaded = emulation._loaded_emulator()
+    loaded = emulation.emulator_library()
     store = ContentStore(tmp_path / "other")
     monkeypatch.setattr(content_store, "_STORES", [store])
     _forget()
     assert emulation._emulator().is_relative_to(tmp_path / "other")
-    assert emulation._loaded_emulator() is loaded
+    assert emulation.emulator_library() is loaded
     store.close()
 
 

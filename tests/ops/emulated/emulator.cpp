@@ -3,11 +3,9 @@
 //
 // Barriers and warp collectives are real: a thread that arrives yields until the others have. A
 // block whose threads all wait for nothing that can still happen is reported as a deadlock.
-#include "cuda_emulation.h"
+#include "emulator.h"
 
 #include <cstdio>
-#include <map>
-#include <vector>
 
 uint3 threadIdx, blockIdx, blockDim, gridDim;
 
@@ -41,6 +39,13 @@ namespace emulation {
 
 alignas(1024) unsigned char shared[kSharedBytes];
 unsigned current = 0;
+std::vector<Fiber> fibers;
+std::vector<Warp> warps;
+Barrier named[16];
+std::map<void*, MbarrierState> mbarriers;
+int alive_threads = 0, counted = 0;
+unsigned long progress = 0;
+Grid grid;
 
 namespace {
 
@@ -48,43 +53,7 @@ constexpr size_t kStackBytes = 64 << 10;
 // Stacks begin at other places of their pages: else all of them want the same lines of the caches.
 constexpr size_t kColours = 64, kColourBytes = 192;
 
-struct Fiber {
-  void* stack_pointer = nullptr;
-  // While it waits: what must become another number before it runs again.
-  const unsigned* waits_for = nullptr;
-  unsigned waits_until_not = 0;
-  bool done = false;
-  std::vector<unsigned char> stack;
-
-  bool waits() const { return waits_for != nullptr && *waits_for == waits_until_not; }
-};
-
-struct Barrier {
-  int arrived = 0;
-  unsigned generation = 0;
-};
-
-struct Warp {
-  Barrier barrier;
-  Slot values[2][32];
-  unsigned alive = 0;
-};
-
-struct MbarrierState {
-  int expected = 0, pending = 0;
-  int64_t bytes = 0;
-  unsigned phase = 0;
-};
-
-std::vector<Fiber> fibers;
-std::vector<Warp> warps;
-Barrier named[16];
-std::map<void*, MbarrierState> mbarriers;
-int alive_threads = 0;
-unsigned long progress = 0;
 void* scheduler_stack = nullptr;
-void (*body)(void*) = nullptr;
-void* body_argument = nullptr;
 bool stops_at_wait = false;
 bool interleaves = false;
 unsigned stopped_block[3] = {0, 0, 0};
@@ -112,6 +81,8 @@ void release(Barrier& barrier, int threads) {
   ++barrier.generation;
 }
 
+}  // namespace
+
 [[noreturn]] void leave() {
   Warp& warp = warps[current / 32];
   fibers[current].done = true;
@@ -123,8 +94,10 @@ void release(Barrier& barrier, int threads) {
   for (;;) yield();
 }
 
+namespace {
+
 void fiber_main() {
-  body(body_argument);
+  grid.body(grid.argument);
   leave();
 }
 
@@ -160,8 +133,13 @@ void settle(MbarrierState& state) {
   }
 }
 
-// 0, or 1 where the block can make no progress any more.
-int run_block(unsigned threads) {
+}  // namespace
+
+void begin_block(uint3 place) {
+  const unsigned threads = grid.block;
+  gridDim = {grid.size[0], grid.size[1], grid.size[2]};
+  blockDim = {threads, 1, 1};
+  blockIdx = place;
   std::memset(shared, 0xFF, kSharedBytes);
   fibers.resize(threads);
   warps.assign((threads + 31) / 32, Warp{});
@@ -172,13 +150,24 @@ int run_block(unsigned threads) {
     start(fibers[i], i);
     warps[i / 32].alive |= 1u << (i % 32);
   }
+}
+
+void sweep() {
+  for (current = 0; current < grid.block; ++current) {
+    if (fibers[current].done || fibers[current].waits()) continue;
+    threadIdx = {current, 0, 0};
+    emulation_switch(&scheduler_stack, fibers[current].stack_pointer);
+  }
+}
+
+namespace {
+
+// 0, or 1 where the block can make no progress any more.
+int run_block(uint3 place) {
+  begin_block(place);
   while (alive_threads > 0) {
     const unsigned long before = progress;
-    for (current = 0; current < threads; ++current) {
-      if (fibers[current].done || fibers[current].waits()) continue;
-      threadIdx = {current, 0, 0};
-      emulation_switch(&scheduler_stack, fibers[current].stack_pointer);
-    }
+    sweep();
     if (progress == before) return 1;
   }
   return 0;
@@ -198,26 +187,21 @@ const Slot* exchange(const void* mine, size_t bytes) {
   return slots;
 }
 
-int run_grid(void (*thread)(void*), void* argument, const unsigned* grid, unsigned block) {
-  body = thread;
-  body_argument = argument;
-  gridDim = {grid[0], grid[1], grid[2]};
-  blockDim = {block, 1, 1};
+int run_grid(void (*body)(void*), void* argument, const unsigned* size, unsigned block) {
+  const Grid launched{body, argument, {size[0], size[1], size[2]}, block};
+  if (collects(launched)) return 0;
+  grid = launched;
   if (stops_at_wait) {
     // Threads may wait for others that have stopped.
-    blockIdx = {stopped_block[0], stopped_block[1], stopped_block[2]};
-    run_block(block);
+    run_block({stopped_block[0], stopped_block[1], stopped_block[2]});
     return 0;
   }
-  const unsigned blocks = grid[0] * grid[1] * grid[2];
+  const unsigned blocks = size[0] * size[1] * size[2];
   for (unsigned i = 0; i < blocks; ++i) {
-    if (interleaves) {
-      const unsigned last = blocks - 1 - i;
-      blockIdx = {last / grid[2] / grid[1], last / grid[2] % grid[1], last % grid[2]};
-    } else {
-      blockIdx = {i % grid[0], i / grid[0] % grid[1], i / grid[0] / grid[1]};
-    }
-    if (run_block(block)) return 1;
+    const unsigned last = blocks - 1 - i;
+    const uint3 interleaved{last / size[2] / size[1], last / size[2] % size[1], last % size[2]};
+    const uint3 in_order{i % size[0], i / size[0] % size[1], i / size[0] / size[1]};
+    if (run_block(interleaves ? interleaved : in_order)) return 1;
   }
   return 0;
 }
@@ -254,7 +238,7 @@ unsigned __ballot_sync(unsigned, bool predicate) {
   return bits;
 }
 int __syncthreads_count(int predicate) {
-  static int count;
+  int& count = emulation::counted;
   if (emulation::current == 0) count = 0;
   __syncthreads();
   if (predicate) ++count;
