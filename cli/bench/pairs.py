@@ -20,7 +20,6 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
 _PLAIN = DraftSetting(None)
-RANDOM_TOKENS = "random tokens"  # the set of an engine whose text nobody gave
 _RANDOM_PROMPT_LENGTHS = (16, 32, 64, 128)
 
 
@@ -127,7 +126,7 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
         )
         for length in lengths
     )
-    return PromptSet(RANDOM_TOKENS, prompts)
+    return PromptSet("random tokens", prompts)
 
 
 def measure(

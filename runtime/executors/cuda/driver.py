@@ -78,6 +78,28 @@ class DriverGpu:
         """Makes the context current in the calling thread."""
         self._call("choosing the GPU", self._driver.cuCtxSetCurrent, self._context)
 
+    def reaches(self, peer: DriverGpu) -> bool:
+        """Whether this GPU's kernels can be let address the memory of another one."""
+        ask = self._driver.cuDeviceCanAccessPeer
+        return bool(self._call("asking for peers", ask, self._device, peer.device))
+
+    def reach(self, peer: DriverGpu) -> None:
+        """Lets this GPU's kernels address the memory of another one, by its addresses."""
+        self.use()
+        (status,) = self._driver.cuCtxEnablePeerAccess(peer.context, 0)
+        if status != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:
+            self._check("reaching another GPU's memory", status)
+
+    @property
+    def device(self) -> Any:
+        """The driver's handle of the GPU."""
+        return self._device
+
+    @property
+    def context(self) -> Any:
+        """The driver's handle of the GPU's primary context."""
+        return self._context
+
     def free_bytes(self) -> int:
         """Device memory that is not in use."""
         free, _ = self._call("asking for free memory", self._driver.cuMemGetInfo)
