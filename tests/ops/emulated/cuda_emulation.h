@@ -152,6 +152,7 @@ float exp2f(float) noexcept;
 double exp2(double) noexcept;
 float logf(float) noexcept;
 double log(double) noexcept;
+float log1pf(float) noexcept;
 float log2f(float) noexcept;
 double log2(double) noexcept;
 float sqrtf(float) noexcept;

@@ -1,0 +1,135 @@
+"""Times LazyGatedDelta at the sizes of Qwen3.5-27B and 35B-A3B, as launches of a CUDA graph.
+
+    python benchmarks/gated_delta.py [--json FILE]
+
+Each launch of a graph has pools of its own, as layers have, so that states come from memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from specbuild.builder.backends.cuda.compile.nvrtc import Compiler
+from specbuild.builder.backends.cuda.tuning.op_runner import OpRunner
+from specbuild.plugins_cuda.launches import LoweringRequest, Target, TensorInfo
+from specbuild.plugins_cuda.lazy_gated_delta.op import OP
+
+VALUE_HEADS = {"27B": 48, "35B-A3B": 32}
+KEY_HEADS, WIDTH, TAPS, NODES = 16, 128, 4, 8
+POOLS = ("tail_pool", "state_pool", "factor_pool")
+# Pools of so many bytes do not stay in the L2 cache.
+POOL_BYTES = 256 << 20
+Shapes = dict[str, tuple[tuple[int, ...], str]]
+
+
+def shapes_of(value_heads: int, batch: int, rows: int) -> Shapes:
+    """Shape and type of every tensor of a launch."""
+    keys, values = KEY_HEADS * WIDTH, value_heads * WIDTH
+    channels, total = 2 * keys + values, batch * rows
+    return {
+        "rows": ((total, channels + values + 2 * value_heads), "bfloat16"),
+        "conv_weight": ((channels, 1, TAPS), "bfloat16"),
+        "decay_scale": ((value_heads,), "float32"),
+        "dt_bias": ((value_heads,), "float32"),
+        "norm": ((WIDTH,), "bfloat16"),
+        "positions": ((total,), "int32"),
+        "row_start": ((batch + 1,), "int32"),
+        "ancestor_bits": ((total, 1), "int32"),
+        "state_slot": ((batch,), "int32"),
+        "replay_path": ((batch, NODES), "int32"),
+        "replay_count": ((batch,), "int32"),
+        "tail_pool": ((batch, TAPS - 1 + NODES, channels), "bfloat16"),
+        "state_pool": ((batch, value_heads, WIDTH, WIDTH), "float32"),
+        "factor_pool": ((batch, NODES, values + keys + value_heads), "float32"),
+        "output": ((total, values), "bfloat16"),
+    }
+
+
+def data_of(
+    shapes: Shapes, batch: int, rows: int, committed: int, *, is_prompt: bool
+) -> dict[str, np.ndarray]:
+    """Chains after one another; random numbers elsewhere, small enough to stay finite."""
+    drawn = np.random.default_rng(0)
+    total = batch * rows
+    chains = np.tile((2 << np.arange(rows % 32)) - 1, batch)[:, None] if not is_prompt else None
+    arrays = {
+        "positions": np.arange(total) if is_prompt else np.full(total, 5),
+        "row_start": np.arange(batch + 1) * rows,
+        "ancestor_bits": np.zeros((total, 1)) if chains is None else chains,
+        "state_slot": np.arange(batch),
+        "replay_path": np.tile(np.arange(NODES), (batch, 1)),
+        "replay_count": np.full(batch, committed),
+    }
+    found = {name: array.astype(np.int32) for name, array in arrays.items()}
+    for name, (shape, dtype) in shapes.items():
+        if name not in found and name != "output":
+            values = drawn.standard_normal(shape, np.float32) * 0.1
+            values = -abs(values) if name == "decay_scale" else values
+            is_half = dtype == "bfloat16"
+            found[name] = (values.view(np.uint32) >> 16).astype(np.uint16) if is_half else values
+    return found
+
+
+def time_us(
+    runner: OpRunner,
+    value_heads: int,
+    batch: int,
+    rows: int,
+    committed: int,
+    *,
+    is_prompt: bool = False,
+) -> float:
+    """Microseconds of a launch; the first ``committed`` rows of the last one are replayed."""
+    shapes = shapes_of(value_heads, batch, rows)
+    tensors = {name: TensorInfo(*shape) for name, shape in shapes.items()}
+    attributes = {"key_heads": KEY_HEADS, "eps": 1e-6, "stores": int(is_prompt)}
+    assert OP.lower is not None
+    lowering = OP.lower(LoweringRequest(tensors, attributes, "decode", Target()))
+    data = data_of(shapes, batch, rows, committed, is_prompt=is_prompt)
+    size = sum(tensors[name].nbytes for name in POOLS)
+    copies = min(max(2, -(-POOL_BYTES // size)), 48)
+    shared = {n: runner.allocate(i.nbytes) for n, i in tensors.items() if n not in POOLS}
+    for workspace in lowering.workspaces:
+        shared[workspace.name] = runner.allocate(workspace.nbytes)
+        runner.upload(shared[workspace.name], np.zeros(workspace.nbytes, np.uint8))
+    pools = [{n: runner.allocate(tensors[n].nbytes) for n in POOLS} for _ in range(copies)]
+    for name, array in data.items():
+        for place in [shared] if name in shared else pools:
+            runner.upload(place[name], array)
+    seconds = runner.time_s([(lowering, shared | each) for each in pools])
+    for pointer in (*shared.values(), *(p for each in pools for p in each.values())):
+        runner.free(pointer)
+    return seconds / copies * 1e6
+
+
+def main() -> None:
+    """Print a table, and write it as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    runner = OpRunner(Compiler("sm_90a"))
+    found = []
+    print(f"{runner.device_name}\nmodel     batch  rows  committed       µs  state GB/s")
+    for (model, heads), batch, rows in product(VALUE_HEADS.items(), (1, 4, 16, 64), (1, 2, 4, 8)):
+        committed = min(rows, 3)
+        us = time_us(runner, heads, batch, rows, committed)
+        speed = 8e-3 * batch * heads * WIDTH * WIDTH / us
+        found.append(
+            {"model": model, "batch": batch, "rows": rows, "committed": committed, "us": us}
+        )
+        print(f"{model:9} {batch:5} {rows:5} {committed:10} {us:8.2f} {speed:11.0f}", flush=True)
+    for model, heads in VALUE_HEADS.items():
+        us = time_us(runner, heads, 1, 2048, 0, is_prompt=True)
+        found.append({"model": model, "batch": 1, "rows": 2048, "prompt": True, "us": us})
+        print(f"{model:9} prompt of 2048 rows {us:10.1f}", flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()

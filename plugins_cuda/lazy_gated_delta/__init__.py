@@ -1,0 +1,1 @@
+"""GatedDelta with its gated norm, whose states the next launch commits, for CUDA engines."""

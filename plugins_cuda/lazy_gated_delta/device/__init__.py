@@ -1,0 +1,1 @@
+"""Headers of LazyGatedDelta's kernel."""

@@ -1,0 +1,11 @@
+// What the kernel is specialised by: the struct ``Config``, which the lowering writes (CONFIG).
+//
+//   kKeyHeads, kValueHeads, kKeyWidth, kValueWidth, kChannels, kTaps, kRowWidth   the layer's sizes
+//   kNodes             rows whose factors a slot keeps
+//   kHeld, kWords      rows in shared memory at once, words of a row's ancestors
+//   kPath              entries of a path that is replayed
+//   kStores, kIsTree   whether the launch commits its rows; whether they may be no chain
+//   kEps, kSharedBytes
+#pragma once
+
+CONFIG

@@ -1,0 +1,327 @@
+// LazyGatedDelta: convolution, gates, the delta rule and its gated norm in one launch.
+//
+//   rows           bf16 [T, ROW_WIDTH], in: CHANNELS of q, k and v, the gate [Hv·Dv], β, decay [Hv]
+//   conv_weight    bf16 [CHANNELS, 1, TAPS], in, constant
+//   decay_scale    f32  [Hv], in, constant, as dt_bias is
+//   norm           bf16 [Dv], in, constant
+//   positions      i32  [T], in
+//   row_start      i32  [B + 1], in
+//   ancestor_bits  i32  [T, WORDS], in
+//   state_slot     i32  [B], in, as replay_count is
+//   replay_path    i32  [B, PATH], in
+//   tail_pool      bf16 [slots, TAPS − 1 + NODES, CHANNELS], in and out
+//   state_pool     f32  [slots, Hv, Dk, Dv], in and out
+//   factor_pool    f32  [slots, NODES, Hv·Dv + Hk·Dk + Hv], in and out: δ, k, e^g
+//   output         bf16 [T, Hv·Dv], out
+//   workspace_arrived  i32 [B, Hk], zeros before and after
+//
+// Grid (value heads, sequences). A CTA holds the state of its head in registers: a warp 8 columns,
+// a lane a quarter of a column. It reads and writes the state once: 128 KB for heads of 128, 6.3 MB
+// for the 48 heads of a layer of 27B, 1.4 µs at 4.53 TB/s. Rows follow one another without a
+// barrier, since columns do not depend on each other.
+//
+// What the value heads of a key head share, the last of their CTAs writes, when all have read it.
+//
+// A row and its replay change the state by the same two operations (decayed, added), so that the
+// state after replayed rows has the bits of the rows themselves.
+#include "../_device/arrival.cuh"
+#include "../_device/normed_rows.cuh"
+#include "../_device/ptx_load.cuh"
+#include "device/column.cuh"
+
+namespace {
+
+constexpr int kKeys = Config::kKeyHeads * kKeyWidth, kValues = Config::kValueHeads * kValueWidth;
+constexpr int kChannels = Config::kChannels, kMixed = 2 * kKeyWidth + kValueWidth;
+constexpr int kSharers = Config::kValueHeads / Config::kKeyHeads;
+constexpr int kTail = Config::kTaps - 1, kWindow = kTail + Config::kNodes;
+constexpr int kFactors = kValues + kKeys + Config::kValueHeads;
+constexpr bool kStores = Config::kStores != 0;
+constexpr float kUnitEps = 1e-6f;
+static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
+
+// Shared memory, in words of 4 bytes.
+struct Held {
+  float* q;       // [HELD][kKeyStride]
+  float* k;       // [HELD][kKeyStride]
+  float* v;       // [HELD][kValueWidth]
+  float* change;  // [HELD][kValueWidth]: δ
+  float* mixed;   // [HELD][kValueWidth]: outputs
+  float* decay;   // [HELD]: e^g
+  float* beta;    // [HELD]
+  float* window;  // [kTail][kMixed]: inputs before the launch's rows
+  int* source;    // [HELD][kTail]: a row's inputs: ≥ 0 a row, < 0 of the window, −1 its last
+  int* bits;      // [HELD][WORDS]
+  int* entry;     // [kTail]: where the window comes from
+  volatile int* last;
+
+  __device__ explicit Held(float* shared) {
+    constexpr int rows = Config::kHeld;
+    q = shared;
+    k = q + rows * kKeyStride;
+    v = k + rows * kKeyStride;
+    change = v + rows * kValueWidth;
+    mixed = change + rows * kValueWidth;
+    decay = mixed + rows * kValueWidth;
+    beta = decay + rows;
+    window = beta + rows;
+    source = reinterpret_cast<int*>(window + kTail * kMixed);
+    bits = source + rows * kTail;
+    entry = bits + rows * Config::kWords;
+    last = entry + kTail;
+  }
+};
+static_assert(4 * (Config::kHeld * (2 * kKeyStride + 3 * kValueWidth + 2) + kTail * kMixed +
+                   Config::kHeld * (kTail + Config::kWords) + kTail + 1) ==
+                  Config::kSharedBytes,
+              "as the launch says");
+
+// Where element i of a key is in a row of Held::q and Held::k.
+__device__ __forceinline__ int key_place(int i) {
+  return i / kLaneRows * kGroupStride + i % kLaneRows;
+}
+
+// The channel of element i of a CTA's convolved inputs: its key head's query and key, its values.
+__device__ __forceinline__ int channel_of(int i, int head) {
+  const int key_head = head / kSharers;
+  if (i < kKeyWidth) return key_head * kKeyWidth + i;
+  if (i < 2 * kKeyWidth) return kKeys + key_head * kKeyWidth + i - kKeyWidth;
+  return 2 * kKeys + head * kValueWidth + i - 2 * kKeyWidth;
+}
+
+__device__ __forceinline__ float silu(float x) {
+  return x / (1.0f + expf(-x));
+}
+
+__device__ __forceinline__ float rounded(float x) {
+  return bf16_to_float(float_to_bf16(x));
+}
+
+// The last node before `node` among its ancestors, −1 of the root.
+__device__ __forceinline__ int ancestor_before(const int* bits, int node) {
+  for (int word = (node - 1) / 32; node > 0 && word >= 0; --word) {
+    unsigned set = static_cast<unsigned>(bits[word]);
+    if (word == (node - 1) / 32) set &= 0xFFFFFFFFu >> (31 - (node - 1) % 32);
+    if (set != 0) return 32 * word + 31 - __clz(static_cast<int>(set));
+  }
+  return -1;
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads)
+    lazy_gated_delta(const uint16_t* rows, const uint16_t* conv_weight, const float* decay_scale,
+                     const float* dt_bias, const uint16_t* norm, const int* positions,
+                     const int* row_start, const int* ancestor_bits, const int* state_slot,
+                     const int* replay_path, const int* replay_count, uint16_t* tail_pool,
+                     float* state_pool, float* factor_pool, uint16_t* output,
+                     int* workspace_arrived) {
+  DYNAMIC_SHARED(float, shared);
+  pdl_launch_dependents();
+  pdl_wait();
+  const int head = blockIdx.x, b = blockIdx.y, key_head = head / kSharers;
+  const int first = load_l2_int(row_start + b), count = load_l2_int(row_start + b + 1) - first;
+  if (count <= 0) return;
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const bool starts = load_l2_int(positions + first) == 0;
+  if (starts && !kStores) {  // padding
+    for (int i = thread; i < count * kValueWidth; i += kThreads) {
+      output[static_cast<int64_t>(first + i / kValueWidth) * kValues + head * kValueWidth +
+             i % kValueWidth] = 0;
+    }
+    return;
+  }
+
+  const Held held(shared);
+  const int64_t slot = load_l2_int(state_slot + b);
+  uint16_t* const tail = tail_pool + slot * kWindow * kChannels;
+  float* const factors = factor_pool + slot * Config::kNodes * kFactors;
+  const int column = warp * kColumns + lane % kColumns, group = lane / kColumns;
+  float* const state =
+      state_pool +
+      ((slot * Config::kValueHeads + head) * kKeyWidth + group * kLaneRows) * kValueWidth + column;
+  const int replayed = starts ? 0 : min(load_l2_int(replay_count + b), Config::kPath);
+  const auto node_of = [&](int i) {
+    const int node = load_l2_int(replay_path + b * Config::kPath + i);
+    return min(max(node, 0), Config::kNodes - 1);
+  };
+  Column s;
+  if (starts) {
+    s.clear();
+  } else {
+    s.load(state);
+  }
+
+  // The accepted rows of the last step, and the inputs in front of this launch's rows.
+  if (thread < kTail) {
+    const int place = replayed + thread;
+    held.entry[thread] = place < kTail ? place : kTail + node_of(place - kTail);
+  }
+  for (int i = thread; i < replayed * kKeyWidth; i += kThreads) {
+    const int64_t node = node_of(i / kKeyWidth);
+    held.k[i / kKeyWidth * kKeyStride + key_place(i % kKeyWidth)] =
+        load_l2_float(factors + node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth);
+  }
+  for (int i = thread; i < replayed * kValueWidth; i += kThreads) {
+    const int64_t node = node_of(i / kValueWidth);
+    held.change[i] =
+        load_l2_float(factors + node * kFactors + head * kValueWidth + i % kValueWidth);
+  }
+  for (int i = thread; i < replayed; i += kThreads) {
+    const int64_t node = node_of(i);
+    held.decay[i] = load_l2_float(factors + node * kFactors + kValues + kKeys + head);
+  }
+  __syncthreads();
+  for (int i = thread; i < kTail * kMixed; i += kThreads) {
+    const int64_t entry = held.entry[i / kMixed];
+    held.window[i] =
+        starts
+            ? 0.0f
+            : bf16_to_float(load_l2_bf16(tail + entry * kChannels + channel_of(i % kMixed, head)));
+  }
+#pragma unroll 1
+  for (int i = 0; i < replayed; ++i) {
+    s.replay(held.k + i * kKeyStride + group * kGroupStride, held.decay[i],
+             held.change[i * kValueWidth + column]);
+  }
+  if (!kStores && replayed > 0) s.store(state);
+
+  const auto input_of = [&](int source, int i) {
+    if (source < 0) return held.window[(kTail + source) * kMixed + i];
+    const int64_t row = first + source;
+    return bf16_to_float(load_l2_bf16(rows + row * Config::kRowWidth + channel_of(i, head)));
+  };
+
+#pragma unroll 1
+  for (int base = 0; base < count; base += Config::kHeld) {
+    const int live = min(Config::kHeld, count - base);
+    __syncthreads();
+    if constexpr (Config::kIsTree != 0) {
+      for (int i = thread; i < live * Config::kWords; i += kThreads)
+        held.bits[i] = load_l2_int(ancestor_bits + first * Config::kWords + i);
+      __syncthreads();
+    }
+    for (int r = thread; r < live; r += kThreads) {
+      int before = base + r;
+#pragma unroll
+      for (int i = kTail - 1; i >= 0; --i) {
+        const bool follows = Config::kIsTree == 0 || before <= 0;
+        before = follows ? before - 1 : ancestor_before(held.bits + r * Config::kWords, before);
+        held.source[r * kTail + i] = before;
+      }
+      const int64_t row = first + base + r;
+      const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + kValues + head;
+      const float logit = bf16_to_float(load_l2_bf16(gates));
+      const float step = bf16_to_float(load_l2_bf16(gates + Config::kValueHeads)) + dt_bias[head];
+      const float soft = step > 20.0f ? step : log1pf(expf(step));
+      held.beta[r] = rounded(1.0f / (1.0f + expf(-logit)));
+      held.decay[r] = expf(decay_scale[head] * soft);
+    }
+    __syncthreads();
+    for (int i = thread; i < kMixed; i += kThreads) {
+      const int channel = channel_of(i, head);
+      float weight[Config::kTaps];
+#pragma unroll
+      for (int tap = 0; tap < Config::kTaps; ++tap)
+        weight[tap] = bf16_to_float(conv_weight[channel * Config::kTaps + tap]);
+#pragma unroll 4
+      for (int r = 0; r < live; ++r) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int tap = 0; tap < kTail; ++tap)
+          sum = __fmaf_rn(weight[tap], input_of(held.source[r * kTail + tap], i), sum);
+        sum = __fmaf_rn(weight[kTail], input_of(base + r, i), sum);
+        const float value = rounded(silu(rounded(sum)));
+        if (i < kKeyWidth) {
+          held.q[r * kKeyStride + key_place(i)] = value;
+        } else if (i < 2 * kKeyWidth) {
+          held.k[r * kKeyStride + key_place(i - kKeyWidth)] = value;
+        } else {
+          held.v[r * kValueWidth + i - 2 * kKeyWidth] = value;
+        }
+      }
+    }
+    __syncthreads();
+    for (int item = warp; item < 2 * live; item += kWarps) {
+      float* const vector = (item % 2 ? held.k : held.q) + item / 2 * kKeyStride;
+      float sum = 0.0f;
+      for (int i = lane; i < kKeyWidth; i += 32) {
+        const float value = vector[key_place(i)];
+        sum = __fmaf_rn(value, value, sum);
+      }
+      float scale = rsqrtf(warp_sum(sum) + kUnitEps);
+      if (item % 2 == 0) scale *= rsqrtf(static_cast<float>(kKeyWidth));
+      for (int i = lane; i < kKeyWidth; i += 32) vector[key_place(i)] *= scale;
+    }
+    __syncthreads();
+
+#pragma unroll 1
+    for (int r = 0; r < live; ++r) {
+      if constexpr (Config::kIsTree != 0) {
+        if (held.source[r * kTail + kTail - 1] != r - 1) {
+          // Another branch: from the committed state along its ancestors.
+          const int* const bits = held.bits + r * Config::kWords;
+          s.load(state);
+          for (int i = 0; i < r; ++i) {
+            if (!(static_cast<unsigned>(bits[i / 32]) >> i % 32 & 1)) continue;
+            s.replay(held.k + i * kKeyStride + group * kGroupStride, held.decay[i],
+                     held.change[i * kValueWidth + column]);
+          }
+        }
+      }
+      const int place = r * kKeyStride + group * kGroupStride;
+      float change;
+      const float mixed =
+          s.advance(held.q + place, held.k + place, held.v[r * kValueWidth + column], held.decay[r],
+                    held.beta[r], change);
+      if (group == 0) {
+        held.change[r * kValueWidth + column] = change;
+        held.mixed[r * kValueWidth + column] = rounded(mixed);
+      }
+      __syncwarp();
+    }
+    __syncthreads();
+
+    for (int r = warp; r < live; r += kWarps) {
+      const int64_t row = first + base + r;
+      const float* const mixed = held.mixed + r * kValueWidth;
+      float sum = 0.0f;
+      for (int i = lane; i < kValueWidth; i += 32) sum = __fmaf_rn(mixed[i], mixed[i], sum);
+      const float scale = rsqrtf(warp_sum(sum) / kValueWidth + static_cast<float>(Config::kEps));
+      const uint16_t* const gates = rows + row * Config::kRowWidth + kChannels + head * kValueWidth;
+      for (int i = lane; i < kValueWidth; i += 32) {
+        const float normed = rounded(rounded(mixed[i] * scale) * bf16_to_float(norm[i]));
+        const float gate = bf16_to_float(load_l2_bf16(gates + i));
+        output[row * kValues + head * kValueWidth + i] = float_to_bf16(normed * silu(gate));
+      }
+    }
+  }
+
+  // What the slot keeps: of all heads their own, then what they share.
+  if (kStores) s.store(state);
+  const int kept = kStores ? 0 : count;
+  const auto keep = [&](int from, int until) {
+    for (int i = thread; i < (kTail + kept) * (until - from); i += kThreads) {
+      const int entry = i / (until - from), element = from + i % (until - from);
+      const int source = entry < kTail ? entry - kTail + (kStores ? count : 0) : entry - kTail;
+      const float value = input_of(source, element);
+      tail[static_cast<int64_t>(entry) * kChannels + channel_of(element, head)] =
+          float_to_bf16(value);
+    }
+  };
+  keep(2 * kKeyWidth, kMixed);
+  for (int i = thread; i < kept * kValueWidth; i += kThreads) {
+    const int64_t node = i / kValueWidth;
+    factors[node * kFactors + head * kValueWidth + i % kValueWidth] = held.change[i];
+  }
+  for (int i = thread; i < kept; i += kThreads)
+    factors[static_cast<int64_t>(i) * kFactors + kValues + kKeys + head] = held.decay[i];
+  if (!is_last_of(workspace_arrived + b * Config::kKeyHeads + key_head, kSharers, held.last))
+    return;
+  keep(0, 2 * kKeyWidth);
+  for (int i = thread; i < kept * kKeyWidth; i += kThreads) {
+    const int64_t node = i / kKeyWidth;
+    factors[node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth] =
+        held.k[i / kKeyWidth * kKeyStride + key_place(i % kKeyWidth)];
+  }
+}
