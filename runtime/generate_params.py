@@ -220,6 +220,14 @@ class GenerateParams:
         return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
 
     @property
+    def processes_rows(self) -> bool:
+        """Whether a step processes each row's logits, by the tokens before it and without a guide.
+
+        It changes them, or lists the most likely tokens. Rows of drafted tokens need no mask.
+        """
+        return self.adjusts_steps is not None and not self.is_guided
+
+    @property
     def adjusts_logits(self) -> bool:
         """Whether tokens are chosen from other logits than the target's, a guide aside."""
         return bool(self._adjustments)

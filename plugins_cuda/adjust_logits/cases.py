@@ -5,40 +5,70 @@ from __future__ import annotations
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.plugins_cuda.tree_accept.cases import random_tree
 from specbuild.runtime.engine_dir.plan import ADJUSTS, ENDS_OUTPUT, IN_PROMPT, MASKED_ROW
+
+_OF_KIND = {"-": 0, "a": ADJUSTS, "m": MASKED_ROW, "b": ADJUSTS | MASKED_ROW}
 
 
 def adjust(
-    name: str, kinds: str, *, vocab: int = 70, counts: bool = True, penalised: bool = True
+    name: str,
+    kinds: str,
+    *,
+    nodes: int = 1,
+    vocab: int = 70,
+    counts: bool = True,
+    penalised: bool = True,
 ) -> Case:
-    """A row for each of ``kinds``: ``-`` changes nothing, ``a`` adjusts, ``m`` is masked, ``b``
-    both, ``d`` adjusts and is done. ``counts``: its own tokens are counted."""
+    """A sequence for each of ``kinds``: ``-`` changes nothing, ``a`` adjusts, ``m`` is masked,
+    ``b`` both. Each is a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        rows = len(kinds)
-        of_kind = {"-": 0, "a": ADJUSTS, "m": MASKED_ROW, "b": ADJUSTS | MASKED_ROW, "d": ADJUSTS}
-        marks = rng.integers(-5, 4, (rows, vocab)).clip(0)
+        sequences = len(kinds)
+        rows = sequences * nodes
+        marks = rng.integers(-5, 4, (sequences, vocab)).clip(0)
         marks += rng.integers(0, 2, marks.shape) * IN_PROMPT
         marks += (rng.integers(0, 9, marks.shape) == 0) * ENDS_OUTPUT
         bias = rng.uniform(-100, 100, marks.shape) * rng.integers(0, 2, marks.shape)
-        usual = np.array([1.0, 0.0, 0.0])[:, None].repeat(rows, axis=1)
-        drawn = np.stack([rng.uniform(0.3, 3, rows), *rng.uniform(-2, 2, (2, rows))])
-        penalties = drawn if penalised else usual
+        without = np.array([1.0, 0.0, 0.0])[:, None].repeat(sequences, axis=1)
+        drawn = np.stack([rng.uniform(0.3, 3, sequences), *rng.uniform(-2, 2, (2, sequences))])
+        penalties = drawn if penalised else without
         words = -(-vocab // 32)
+        # Few different tokens, so that a path has some of them more than once.
+        row_tokens = rng.choice(rng.integers(0, vocab, 3), rows).astype(np.int32)
         return (
             (rng.standard_normal((rows, vocab)) * 3).astype(np.float32),
-            rng.integers(0, vocab, rows).astype(np.int32) if counts else None,
+            row_tokens if counts else None,
+            _ancestors(rng, sequences, nodes) if counts else None,
             rng.integers(0, 40, rows).astype(np.int32),
-            np.array([kind == "d" for kind in kinds], np.int32) if counts else None,
-            np.array([of_kind[kind] for kind in kinds], np.int32),
-            rng.integers(0, 40, rows).astype(np.int32),
+            np.array([_OF_KIND[kind] for kind in kinds], np.int32),
+            rng.integers(0, 40, sequences).astype(np.int32),
             *penalties.astype(np.float32),
             bias.astype(np.float32),
-            rng.integers(-(2**31), 2**31, (rows, words)).astype(np.int32),
+            rng.integers(-(2**31), 2**31, (sequences, words)).astype(np.int32),
             marks.astype(np.int32),
         )
 
-    return Case(name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+    changed = [r for r in range(len(kinds) * nodes) if _changes(kinds[r // nodes], r % nodes)]
+    compare = {"raw": np.array(changed, int)}
+    return Case(name, make, compare=compare, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+
+
+def _changes(kind: str, slot: int) -> bool:
+    """Whether the row of a slot is changed: the mask is that of the root."""
+    return kind in "ab" or (kind == "m" and slot == 0)
+
+
+def _ancestors(rng: np.random.Generator, sequences: int, nodes: int) -> np.ndarray:
+    """The packed bits of random trees: each slot's own and those of its ancestors."""
+    bits = np.zeros((sequences, nodes, -(-nodes // 32)), np.uint32)
+    for b in range(sequences):
+        parents = random_tree(rng, count=nodes, depth=nodes)
+        for slot, parent in enumerate(parents):
+            if slot:
+                bits[b, slot] |= bits[b, parent]
+            bits[b, slot, slot // 32] |= np.uint32(1 << slot % 32)
+    return bits.reshape(sequences * nodes, -1).view(np.int32)
 
 
 CASES: tuple[Case, ...] = (
@@ -47,12 +77,14 @@ CASES: tuple[Case, ...] = (
     adjust("adjusted, nothing to count", "aaaa", counts=False),
     adjust("without penalties", "ab", penalised=False),
     adjust("masked rows", "mm-m"),
-    adjust("every kind of row", "-ambd", vocab=37),
-    adjust("done rows are not counted", "dadd"),
+    adjust("every kind of row", "-amb", vocab=37),
+    adjust("trees", "-amba", nodes=6, vocab=41),
+    adjust("trees of several words of bits", "a-b", nodes=67),
     adjust("a vocabulary of one", "ab", vocab=1),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     adjust("more tokens than a block has", "-amb", vocab=4099),
-    adjust("gpu: the vocabulary of GPT-OSS", "-ambd" * 3, vocab=201_088),
+    adjust("trees, more tokens than a block has", "a-mb", nodes=5, vocab=2051),
+    adjust("gpu: the vocabulary of GPT-OSS", "-ambb" * 3, nodes=4, vocab=201_088),
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
 _BLOCK = 256
 _TOKENS_OF_A_THREAD = 4
 _POINTERS = (
     "logits",
-    "token_ids",
+    "row_tokens",
+    "ancestor_bits",
     "positions",
-    "done",
     "changes",
     "min_position",
     "repetition",
@@ -19,19 +20,26 @@ _POINTERS = (
     "bias",
     "mask",
     "marks",
-    "adjusted",
+    "raw",
 )
 
 
 def lower(request: LoweringRequest) -> Lowering:
     """A thread for four tokens of a row."""
     rows, vocab = request.tensors["logits"].shape
-    words = request.tensors["mask"].shape[1]
+    sequences, words = request.tensors["mask"].shape
+    bits = request.tensors.get("ancestor_bits")
     launch = OpLaunch(
         kernel=Kernel("adjust_logits", "adjust_logits"),
         grid=(-(-vocab // (_BLOCK * _TOKENS_OF_A_THREAD)), rows, 1),
         block=_BLOCK,
-        shared_bytes=0,
-        arguments=(*_POINTERS, vocab, words),
+        shared_bytes=rows // sequences * ITEM_BYTES["int32"],
+        arguments=(
+            *_POINTERS,
+            vocab,
+            words,
+            rows // sequences,
+            0 if bits is None else bits.shape[1],
+        ),
     )
     return Lowering((launch,))

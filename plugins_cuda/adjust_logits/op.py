@@ -17,16 +17,23 @@ if TYPE_CHECKING:
 
 def counted(
     marks: torch.Tensor,
-    token_ids: torch.Tensor | None,
-    done: torch.Tensor | None,
-    changes: torch.Tensor,
+    row_tokens: torch.Tensor | None,
+    ancestor_bits: torch.Tensor | None,
+    rows: int,
 ) -> torch.Tensor:
-    """``marks`` [R, V] with each row's token counted in, where the row is live and adjusts."""
-    marks = marks.clone()
-    if token_ids is not None:
-        for r, token in enumerate(token_ids.tolist()):
-            if changes[r] & ADJUSTS and (done is None or done[r] == 0):
-                marks[r, token] += 1
+    """The marks of each of ``rows`` rows: its sequence's ``marks`` [B, V], and its own path.
+
+    The path are the row's own token and those of its ancestors among the rows of its sequence.
+    """
+    nodes = rows // marks.shape[0]
+    marks = marks.repeat_interleave(nodes, dim=0)
+    if row_tokens is None or ancestor_bits is None:
+        return marks
+    for r in range(rows):
+        first = r - r % nodes
+        for j in range(nodes):
+            if int(ancestor_bits[r, j // 32]) >> j % 32 & 1:
+                marks[r, int(row_tokens[first + j])] += 1
     return marks
 
 
@@ -40,9 +47,9 @@ def allowed(mask: torch.Tensor, vocab: int) -> torch.Tensor:
 
 def reference(
     logits: torch.Tensor,
-    token_ids: torch.Tensor | None,
+    row_tokens: torch.Tensor | None,
+    ancestor_bits: torch.Tensor | None,
     positions: torch.Tensor,
-    done: torch.Tensor | None,
     changes: torch.Tensor,
     min_position: torch.Tensor,
     repetition: torch.Tensor,
@@ -52,62 +59,74 @@ def reference(
     mask: torch.Tensor,
     marks: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps 1 to 4 of SamplingParams on ``logits`` fp32 [R, V], one row a sequence, and a guide.
+    """Steps 1 to 4 of SamplingParams on ``logits`` fp32 [R, V], and a guide's mask, in place.
 
-    Where ``changes`` int32 [R] has the bit ``ADJUSTS``, ``bias`` fp32 [R, V] is added; at
-    ``positions`` below ``min_position`` int32 [R] the tokens marked as ends become MASKED; then
-    come the penalties fp32 [R] (``repetition`` 1, ``frequency`` and ``presence`` 0 change
-    nothing). Where it has ``MASKED_ROW``, tokens whose bit in ``mask`` int32 [R, words] is 0 become
-    REFUSED. Other rows are copied.
+    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B: a tree whose slot 0 is the root.
+    Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``bias`` fp32 [B, V] is added; at
+    ``positions`` [R] below ``min_position`` int32 [B] the tokens marked as ends become MASKED; then
+    come the penalties fp32 [B] (``repetition`` 1, ``frequency`` and ``presence`` 0 change
+    nothing). Where it has ``MASKED_ROW``, tokens whose bit in ``mask`` int32 [B, words] is 0 become
+    REFUSED in the row of the root. Other rows are unchanged.
 
-    ``marks`` int32 [R, V] has, of each token, how often the output has it, plus ``IN_PROMPT`` and
-    ``ENDS_OUTPUT``. The row's own token, ``token_ids`` [R], is counted in first, but for rows that
-    are ``done``; where there are none, all of the output is counted already. Returns the logits
-    and the marks, in place.
+    ``marks`` int32 [B, V] has, of each token, how often the output before the root has it, plus
+    ``IN_PROMPT`` and ``ENDS_OUTPUT``. The tokens on a row's path are counted too: bit j of
+    ``ancestor_bits`` int32 [R, W] stands for the token ``row_tokens`` [R] of slot j, and a row has
+    its own bit. Without these two, all of the output is in ``marks``.
+
+    Returns the logits, and ``raw`` fp32 [R, V]: the rows that changed as they were, others
+    unspecified.
     """
     import torch
 
-    marks = counted(marks, token_ids, done, changes)
+    rows = logits.shape[0]
+    nodes = rows // changes.shape[0]
+
+    def per_row(values: torch.Tensor) -> torch.Tensor:
+        return values.repeat_interleave(nodes, dim=0)
+
+    marks = counted(marks, row_tokens, ancestor_bits, rows)
     count = (marks & (ENDS_OUTPUT - 1)).float()
-    x = logits.float() + bias
-    early = ((marks & ENDS_OUTPUT) != 0) & (positions < min_position).unsqueeze(1)
+    x = logits.float() + per_row(bias)
+    early = ((marks & ENDS_OUTPUT) != 0) & (positions < per_row(min_position)).unsqueeze(1)
     x = torch.where(early, float(MASKED), x)
-    factor = repetition.unsqueeze(1)
+    factor = per_row(repetition).unsqueeze(1)
     seen = ((marks & IN_PROMPT) != 0) | (count > 0)
     x = torch.where(seen, torch.where(x > 0, x / factor, x * factor), x)
-    less = x - frequency.unsqueeze(1) * count - presence.unsqueeze(1)
+    less = x - per_row(frequency).unsqueeze(1) * count - per_row(presence).unsqueeze(1)
     x = torch.where(count > 0, less, x)
-    x = torch.where((changes & ADJUSTS).bool().unsqueeze(1), x, logits.float())
-    refused = (changes & MASKED_ROW).bool().unsqueeze(1) & ~allowed(mask, x.shape[1])
-    return torch.where(refused, float(REFUSED), x), marks
+    x = torch.where((per_row(changes) & ADJUSTS).bool().unsqueeze(1), x, logits.float())
+    is_masked = (per_row(changes) & MASKED_ROW).bool() & (torch.arange(rows) % nodes == 0)
+    refused = is_masked.unsqueeze(1) & ~per_row(allowed(mask, x.shape[1]))
+    return torch.where(refused, float(REFUSED), x), logits.clone()
 
 
-_ROW, _OF_VOCAB = ("R",), ("R", "vocab")
+_OF_ROWS, _OF_SEQUENCES = ("R", "vocab"), ("B", "vocab")
+_ROW, _SEQUENCE = ("R",), ("B",)
 
 OP = OpSpec(
     name="AdjustLogits",
-    doc="Biases, masked ends, penalties and guides' masks on one row of logits a sequence.",
+    doc="Biases, masked ends, penalties and guides' masks on the rows of trees.",
     inputs=(
-        TensorSpec("logits", "float32", _OF_VOCAB),
-        TensorSpec("token_ids", "int32", _ROW, optional=True),
+        TensorSpec("logits", "float32", _OF_ROWS),
+        TensorSpec("row_tokens", "int32", _ROW, optional=True),
+        TensorSpec("ancestor_bits", "int32", ("R", "W"), optional=True),
         TensorSpec("positions", "int32", _ROW),
-        TensorSpec("done", "int32", _ROW, optional=True),
-        TensorSpec("changes", "int32", _ROW),
-        TensorSpec("min_position", "int32", _ROW),
-        TensorSpec("repetition", "float32", _ROW),
-        TensorSpec("frequency", "float32", _ROW),
-        TensorSpec("presence", "float32", _ROW),
-        TensorSpec("bias", "float32", _OF_VOCAB),
-        TensorSpec("mask", "int32", ("R", "words")),
-        TensorSpec("marks", "int32", _OF_VOCAB),
+        TensorSpec("changes", "int32", _SEQUENCE),
+        TensorSpec("min_position", "int32", _SEQUENCE),
+        TensorSpec("repetition", "float32", _SEQUENCE),
+        TensorSpec("frequency", "float32", _SEQUENCE),
+        TensorSpec("presence", "float32", _SEQUENCE),
+        TensorSpec("bias", "float32", _OF_SEQUENCES),
+        TensorSpec("mask", "int32", ("B", "words")),
+        TensorSpec("marks", "int32", _OF_SEQUENCES),
     ),
     outputs=(
-        TensorSpec("adjusted", "float32", _OF_VOCAB),
-        TensorSpec("marks_out", "int32", _OF_VOCAB),
+        TensorSpec("adjusted", "float32", _OF_ROWS),
+        TensorSpec("raw", "float32", _OF_ROWS),
     ),
     attributes=(),
-    aliases=(("marks_out", "marks"),),
+    aliases=(("adjusted", "logits"),),
     reference=reference,
     lower=lower,
-    traffic=NoTraffic("reads a few rows as long as the vocabulary, of few sequences"),
+    traffic=NoTraffic("reads the rows of few sequences, each as long as the vocabulary"),
 )

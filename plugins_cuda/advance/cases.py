@@ -9,8 +9,11 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.extend_inputs.cases import draw_batch
 from specbuild.plugins_cuda.tree_accept.cases import accept
 from specbuild.plugins_cuda.tree_accept.op import reference as accept_reference
+from specbuild.runtime.engine_dir.plan import ADJUSTS
 
 RING = 4
+# Tokens are below 2000.
+MARKED_VOCAB = 2000
 
 
 def advance(
@@ -31,12 +34,13 @@ def advance(
     budget: int = 12,
     ends_from: int = 0,
     waiting: int | None = None,
+    marked: bool = True,
 ) -> Case:
     """``eos`` of the choices on the paths end a sequence, from node ``ends_from`` of them on; its
     limit may come before.
 
     ``deepest`` is that of the engine: it sizes the ring and what is pending, of which ``waiting``
-    says otherwise.
+    says otherwise. ``marked``: the tokens of every sequence but each third are counted.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -93,11 +97,18 @@ def advance(
             ints(*ring[:2]),
             ints(*ring[:2]),
             ints(RING),
+            *(_marks(rng, size) if marked else (None, None)),
         )
 
     return Case(
         name, make, {"extended": int(extended)}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0
     )
+
+
+def _marks(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """``changes``, by which two of three sequences are counted, and ``marks``."""
+    changes = np.array([ADJUSTS * (b % 3 < 2) for b in range(size)], np.int32)
+    return changes, rng.integers(0, 1000, (size, MARKED_VOCAB)).astype(np.int32)
 
 
 CASES: tuple[Case, ...] = (
@@ -136,4 +147,5 @@ KERNEL_CASES: tuple[Case, ...] = (
 PLAIN_CASES: tuple[Case, ...] = (
     advance("without a draft", "LLDL", draft=False, tree=False),
     advance("without a draft, an end of sequence", "LLLLP", draft=False, tree=False, eos=3),
+    advance("without a draft and marks", "LLDL", draft=False, tree=False, marked=False),
 )

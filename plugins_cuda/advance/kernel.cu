@@ -11,6 +11,7 @@
 #include "../_device/step_rows.cuh"
 
 constexpr int kEosIds = 8;
+constexpr int kAdjusts = 1;     // as runtime/engine_dir/plan.py has it
 constexpr int kStateWarps = 2;  // where a CTA has one sequence: for the ring, and for its state
 
 // What a step says of a sequence, in shared memory.
@@ -117,9 +118,11 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                   int* ring_accepted,       // out [S, BM]
                   int* ring_count,          // out [S, BM]
                   int* ring_step,           // out [S]
+                  const int* changes,       // [B], null in steps that change no logits
+                  int* marks,               // in and out [B, V], null with it
                   int* workspace_arrived,   // [1 + B], zeros before and after
                   int batch, int nodes, int path_width, int vectors, int room, int ring_slots,
-                  int ring_batch, int ring_width, int extended) {
+                  int ring_batch, int ring_width, int extended, int vocab) {
   DYNAMIC_SHARED(int, staged);  // what a warp with a sequence has of it
   __shared__ Emission shared_emission;
   pdl_launch_dependents();
@@ -163,6 +166,16 @@ extern "C" __global__ void __launch_bounds__(512, 1)
       if (lane == 0) pending_count[b] = pending.count;
     }
     if (lane == 0) {
+      if (marks != nullptr && (load_l2_int(changes + b) & kAdjusts) != 0) {
+        // A token may come more than once, so one thread counts them in turn.
+        int* counts = marks + static_cast<int64_t>(b) * vocab;
+        int token = load_l2_int(root + b);
+#pragma unroll 1
+        for (int i = 0; i < e.count; ++i) {
+          counts[token] += 1;
+          token = verified.choices[verified.path[i]];
+        }
+      }
       root[b] = verified.choices[verified.path[e.count - 1]];
       length[b] = e.length + e.count;
       done[b] = e.ends;

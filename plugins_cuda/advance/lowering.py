@@ -36,6 +36,8 @@ _POINTERS = (
     "ring_accepted",
     "ring_count",
     "ring_step",
+    "changes",
+    "marks",
     _ARRIVED,
 )
 
@@ -65,12 +67,22 @@ def lower(request: LoweringRequest) -> Lowering:
     copies = min(path_width, capacity) if extended else 1
     # Warps that have a sequence to themselves, and the words of it that they stage.
     sequences, words = 1 if gathers else min(batch, _WARPS), 2 * (rows // batch) + path_width
+    vocab = shapes["marks"][1] if "marks" in shapes else 0
     launch = OpLaunch(
         kernel=Kernel("advance", "advance_batch"),
         grid=(batch, copies, 1) if gathers else (1, 1, 1),
         block=32 * (_WARPS if gathers else sequences),
         shared_bytes=sequences * words * ITEM_BYTES["int32"],
-        arguments=(*_POINTERS, *sizes, *widths, ring_entries, ring_batch, ring_width, extended),
+        arguments=(
+            *_POINTERS,
+            *sizes,
+            *widths,
+            ring_entries,
+            ring_batch,
+            ring_width,
+            extended,
+            vocab,
+        ),
     )
     arrived = (1 + batch) * ITEM_BYTES["int32"]
     return Lowering((launch,), (Workspace(_ARRIVED, arrived, zeroed=True),))

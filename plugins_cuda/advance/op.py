@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from specbuild.plugins_cuda.advance.lowering import lower
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import STATE_ONLY
+from specbuild.runtime.engine_dir.plan import ADJUSTS
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +48,8 @@ def reference(
     ring_accepted: torch.Tensor,
     ring_count: torch.Tensor,
     ring_step: torch.Tensor,
+    changes: torch.Tensor | None = None,
+    marks: torch.Tensor | None = None,
     *,
     extended: int = 1,
 ) -> tuple[Any, ...]:
@@ -72,6 +75,10 @@ def reference(
     (the first m; the rest is left as it was, as are sequences past B). Then, after a fence that
     the host sees, ``ring_step`` [S] at s becomes step + 1, and ``step`` [1] grows by 1.
 
+    Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``marks`` int32 [B, V] count the tokens of
+    the output up to the new root, which the next step counts: the old root, and the m tokens but
+    the last. Both are absent in steps that change no logits.
+
     Returns all of these states and rings, in place; None for those that are absent.
     """
     import torch
@@ -84,6 +91,7 @@ def reference(
     if pending_count is not None and pending_tokens is not None and pending_captured is not None:
         pending_count, pending_tokens = pending_count.clone(), pending_tokens.clone()
         pending_captured = pending_captured.clone()
+    marks = None if marks is None else marks.clone()
     ring = int(step) % ring_step.shape[0]
     for b in range(batch):
         slots = (
@@ -100,6 +108,9 @@ def reference(
         ring_logprobs[ring, b, :count] = logprob[rows[:count]]
         if count == 0:
             continue
+        if marks is not None and changes is not None and int(changes[b]) & ADJUSTS:
+            for token in (int(root[b]), *tokens[:-1]):
+                marks[b, token] += 1
         length[b] += count
         root[b], done[b] = tokens[-1], int(ends)
         if captured is None or pending_count is None:
@@ -126,6 +137,7 @@ def reference(
         ring_accepted,
         ring_count,
         ring_step,
+        marks,
     )
 
 
@@ -145,7 +157,8 @@ _RING = (
     TensorSpec("ring_count", "int32", ("S", "BM")),
     TensorSpec("ring_step", "int32", ("S",)),
 )
-_IN_PLACE = (*_STATE, _STEP, *_RING)
+_MARKS = TensorSpec("marks", "int32", ("B", "vocab"), optional=True)
+_IN_PLACE = (*_STATE, _STEP, *_RING, _MARKS)
 
 OP = OpSpec(
     name="Advance",
@@ -162,6 +175,8 @@ OP = OpSpec(
         TensorSpec("eos_ids", "int32", ("8",)),
         _STEP,
         *_RING,
+        TensorSpec("changes", "int32", ("B",), optional=True),
+        _MARKS,
     ),
     outputs=tuple(
         TensorSpec(f"{spec.name}_out", spec.dtype, spec.axes, optional=spec.optional)

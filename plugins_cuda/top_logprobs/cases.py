@@ -7,22 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
+from specbuild.runtime.engine_dir.plan import MASKED_ROW
 
 
 def top(
-    name: str, counts: Sequence[int], *, vocab: int = 61, digits: int | None = None, most: int = 20
+    name: str,
+    counts: Sequence[int],
+    *,
+    nodes: int = 1,
+    vocab: int = 61,
+    digits: int | None = None,
+    most: int = 20,
 ) -> Case:
-    """A row for each of ``counts``; ``digits`` rounds the logits, which makes ties."""
+    """A sequence of ``nodes`` rows for each of ``counts``; ``digits`` rounds the logits, which
+    makes ties."""
 
     def make(rng: np.random.Generator) -> Arrays:
-        logits = (rng.standard_normal((len(counts), vocab)) * 3).astype(np.float32)
+        rows = len(counts) * nodes
+        logits, raw = (rng.standard_normal((2, rows, vocab)) * 3).astype(np.float32)
         if digits is not None:
-            logits = np.round(logits, digits)
+            logits, raw = np.round(logits, digits), np.round(raw, digits)
+        changes = rng.integers(0, 3, len(counts)).astype(np.int32)
+        slot, of_row = np.arange(rows) % nodes, changes.repeat(nodes)
+        raw[(of_row == 0) | ((of_row == MASKED_ROW) & (slot > 0))] = np.nan
         return (
             logits,
-            rng.integers(0, vocab, len(counts)).astype(np.int32),
-            -rng.random(len(counts)).astype(np.float32),
-            rng.integers(0, 3, len(counts)).astype(np.int32),
+            raw,
+            rng.integers(0, vocab, rows).astype(np.int32),
+            -rng.random(rows).astype(np.float32),
+            changes,
             np.array(counts, np.int32),
         )
 
@@ -36,10 +49,12 @@ CASES: tuple[Case, ...] = (
     top("ties", [3, 20, 7], digits=0),
     top("fewer tokens than are asked for", [20, 4], vocab=7),
     top("a vocabulary of one", [1, 0, 2], vocab=1),
+    top("trees", [5, 0, 20, 0], nodes=4),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     top("more parts than one", [20, 0, 3], vocab=20_011),
     top("ties across parts", [20, 11], vocab=17_000, digits=0),
-    top("gpu: the vocabulary of GPT-OSS", [20, 0, 5, 1] * 4, vocab=201_088),
+    top("trees, more parts than one", [4, 0], nodes=3, vocab=9_001),
+    top("gpu: the vocabulary of GPT-OSS", [20, 0, 5, 1] * 4, nodes=3, vocab=201_088),
 )

@@ -16,6 +16,23 @@ constexpr int kThreads = 512, kWarps = kThreads / 32;
 constexpr int kTokens = 16;  // of a thread
 constexpr int kPartLogits = kThreads * kTokens;
 constexpr float kLog2E = 1.44269504f;
+// As runtime/engine_dir/plan.py has them.
+constexpr int kAdjusts = 1, kMaskedRow = 2;
+
+// What a row's sequence asks for. A row that does not change has its raw logits in ``logits``.
+struct RowKind {
+  bool changes;
+  int wanted;  // likeliest tokens
+
+  __device__ RowKind(const int* of_changes, const int* top_count, int r, int nodes, int most) {
+    const int change = load_l2_int(of_changes + r / nodes);
+    changes = (change & kAdjusts) != 0 || ((change & kMaskedRow) != 0 && r % nodes == 0);
+    wanted = min(load_l2_int(top_count + r / nodes), most);
+  }
+  __device__ bool is_plain() const {
+    return !changes && wanted <= 0;
+  }
+};
 
 // The sum of all threads' values for thread 0, added up in one order.
 __device__ __forceinline__ float block_sum(float value) {
@@ -33,15 +50,19 @@ __device__ __forceinline__ float block_sum(float value) {
 
 // Grid (parts, R).
 extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* logits,   // [R, V]
-                                                                  const int* top_count,  // [R]
+                                                                  const float* raw,      // [R, V]
+                                                                  const int* changes,    // [B]
+                                                                  const int* top_count,  // [B]
                                                                   uint64_t* workspace_best,  // out
                                                                   float* workspace_sums,     // out
-                                                                  int vocab, int most) {
+                                                                  int vocab, int most, int nodes) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
-  const float* row = logits + static_cast<int64_t>(r) * vocab;
+  const RowKind kind(changes, top_count, r, nodes, most);
+  if (kind.is_plain()) return;
+  const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
   float x[kTokens];
 #pragma unroll
   for (int n = 0; n < kTokens; ++n) {
@@ -59,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
     }
     return block_max(best, of_warps);
   };
-  const int wanted = max(1, min(load_l2_int(top_count + r), most));
+  const int wanted = max(1, kind.wanted);
   uint64_t* list = workspace_best + static_cast<int64_t>(part) * max(most, 1);
   const uint64_t first = largest_below(~uint64_t{0});
   if (threadIdx.x == 0) list[0] = first;
@@ -81,21 +102,31 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
 // Grid (R).
 extern "C" __global__ void __launch_bounds__(kThreads)
     join_parts(const float* logits,             // [R, V]
+               const float* raw,                // [R, V]
                const int* choice,               // [R]
                const float* chosen_logprob,     // [R]
-               const int* changes,              // [R]
-               const int* top_count,            // [R]
+               const int* changes,              // [B]
+               const int* top_count,            // [B]
                const uint64_t* workspace_best,  // in
                const float* workspace_sums,     // in
                float* logprob,                  // out [R]
                int* top_ids,                    // out [R, most]
                float* top_logprobs,             // out [R, most]
-               int vocab, int parts, int most) {
+               int vocab, int parts, int most, int nodes) {
   __shared__ uint64_t of_warps[kWarps];
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.x, stride = max(most, 1);
-  const int wanted = min(load_l2_int(top_count + r), most), listed = max(1, wanted);
+  const RowKind kind(changes, top_count, r, nodes, most);
+  if (kind.is_plain()) {
+    if (threadIdx.x == 0) logprob[r] = load_l2_float(chosen_logprob + r);
+    for (int n = threadIdx.x; n < most; n += kThreads) {
+      top_ids[r * most + n] = -1;
+      top_logprobs[r * most + n] = minus_infinity();
+    }
+    return;
+  }
+  const int wanted = kind.wanted, listed = max(1, wanted);
   const uint64_t* lists = workspace_best + static_cast<int64_t>(r) * parts * stride;
   const auto largest_below = [&](uint64_t bound) {
     uint64_t best = 0;
@@ -117,10 +148,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
            exp2_fast((most_of_part - largest) * kLog2E);
   }
   const float log_total = largest + logf(block_sum(sum));
-  const float* row = logits + static_cast<int64_t>(r) * vocab;
+  const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
   const float chosen = load_l2_float(row + min(max(load_l2_int(choice + r), 0), vocab - 1));
-  const bool is_raw = load_l2_int(changes + r) == 0;
-  const float own = is_raw ? load_l2_float(chosen_logprob + r) : chosen - log_total;
+  const float own = kind.changes ? chosen - log_total : load_l2_float(chosen_logprob + r);
   if (threadIdx.x == 0) logprob[r] = own;
 #pragma unroll 1
   for (int n = 0; n < most; ++n) {

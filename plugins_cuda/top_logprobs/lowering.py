@@ -16,8 +16,12 @@ _BEST, _SUMS = "workspace_best", "workspace_sums"
 
 
 def lower(request: LoweringRequest) -> Lowering:
-    """One CTA for 8192 logits of a row, then one for what these have found of it."""
+    """One CTA for 8192 logits of a row, then one for what these have found of it.
+
+    CTAs of sequences that change nothing and list nothing return at once.
+    """
     rows, vocab = request.tensors["logits"].shape
+    nodes = rows // request.tensors["changes"].shape[0]
     most = int(request.attributes["most"])
     parts = -(-vocab // _LOGITS_OF_A_PART)
     listed = OpLaunch(
@@ -25,7 +29,7 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(parts, rows, 1),
         block=_THREADS,
         shared_bytes=0,
-        arguments=("logits", "top_count", _BEST, _SUMS, vocab, most),
+        arguments=("logits", "raw", "changes", "top_count", _BEST, _SUMS, vocab, most, nodes),
     )
     joined = OpLaunch(
         kernel=Kernel("top_logprobs", "join_parts"),
@@ -33,8 +37,8 @@ def lower(request: LoweringRequest) -> Lowering:
         block=_THREADS,
         shared_bytes=0,
         arguments=(
-            "logits", "choice", "chosen_logprob", "changes", "top_count", _BEST, _SUMS, "logprob",
-            "top_ids", "top_logprobs", vocab, parts, most,
+            "logits", "raw", "choice", "chosen_logprob", "changes", "top_count", _BEST, _SUMS,
+            "logprob", "top_ids", "top_logprobs", vocab, parts, most, nodes,
         ),
     )  # fmt: skip
     # Of every part the largest logit even where none is asked for: sums are relative to it.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.top_logprobs.lowering import lower
 from specbuild.plugins_cuda.traffic import NoTraffic
+from specbuild.runtime.engine_dir.plan import ADJUSTS, MASKED_ROW
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 def reference(
     logits: torch.Tensor,
+    raw: torch.Tensor,
     choice: torch.Tensor,
     chosen_logprob: torch.Tensor,
     changes: torch.Tensor,
@@ -23,17 +25,25 @@ def reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
 
-    Where ``changes`` int32 [R] is 0 that is ``chosen_logprob`` fp32 [R], bit for bit: the choice
-    was made from these logits. With it the ``top_count`` int32 [R] likeliest tokens of each row of
-    ``logits`` fp32 [R, V], the likeliest first and of equal ones the lower ids: ``top_ids`` int32
-    [R, most] and their ``top_logprobs``, relative to the chosen one's. Entries past the count, and
-    past the vocabulary, are −1 and −∞.
+    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B. Where ``changes`` int32 [B] is 0,
+    their raw logits are ``logits`` fp32 [R, V], and the log-probability is ``chosen_logprob`` fp32
+    [R], bit for bit: the choice was made from these. Else they are ``raw`` fp32 [R, V]: of every
+    row with the bit ``ADJUSTS``, of the first of a sequence with ``MASKED_ROW`` alone.
+
+    With it the ``top_count`` int32 [B] likeliest tokens of each row, the likeliest first and of
+    equal ones the lower ids: ``top_ids`` int32 [R, most] and their ``top_logprobs``, relative to
+    the chosen one's. Entries past the count, and past the vocabulary, are −1 and −∞.
     """
     import torch
 
+    nodes = logits.shape[0] // changes.shape[0]
+    first = torch.arange(logits.shape[0]) % nodes == 0
+    of_row, top_count = (x.repeat_interleave(nodes) for x in (changes, top_count))
+    is_changed = ((of_row & ADJUSTS) != 0) | (((of_row & MASKED_ROW) != 0) & first)
+    logits = torch.where(is_changed.unsqueeze(1), raw, logits)
     logprobs = logits.double().log_softmax(dim=1)
-    raw = logprobs.gather(1, choice.long().unsqueeze(1)).squeeze(1)
-    logprob = torch.where(changes == 0, chosen_logprob, raw.float())
+    own = logprobs.gather(1, choice.long().unsqueeze(1)).squeeze(1)
+    logprob = torch.where(is_changed, own.float(), chosen_logprob)
     rows, vocab = logits.shape
     ids = torch.full((rows, most), -1, dtype=torch.int32)
     values = torch.full((rows, most), -torch.inf)
@@ -42,7 +52,7 @@ def reference(
     for r in range(rows):
         best = order[r, : min(int(top_count[r]), most, vocab)]
         ids[r, : len(best)] = best.int()
-        values[r, : len(best)] = (logprobs[r, best] - raw[r] + logprob[r]).float()
+        values[r, : len(best)] = (logprobs[r, best] - own[r] + logprob[r]).float()
     return logprob, ids, values
 
 
@@ -51,10 +61,11 @@ OP = OpSpec(
     doc="Logits to the likeliest tokens of each row, and the log-probability of a chosen one.",
     inputs=(
         TensorSpec("logits", "float32", ("R", "vocab")),
+        TensorSpec("raw", "float32", ("R", "vocab")),
         TensorSpec("choice", "int32", ("R",)),
         TensorSpec("chosen_logprob", "float32", ("R",)),
-        TensorSpec("changes", "int32", ("R",)),
-        TensorSpec("top_count", "int32", ("R",)),
+        TensorSpec("changes", "int32", ("B",)),
+        TensorSpec("top_count", "int32", ("B",)),
     ),
     outputs=(
         TensorSpec("logprob", "float32", ("R",)),

@@ -309,7 +309,8 @@ class Manifest:
     its tree. ``roles`` is empty where a plan takes the place of graphs (``cuda``). ``features``
     are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
     engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
-    backends. ``logit_processor_steps``: the plan has programs that change logits.
+    backends. ``logit_processor_steps``: the plan has programs that change logits, among them, with
+    ``drafted_logit_processors``, all steps that write full logits.
     ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
     recurrent states of layers without keys and values. ``quantized`` describes products with the
     codes of a quantized checkpoint, None where all weights are floats. ``ranks``: how many GPUs
@@ -338,6 +339,7 @@ class Manifest:
     logit_processor_steps: bool = field(
         default=False, metadata=of_feature("adjusted_steps") | {KEY: "adjusted_steps"}
     )
+    drafted_logit_processors: bool = field(default=False, metadata=of_feature("drafted_processors"))
     generation: GenerationDefaults | None = field(
         default=None, metadata=of_feature("generation_defaults")
     )

@@ -45,6 +45,8 @@ SELECT, TARGET, ACCEPT = "select", "target", "accept"
 
 # The port [B] that stands for ``done`` in adjusted steps.
 ADJUSTED_DONE = "adjusted_done"
+# The port [rows] of the accepted paths of the last step that listed the likeliest tokens.
+TOP_PATH = "top_path"
 # The port of the chains that the host proposes (suffix decoding).
 OFFERED = "offered"
 
@@ -250,10 +252,12 @@ class Port:
     of b sequences and chains of n tokens reads b counts, 1 and how many tokens are proposed, then
     the tokens [b, n + 1], of which it passes over the first of each.
 
-    Logit-processor steps: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
+    Logit processors: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
     ``frequency``, ``presence``, ``top_count`` [B], ``bias`` (fp32), ``marks`` [B, V] and ``mask``
-    [B, V / 32] by which logits change; ``top_ids``, ``top_logprobs`` [B, 20] of the last
-    one, and ``prefill.logits`` [B, V] of the last launch of prompts.
+    [B, V / 32] by which logits change; ``top_ids``, ``top_logprobs`` [rows, 20] of the target's
+    rows in the last step that applied them, the slots of its accepted paths ``top_path`` [rows],
+    which is [B, D + 1] for a step of depth D, and ``prefill.logits`` [B, V] of the last launch of
+    prompts.
 
     SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers

@@ -140,19 +140,21 @@ def test_tokens_are_those_of_the_cpus_rules_and_neighbours_keep_theirs(
     wanted, plain = params(temperature, **FIELDS[field]), params(temperature)
     alone = records(engine, prompts[:3], plain, TREE)
     mixed = records(engine, prompts[:6], [plain] * 3 + [wanted] * 3, TREE)
-    if field == "min_p" and temperature:
-        # They share steps with full logits, whose log-probabilities another kernel adds up.
-        assert [r.output_ids for r in mixed[:3]] == [r.output_ids for r in alone]
-    else:
-        assert outputs(mixed[:3]) == outputs(alone)
     for ours, theirs in zip(mixed, alone, strict=False):
+        assert ours.output_ids == theirs.output_ids
+        # They share steps with full logits, whose log-probabilities another kernel adds up.
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
         assert ours.stats.acceptance_histogram == theirs.stats.acceptance_histogram
     shares = [check_tokens(cpu, wanted, record) for record in mixed[3:]]
     assert np.mean(shares) > 0.9
+    assert sum(sum(record.stats.acceptance_histogram[1:]) for record in mixed[3:]) > 0
     if field != "min_p" or temperature:
         assert outputs(mixed[3:]) != outputs(records(engine, prompts[3:6], plain, None))
-    # In other company, with another draft beside, the same bits.
-    assert outputs(records(engine, prompts[3:4], wanted, CHAIN)) == outputs(mixed[3:4])
+    # In other company, with another draft and without one, the same tokens; while a sequence is
+    # in steps with full logits, the same bits.
+    [other], [without] = (records(engine, prompts[3:4], wanted, s) for s in (CHAIN, None))
+    assert other.output_ids == without.output_ids == mixed[3].output_ids
+    np.testing.assert_allclose(other.logprobs, mixed[3].logprobs, atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -177,7 +179,9 @@ def test_likeliest_tokens(engine: Engine, cpu: Engine, prompts: list[Prompt]) ->
     found = records(engine, prompts[:4], each, TREE)
     plain = records(engine, prompts[:4], params(0.0), TREE)
     assert [r.output_ids for r in found] == [r.output_ids for r in plain]
-    assert outputs(found[3:]) == outputs(plain[3:])
+    for counted, alone in zip(found, plain, strict=True):
+        assert counted.stats.acceptance_histogram == alone.stats.acceptance_histogram
+        np.testing.assert_allclose(counted.logprobs, alone.logprobs, atol=1e-4)
     for record, wanted in zip(found[:3], each, strict=False):
         assert record.logprobs is not None and record.top_logprobs is not None
         ids = [*record.prompt_ids, *record.output_ids]
@@ -253,9 +257,7 @@ def test_penalties_and_a_guide_together(engine: Engine, cpu: Engine, prompts: li
     assert record.text is not None and set(json.loads(record.text)) == set(SCHEMA["required"])
 
 
-def test_rows_move_while_both_kinds_of_steps_are_in_flight(
-    engine: Engine, prompts: list[Prompt]
-) -> None:
+def test_rows_move_while_steps_are_in_flight(engine: Engine, prompts: list[Prompt]) -> None:
     kinds = [
         params(0.0),
         params(0.8, frequency_penalty=0.8, repetition_penalty=1.2),

@@ -157,11 +157,16 @@ class DeviceDecoder(Decoder):
                     field=name,
                 )
 
-    @staticmethod
-    def _full_logits(requests: Sequence[Request]) -> bool:
+    def _full_logits(self, requests: Sequence[Request]) -> bool:
         """Return whether the ordinary steps of these requests need full logits."""
-        ordinary = [p for p in (r.params for r in requests) if not p.adjusts_steps or p.only_guided]
-        return any(params.needs_full_logits for params in ordinary)
+        for params in (request.params for request in requests):
+            if params.processes_rows:
+                # Older engines decode these in separate steps.
+                if self._manifest.drafted_logit_processors:
+                    return True
+            elif params.needs_full_logits and (not params.is_guided or params.only_guided):
+                return True
+        return False
 
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

@@ -102,7 +102,7 @@ def count_discarded(sequence: SequenceState, proposed: int) -> None:
 
 
 def top_logprobs_of(
-    top_logprobs: RowTopLogprobs | None, sequence: SequenceState, row: int
+    top_logprobs: RowTopLogprobs | None, sequence: SequenceState, row: int, num_tokens: int
 ) -> Sequence[TopLogprobs]:
-    """Return the most likely tokens of a row; empty if no sequence of the step requests them."""
-    return () if top_logprobs is None else top_logprobs.get(sequence, row)
+    """Return the most likely tokens at a row's tokens; empty if no sequence requests them."""
+    return () if top_logprobs is None else top_logprobs.get(sequence, row, num_tokens)

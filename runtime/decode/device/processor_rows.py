@@ -1,8 +1,10 @@
 """Device state of sequences that use logit processors or request the most likely tokens.
 
-Logit-processor steps decode them separately, without a draft: a penalty changes with every token,
-and a mask depends on the token before. Sequences that only have a guide use these steps after a
-refused token (``guide_checks.py``). The rules are those of ``logit_rows.py``.
+Every step that writes full logits applies logit processors, to each row by the tokens on its path.
+A mask depends on the token before, so sequences that need masks decode in logit-processor steps,
+separately and without a draft. Sequences that only have a guide use these steps after a refused
+token (``guide_checks.py``). Older engines apply all logit processors in logit-processor steps. The
+rules are those of ``logit_rows.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from specbuild.runtime.engine_dir.plan import (
     ENDS_OUTPUT,
     IN_PROMPT,
     MASKED_ROW,
+    TOP_PATH,
+    ProgramEntry,
 )
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState, TopLogprobs
@@ -27,10 +31,11 @@ from specbuild.runtime.request import SequenceState, TopLogprobs
 _TOP = ("top_ids", "top_logprobs")
 # The port that selects the logit processors of a row; 0 for none.
 CHANGES = "changes"
-# State of a sequence that moves with it to another row.
+# The port with the number of most likely tokens that a row lists.
+TOP_COUNT = "top_count"
+# State of a sequence that moves with it to another row, besides these two.
 _SCALARS = (
     "min_position",
-    "top_count",
     "repetition",
     "frequency",
     "presence",
@@ -39,8 +44,14 @@ COLUMNS = (*_SCALARS, "bias", "marks", "mask")
 
 
 def uses_processor_steps(sequence: SequenceState) -> bool:
-    """Return whether the request may need logit-processor steps."""
+    """Return whether the request has logit-processor state, or may need it."""
     return sequence.request.params.adjusts_steps is not None
+
+
+def needs_full_logits(sequences: Iterable[SequenceState]) -> bool:
+    """Return whether an ordinary step of these sequences must write full logits."""
+    of_each = (s.request.params for s in sequences)
+    return any(params.needs_full_logits or params.processes_rows for params in of_each)
 
 
 def done_port(sequence: SequenceState) -> str:
@@ -64,7 +75,7 @@ class LogitProcessorRows:
         sampling, prompt = params.sampling, sequence.request.ids
         values: dict[str, float] = {
             "min_position": len(prompt) + params.min_tokens - 1 if params.min_tokens else 0,
-            "top_count": params.top_logprobs,
+            TOP_COUNT: params.top_logprobs,
             "repetition": sampling.repetition_penalty,
             "frequency": sampling.frequency_penalty,
             "presence": sampling.presence_penalty,
@@ -92,14 +103,18 @@ class LogitProcessorRows:
         for r in finishing:
             self.begin(r.sequence, r.row)
         self._executor.start(programs.first_token_processor)
-        return self.fetch_top_logprobs(r.sequence for r in finishing)
+        entry = programs.first_token_processor
+        return self.fetch_top_logprobs((r.sequence for r in finishing), entry)
 
-    def fetch_top_logprobs(self, sequences: Iterable[SequenceState]) -> RowTopLogprobs | None:
+    def fetch_top_logprobs(
+        self, sequences: Iterable[SequenceState], entry: ProgramEntry
+    ) -> RowTopLogprobs | None:
         """Fetch the most likely tokens of the last launch; None if no sequence requests them."""
         if not any(sequence.request.params.top_logprobs for sequence in sequences):
             return None
         ids, logprobs = (self._executor.fetch(name) for name in _TOP)
-        return RowTopLogprobs(ids, logprobs)
+        path = self._executor.fetch(TOP_PATH) if entry.draft_depth else None
+        return RowTopLogprobs(entry, ids, logprobs, path)
 
     def _marks(self, sequence: SequenceState) -> np.ndarray:
         row = np.zeros(self._vocab, np.int32)
@@ -116,23 +131,43 @@ class LogitProcessorRows:
 
 
 class RowTopLogprobs:
-    """The most likely tokens of a launch. They arrive asynchronously from the device."""
+    """The most likely tokens of a launch of ``entry``. They arrive asynchronously from the device.
 
-    def __init__(self, ids: Callable[[], np.ndarray], logprobs: Callable[[], np.ndarray]) -> None:
-        self._pending = (ids, logprobs)
-        self._fetched: tuple[np.ndarray, np.ndarray] | None = None
+    ``path`` has the slots of the accepted paths, if the step verified drafts.
+    """
 
-    def get(self, sequence: SequenceState, row: int) -> Sequence[TopLogprobs]:
-        """Return the tokens for the sequence in ``row``; empty if it requests none."""
+    def __init__(
+        self,
+        entry: ProgramEntry,
+        ids: Callable[[], np.ndarray],
+        logprobs: Callable[[], np.ndarray],
+        path: Callable[[], np.ndarray] | None,
+    ) -> None:
+        self._entry = entry
+        self._pending = (ids, logprobs, path)
+        self._fetched: tuple[np.ndarray, np.ndarray, np.ndarray] | None = None
+
+    def get(self, sequence: SequenceState, row: int, num_tokens: int) -> Sequence[TopLogprobs]:
+        """Return those of the sequence's first tokens; empty if it requests none."""
         count = sequence.request.params.top_logprobs
         if count == 0:
             return ()
+        ids, logprobs, rows = self._received()
+        lists = []
+        for target_row in rows[row, :num_tokens].tolist():
+            is_listed = ids[target_row, :count] >= 0
+            listed = (array[target_row, :count][is_listed].tolist() for array in (ids, logprobs))
+            lists.append(tuple(zip(*listed, strict=True)))
+        return lists
+
+    def _received(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Wait for the arrays. The last one is [B, tokens]: the target's row of each token."""
         if self._fetched is None:
-            ids, logprobs = self._pending
-            self._fetched = ids(), logprobs()
-        ids_of_row, logprobs_of_row = (array[row, :count] for array in self._fetched)
-        is_listed = ids_of_row >= 0
-        pairs = zip(
-            ids_of_row[is_listed].tolist(), logprobs_of_row[is_listed].tolist(), strict=True
-        )
-        return (tuple(pairs),)
+            ids, logprobs, path = self._pending
+            entry, first = self._entry, np.arange(self._entry.batch)[:, None]
+            rows = first
+            if path is not None:
+                slots = path()[: entry.batch * (entry.draft_depth + 1)]
+                rows = first * (entry.draft_tokens + 1) + slots.reshape(entry.batch, -1)
+            self._fetched = ids(), logprobs(), rows
+        return self._fetched

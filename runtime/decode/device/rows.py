@@ -9,6 +9,7 @@ import numpy as np
 from specbuild.runtime.decode.device.processor_rows import (
     CHANGES,
     COLUMNS,
+    TOP_COUNT,
     done_port,
     uses_processor_steps,
 )
@@ -27,7 +28,7 @@ _SCALARS = (
     "ignore_eos",
     *(name for name in CHOOSE_INPUTS if name != "floor"),
 )
-_OPTIONAL = ("floor", ADJUSTED_DONE, CHANGES)
+_OPTIONAL = ("floor", ADJUSTED_DONE, CHANGES, TOP_COUNT)
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 PARTIAL_TABLE = "partial_table."
 # Device state of a sequence besides its page tables.
@@ -164,8 +165,8 @@ class DeviceRows:
         for name in ("done", *(n for n in self._optional if n == ADJUSTED_DONE)):
             self._executor.fill(name, 1, row=row, rows=count)
         empty = ["length", *self._tables, *(PENDING[:1] if self.has_draft else ())]
-        # The next sequence in this row may run a logit processor right after its prompt.
-        empty += [name for name in self._optional if name == CHANGES]
+        # The next sequence in this row may have no logit processors.
+        empty += [name for name in self._optional if name in (CHANGES, TOP_COUNT)]
         for name in empty:
             self._executor.fill(name, 0, row=row, rows=count)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 from specbuild.runtime.decode.device.flights import (
@@ -17,7 +17,11 @@ from specbuild.runtime.decode.device.flights import (
 from specbuild.runtime.decode.device.guide_checks import GuideChecks, ReceivedStep
 from specbuild.runtime.decode.device.pages import DevicePages
 from specbuild.runtime.decode.device.prefill_rows import PromptRows, prefill_arrays, sampling_arrays
-from specbuild.runtime.decode.device.processor_rows import LogitProcessorRows, uses_processor_steps
+from specbuild.runtime.decode.device.processor_rows import (
+    LogitProcessorRows,
+    needs_full_logits,
+    uses_processor_steps,
+)
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.device.proposals import (
     DeviceProposals,
@@ -67,6 +71,7 @@ class DeviceStepper:
         # With a draft model, the draft ingests the tokens of masked steps too.
         has_draft_model = drafts and self._rows.has_draft
         self._checks = GuideChecks(self._rows, has_draft=has_draft_model)
+        self._drafts_processed = manifest.drafted_logit_processors
         self._can_check_guides = programs.processor_steps_extend or not has_draft_model
         self._floors = executor.port("prefill.floor") is not None
         self._modes: list[DeviceMode] = []
@@ -103,9 +108,9 @@ class DeviceStepper:
         is_remote = sequence.guide is not None and sequence.guide.is_remote
         if self._can_check_guides and sequence.request.params.only_guided and not is_remote:
             self._checks.admit(sequence)
-        sequence.uses_logit_processor = (
-            uses_processor_steps(sequence) and sequence not in self._checks
-        )
+        in_all_steps = self._drafts_processed and sequence.request.params.processes_rows
+        separate = not in_all_steps and sequence not in self._checks
+        sequence.uses_logit_processor = separate and uses_processor_steps(sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """Free a sequence's row after the launches in flight."""
@@ -141,7 +146,7 @@ class DeviceStepper:
         cumulative_probs: tuple[tuple[float, ...], ...] = ()
         if self._proposals is not None:
             unread = max_unread_tokens(sequences, self._steps_in_flight)
-            rows, full_logits = self._ahead(sequences, None).batch, _full_logits(sequences)
+            rows, full_logits = self._ahead(sequences, None).batch, needs_full_logits(sequences)
             cumulative_probs = self._proposals.propose(
                 sequences, unread, rows=rows, full_logits=full_logits
             )
@@ -151,7 +156,7 @@ class DeviceStepper:
             pending_rows=0,
             context=sum(s.num_tokens for s in sequences) // len(sequences),
             num_sampled=sum(s.request.params.sampling.temperature > 0 for s in sequences),
-            full_logits=_full_logits(sequences),
+            full_logits=needs_full_logits(sequences),
             cumulative_probs=cumulative_probs,
             has_unread_tokens=any(unread),
         )
@@ -166,7 +171,7 @@ class DeviceStepper:
         entry = self._programs.prefill(
             rows=sum(r.count for r in rows),
             batch=1 + max(r.row for r in rows),
-            full_logits=_full_logits([r.sequence for r in finishing]),
+            full_logits=needs_full_logits([r.sequence for r in finishing]),
         )
         arrays = prefill_arrays(rows, entry, self._groups, has_draft=table.has_draft)
         arrays |= sampling_arrays(finishing, entry, floors=self._floors)
@@ -215,7 +220,6 @@ class DeviceStepper:
         self._warm.add(entry.name)
         for sequence in sequences:
             sequence.steps_in_flight += 1
-        top_logprobs = self._processors.fetch_top_logprobs(sequences) if uses_processor else None
         if uses_processor:
             self._checks.after_masked_step(sequences)
         step = StepInFlight(
@@ -227,7 +231,7 @@ class DeviceStepper:
             is_warm=is_warm,
             plans=plans,
             pending=None if uses_processor else self._pending,
-            top_logprobs=top_logprobs,
+            top_logprobs=self._processors.fetch_top_logprobs(sequences, entry),
             device_was_idle=not self._flights,
         )
         self._flights.append(step)
@@ -263,7 +267,7 @@ class DeviceStepper:
             for mode in self._modes:
                 mode.begin(r.sequence, row)
             tokens = [(int(token[r.row]), float(logprob[r.row]))]
-            token_logprobs = top_logprobs_of(flight.top_logprobs, r.sequence, r.row)
+            token_logprobs = top_logprobs_of(flight.top_logprobs, r.sequence, r.row, 1)
             first.append(NewTokens(r.sequence, tokens, top_logprobs=token_logprobs))
             self._pending = max(self._pending, 1)
         return LaunchResult(first, prompt_tokens=flight.tokens)
@@ -301,12 +305,11 @@ class DeviceStepper:
             depths.append(num_accepted if cut else depth)
             verified.append((sequence, proposed, num_accepted))
             tokens = zip(result.tokens[row][:kept], result.logprobs[row][:kept], strict=True)
-            token_logprobs = top_logprobs_of(flight.top_logprobs, sequence, row)
             new = NewTokens(
                 sequence,
                 list(tokens),
                 accepted=num_accepted,
-                top_logprobs=token_logprobs,
+                top_logprobs=top_logprobs_of(flight.top_logprobs, sequence, row, kept),
                 proposed=proposed,
                 allowed=allowed,
             )
@@ -366,7 +369,7 @@ class DeviceStepper:
         return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
 
     def _step_entry(self, ahead: StepAhead, plan: ModeRequest) -> ProgramEntry:
-        full_logits = _full_logits(ahead.rows.values())
+        full_logits = needs_full_logits(ahead.rows.values())
         if ahead.proposal_lengths is not None:
             return self._programs.host_chain_step(
                 ahead.depth, batch=ahead.batch, full_logits=full_logits
@@ -394,7 +397,3 @@ class DeviceStepper:
         if ahead.shape is not None:
             return ahead.depth + 1
         return 1 if entry.extends or self._pending_is_full else self._pending + 1
-
-
-def _full_logits(sequences: Iterable[SequenceState]) -> bool:
-    return any(s.request.params.needs_full_logits for s in sequences)

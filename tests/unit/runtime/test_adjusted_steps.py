@@ -1,5 +1,8 @@
 """Steps on a device in which requests change logits: tokens by definition, neighbours untouched.
 
+Requests without a guide decode with their neighbours, drafts and all. With a guide, and on older
+engines, they have steps of their own.
+
 The device is the toy's, which runs as late as a GPU may; the references are those of the host.
 """
 
@@ -34,18 +37,22 @@ PLAIN = GenerateParams(max_new_tokens=16, sampling=SamplingParams(0.8, seed=3), 
 
 
 @examples(8)
-@example(SamplingParams(logit_bias={EOS: 100}), 5, SHAPES[1])
-@example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2])
-@given(changing, st.integers(0, 12), st.sampled_from(SHAPES))
+@example(SamplingParams(logit_bias={EOS: 100}), 5, SHAPES[1], True)
+@example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2], True)
+@example(SamplingParams(repetition_penalty=1.7, presence_penalty=1.0), 3, SHAPES[2], True)
+@example(SamplingParams(0.8, frequency_penalty=1.5, min_p=0.3), 0, SHAPES[2], False)
+@given(changing, st.integers(0, 12), st.sampled_from(SHAPES), st.booleans())
 def test_tokens_are_what_the_definition_says(
-    sampling: SamplingParams, least: int, shape: DraftShape | None
+    sampling: SamplingParams, least: int, shape: DraftShape | None, drafted: bool
 ) -> None:
     params = GenerateParams(
         max_new_tokens=12, sampling=sampling, min_tokens=least, stop_token_ids=(6,)
     )
     plain = GenerateParams(max_new_tokens=12, sampling=SamplingParams(sampling.temperature, seed=3))
     each = [params, plain, params, plain]
-    decoded = run(toy_cuda().engine, PROMPTS, each, speculation=shape).ids
+    toy = toy_cuda(drafted_processors=drafted)
+    decoded = run(toy.engine, PROMPTS, each, speculation=shape).ids
+    assert not (drafted and any("adjusted" in name for name in toy.device.started))
     assert decoded == [decode_by_definition(*pair) for pair in zip(PROMPTS, each, strict=True)]
 
 
@@ -78,10 +85,33 @@ def test_guided_tokens_are_those_of_masked_decoding(
             assert not language.allowed(record.output_ids)
 
 
-def test_neighbours_keep_tokens_drafts_and_programs() -> None:
+def test_neighbours_keep_tokens_and_drafts() -> None:
+    """All decode in the same steps. Who changes nothing has the bits of steps of its own."""
+    logprobs = replace(PLAIN, logprobs=True)
     biased = replace(PLAIN, sampling=SamplingParams(presence_penalty=0.5), top_logprobs=2)
     shape, prompts = SHAPES[2], [PROMPTS[0], PROMPTS[1]]
     lone, shared = toy_cuda(), toy_cuda()
+    alone = run(lone.engine, prompts, logprobs, speculation=shape)
+    each = [logprobs, logprobs, biased]
+    beside = run(shared.engine, [*prompts, PROMPTS[2]], each, speculation=shape)
+    assert beside.ids[:2] == alone.ids
+    assert [record.logprobs for record in beside.records[:2]] == [r.logprobs for r in alone.records]
+    for ours, theirs in zip(beside.records, alone.records, strict=False):
+        assert ours.stats.acceptance_histogram == theirs.stats.acceptance_histogram
+    assert beside.ids[2] == decode_by_definition(PROMPTS[2], biased)
+    # It drafts, and keeps the likeliest tokens of every row of its paths.
+    stats = beside.records[2].stats
+    assert stats.steps < len(beside.ids[2]) - 1 == 15
+    assert sum(stats.acceptance_histogram[1:]) > 0
+    assert [len(top) for top in beside.records[2].top_logprobs or ()] == [2] * 16
+    steps = [name for name in shared.device.started if name.startswith("step")]
+    assert all(name.endswith("3-4-12.1") for name in steps)
+
+
+def test_neighbours_keep_tokens_drafts_and_programs_on_older_engines() -> None:
+    biased = replace(PLAIN, sampling=SamplingParams(presence_penalty=0.5), top_logprobs=2)
+    shape, prompts = SHAPES[2], [PROMPTS[0], PROMPTS[1]]
+    lone, shared = (toy_cuda(drafted_processors=False) for _ in range(2))
     alone = run(lone.engine, prompts, PLAIN, speculation=shape)
     beside = run(shared.engine, [*prompts, PROMPTS[2]], [PLAIN, PLAIN, biased], speculation=shape)
     assert beside.ids[:2] == alone.ids
@@ -188,8 +218,9 @@ def test_few_pages_change_nothing() -> None:
 
 
 def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
-    """Answers of these steps are in the target's caches alone."""
-    engine, cold = toy_cuda(CACHING_ALL).engine, toy_cuda().engine
+    """Answers of logit-processor steps are in the target's caches alone."""
+    older = {"drafted_processors": False}
+    engine, cold = toy_cuda(CACHING_ALL, **older).engine, toy_cuda(**older).engine
     biased = GenerateParams(
         max_new_tokens=30, min_tokens=29, sampling=SamplingParams(presence_penalty=0.5)
     )

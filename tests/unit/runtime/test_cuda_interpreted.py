@@ -275,8 +275,8 @@ def test_scores_are_the_plans(lowered: LoweredEngine) -> None:
 def test_changed_logits_choose_what_the_hosts_rules_say(
     lowered: LoweredEngine, temperature: float
 ) -> None:
-    """Beside a sequence that drafts, whose tokens and drafts are those that it has alone."""
-    engine, runner = engine_of(lowered)
+    """Beside another sequence that drafts, whose tokens are those that it has alone."""
+    engine, runner = engine_of(lowered, drafted_logit_processors=True)
     # The last prompt is one token: its first output token is changed right behind it.
     drafting, *others = prompts(engine)
     sampling = SamplingParams(
@@ -285,7 +285,9 @@ def test_changed_logits_choose_what_the_hosts_rules_say(
     plain = GenerateParams(max_new_tokens=8, ignore_eos=True)
     changed = dataclasses.replace(plain, sampling=sampling, top_logprobs=4)
     both = run(engine, [others[1], drafting], [changed, plain], speculation=TREE)
-    assert {"adjust", "step@1.adjusted", step_name(2, TREE)} <= set(runner.started)
+    steps = {step_name(n, TREE, full_logits=True) for n in (1, 2)}
+    assert {"adjust", step_name(2, TREE, full_logits=True)} <= set(runner.started)
+    assert {name for name in runner.started if name.startswith("step")} <= steps
     alone = run(engine_of(lowered)[0], [drafting], plain, speculation=TREE)
     assert_alike(lowered, drafting, [alone.ids[0], both.ids[1]])
     record, ids = both.records[0], others[1]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from left_out import examples
+from test_logit_changes import decode_by_definition
 from toy_device import ToyCuda, toy_cuda
 from toy_engine import run
-from toy_model import VOCAB, decode_plainly
+from toy_model import VOCAB
 from toy_plan import BATCHES, DEEPEST, SHAPES
 
 from specbuild.runtime.decode.device.program_costs import ProposalCosts
@@ -130,15 +132,17 @@ def mixed(
 def test_any_order_of_drafts_and_offers_gives_the_tokens_of_plain_decoding(
     seed: int, drafted: bool, temperature: float, errors: float, offers: float
 ) -> None:
-    """Sequences come and go: more requests than rows, of any length."""
+    """Sequences come and go: more requests than rows, of any length. Some change logits."""
     draws = np.random.default_rng(seed)
     batch = [draws.integers(0, VOCAB - 1, n).tolist() for n in draws.integers(1, 20, 6)]
     sample = SamplingParams(temperature=temperature, seed=7)
+    penalised = replace(sample, frequency_penalty=0.9, repetition_penalty=1.2)
     counts = draws.integers(1, 31, len(batch)).tolist()
-    params = [GenerateParams(max_new_tokens=n, sampling=sample) for n in counts]
-    expected = [
-        decode_plainly(p, q.max_new_tokens, sample) for p, q in zip(batch, params, strict=True)
+    params = [
+        GenerateParams(max_new_tokens=n, sampling=penalised if n % 3 == 0 else sample)
+        for n in counts
     ]
+    expected = [decode_by_definition(*pair) for pair in zip(batch, params, strict=True)]
     shapes = [None, *SHAPES] if drafted else [None]
     policy = Mixed(seed=seed, offers=offers, shapes=shapes)
     outputs = {tuple(ids): tokens for ids, tokens in zip(batch, expected, strict=True)}

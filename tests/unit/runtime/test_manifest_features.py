@@ -104,6 +104,7 @@ def test_what_version_3_brings_is_named() -> None:
         "draft_mla",
         "draft_models",
         "draft_parts",
+        "drafted_processors",
         "dsa",
         "gated_delta",
         "geglu",

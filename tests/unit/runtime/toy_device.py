@@ -16,6 +16,7 @@ from page_ledger import PageLedger
 from toy_model import D2T, DRAFT_VOCAB, VOCAB, logits_of, mix
 from toy_offers import accepted_rows, offered_tree
 from toy_plan import BATCHES, SHAPES, cuda_manifest, plan_file, toy_plan
+from toy_processors import processed
 
 from specbuild.plugins_cuda.paged_tree_attention.op import visibility
 from specbuild.plugins_cuda.registry import op_named
@@ -24,7 +25,6 @@ from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
-from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 from specbuild.runtime.text.codec import TextCodec
 
@@ -112,8 +112,8 @@ class ToyDevice:
             live = (state[2] == 0).repeat_interleave(len(wanted) // n)
             assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
-        if entry.changes_logits:
-            chosen = self._adjusted(logits[logit_rows.long()], how, ids, state[2])
+        if self._processes(entry):
+            chosen = processed(self.port, logits[logit_rows.long()], how, (ids, bits), n)
         else:
             chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
         path = accepted = None
@@ -123,6 +123,8 @@ class ToyDevice:
                 chosen[0].view(n, -1),
                 depth=entry.draft_depth,
             )
+            if self._processes(entry):
+                self.port("top_path")[: path.numel()] = path.flatten()
             self._commit(path, n)
         if entry.host_proposal and takes_up:
             self._keep_accepted(entry, tree, accepted, chosen[0], aux_hidden)
@@ -146,28 +148,17 @@ class ToyDevice:
     def _floor(self, name: str, n: int) -> torch.Tensor | None:
         return self.port(name, n) if self.manifest.logit_processor_steps else None
 
+    def _processes(self, entry: ProgramEntry) -> bool:
+        drafted = self.manifest.drafted_logit_processors and entry.full_logits
+        return entry.changes_logits or drafted
+
     def _adjust_first(self, entry: ProgramEntry) -> None:
         names = ("temperature", "top_k", "top_p", "seed", "position", "floor")
         how = tuple(self.port(f"prefill.{name}", entry.batch) for name in names)
-        chosen = self._adjusted(self.port("prefill.logits", entry.batch), how, None, None)
+        raw = self.port("prefill.logits", entry.batch)
+        chosen = processed(self.port, raw, how, (None, None), entry.batch)
         self.port("prefill.choice").copy_(chosen[0])
         self.port("prefill.logprob").copy_(chosen[1])
-
-    def _adjusted(self, raw: torch.Tensor, how: tuple, ids, done) -> tuple[torch.Tensor, ...]:
-        n = len(raw)
-        names = ("changes", "min_position", "repetition", "frequency", "presence", "bias", "mask")
-        logits, marks = op_named("AdjustLogits").reference(
-            *(raw, ids, how[4], done), *(self.port(x, n) for x in names), self.port("marks", n)
-        )
-        self.port("marks", n).copy_(marks)
-        choice, chosen = op_named("Choose").reference(logits, *how)
-        logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
-            *(raw, choice, chosen, self.port("changes", n), self.port("top_count", n)),
-            most=MAX_TOP_LOGPROBS,
-        )
-        self.port("top_ids", n).copy_(top_ids)
-        self.port("top_logprobs", n).copy_(top_logprobs)
-        return choice, logprob
 
     def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
         n, drafted = entry.batch, self.manifest.draft is not None
@@ -178,6 +169,7 @@ class ToyDevice:
         state += [self.port("adjusted_done" if entry.changes_logits else "done", n)]
         rest = [self.port("limit", n), self.port("ignore_eos", n), self.port("eos_ids")]
         ring = [self.port(f"ring.{r}") for r in ("tokens", "logprobs", "accepted", "count", "step")]
+        marked = [self.port(x, n) if self._processes(entry) else None for x in ("changes", "marks")]
         results = op_named("Advance").reference(
             *chosen,
             path,
@@ -187,9 +179,11 @@ class ToyDevice:
             *rest,
             self.port("step"),
             *ring,
+            *marked,
             extended=int(path is not None or entry.extends),
         )
-        for place, result in zip([*state, self.port("step"), *ring], results, strict=True):
+        places = [*state, self.port("step"), *ring, marked[1]]
+        for place, result in zip(places, results, strict=True):
             if place is not None:
                 place.copy_(result)
 

@@ -32,8 +32,13 @@ SCORE_ROWS, RING, EOS_IDS, AUX_HIDDEN = 4, 8, 8, 2
 DEEPEST = max(shape.draft_depth for shape in SHAPES)
 
 
-def cuda_manifest(*, adjusted_steps: bool = True, **options: object) -> Manifest:
-    """The toy's manifest as a CUDA engine has it."""
+def cuda_manifest(
+    *, adjusted_steps: bool = True, drafted_processors: bool = True, **options: object
+) -> Manifest:
+    """The toy's manifest as a CUDA engine has it.
+
+    ``drafted_processors``: all steps with full logits apply logit processors.
+    """
     manifest = toy_manifest(**options)
     drafters = tuple(
         dataclasses.replace(each, roles=()) if each.roles else each for each in manifest.drafters
@@ -45,6 +50,7 @@ def cuda_manifest(*, adjusted_steps: bool = True, **options: object) -> Manifest
         roles={},
         drafters=drafters,
         logit_processor_steps=adjusted_steps,
+        drafted_logit_processors=adjusted_steps and drafted_processors,
     )
 
 
@@ -91,7 +97,9 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
     floats |= {"score.logits": (SCORE_ROWS, VOCAB)}
     if manifest.logit_processor_steps:
-        top = (b, MAX_TOP_LOGPROBS)
+        rows = b * (max(longest, *(shape.draft_tokens for shape in SHAPES)) + 1)
+        top = (rows, MAX_TOP_LOGPROBS)
+        ints["top_path"] = (rows,)
         ints |= dict.fromkeys(("adjusted_done", "changes", "min_position", "top_count"), (b,))
         ints |= {"marks": (b, VOCAB), "mask": (b, -(-VOCAB // 32)), "top_ids": top}
         scalars = ("repetition", "frequency", "presence", "floor", "prefill.floor")

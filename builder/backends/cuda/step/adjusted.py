@@ -1,18 +1,17 @@
-"""Steps in which requests change logits or want the likeliest tokens: a row a sequence, no draft.
+"""Logit-processor steps: one row a sequence, no draft. Sequences with a guide need them.
 
-A penalty changes with every token, so within a draft too; and a guide's next mask is known once the
-token before it is. The sequences that ask for either decode in these programs, apart from the
-others: each side is ``done`` for the other's. One that only a guide refused a token of goes back to
-the others behind such a step: so there is one in which the draft takes up what waits for it.
+The next mask of a guide is known once the token before it is. Sequences that need a mask decode in
+these programs, apart from the others: each side is ``done`` for the other's. One that only a guide
+refused a token of goes back to the others behind such a step: so there is one in which the draft
+takes up what waits for it. Steps that write all logits apply the processors of other requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
-from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.ir import ProgramIr
+from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
     batch_buckets,
@@ -21,10 +20,6 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_target
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
-from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
-
-# What waits for the draft: sequences that stay apart have none.
-_PENDING = ("pending_count", "pending_tokens", "pending_captured")
 
 
 def adjusted_batches(max_batch_size: int) -> tuple[int, ...]:
@@ -46,14 +41,11 @@ def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -
             Drafting(parts, draft, program, batch, NO_DRAFT, state).take_up()
     rows = verify_rows(parts, program, batch, NO_DRAFT, state=state)
     target = run_target(parts, program, rows, bare=not extends)
-    own = {"token_ids": rows.inputs["token_ids"], **state}
-    chosen = _choose(parts, program, logits(target.placement), {**row_sampling(rows.inputs), **own})
+    sampling = row_sampling(rows.inputs)
+    chosen = choose_processed(parts, program, logits(target.placement), sampling, rows=rows)
     program.section = ACCEPT
-    advanced: dict[str, Tensor | None] = {**parts.state("Advance", batch)}
-    if extends:
-        advanced["captured"] = target.aux_hidden
-    else:
-        advanced = {name: port for name, port in advanced.items() if name not in _PENDING}
+    advanced = advanced_state(parts, batch, marks=True, pending=extends)
+    advanced["captured"] = target.aux_hidden if extends else None
     program.call("Advance", {**chosen, **advanced, **state}, {"extended": int(extends)})
     return program
 
@@ -67,51 +59,6 @@ def first_token_program(parts: EngineParts) -> ProgramIr:
     program = ProgramIr("adjust", "decode")
     sampling = {name: ports[f"prefill.{name}"] for name in SAMPLING}
     outputs = {name: ports[f"prefill.{name}"] for name in ("choice", "logprob")}
-    _choose(parts, program, ports["prefill.logits"], sampling, outputs)
+    raw = ports["prefill.logits"]
+    choose_processed(parts, program, raw, sampling, outputs=outputs)
     return program
-
-
-def _choose(
-    parts: EngineParts,
-    program: ProgramIr,
-    raw: Tensor,
-    rows: Mapping[str, Tensor],
-    outputs: Mapping[str, Tensor] | None = None,
-) -> dict[str, Tensor]:
-    """``choice`` and ``logprob`` [R] by ``raw`` logits [R, V] as they are changed.
-
-    The log-probability is that of the raw ones, and so are the likeliest tokens. What nothing is
-    changed of keeps its bits: rows of a launch of prompts whose requests ask for nothing.
-    """
-    batch, outputs = raw.shape[0], outputs or {}
-    given = {name: tensor for name, tensor in rows.items() if name in ("token_ids", "done")}
-    adjusted = program.call(
-        "AdjustLogits",
-        {
-            **parts.state("AdjustLogits", batch),
-            "logits": raw,
-            "positions": rows["position"],
-            "done": None,
-            **given,
-        },
-    )["adjusted"]
-    chosen = program.call(
-        "Choose",
-        {"logits": adjusted, **{name: rows[name] for name in SAMPLING}},
-        outputs={name: outputs[name] for name in outputs if name == "choice"},
-    )
-    told = program.call(
-        "TopLogprobs",
-        {
-            **parts.state("TopLogprobs", batch),
-            "logits": raw,
-            "choice": chosen["choice"],
-            "chosen_logprob": chosen["logprob"],
-        },
-        {"most": MAX_TOP_LOGPROBS},
-        outputs={
-            **{name: parts.ports.first(name, batch) for name in ("top_ids", "top_logprobs")},
-            **{name: outputs[name] for name in outputs if name == "logprob"},
-        },
-    )
-    return {"choice": chosen["choice"], "logprob": told["logprob"]}

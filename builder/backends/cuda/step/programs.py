@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
 from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_chains
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
 from specbuild.builder.backends.cuda.step.target import (
@@ -33,6 +34,7 @@ from specbuild.runtime.engine_dir.plan import (
     CHECK_BUDGET,
     LIST_BUDGET,
     TARGET,
+    TOP_PATH,
     draft_write_slot,
 )
 
@@ -153,13 +155,19 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     aux_hidden = target.aux_hidden
     if aux_hidden is not None and capacity:
         aux_hidden = tree_features(program, aux_hidden, placed)
-    chosen = choose(target.placement, sampling, form.logits)
+    processes = form.logits == "all" and parts.ports.sizes.adjusts
+    chosen = (
+        choose_processed(parts, program, logits(target.placement), sampling, rows=trees)
+        if processes
+        else choose(target.placement, sampling, form.logits)
+    )
     program.section = ACCEPT
     if capacity:
         count_agreement(parts, program, chosen["choice"], sampling, placed["fed_again"])
         # The trees' rows come first.
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
-    path = {} if tree is None else _accept(program, trees, tree, chosen, shape)
+    top_path = parts.ports[TOP_PATH] if processes else None
+    path = {} if tree is None else _accept(program, trees, tree, chosen, shape, path=top_path)
     if form.offered and tree is not None and aux_hidden is not None:
         keep_accepted(parts, program, tree, {**chosen, **path}, aux_hidden)
     if shape.draft_top_k > 1:
@@ -177,7 +185,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
             "path": path.get("path"),
             "accepted": path.get("accepted"),
             "captured": aux_hidden,
-            **parts.state("Advance", batch),
+            **advanced_state(parts, batch, marks=processes),
         },
         {"extended": int(tree is not None or form.extends)},
     )
@@ -269,7 +277,11 @@ def _accept(
     tree: Mapping[str, Tensor],
     chosen: Mapping[str, Tensor],
     shape: DraftShape,
+    *,
+    path: Tensor | None = None,
 ) -> dict[str, Tensor]:
+    """The accepted paths; they are written to the first entries of ``path`` if there is one."""
+    nodes = (rows.batch, shape.draft_depth + 1)
     return program.call(
         "TreeAccept",
         {
@@ -280,6 +292,7 @@ def _accept(
             "choice": chosen["choice"].view(rows.batch, shape.draft_tokens + 1),
         },
         {"depth": shape.draft_depth},
+        outputs={} if path is None else {"path": path.view(*nodes)},
         sizes={"D1": shape.draft_depth + 1},
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
+from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import (
@@ -13,6 +14,7 @@ from specbuild.runtime.engine_dir.plan import (
     CHECK_BUDGET,
     LIST_BUDGET,
     OFFERED,
+    TOP_PATH,
     Space,
     draft_write_slot,
 )
@@ -131,16 +133,21 @@ def _sequences(s: StateSizes) -> Ports:
 
 
 def _adjusted(s: StateSizes) -> Ports:
-    """What AdjustLogits and TopLogprobs read of every sequence, and what the latter says of it."""
-    b, row, top = (s.batch,), (s.batch, s.vocab), (s.batch, MAX_TOP_LOGPROBS)
+    """What AdjustLogits and TopLogprobs read of every sequence, and what the latter says of rows.
+
+    ``top_path`` has the slots of the accepted paths, [B, D1] of a program.
+    """
+    b, row = (s.batch,), (s.batch, s.vocab)
+    rows = max(s.batch, MAX_DECODE_ROWS)
     return {
         **{name: (b, _INT) for name in (ADJUSTED_DONE, "changes", "min_position", "top_count")},
         **{name: (b, _FLOAT) for name in ("repetition", "frequency", "presence")},
         "bias": (row, _FLOAT),
         "marks": (row, _INT),
         "mask": ((s.batch, -(-s.vocab // 32)), _INT),
-        "top_ids": (top, _INT),
-        "top_logprobs": (top, _FLOAT),
+        "top_ids": ((rows, MAX_TOP_LOGPROBS), _INT),
+        "top_logprobs": ((rows, MAX_TOP_LOGPROBS), _FLOAT),
+        TOP_PATH: ((rows,), _INT),
     }
 
 

@@ -1,0 +1,85 @@
+"""The choice of tokens in programs that apply logit processors and list the likeliest tokens.
+
+These are the logit-processor steps, the program behind a launch of prompts, and every step that
+writes all logits. Of a tree each row has processors of its own, since they depend on the tokens
+before it. Rows whose requests change nothing keep their bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
+from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.target import SAMPLING, TargetRows
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
+
+_MARKS = ("changes", "marks")
+# Tokens that wait for the draft. Sequences that stay in logit-processor steps have none.
+_PENDING = ("pending_count", "pending_tokens", "pending_captured")
+
+
+def choose_processed(
+    parts: EngineParts,
+    program: ProgramIr,
+    logits: Tensor,
+    sampling: Mapping[str, Tensor],
+    *,
+    rows: TargetRows | None = None,
+    outputs: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """``choice`` and ``logprob`` [R], from raw ``logits`` [R, V].
+
+    The logits change in place. Log-probabilities, and those of the likeliest tokens, are those of
+    the raw ones. ``rows`` give the tokens on the path of each row. Without them there is one row a
+    sequence, whose marks have all of the output.
+    """
+    outputs, path, batch = outputs or {}, {}, logits.shape[0]
+    if rows is not None:
+        path = {"row_tokens": rows.inputs["token_ids"]}
+        path["ancestor_bits"], batch = rows.inputs["ancestor_bits"], rows.batch
+    processed = program.call(
+        "AdjustLogits",
+        {
+            **parts.state("AdjustLogits", batch),
+            **path,
+            "logits": logits,
+            "positions": sampling["position"],
+        },
+    )
+    chosen = program.call(
+        "Choose",
+        {"logits": processed["adjusted"], **{name: sampling[name] for name in SAMPLING}},
+        outputs={name: outputs[name] for name in outputs if name == "choice"},
+    )
+    listed = program.call(
+        "TopLogprobs",
+        {
+            **parts.state("TopLogprobs", batch),
+            "logits": processed["adjusted"],
+            "raw": processed["raw"],
+            "choice": chosen["choice"],
+            "chosen_logprob": chosen["logprob"],
+        },
+        {"most": MAX_TOP_LOGPROBS},
+        outputs={
+            **{
+                name: parts.ports.first(name, logits.shape[0])
+                for name in ("top_ids", "top_logprobs")
+            },
+            **{name: outputs[name] for name in outputs if name == "logprob"},
+        },
+    )
+    return {"choice": chosen["choice"], "logprob": listed["logprob"]}
+
+
+def advanced_state(
+    parts: EngineParts, batch: int, *, marks: bool, pending: bool = True
+) -> dict[str, Tensor | None]:
+    """The ports that Advance takes.
+
+    ``marks``: it counts tokens, since the step applies logit processors. ``pending``: the draft
+    ingests what the step commits.
+    """
+    left_out = (*(() if marks else _MARKS), *(() if pending else _PENDING))
+    return {**parts.state("Advance", batch), **dict.fromkeys(left_out)}

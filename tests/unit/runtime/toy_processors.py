@@ -1,0 +1,38 @@
+"""What a toy's step does where logit processors apply: the declared references, over its ports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
+
+_STATE = ("changes", "min_position", "repetition", "frequency", "presence", "bias", "mask", "marks")
+
+
+def processed(
+    port: Callable[[str, int], torch.Tensor],
+    raw: torch.Tensor,
+    how: tuple[torch.Tensor | None, ...],
+    path: tuple[torch.Tensor | None, torch.Tensor | None],
+    sequences: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choices and log-probabilities of the rows of ``sequences``, from ``raw`` [R, V].
+
+    ``how`` are Choose's inputs. ``path`` are the rows' tokens and ancestors. The ports of the
+    likeliest tokens are written.
+    """
+    assert how[4] is not None
+    logits, raw = op_named("AdjustLogits").reference(
+        *(raw, *path, how[4]), *(port(name, sequences) for name in _STATE)
+    )
+    choice, chosen = op_named("Choose").reference(logits, *how)
+    asked = (port("changes", sequences), port("top_count", sequences))
+    logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
+        logits, raw, choice, chosen, *asked, most=MAX_TOP_LOGPROBS
+    )
+    port("top_ids", len(raw)).copy_(top_ids)
+    port("top_logprobs", len(raw)).copy_(top_logprobs)
+    return choice, logprob
