@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import GREY, save_svg
 from specbuild.cli.anatomy.groups import GroupRow, LaunchGroup, folded
 from specbuild.cli.anatomy.tables import step_title
 from specbuild.runtime.measure.anatomy import StepAnatomy
 
 _WIDTH, _STRIP, _LAYER, _LEGEND = 11.0, 0.9, 1.5, 1.0
-_FLOOR = "#1f2933"
+_FLOOR = GREY
 # Of a layer's width: a bar that is wide enough for its time.
 _NAMED = 0.045
 

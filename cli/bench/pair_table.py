@@ -17,12 +17,13 @@ def bench_table(report: BenchReport) -> Table:
     """Return a table with one column per prompt set."""
     from rich.table import Table
 
+    from specbuild.cli.bench.pairs import set_title
     from specbuild.cli.tables.run_table import histogram_text, milliseconds
 
     table = Table()
     table.add_column("prompts", style="bold")
     for entry in report.sets:
-        table.add_column(entry.name, justify="right", overflow="fold")
+        table.add_column(set_title(entry, report), justify="right", overflow="fold")
     sets = report.sets
     without = [_decimals(entry.without_draft_tokens_per_s, 1) for entry in sets]
     table.add_row("without draft, tokens/s", *without)

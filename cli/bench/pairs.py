@@ -20,6 +20,7 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
 _PLAIN = DraftSetting(None)
+RANDOM_TOKENS = "random tokens"  # the set of an engine whose text nobody gave
 _RANDOM_PROMPT_LENGTHS = (16, 32, 64, 128)
 
 
@@ -100,6 +101,15 @@ class BenchReport:
     shape: DraftShape | None = None
 
 
+def set_title(entry: SetReport, report: BenchReport) -> str:
+    """Return what tables and charts call a prompt set: its name only if there are several."""
+    prompts = len(entry.pairs) // report.rounds
+    count = "1 prompt" if prompts == 1 else f"{prompts} prompts"
+    if len(report.sets) > 1:
+        return f"{entry.name.replace('_', ' ').replace('-', ' ')}, {count}"
+    return f"{count} of {entry.name}" if entry.name == RANDOM_TOKENS else count
+
+
 @dataclass(frozen=True)
 class PairsSettings:
     """What to measure: greedy decoding of each prompt, ``rounds`` times each way."""
@@ -126,7 +136,7 @@ def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
         )
         for length in lengths
     )
-    return PromptSet("random tokens", prompts)
+    return PromptSet(RANDOM_TOKENS, prompts)
 
 
 def measure(

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import GREY, SERIES, save_svg
 from specbuild.cli.bench.report import SweepReport
 
 # Of the sweeps that have phases.
 _COLOURS = {
-    "decode": "#0e7c86",
-    "verify": "#c2571a",
-    "draft": "#6b4fa0",
-    "prefill": "#9aa5b1",
-    "specpv": "#b3892b",
+    "decode": SERIES[0],
+    "verify": SERIES[1],
+    "draft": SERIES[2],
+    "prefill": SERIES[3],
+    "specpv": SERIES[5],
 }
 
 
@@ -38,7 +38,7 @@ def plot_sweep(report: SweepReport, file: Path) -> None:
         ends = [min(intensities) / 2, max(intensities) * 2]
         roof = [report.ceiling_bytes_per_s * end / 1e12 for end in ends]
         rate = report.ceiling_bytes_per_s / 1e12
-        axes.plot(ends, roof, color="#1f2933", label=f"streaming read, {rate:.2f} TB/s")
+        axes.plot(ends, roof, color=GREY, label=f"streaming read, {rate:.2f} TB/s")
     axes.set_xlabel("operations a byte read")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"{report.engine} on {report.gpu}")

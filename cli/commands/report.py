@@ -30,6 +30,7 @@ def report(
 ) -> None:
     """Write an HTML page about an engine and its measurements.
 
+    The page begins with the result of the records: a sentence, and bars of tokens/s.
     Geometry, memory, kernel selection, step times and provenance come from the
     engine; no GPU is needed and no weights are read. Roofline, launches, speed,
     acceptance and fidelity come from the records. The page has no external

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import SERIES, save_svg
 from specbuild.cli.compare.report import Comparison
 
 
@@ -15,7 +15,7 @@ def plot(found: Comparison, file: Path) -> None:
     figure = Figure(figsize=(6.5, 3.6), layout="constrained")
     axes = figure.subplots()
     middle = [(entry.first + entry.last) / 2 for entry in found.by_position]
-    axes.plot(middle, [e.divergence for e in found.by_position], marker="o", color="#0e7c86")
+    axes.plot(middle, [e.divergence for e in found.by_position], marker="o", color=SERIES[0])
     axes.set_xlabel("position (tokens)")
     axes.set_ylabel("KL divergence (nats/token)")
     axes.set_ylim(bottom=0)

@@ -28,12 +28,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A named amount, how it is said, and what it cannot be below."""
+    """A named amount, its text, what it cannot be below, and its colour in the style sheet."""
 
     label: str
     value: float
     text: str
     floor: float | None = None
+    colour: str = "s0"
 
 
 def lines(drawn: Sequence[Line], across: Axis, up: Axis) -> str:
@@ -72,24 +73,29 @@ def lines(drawn: Sequence[Line], across: Axis, up: Axis) -> str:
 
 
 def bars(drawn: Sequence[Bar]) -> str:
-    """One bar below the other, each with its floor as a frame in it."""
+    """One bar below the other, each with its floor as a frame in it.
+
+    Widths are percentages, so that text keeps its size on narrow screens.
+    """
     most = max((max(bar.value, bar.floor or 0.0) for bar in drawn), default=0.0) or 1.0
-    width, parts = WIDTH - 20, []
+    parts = []
     for number, bar in enumerate(drawn):
         top = 36 * number
-        length = width * bar.value / most
-        parts.append(_text(0, top + 14, bar.label))
-        parts.append(_text(WIDTH, top + 14, bar.text, "end"))
+        parts.append(f'<text x="0" y="{top + 14}">{escaped(bar.label)}</text>')
+        parts.append(f'<text x="100%" y="{top + 14}" text-anchor="end">{escaped(bar.text)}</text>')
         floor = "" if bar.floor is None else f' data-floor="{bar.floor!r}"'
+        said = escaped(f"{bar.label}: {bar.text}")
         parts.append(
-            f'<rect class="fill s0" x="0" y="{top + 19}" width="{length:.1f}" height="12" '
-            f'data-x="{bar.value!r}"{floor}><title>{escaped(f"{bar.label}: {bar.text}")}'
-            "</title></rect>"
+            f'<rect class="fill {bar.colour}" x="0" y="{top + 19}" height="12" '
+            f'width="{100 * bar.value / most:.2f}%" data-x="{bar.value!r}"{floor}>'
+            f"<title>{said}</title></rect>"
         )
         if bar.floor is not None:
-            end = width * bar.floor / most
-            parts.append(_rule("floor", end, top + 16, end, top + 34))
-    return _svg(36 * len(drawn) + 4, parts)
+            end = f"{100 * bar.floor / most:.2f}%"
+            place = f'x1="{end}" y1="{top + 16}" x2="{end}" y2="{top + 34}"'
+            parts.append(f'<line class="floor" {place}/>')
+    body = "\n".join(parts)
+    return f'<svg class="bars" height="{36 * len(drawn) + 4}" role="img">\n{body}\n</svg>\n'
 
 
 def row(drawn: Sequence[Bar]) -> str:

@@ -74,7 +74,8 @@ def memory_section(facts: EngineFacts) -> Section:
 
 def kernels_section(facts: EngineFacts) -> Section:
     """What computes, and why it rather than another."""
-    return Section("kernels", "Kernels", "".join(_kernels(facts)))
+    title = "Graphs" if facts.plan is None else "Kernels"
+    return Section("kernels", title, "".join(_kernels(facts)))
 
 
 def _kernels(facts: EngineFacts) -> Iterator[str]:

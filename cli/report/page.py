@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from specbuild.cli.bench.report import SweepReport
 from specbuild.cli.report import engine_sections, record_sections
 from specbuild.cli.report.engine_facts import EngineFacts
 from specbuild.cli.report.markup import Section, escaped
-from specbuild.cli.report.records import Record
+from specbuild.cli.report.records import Record, of_kind
+from specbuild.cli.report.result_section import result_section
 from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.engine_dir.manifest import Manifest
 
@@ -21,14 +23,14 @@ def page(facts: EngineFacts, records: list[Record]) -> str:
     """The whole document; the same engine and records give the same bytes."""
     own_costs = engine_sections.costs_figures(facts.costs, facts.manifest.draft_default)
     sections = [
+        result_section(records, has_draft=bool(facts.manifest.drafters)),
         engine_sections.geometry_section(facts),
         engine_sections.memory_section(facts),
         engine_sections.kernels_section(facts),
-        record_sections.costs_section(own_costs, records),
-        record_sections.roofline_section(records),
-        record_sections.timeline_section(records),
+        record_sections.costs_section(own_costs, records, on_gpu=facts.plan is not None),
+        *_gpu_sections(facts, records),
         record_sections.speed_section(records),
-        record_sections.acceptance_section(records),
+        *_draft_sections(facts, records),
         record_sections.fidelity_section(records),
         engine_sections.provenance_section(facts, records),
     ]
@@ -54,11 +56,27 @@ def page(facts: EngineFacts, records: list[Record]) -> str:
 """
 
 
+def _draft_sections(facts: EngineFacts, records: list[Record]) -> list[Section]:
+    return [record_sections.acceptance_section(records)] if facts.manifest.drafters else []
+
+
+def _gpu_sections(facts: EngineFacts, records: list[Record]) -> list[Section]:
+    """The sections that only measurements on a GPU fill; of other engines only with a record."""
+    sections = [
+        record_sections.roofline_section(records),
+        record_sections.timeline_section(records),
+    ]
+    return sections if facts.plan is not None or of_kind(records, SweepReport) else []
+
+
 def _summary(manifest: Manifest) -> str:
-    drafts = " and ".join(model.geometry.architecture for model in manifest.models)
+    names = [model.geometry.architecture for model in manifest.models]
+    names += [f"{drafter.kind} decoding" for drafter in manifest.host_drafters]
+    drafts = " and ".join(names)
     draft = f"with {drafts}" if drafts else "without a draft"
+    device = "" if manifest.device == manifest.backend else f" ({manifest.device})"
     return (
-        f"{manifest.target.model_type}, {draft}, for {manifest.backend} ({manifest.device}); built "
+        f"{manifest.target.model_type}, {draft}, for {manifest.backend}{device}; built "
         f"by specbuild {manifest.specbuild_version}"
     )
 

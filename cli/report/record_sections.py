@@ -107,7 +107,7 @@ def speed_section(records: Sequence[Record]) -> Section:
     for file in dict.fromkeys(record.file for record, _ in runs):
         shown = run_table([run for record, run in runs if record.file == file])
         body += figure(converted(shown), "", source=file)
-    return _filled("speed", "Speed", body, "bench ENGINE --prompts FILE")
+    return _filled("speed", "Speed", body, "bench pairs ENGINE --prompts FILE")
 
 
 def cost_curves(records: Sequence[Record]) -> list[str]:
@@ -131,13 +131,15 @@ def cost_curves(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def costs_section(own: Sequence[str], records: Sequence[Record]) -> Section:
+def costs_section(own: Sequence[str], records: Sequence[Record], *, on_gpu: bool) -> Section:
     """``own`` is what the engine itself has."""
     body = "".join([*own, *cost_curves(records)])
-    lacking = (
-        "No step times. For a CUDA engine, specbuild tune measures them; for a CPU "
-        "engine, pass the cost-*.json file that a run writes to the cache directory."
+    remedy = (
+        "specbuild tune measures them"
+        if on_gpu
+        else "pass the cost-*.json file that a run writes to the cache directory"
     )
+    lacking = f"No step times: {remedy}."
     return Section("costs", "Step times", body or paragraph(lacking, kind="none"))
 
 
@@ -155,7 +157,7 @@ def acceptance_section(records: Sequence[Record]) -> Section:
         summed = [sum(column) for column in zip_longest(*histograms, fillvalue=0)]
         points = _per_position(summed)
         body += _acceptance([Line("all requests", points)] if points else [], found[0][0])
-    return _filled("acceptance", "Acceptance", body, "bench ENGINE --prompts FILE")
+    return _filled("acceptance", "Acceptance", body, "bench pairs ENGINE --prompts FILE")
 
 
 def fidelity_section(records: Sequence[Record]) -> Section:

@@ -169,7 +169,27 @@ def test_bench_json(command: Command, tiny_engine: Path, tmp_path: Path) -> None
         assert len(entry["pairs"]) == 4
         assert entry["same_output"] == 4
         assert all(pair["output_tokens"] == 8 for pair in entry["pairs"])
-    assert picture.read_text().startswith("<?xml")
+    shown = picture.read_text()
+    assert shown.startswith("<?xml")
+    # matplotlib names each text that it draws as paths in a comment.
+    written = set(re.findall(r"<!-- (.*?) -->", shown))
+    assert {"short", "long", "2 prompts", "without draft", "with draft"} <= written
+    for entry in report["sets"]:
+        assert f"{entry['without_draft_tokens_per_s']:.0f}" in written
+        assert {f"{entry['with_draft_tokens_per_s']:.0f}", f"{entry['ratio']:.2f}×"} <= written
+    # Without a background or black text, it is readable on light and on dark pages.
+    assert not re.search(r"fill: ?(#ffffff|#000000)|stroke: ?#000000", shown)
+
+
+def test_a_chart_of_one_prompt_set_does_not_show_its_file(
+    command: Command, tiny_engine: Path, tmp_path: Path
+) -> None:
+    prompts, picture = tmp_path / "some_file.jsonl", tmp_path / "speed.svg"
+    prompts.write_text('{"prompt_ids": [3, 4, 5]}\n')
+    arguments = ("--prompts", prompts, "--max-new-tokens", 4, "--rounds", 1, "--plot", picture)
+    assert command("bench", "pairs", tiny_engine, *arguments).code == 0
+    written = re.findall(r"<!-- (.*?) -->", picture.read_text())
+    assert "1 prompt" in written and not any("some" in text for text in written)
 
 
 def test_bench_draws_a_table_of_random_prompts(command: Command, tiny_engine: Path) -> None:

@@ -59,8 +59,48 @@ def test_an_engine_alone_has_its_sizes_and_says_what_is_lacking(
     rows = [[p["role"], p["name"], str(p["applied"]), str(p["nodes"])] for p in built]
     applied = [cell for row in rows if row[2] != "0" for cell in row]
     assert passes.cells == applied
-    for lacking in ("roofline", "timeline", "speed", "acceptance", "fidelity"):
+    for lacking in ("speed", "acceptance", "fidelity"):
         assert "No record. Create one with" in page.sections[lacking]
+    # The engine is for the CPU: what only a GPU fills is left out.
+    assert next(iter(page.sections)) == "result"
+    assert not {"roofline", "timeline"} & set(page.sections)
+    assert "No speed was measured" in page.sections["result"]
+
+
+def test_an_engine_without_a_draft_has_no_acceptance(
+    command: Command, ids_engine: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "report.html"
+    assert command("report", ids_engine, "--output", output).code == 0
+    page = ReportPage(output.read_text(encoding="utf-8"))
+    assert "acceptance" not in page.sections
+    assert "in tokens/s" in page.sections["result"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "verdict"),
+    [
+        (1.84, "The draft makes decoding 1.84 times as fast (median of 2 pairs); every output is"),
+        (0.85, "The draft makes decoding slower: 0.85 times the speed (median of 2 pairs)"),
+        (1.01, "The draft does not change the speed (median of 2 pairs)"),
+    ],
+)
+def test_the_verdict_is_that_of_the_ratio(
+    report: Report, command: Command, tiny_engine: Path, tmp_path: Path, ratio: float, verdict: str
+) -> None:
+    prompts, file = tmp_path / "p.jsonl", tmp_path / "speed.json"
+    prompts.write_text('{"prompt_ids": [3, 4]}\n{"prompt_ids": [5, 6]}\n')
+    words = ("--prompts", prompts, "--max-new-tokens", 4, "--rounds", 1, "--json")
+    (measured,) = command("bench", "pairs", tiny_engine, *words).records
+    (entry,) = measured["sets"]
+    entry |= {"without_draft_tokens_per_s": 100.0, "with_draft_tokens_per_s": 100 * ratio}
+    entry |= {"ratio": ratio, "same_output": 2}
+    file.write_text(json.dumps(measured | {"ratio": ratio}))
+    page = report(file)
+    result = page.sections["result"]
+    assert verdict in result and "without draft, 2 prompts" in result
+    drawn = page.by("speed.json")[0]
+    assert [x for x, _ in drawn.marks] == [100.0, 100 * ratio]
 
 
 def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: Path) -> None:
@@ -73,7 +113,11 @@ def test_a_sweep_is_a_roofline_and_bars_beside_floors(report: Report, tmp_path: 
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps(sweep))
     page = report(file)
-    points, bars, timeline, _ = page.by("sweep.json")
+    speeds, points, bars, timeline, _ = page.by("sweep.json")
+    decoded = [p for p in sweep["phases"] if p["tokens_per_s"] and p["sweep"] != "prefill"]
+    assert [x for x, _ in speeds.marks] == [p["tokens_per_s"] for p in decoded][:8]
+    most = max(p["tokens_per_s"] for p in decoded)
+    assert f"Up to {most:.0f} tokens/s" in page.sections["result"]
     expected = {
         (p["operations"] / p["bytes_total"], p["operations_per_s"] / 1e12) for p in sweep["phases"]
     }
@@ -136,7 +180,9 @@ def test_runs_and_comparisons_are_drawn_as_they_were_printed(
     (entry,) = bench.records[0]["sets"]
     histogram = entry["acceptance_histogram"]
     shares = [sum(histogram[i:]) / sum(histogram) for i in range(1, len(histogram))]
-    (drawn,) = [figure for figure in page.by("bench.json") if figure.marks]
+    speed, drawn = [figure for figure in page.by("bench.json") if figure.marks]
+    speeds = [entry[f"{way}_draft_tokens_per_s"] for way in ("without", "with")]
+    assert [x for x, _ in speed.marks] == speeds
     assert drawn.marks == [(float(i), share) for i, share in enumerate(shares, start=1)]
     (table,) = [figure for figure in page.by("bench.json") if figure.cells]
     assert f"{entry['without_draft_tokens_per_s']:.1f}" in table.cells

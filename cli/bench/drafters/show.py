@@ -6,11 +6,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import GREY, SERIES, save_svg
 from specbuild.cli.bench.drafters.report import DraftersReport
 from specbuild.cli.tables.run_table import milliseconds
 
-_COLOURS = ("#9aa5b1", "#0e7c86", "#c2571a", "#6b4fa0", "#4d9a2a", "#b3892b")
+_COLOURS = (GREY, *SERIES)
 
 
 def drafters_table(report: DraftersReport) -> Table:

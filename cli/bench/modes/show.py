@@ -8,12 +8,12 @@ from pathlib import Path
 from rich.console import Group
 from rich.table import Table
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import GREY, SERIES, save_svg
 from specbuild.cli.bench.modes.report import ModeRow, ModesReport
 from specbuild.cli.tables.run_table import milliseconds
 from specbuild.cli.terminal.console import size_text
 
-_COLOURS = ("#9aa5b1", "#0e7c86", "#c2571a", "#6b4fa0", "#4d9a2a", "#b3892b")
+_COLOURS = (GREY, *SERIES)
 
 
 def modes_tables(report: ModesReport) -> Group:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from specbuild.builder.svg import save_svg
+from specbuild.builder.svg import GREY, SERIES, save_svg
 from specbuild.cli.bench.server.report import LoadReport, Spread
 
 _ROWS = {
@@ -17,7 +17,7 @@ _ROWS = {
     "total time": "e2e_s",
 }
 # Where each percentile's bar lies beside its row, and its colour.
-_BARS = ((-0.25, "p50", "#0e7c86"), (0, "p90", "#9aa5b1"), (0.25, "p99", "#d1495b"))
+_BARS = ((-0.25, "p50", SERIES[0]), (0, "p90", GREY), (0.25, "p99", SERIES[1]))
 
 
 def load_table(report: LoadReport) -> Table:
