@@ -24,8 +24,9 @@ TILE_ROWS = 128
 PACKED_ROWS = 16
 PANEL_COLUMNS, PANEL_ROW_BYTES = 64, 128
 COLUMN_STEP, MOST_COLUMNS = 16, 256
-# 16-bit values of a token in a warpgroup's staging: 64 weight rows, or 32 results of pairs of them.
-ROWS_STAGING, PAIRS_STAGING = 72, 40
+# 16-bit values of a token in a warpgroup's staging: 64 weight rows, 32 results of pairs of them, or
+# none where sums are stored from registers.
+ROWS_STAGING, PAIRS_STAGING, UNSTAGED = 72, 40, 0
 _MOST_STAGES = 8
 _STATIC_SHARED_BYTES = 2048
 # Cycles of a panel: tensor cores take 4 a column, and L2 gives about 34 bytes a cycle.
@@ -52,7 +53,7 @@ def panel_bytes(blocks: int, rows: int) -> int:
 class Gemm:
     """A dense GEMM of prompt rows: what its constants and its launch follow from.
 
-    ``blocks`` = K/32, ``row_tiles`` = N/16, ``staging``: ROWS_STAGING or PAIRS_STAGING.
+    ``blocks`` = K/32, ``row_tiles`` = N/16, ``staging``: ROWS_STAGING, PAIRS_STAGING or UNSTAGED.
     """
 
     rows: int

@@ -57,7 +57,7 @@ _MOST_RING = 5
 # joins splits; the router's, up to eight, begin beside O. An op timed alone does not show it: no
 # tactic has all.
 _ONE_SPARE_OF = 16
-_BESIDE_SMALL_LAUNCHES = ("Linear", "RmsQkvRope")
+_BESIDE_SMALL_LAUNCHES = ("Linear", "LinearPartial", "RmsQkvRope")
 # Where a CTA has so many chunks that to add up each by itself costs time.
 _HOLDING = ("RmsSwiglu",)
 

@@ -149,6 +149,17 @@ def test_linear() -> None:
 
 
 @needs_compiler
+def test_partial_sums() -> None:
+    assert_same_for_every_batch(
+        "LinearPartial",
+        {"weight": weight(144)},
+        {"x": cancelling(ROWS)},
+        {"partial": torch.zeros(1, 144)},
+        STREAMED,
+    )
+
+
+@needs_compiler
 def test_swiglu() -> None:
     assert_same_for_every_batch(
         "RmsSwiglu",
