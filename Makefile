@@ -37,9 +37,10 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	@$(MAKE) -s types
 	@touch $(DEMO_INSTALLED) $@
 
-# The libraries of TensorRT-RTX (230 MB) and the types of TensorRT. Without them their tests are skipped.
+# The libraries of TensorRT-RTX (230 MB), TensorRT's types and its lean runtime (45 MB). Without them
+# their tests are skipped.
 setup-tensorrt: setup
-	$(INSTALL) --quiet -e '.[dev,tensorrt-rtx,tensorrt-bindings]'
+	$(INSTALL) --quiet -e '.[dev,tensorrt-rtx,tensorrt-bindings,tensorrt-lean]'
 
 # A real model answers two prompts; then the example of the repository shows what its trained draft
 # gains. Without PyPI the first part is left out.

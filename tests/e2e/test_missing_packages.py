@@ -28,7 +28,7 @@ IMPORTED = {
     "pyzmq": "zmq",
 }
 # Extras that no command needs: those of developers, and types for tests.
-DEVELOPERS = ("dev", "tensorrt-bindings")
+DEVELOPERS = ("dev", "tensorrt-bindings", "tensorrt-lean")
 
 
 def installed_by_extras() -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from emulated_cubins import emulated_cubins, kernel_number
@@ -23,7 +23,6 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 from specbuild.runtime.executors.tensorrt.plugin_record import (
-    PluginRecord,
     read_fields,
     write_fields,
 )
@@ -52,12 +51,6 @@ def every_case(op: OpSpec) -> Iterator[tuple[str, dict[str, bytes]]]:
                 continue
             plugin = plugin_of(drawn, phase, SMALL_TARGET, lowering)
             yield case.name, emulated_fields(plugin)
-
-
-def carried(plugin: PluginOp) -> tuple[PluginRecord, EmulatedGpu, dict[str, bytes]]:
-    """The record after it went through fields, and a GPU that knows its kernels."""
-    record, cubins = read_fields(emulated_fields(plugin))
-    return record, EmulatedGpu(tuple(plugin.kernels)), cubins
 
 
 class EmulatedGpu:
@@ -89,25 +82,38 @@ class EmulatedGpu:
         assert entry(grid, ctypes.c_uint(config.block), pointers) == 0, "deadlock"
 
 
+Enqueue = Callable[[EmulatedGpu, dict[str, bytes], Sequence[int], int], None]
+
+
+def launch_alone(
+    gpu: EmulatedGpu, fields: dict[str, bytes], addresses: Sequence[int], scratch: int
+) -> None:
+    """Queue the launches without TensorRT."""
+    launcher = OpLauncher(gpu, *read_fields(fields))
+    launcher.enqueue(0, addresses, scratch, None)
+
+
 def run_plugin(
     drawn: KernelCase,
     plugin: PluginOp,
     inputs: Mapping[str, np.ndarray],
     outputs: Mapping[str, np.ndarray],
+    enqueue: Enqueue = launch_alone,
 ) -> dict[str, np.ndarray]:
     """The outputs by name of what ``enqueue`` queues, over poisoned outputs and scratch memory."""
-    record, gpu, cubins = carried(plugin)
+    fields = emulated_fields(plugin)
+    record, _ = read_fields(fields)
+    gpu = EmulatedGpu(tuple(plugin.kernels))
     aliased = dict(drawn.op.aliases)
     memory = {name: guarded(array) for name, array in inputs.items()}
     for name, array in outputs.items():
         memory[name] = memory[aliased[name]] if name in aliased else Guarded(array.nbytes)
     scratch = Guarded(record.workspace_bytes)
     scratch.data[:] = 0xFF
-    launcher = OpLauncher(gpu, record, cubins)  # type: ignore[arg-type]
     shapes = [info.shape for info in plugin.forms[0].tensors.values()][: len(record.inputs)]
     assert record.buckets[0].inputs == tuple(shapes)
     addresses = [memory[tensor.name].address for tensor in record.tensors]
-    launcher.enqueue(0, addresses, scratch.address, None)
+    enqueue(gpu, fields, addresses, scratch.address)
     for name, place in (*memory.items(), ("scratch", scratch)):
         assert place.untouched(), f"{drawn.op.name}: a kernel wrote outside of {name}"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from typing import Any
 
@@ -37,3 +38,24 @@ def new_logger(library: Any, errors: list[str]) -> Any:
         library.ILogger.__init__(self)
 
     return type("ErrorLogger", (library.ILogger,), {"__init__": initialise, "log": log})()
+
+
+def new_runtime(library: Any, errors: list[str]) -> Any:
+    """A runtime whose logger appends to ``errors``.
+
+    Raises UnsupportedHereError where the library cannot use the GPU, as with too old a driver.
+    """
+    runtime = library.Runtime(new_logger(library, errors))
+    if errors:
+        # The object holds a null pointer, and its destructor would crash the process.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(runtime))
+        raise UnsupportedHereError(
+            f"TensorRT {library.__version__} cannot use this GPU ({last_error(errors)}); install a "
+            "newer driver, or build with --backend cuda"
+        )
+    return runtime
+
+
+def last_error(errors: list[str]) -> str:
+    """The last report in one line of at most 300 characters."""
+    return " ".join(errors[-1].split())[:300]

@@ -21,7 +21,7 @@ from specbuild.runtime.executors.tensorrt.check import built_by, reasons_here
 from specbuild.runtime.executors.tensorrt.creators import register_creators
 from specbuild.runtime.executors.tensorrt.executor import RoleSession, TensorRtExecutor
 from specbuild.runtime.executors.tensorrt.launched_role import read_launched_role
-from specbuild.runtime.executors.tensorrt.library import load, new_logger
+from specbuild.runtime.executors.tensorrt.library import last_error, load, new_runtime
 from specbuild.runtime.executors.tensorrt.sessions import EngineSession, LaunchedSession
 
 _ENGINE = ".engine"
@@ -62,8 +62,7 @@ def session_opener(
 ) -> Callable[[str], RoleSession]:
     """What makes a role ready to run. Raises UnsupportedHereError where TensorRT refuses it."""
     errors: list[str] = []
-    logger = new_logger(library, errors)
-    runtime = library.Runtime(logger)
+    runtime = new_runtime(library, errors)
 
     def open_session(name: str) -> RoleSession:
         role = manifest.roles[name]
@@ -73,7 +72,7 @@ def session_opener(
             return LaunchedSession(gpu, read_launched_role(data, where, len(role.profiles)))
         engine = runtime.deserialize_cuda_engine(data)
         if engine is None:
-            told = f" ({' '.join(errors[-1].split())[:300]})" if errors else ""
+            told = f" ({last_error(errors)})" if errors else ""
             raise UnsupportedHereError(
                 f"{directory}: TensorRT {library.__version__} refuses {role.file}{told}; build the "
                 "engine again on this machine"

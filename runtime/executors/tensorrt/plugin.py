@@ -30,6 +30,20 @@ OpenGpu = Callable[[], Gpu]
 _TRT_TYPES: Mapping[str, str] = {"bfloat16": "BF16", "float32": "FLOAT", "int32": "INT32"}
 
 
+class FieldCollection:
+    """Fields in TensorRT's structure, ``value``, which is valid as long as this object.
+
+    TensorRT copies the structure but not what it points to. A list is no substitute for it:
+    pybind11 converts one only inside a call from Python, and TensorRT also calls from elsewhere.
+    """
+
+    def __init__(self, trt: Any, arrays: Mapping[str, np.ndarray]) -> None:
+        kind = trt.PluginFieldType.CHAR
+        self._fields = [trt.PluginField(name, array, kind) for name, array in arrays.items()]
+        self._array = trt.PluginFieldCollection(self._fields)
+        self.value = trt.PluginFieldCollection_(self._array)
+
+
 class LoadedFields:
     """The fields of a node as TensorRT keeps them, and what they say; many nodes share one."""
 
@@ -44,6 +58,13 @@ class LoadedFields:
         self._cubins = cubins
         self._open_gpu = open_gpu
         self._launcher: OpLauncher | None = None
+        self._collection: FieldCollection | None = None
+
+    def collection(self, trt: Any) -> FieldCollection:
+        """The fields in the structure of a TensorRT module."""
+        if self._collection is None:
+            self._collection = FieldCollection(trt, self.arrays)
+        return self._collection
 
     @property
     def launcher(self) -> OpLauncher:
@@ -192,7 +213,7 @@ class OpPlugin:
 
     def get_fields_to_serialize(self) -> Any:
         """The fields that it was made from."""
-        return _collection(self._trt, self._loaded.arrays)
+        return self._loaded.collection(self._trt).value
 
     def _data_type(self, dtype: str) -> Any:
         return getattr(self._trt.DataType, _TRT_TYPES[wire_dtype(dtype)])
@@ -213,7 +234,8 @@ class OpCreator:
         self.plugin_version = version
         self.plugin_namespace = NAMESPACE
         empty = np.zeros(0, np.int8)
-        self.field_names = _collection(self._trt, dict.fromkeys(FIELD_NAMES, empty))
+        self._names = FieldCollection(self._trt, dict.fromkeys(FIELD_NAMES, empty))
+        self.field_names = self._names.value
         self._open_gpu = open_gpu
         self._loaded: dict[str, LoadedFields] = {}
 
@@ -259,13 +281,6 @@ def plugin_classes(trt: Any) -> tuple[Any, Any]:
         {"__init__": initialise_creator, "_trt": trt},
     )
     return plugin, creator
-
-
-def _collection(trt: Any, arrays: Mapping[str, np.ndarray]) -> Any:
-    kind = trt.PluginFieldType.CHAR
-    return trt.PluginFieldCollection(
-        [trt.PluginField(name, array, kind) for name, array in arrays.items()]
-    )
 
 
 def _digest(fields: Mapping[str, bytes]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.tensorrt.launched_role import LaunchedRole
+from specbuild.runtime.executors.tensorrt.library import last_error
 from specbuild.runtime.executors.tensorrt.op_launches import OpLauncher
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -134,7 +135,7 @@ class EngineSession:
         return self._contexts[profile]
 
     def _refusal(self, what: str) -> SpecbuildError:
-        told = f" ({' '.join(self._errors[-1].split())[:300]})" if self._errors else ""
+        told = f" ({last_error(self._errors)})" if self._errors else ""
         return UnsupportedHereError(
             f"TensorRT refuses {what} of role {self._role}{told}; build the engine again"
         )
