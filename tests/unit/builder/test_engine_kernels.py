@@ -30,6 +30,8 @@ GEOMETRIES = ("gpt-oss-20b", "gpt-oss-120b")
 # As many as a DFlash draft reads states of. Further layers launch the same kernels.
 LAYERS = 8
 LONG = {"max_seq_len": 131072}
+# A step's rows hold the trees of all sequences and SpecPV's buffer.
+SPECPV = {"specpv": True, "max_batch_size": 16, **LONG}
 # A draft's kind and the options of a build.
 ENGINES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "plain": (None, {}),
@@ -44,8 +46,8 @@ ENGINES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "eagle3-tree": ("eagle3", {"draft_top_k": 4, "draft_depth": 5, "draft_tokens": 15}),
     "p-eagle": ("p-eagle", {}),
     "dflash": ("dflash", {}),
-    "specpv": ("eagle3", {"specpv": True, **LONG}),
-    "specpv-cache-fp8": ("eagle3", {"specpv": True, "kv_dtype": "fp8", **LONG}),
+    "specpv": ("eagle3", SPECPV),
+    "specpv-cache-fp8": ("eagle3", {**SPECPV, "kv_dtype": "fp8"}),
 }
 
 
@@ -60,8 +62,9 @@ def engine_kernels(geometry: str, name: str) -> tuple[Kernel, ...]:
     kind, options = ENGINES[name]
     draft = {} if kind is None else {"draft_kind": kind, "acceptance": 0.7}
     model = SynthModel(SynthOptions(geometry=geometry, layers=LAYERS, **draft))  # type: ignore[arg-type]
+    options = {"max_batch_size": 64, **options}
     asked = BuildOptions.from_flat(
-        model=Path(geometry), output=Path("unused"), backend="cuda", max_batch_size=64, **options
+        model=Path(geometry), output=Path("unused"), backend="cuda", **options
     )
     silent, taken = SilentProgress(), CUDA.options(asked)
     inputs = settled_inputs(asked, CUDA, model.checkpoints())
