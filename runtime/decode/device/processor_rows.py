@@ -48,6 +48,11 @@ def uses_processor_steps(sequence: SequenceState) -> bool:
     return sequence.request.params.adjusts_steps is not None
 
 
+def unmasked_changes(sequence: SequenceState) -> int:
+    """Return the port ``changes`` of a sequence in a step without a mask."""
+    return ADJUSTS if sequence.request.params.adjusts_logits else 0
+
+
 def needs_full_logits(sequences: Iterable[SequenceState]) -> bool:
     """Return whether an ordinary step of these sequences must write full logits."""
     of_each = (s.request.params for s in sequences)
@@ -89,7 +94,7 @@ class LogitProcessorRows:
 
     def write_mask(self, sequence: SequenceState, row: int) -> None:
         """Write the mask of the next token, before a launch."""
-        changes = ADJUSTS if sequence.request.params.adjusts_logits else 0
+        changes = unmasked_changes(sequence)
         mask = None if sequence.guide is None else sequence.guide.mask(sequence.output)
         if mask is not None:
             self._executor.write("mask", mask.words(self._words)[None], row=row)
@@ -103,6 +108,9 @@ class LogitProcessorRows:
         for r in finishing:
             self.begin(r.sequence, r.row)
         self._executor.start(programs.first_token_processor)
+        for r in finishing:
+            # Steps with full logits apply a mask that is still there.
+            self._executor.fill(CHANGES, unmasked_changes(r.sequence), row=r.row)
         entry = programs.first_token_processor
         return self.fetch_top_logprobs((r.sequence for r in finishing), entry)
 

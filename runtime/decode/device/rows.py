@@ -11,6 +11,7 @@ from specbuild.runtime.decode.device.processor_rows import (
     COLUMNS,
     TOP_COUNT,
     done_port,
+    unmasked_changes,
     uses_processor_steps,
 )
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
@@ -108,6 +109,8 @@ class DeviceRows:
             executor.fill("done", 1, row=row)
             executor.fill(ADJUSTED_DONE, int(sequence.paused), row=row)
         else:
+            # Steps with full logits apply a mask that is still there.
+            executor.fill(CHANGES, unmasked_changes(sequence), row=row)
             # Copied on the device, which knows before the host whether the output has ended.
             executor.copy(ADJUSTED_DONE, row, "done", row)
             executor.fill(ADJUSTED_DONE, 1, row=row)

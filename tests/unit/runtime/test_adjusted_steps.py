@@ -33,6 +33,8 @@ from specbuild.runtime.settings import PrefillSchedule, RuntimeSettings
 PROMPTS = [[1, 2, 3, 2, 9], [4] * 11, [7, 5], [8]]
 SHAPES = [None, DraftShape(1, 3, 3), DraftShape(3, 4, 12)]
 LINE = Language(({0: 1}, {1: 2}, {2: 3, 3: 3}, {4: 0, 5: 4}, {}), frozenset({4}))
+# The mask of the first token allows less than all that follow.
+WIDENING = Language(({0: 1}, dict.fromkeys(range(28), 1)), frozenset({1}))
 PLAIN = GenerateParams(max_new_tokens=16, sampling=SamplingParams(0.8, seed=3), ignore_eos=True)
 
 
@@ -57,8 +59,10 @@ def test_tokens_are_what_the_definition_says(
 
 
 @settings(max_examples=6, deadline=None)
-@example(LINE, SamplingParams(), SHAPES[1])
-@example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2])
+@example(LINE, SamplingParams(), SHAPES[1], False)
+@example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2], False)
+@example(WIDENING, SamplingParams(0.9, seed=5), SHAPES[1], True)
+@example(WIDENING, SamplingParams(), None, True)
 @given(
     languages(),
     st.builds(
@@ -70,13 +74,17 @@ def test_tokens_are_what_the_definition_says(
         frequency_penalty=st.sampled_from([0.0, 0.7]),
     ),
     st.sampled_from(SHAPES),
+    st.booleans(),
 )
 def test_guided_tokens_are_those_of_masked_decoding(
-    language: Language, sampling: SamplingParams, shape: DraftShape | None
+    language: Language, sampling: SamplingParams, shape: DraftShape | None, beside: bool
 ) -> None:
     guided = GenerateParams(max_new_tokens=14, sampling=sampling, guide=language.guide)
-    plain = GenerateParams(max_new_tokens=14, sampling=SamplingParams(sampling.temperature, seed=3))
-    each, known = [guided, plain, guided], [language, None, language]
+    free = GenerateParams(max_new_tokens=14, sampling=SamplingParams(sampling.temperature, seed=3))
+    if beside:
+        # Steps that they share with another request apply logit processors.
+        free = replace(free, sampling=replace(free.sampling, frequency_penalty=0.8))
+    each, known = [guided, free, guided], [language, None, language]
     ran = run(knowing_letters(toy_cuda().engine), PROMPTS[:3], each, speculation=shape)
     assert ran.ids == [decode_masked(*of) for of in zip(PROMPTS[:3], each, known, strict=True)]
     assert ran.records[1].stats.masked_tokens is None
