@@ -108,7 +108,7 @@ def target_graph(
     groups = plan.layer_groups
     asked, summaries = _block_ports(plan, activations)
     of_layers = [
-        _cache_ports(groups[group], layer, activations)
+        _cache_ports(groups[group], g.cache_layer(layer), activations)
         for layer, group in enumerate(group_of_layer)
     ]
     rows = [
@@ -128,12 +128,13 @@ def target_graph(
         for group in groups
     ]
     budget, keys, broken = _index_ports(plan, activations)
-    pools = [port for ports in of_layers for port in ports]
+    caches = of_layers[: len(g.caching_layers)]
+    pools = [port for ports in caches for port in ports]
     views = [port for ports in of_groups for port in ports]
     beside = [*summaries, *asked[-1:], *keys]
     given = [
         output
-        for ports, outputs in zip(of_layers, rows, strict=True)
+        for ports, outputs in zip(caches, rows, strict=False)
         for output in (*[replace(p, name=output_name(p.name)) for p in ports], *outputs)
     ]
     aux_hidden = len(aux_layers) * g.hidden
@@ -171,7 +172,7 @@ def target_graph(
             values[0],
             Launch(*values[1:_HEAD]),
             tuple(layer_view(*part) for part in zip(of_groups, split, strict=True)),
-            _by_layer(of_layers, rest),
+            (*_by_layer(caches, rest), *[None] * g.shared_caches),
         )
         if asked:
             blocks = BlockView(*[next(rest) for _ in asked])
@@ -190,6 +191,9 @@ def target_graph(
                 launch_ports(plan),
                 module.tables_of(layer),
                 row_outputs=rows[layer],
+            ).sharing(
+                writes=layer in g.caching_layers,
+                input_width=0 if g.layer_inputs is None else g.layer_inputs.width,
             )
             for layer, (layer_pools, group) in enumerate(
                 zip(of_layers, group_of_layer, strict=True)

@@ -21,7 +21,7 @@ from onnx_ir.tape import Tape
 
 STANDARD_OPSET = 23
 CONTRIB_DOMAIN = "com.microsoft"
-BOOL, INT64 = ir.DataType.BOOL, ir.DataType.INT64
+BOOL, FLOAT, INT64 = ir.DataType.BOOL, ir.DataType.FLOAT, ir.DataType.INT64
 
 DeriveWeight = Callable[[str, Sequence[ir.Value | None], Callable[..., Any]], ir.Value]
 

@@ -109,6 +109,27 @@ OF_KIND: dict[str, dict[str, Any]] = {
         "pad_token_id": None,
         "bos_token_id": 0,
     },
+    "gemma4_text": {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 12,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 3.0,
+        "pad_token_id": None,
+        "bos_token_id": 0,
+    },
+    "gemma4_unified_text": {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_hidden_layers": 4,
+        "sliding_window": 12,
+        "pad_token_id": None,
+        "bos_token_id": 0,
+    },
     "glm4_moe": {
         "head_dim": 16,
         "attention_bias": True,
@@ -174,9 +195,11 @@ def randomise(model: torch.nn.Module, kind: str) -> None:
         for name, tensor in model.state_dict().items():
             noise = torch.randn(tensor.shape, generator=generator)
             if name.endswith("norm.weight"):
-                less_1 = kind.startswith(("gemma", "qwen3_5", "qwen3_next"))
+                less_1 = kind.startswith(("gemma3", "qwen3_5", "qwen3_next"))
                 whole = not less_1 or name.endswith("linear_attn.norm.weight")
                 tensor.copy_(whole + 0.2 * noise)
+            elif name.endswith(("layernorm_1.weight", "layernorm_2.weight", "scale", "scalar")):
+                tensor.copy_(1 + 0.2 * noise)
             elif name.endswith("A_log"):
                 tensor.copy_(noise)
             elif name.endswith("e_score_correction_bias"):

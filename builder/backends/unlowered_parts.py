@@ -8,6 +8,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
     Geglu,
+    routed_part,
 )
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
@@ -27,6 +28,7 @@ def _parts(g: TargetGeometry) -> Iterator[str]:
     """What a target does, as the end of a sentence about it."""
     attention = g.attention
     yield from _states_and_gates(g)
+    yield from _of_layer_types(g)
     for rope in (g.rope, g.window_rope):
         if rope is not None and rope.width is not None:
             yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
@@ -45,6 +47,9 @@ def _parts(g: TargetGeometry) -> Iterator[str]:
             feed_forward.activation, Geglu
         ):
             yield "has a feed-forward with GELU"
+        moe = routed_part(feed_forward)
+        if moe is not None and isinstance(moe.activation, Geglu):
+            yield "has experts with GELU"
     if g.norm_places != "inputs":
         yield "norms what attention and feed-forward give"
     if g.multipliers is not None:
@@ -60,3 +65,19 @@ def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
     for feed_forward in g.feed_forwards:
         if isinstance(feed_forward, BothFeedForward) and feed_forward.gated:
             yield "multiplies what its shared expert gives by a gate"
+
+
+def _of_layer_types(g: TargetGeometry) -> Iterator[str]:
+    """What models have whose layers differ in heads, caches or inputs."""
+    local = g.window_heads
+    if local is not None:
+        yield (
+            f"has {local.kv_heads} KV heads of {local.head_dim} in layers with a window, "
+            f"{g.kv_heads} of {g.head_dim} in others"
+        )
+    if g.shared_caches:
+        yield f"has {g.shared_caches} layers that read keys and values of other layers"
+    if g.layer_inputs is not None:
+        yield "gives each layer an embedding of its own"
+    if g.attention.value_norm:
+        yield "norms values"

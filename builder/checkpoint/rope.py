@@ -10,6 +10,7 @@ from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import (
     LinearScaling,
     Llama3Scaling,
+    ProportionalScaling,
     RopeScaling,
     YarnScaling,
 )
@@ -19,7 +20,14 @@ NESTED = ("rope_parameters", "rope_scaling")
 # The sections of ``rope_parameters`` where layers turn by their type.
 LAYER_SECTIONS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "llama3", "proportional", "yarn")
+_SHARE = "partial_rotary_factor"
+_TITLES = {
+    "linear": "linear",
+    "llama3": "Llama 3's",
+    "proportional": "proportional",
+    "yarn": "YaRN",
+}
 BY_LENGTH = ("dynamic", "longrope", "su")
 
 
@@ -80,7 +88,7 @@ def rotated_width(config: Config, head_dim: int, default: float = 1.0) -> int | 
 
     Raises SpecbuildError for a factor that gives an odd number, none, or more than a head has.
     """
-    name = "partial_rotary_factor"
+    name = _SHARE
     places = [*[config.section(nested) for nested in NESTED], config]
     place = next((place for place in places if place.get(name) is not None), config)
     factor = place.number(name, default)
@@ -130,8 +138,9 @@ def describe(rope: Rope) -> str:
     scaling = rope.scaling
     if scaling is None:
         return f"theta {rope.theta:g} without scaling"
-    name = {"yarn": "YaRN", "llama3": "Llama 3's", "linear": "linear"}[scaling.kind]
-    over = "" if isinstance(scaling, LinearScaling) else f" over {scaling.original_max_positions}"
+    name = _TITLES[scaling.kind]
+    plain = isinstance(scaling, LinearScaling | ProportionalScaling)
+    over = "" if plain else f" over {scaling.original_max_positions}"
     return f"theta {rope.theta:g} with {name} × {scaling.factor:g}{over}"
 
 
@@ -143,6 +152,7 @@ def _read(config: Config, nested: Config, default_theta: float, also: frozenset[
         raise SpecbuildError(
             f"{nested.where}: rope_type {kind!r} is not implemented{why} (supported: {supported})"
         )
+    also = also | {_SHARE} if kind == "proportional" else also
     only = {name: values for name, values in ROPE.only.items() if name not in also}
     check_fields(nested, FieldTable(ROPE.read | also, only), strict=True, way_out="")
     theta = nested.number("rope_theta", config.number("rope_theta", default_theta))
@@ -155,6 +165,11 @@ def _read(config: Config, nested: Config, default_theta: float, also: frozenset[
 def _scaling(config: Config, nested: Config, kind: str) -> RopeScaling | None:
     if kind == "default":
         return None
+    if kind == "proportional":
+        share = nested.number(_SHARE, 1.0)
+        if share > 1:
+            raise nested.wrong(_SHARE, "at most 1, the share of the frequencies that turn")
+        return ProportionalScaling(factor=nested.number("factor", 1.0), share=share)
     factor = nested.number("factor")
     if kind == "linear":
         return LinearScaling(factor=factor)

@@ -66,13 +66,13 @@ class EnginePlan:
     def group_of_layer(self, target: TargetGeometry) -> tuple[int, ...]:
         """For every target layer, the index of its group in ``layer_groups``.
 
-        That is the group of its keys and values, or of its state.
+        That is the group of the keys and values that it reads, or of its state.
         """
         return tuple(
             next(
                 i
                 for i, group in enumerate(self.layer_groups)
-                if group.name != INDEXER_GROUP and layer in group.layers
+                if group.name != INDEXER_GROUP and target.cache_layer(layer) in group.layers
             )
             for layer in range(target.layers)
         )
@@ -241,7 +241,7 @@ def _target_groups(target: TargetGeometry, page_size: int, sizes: BackendSizes) 
     dims = target.latent_dims or (0,) * target.layers
     for name, layer_type in ((FULL_GROUP, "full_attention"), ("sliding", "sliding_attention")):
         window = target.sliding_window if name == "sliding" else 0
-        layers = [i for i, kind in enumerate(target.layer_types) if kind == layer_type]
+        layers = [i for i in target.caching_layers if target.layer_types[i] == layer_type]
         plain = tuple(i for i in layers if not dims[i])
         latent = tuple(i for i in layers if dims[i])
         if plain:
@@ -304,12 +304,13 @@ def _group(
     page_size: int,
     sizes: BackendSizes,
 ) -> CacheGroup:
+    heads = model.heads_of(layers[0]) if isinstance(model, TargetGeometry) else model
     return CacheGroup(
         name=name,
         layers=layers,
-        kv_heads=model.kv_heads,
-        k_width=model.head_dim,
-        v_width=model.head_dim,
+        kv_heads=heads.kv_heads,
+        k_width=heads.head_dim,
+        v_width=heads.head_dim,
         page_size=page_size,
         pages=0,
         window=window,

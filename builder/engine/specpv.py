@@ -43,6 +43,11 @@ def specpv_of(
             f"--specpv: a {target.model_type} has {len(target.linear_layers)} layers with a "
             "recurrent state, of which no partial view can be taken; build without it"
         )
+    if target.shared_caches:
+        raise SpecbuildError(
+            f"--specpv: a {target.model_type} has {target.shared_caches} layers that read keys and "
+            "values of other layers, which no view is made for; build without it"
+        )
     if config.score == "indexer":
         _check_indexers(target)
     else:

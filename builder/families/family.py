@@ -107,10 +107,19 @@ class NamedGeometry:
                 f"one with keys and values; choose {first} or more"
             )
         kinds = self.target.layer_feed_forwards[:layers]
+        types = self.target.layer_types[:layers]
+        if self.target.window_heads is not None:
+            # The class of these models gives the last layer no window, whatever its type says.
+            types = (*types[:-1], self.target.layer_types[-1])
+        windows: dict[str, Any] = {}
+        if self.target.window_heads is not None and "sliding_attention" not in types:
+            windows = {"sliding_window": 0, "window_heads": None, "window_rope": None}
         return replace(
             self.target,
             layers=layers,
-            layer_types=self.target.layer_types[:layers],
+            layer_types=types,
+            shared_caches=max(0, layers - len(self.target.caching_layers)),
+            **windows,
             unrotated_layers=tuple(i for i in self.target.unrotated_layers if i < layers),
             latent_dims=self.target.latent_dims[:layers],
             feed_forwards=self.target.feed_forwards[: max(kinds) + 1],

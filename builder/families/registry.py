@@ -8,6 +8,7 @@ from specbuild.builder.families.dflash.family import DFLASH
 from specbuild.builder.families.eagle3.family import EAGLE3
 from specbuild.builder.families.family import DraftFamily, SynthDraft, TargetFamily
 from specbuild.builder.families.gemma3.family import GEMMA3
+from specbuild.builder.families.gemma4.family import GEMMA4
 from specbuild.builder.families.glm4_moe.family import GLM4_MOE
 from specbuild.builder.families.gpt_oss.family import GPT_OSS
 from specbuild.builder.families.granite.family import GRANITE
@@ -34,6 +35,7 @@ TARGETS: dict[str, TargetFamily] = {
     "glm4_moe": GLM4_MOE,
     "minimax_m2": MINIMAX_M2,
     "gemma3": GEMMA3,
+    "gemma4": GEMMA4,
     "qwen3_5": QWEN3_5,
 }
 DRAFTS: dict[str, DraftFamily] = {

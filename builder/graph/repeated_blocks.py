@@ -9,7 +9,7 @@ inputs; in the end all calls are inlined. The graph is that of an export of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -75,7 +75,9 @@ def block_translation(
             *[(f"O{i}", anything, "") for i in range(written + len(row_widths))],
         ],
     )
-    return Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
+    made = Op(Opset(BLOCK_DOMAIN, _VERSION), name, schema)(*inputs)
+    # A block that writes no pools has one output, which the exporter wants as a list too.
+    return made if isinstance(made, Sequence) else (made,)
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,8 @@ class BlockPorts:
 
     ``tables`` are the cosines and sines of positions. Ports of what each layer has for itself have
     names without the layer. ``row_outputs`` are values of its rows, which it returns behind the
-    pools.
+    pools. ``writes``: it returns the pools, written. ``layer_input`` is its part of a model's
+    ``layer_inputs``, if it has some.
     """
 
     x: InputPort
@@ -93,6 +96,8 @@ class BlockPorts:
     launch: tuple[InputPort, ...]
     tables: tuple[InputPort, ...]
     row_outputs: tuple[InputPort, ...] = ()
+    writes: bool = True
+    layer_input: tuple[InputPort, ...] = ()
 
     @classmethod
     def of_layer(
@@ -123,10 +128,27 @@ class BlockPorts:
             tuple(short(port, *port.shape) for port in row_outputs),
         )
 
+    def sharing(self, *, writes: bool, input_width: int) -> BlockPorts:
+        """The same of a layer that may write no pools, with a ``layer_input`` of this width."""
+        given = (InputPort("layer_input", self.x.dtype, ("T", input_width)),) if input_width else ()
+        return replace(self, writes=writes, layer_input=given)
+
     @property
     def flat(self) -> tuple[InputPort, ...]:
         """All of them."""
-        return (self.x, *self.pools, *self.view, *self.launch, *self.tables)
+        return (
+            self.x,
+            *self.pools,
+            *self.view,
+            *self.launch,
+            *self.tables,
+            *self.layer_input,
+        )
+
+    @property
+    def written(self) -> tuple[InputPort, ...]:
+        """What it returns first: the stream, and the pools that it writes."""
+        return (self.x, *(self.pools if self.writes else ()))
 
     def arguments(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """Values of ``flat`` as the arguments of a block."""
@@ -136,12 +158,15 @@ class BlockPorts:
             for ports in ((self.x,), self.pools, self.view, self.launch, self.tables)
         ]
         (x,), pools, view, launch, tables = parts
+        lossy = (None, None) if self.layer_input else ()
         return (
             x,
             layer_pools(self.pools, pools),
             layer_view(self.view, view),
             Launch(*launch),
             tuple(tables),
+            *lossy,
+            *rest,
         )
 
 
@@ -149,11 +174,13 @@ class BlockPorts:
 class BlockFunction:
     """A kind of block as an ONNX function, whose last inputs are the weights of these names.
 
-    ``row_widths`` are those of its outputs behind the pools.
+    ``written`` counts its outputs that are its first inputs, written; ``row_widths`` are those of
+    the outputs behind them.
     """
 
     function: ir.Function
     weights: tuple[str, ...]
+    written: int
     row_widths: tuple[int, ...]
 
 
@@ -175,16 +202,18 @@ class BlockCall(nn.Module):
         view: GroupView | StateView,
         launch: Launch,
         tables: tuple[torch.Tensor, ...],
-        *lossy: None,
+        *beside: torch.Tensor | None,
     ) -> tuple[Any, ...]:
         """As :class:`~specbuild.builder.families.parts.target.Block`, without SpecPV and DSA."""
-        assert not any(lossy)
+        blocks, index, layer_input = beside
+        assert blocks is None and index is None
         weights = [self.get_parameter(name) for name in self.called.weights]
-        given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *weights]
+        own = [] if layer_input is None else [layer_input]
+        given = [x, *pools, *[v for v in view if v is not None], *launch, *tables, *own, *weights]
         widths = list(self.called.row_widths)
-        new_x, *new = block_call(given, self.called.function.name, 1 + len(pools), widths)
+        new_x, *new = block_call(given, self.called.function.name, self.called.written, widths)
         kind = WrittenStates if isinstance(pools, StatePools) else type(pools)
-        return new_x, kind(*new), (), ()
+        return new_x, kind(*new) if new else None, (), ()
 
 
 def call_blocks(
@@ -202,7 +231,8 @@ def call_blocks(
         kind = kind_of(block, block_ports)
         if kind not in kinds:
             widths = tuple(int(port.shape[1]) for port in block_ports.row_outputs)
-            kinds[kind] = _function(exported(block, block_ports), f"Block{len(kinds)}", widths)
+            model = exported(block, block_ports)
+            kinds[kind] = _function(model, f"Block{len(kinds)}", len(block_ports.written), widths)
         layers[i] = BlockCall(block, kinds[kind])
     return [kind.function for kind in kinds.values()]
 
@@ -210,7 +240,7 @@ def call_blocks(
 def block_outputs(ports: BlockPorts) -> tuple[tuple[str, ...], tuple[tuple[int | str, ...], ...]]:
     """The names and shapes of a block's outputs: the new residual stream, the new pools, and its
     values of rows."""
-    written = (ports.x, *ports.pools)
+    written = ports.written
     names = [output_name(port.name) for port in written]
     rows = ports.row_outputs
     return (
@@ -232,14 +262,15 @@ def inline_blocks(model: ir.Model, functions: Sequence[ir.Function]) -> None:
     model.graph.opset_imports.pop(BLOCK_DOMAIN, None)
 
 
-def _function(model: ir.Model, name: str, row_widths: tuple[int, ...]) -> BlockFunction:
+def _function(
+    model: ir.Model, name: str, written: int, row_widths: tuple[int, ...]
+) -> BlockFunction:
     graph = model.graph
     weights = {name: value for name, value in graph.initializers.items() if value.uses()}
     graph.initializers.clear()
     graph.inputs.extend(weights.values())
-    return BlockFunction(
-        ir.Function(BLOCK_DOMAIN, name, graph=graph, attributes=[]), tuple(weights), row_widths
-    )
+    function = ir.Function(BLOCK_DOMAIN, name, graph=graph, attributes=[])
+    return BlockFunction(function, tuple(weights), written, row_widths)
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:

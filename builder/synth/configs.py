@@ -6,7 +6,12 @@ from typing import Any
 
 from specbuild.builder.checkpoint.rope import yarn_attention_factor
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
-from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
+from specbuild.runtime.engine_dir.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+    YarnScaling,
+)
 
 
 def generation_config(g: TargetGeometry, pad_token_id: int) -> dict[str, Any]:
@@ -36,6 +41,12 @@ def rope_config(rope: Rope) -> dict[str, Any] | None:
         }
     if isinstance(rope.scaling, LinearScaling):
         return {"factor": rope.scaling.factor, "rope_type": "linear"}
+    if isinstance(rope.scaling, ProportionalScaling):
+        return {
+            "factor": rope.scaling.factor,
+            "partial_rotary_factor": rope.scaling.share,
+            "rope_type": "proportional",
+        }
     return None if rope.scaling is None else yarn_config(rope)
 
 

@@ -184,7 +184,10 @@ class SynthModel:
     def _stored_layer(self, layer: int, unique: int) -> int:
         """Which of the first ``unique`` layers of its kind stands for a layer."""
         g = self.target
-        kinds = [(kind, i in g.linear_layers) for i, kind in enumerate(g.layer_feed_forwards)]
+        kinds = [
+            (kind, i in g.linear_layers, g.heads_of(i), i in g.caching_layers)
+            for i, kind in enumerate(g.layer_feed_forwards)
+        ]
         alike = [i for i, kind in enumerate(kinds) if kind == kinds[layer]]
         return alike[alike.index(layer) % unique]
 

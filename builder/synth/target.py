@@ -56,8 +56,11 @@ def synth_target(
 
 
 def _embedding(noise: Noise, g: TargetGeometry, places: Places | None) -> SynthTensor:
+    factor = 1.0 if g.multipliers is None else g.multipliers.embedding
+
     def part(first: int, end: int) -> torch.Tensor:
-        return embeddings(noise, torch.arange(first, end), g.hidden, places)
+        # The stream of every target begins alike: drafts are made for it.
+        return embeddings(noise, torch.arange(first, end), g.hidden, places) / factor
 
     return SynthTensor("BF16", (g.vocab, g.hidden), part)
 

@@ -13,7 +13,7 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 FLOAT, INT64 = ir.DataType.FLOAT, ir.DataType.INT64
 
-ACTIVATIONS = ("swiglu_clamped", "swiglu")
+ACTIVATIONS = ("swiglu_clamped", "swiglu", "geglu_tanh")
 # How many of a group's best scores are summed to its own.
 GROUP_SCORES = {"sum_of_two": 2, "max": 1}
 # Keeps a sum of vanishing sigmoids from dividing by zero.
@@ -42,11 +42,15 @@ def routing(
     attributes: Mapping[str, Any],
     *,
     experts: int,
+    scale: ir.Value | None = None,
 ) -> ir.Value:
-    """Weights of all experts, fp32 [T, E], zero for those that a row did not choose."""
+    """Weights of all experts, fp32 [T, E], zero for those that a row did not choose.
+
+    ``scale`` [E] is a factor of each expert's weights.
+    """
     top_k, gating = int(attributes["top_k"]), str(attributes["gating"])
     scaling = float(attributes["scaling"])
-    if gating == "softmax_selected" and top_k == experts and scaling == 1.0:
+    if gating == "softmax_selected" and top_k == experts and scaling == 1.0 and scale is None:
         return b.Softmax(logits, axis=-1)
     scores = logits if choice_bias is None else b.Add(b.Sigmoid(logits), choice_bias)
     if int(attributes["groups_chosen"]) < int(attributes["groups"]):
@@ -68,6 +72,8 @@ def routing(
         raise ValueError(f"Moe: unknown gating {gating!r}")
     if scaling != 1.0:
         weights = b.Mul(weights, b.scalar(scaling))
+    if scale is not None:
+        weights = b.Mul(weights, b.Gather(scale, chosen))
     # One node where a shape and a fill would be two; router logits are finite.
     zeros = b.Sub(logits, logits)
     return b.ScatterElements(zeros, chosen, weights, axis=1)
@@ -90,19 +96,20 @@ def expert_weight(b: BodyBuilder, weight: ir.Value, scales: ir.Value | None) -> 
     return b.Transpose(b.reshape(scaled, 0, 0, -1), perm=[0, 2, 1])
 
 
-def clamped_swiglu(b: BodyBuilder, y: ir.Value, alpha: float, limit: float) -> ir.Value:
-    """GPT-OSS's activation of [..., 2·I] with gate and up interleaved → [..., I]."""
-    gate, up = _gate_and_up(b, y)
+def gated(b: BodyBuilder, gate: ir.Value, up: ir.Value, attributes: Mapping[str, Any]) -> ir.Value:
+    """The activation of experts, of gate and up [..., I] each → [..., I]."""
+    kind = attributes["activation"]
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"Moe: unknown activation {kind!r}")
+    if kind == "swiglu":
+        return b.Mul(b.Mul(gate, b.Sigmoid(gate)), up)
+    if kind == "geglu_tanh":
+        return b.Mul(b.Gelu(gate, approximate="tanh"), up)
+    alpha, limit = float(attributes["alpha"]), float(attributes["limit"])
     gate = b.Min(gate, b.scalar(limit))
     up = b.Clip(up, b.scalar(-limit), b.scalar(limit))
     sigmoid = b.Sigmoid(b.Mul(gate, b.scalar(alpha)))
     return b.Mul(b.Mul(gate, sigmoid), b.Add(up, b.scalar(1.0)))
-
-
-def swiglu(b: BodyBuilder, y: ir.Value) -> ir.Value:
-    """``silu(gate) · up`` of [..., 2·I] with gate and up interleaved → [..., I]."""
-    gate, up = _gate_and_up(b, y)
-    return b.Mul(b.Mul(gate, b.Sigmoid(gate)), up)
 
 
 def _gate_and_up(b: BodyBuilder, y: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -114,19 +121,15 @@ def _gate_and_up(b: BodyBuilder, y: ir.Value) -> tuple[ir.Value, ir.Value]:
 def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
-    """The portable form, on the declared inputs; see ``dense.py`` and ``contrib.py`` for speed."""
+    """The portable form, on the declared inputs; ``weighted_body.py`` has faster ones."""
     x, logits, gate_up, gate_up_scales, gate_up_bias, down, down_scales, down_bias = inputs[:8]
     assert x is not None and logits is not None and gate_up is not None and down is not None
-    if attributes["activation"] not in ACTIVATIONS:
-        raise ValueError(f"Moe: unknown activation {attributes['activation']!r}")
-    weights = routing(b, logits, inputs[8], attributes, experts=static_size(logits, 1))
+    experts, scale = static_size(logits, 1), inputs[9]
+    weights = routing(b, logits, inputs[8], attributes, experts=experts, scale=scale)
     y = b.MatMul(x, expert_weight(b, gate_up, gate_up_scales))
     if gate_up_bias is not None:
         y = b.Add(y, b.Unsqueeze(gate_up_bias, b.i64(1)))
-    if attributes["activation"] == "swiglu":
-        h = swiglu(b, y)
-    else:
-        h = clamped_swiglu(b, y, float(attributes["alpha"]), float(attributes["limit"]))
+    h = gated(b, *_gate_and_up(b, y), attributes)
     z = b.MatMul(h, expert_weight(b, down, down_scales))
     if down_bias is not None:
         z = b.Add(z, b.Unsqueeze(down_bias, b.i64(1)))

@@ -32,6 +32,7 @@ class Layer:
     groups_chosen: int = 1
     group_score: str = "sum_of_two"
     scaling: float = 1.0
+    expert_scale: bool = False
 
     def attributes(self) -> dict[str, Any]:
         """The op's attributes."""
@@ -71,7 +72,8 @@ class Layer:
         bias = rng.standard_normal(self.experts).astype(np.float32) if self.choice_bias else None
         if bias is not None and self.tied_router:
             bias = np.round(bias)
-        return x, logits, gate_up, gate_up_scales, first, down, down_scales, second, bias
+        scale = rng.standard_normal(self.experts).astype(np.float32) if self.expert_scale else None
+        return x, logits, gate_up, gate_up_scales, first, down, down_scales, second, bias, scale
 
     def case(self, name: str) -> Case:
         """This layer as a case."""
@@ -123,6 +125,12 @@ CASES: tuple[Case, ...] = (
     ),
     _BY_BEST.case("groups by their best expert"),
     replace(_BY_BEST, tied_router=True, groups=8, groups_chosen=4).case("groups of one expert"),
+    Layer(activation="geglu_tanh", x_scale=20.0).case("GELU"),
+    Layer(rows=33, experts=8, top_k=3, activation="geglu_tanh", expert_scale=True).case(
+        "GELU, a factor of each expert"
+    ),
+    Layer(rows=1, biases=False, expert_scale=True, top_k=4).case("factors of all experts"),
+    replace(_GROUPED, expert_scale=True).case("groups, a factor of each expert"),
     _MXFP4.case("mxfp4"),
     replace(_MXFP4, rows=1, hidden=96, inner=64).case("mxfp4, one row, several blocks"),
     replace(_MXFP4, rows=9, tied_router=True).case("mxfp4, ties in the router"),

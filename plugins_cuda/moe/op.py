@@ -91,6 +91,13 @@ def swiglu(y: torch.Tensor) -> torch.Tensor:
     return gate * gate.sigmoid() * up
 
 
+def geglu(y: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) · up``, GELU by tanh, of [..., 2·I] with gate and up interleaved → [..., I]."""
+    from torch.nn import functional as F
+
+    return F.gelu(y[..., 0::2], approximate="tanh") * y[..., 1::2]
+
+
 def reference(
     x: torch.Tensor,
     router_logits: torch.Tensor,
@@ -101,6 +108,7 @@ def reference(
     down_scales: torch.Tensor | None,
     down_bias: torch.Tensor | None,
     choice_bias: torch.Tensor | None = None,
+    expert_scale: torch.Tensor | None = None,
     *,
     top_k: int,
     gating: str,
@@ -115,8 +123,9 @@ def reference(
     """Mixture of experts on ``x`` [T, H] → [T, H]; fp32 inside, experts summed by rising id.
 
     A row's expert e gives ``W2 · act(W1 x + b1) + b2``; the router's weight multiplies the
-    bias too (:func:`route`). ``activation``: ``swiglu_clamped``, or ``swiglu``, which has no use
-    for ``alpha`` and ``limit``; gate and up are interleaved for both.
+    bias too (:func:`route`), and so does ``expert_scale`` [E]. ``activation``: ``swiglu_clamped``,
+    or ``swiglu`` or ``geglu_tanh``, which have no use for ``alpha`` and ``limit``; gate and up are
+    interleaved for all.
     """
     import torch
 
@@ -132,13 +141,18 @@ def reference(
         group_score=group_score,
         scaling=scaling,
     )
+    if expert_scale is not None:
+        weights = weights * expert_scale.float()
     w1, w2 = expert_weight(gate_up, gate_up_scales), expert_weight(down, down_scales)
     out = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(w1.shape[0]):
         y = x.float() @ w1[expert]
         if gate_up_bias is not None:
             y = y + gate_up_bias[expert].float()
-        h = swiglu(y) if activation == "swiglu" else clamped_swiglu(y, alpha, limit)
+        if activation == "swiglu_clamped":
+            h = clamped_swiglu(y, alpha, limit)
+        else:
+            h = swiglu(y) if activation == "swiglu" else geglu(y)
         z = h @ w2[expert]
         if down_bias is not None:
             z = z + down_bias[expert].float()
@@ -159,6 +173,7 @@ OP = OpSpec(
         TensorSpec("down_scales", "W", ("experts", "hidden", "blocks_inner"), optional=True),
         TensorSpec("down_bias", "W", ("experts", "hidden"), optional=True),
         TensorSpec("choice_bias", "float32", ("experts",), optional=True),
+        TensorSpec("expert_scale", "float32", ("experts",), optional=True),
     ),
     outputs=(TensorSpec("y", "T", ("T", "hidden")),),
     attributes=(

@@ -1,4 +1,5 @@
-"""Moe on a CPU: all experts as two Gemms, or only the chosen ones by ONNX Runtime's own op."""
+"""Moe on a CPU: all experts as two Gemms, or only the chosen ones, by ONNX Runtime's own op if it
+can."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from specbuild.plugins_cuda.body import BodyBuilder, DeriveWeight, static_size
+from specbuild.plugins_cuda.moe.chosen import chosen_body, chosen_weights
 from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights, cpu_form
 from specbuild.plugins_cuda.moe.dense import dense_body, dense_spread, dense_weights
 
@@ -22,8 +24,9 @@ def weighted_body(
     attributes: Mapping[str, Any],
     derive: DeriveWeight,
 ) -> Sequence[ir.Value]:
-    """The faster of the two forms, over weights that are derived from the declared ones."""
-    x, logits, weights, choice_bias = *inputs[:2], inputs[2:8], inputs[8]
+    """The fastest form that there is, over weights that are derived from the declared ones."""
+    x, logits, weights = *inputs[:2], inputs[2:8]
+    choice_bias, scale = inputs[8:10]
     gate_up = weights[0]
     assert x is not None and logits is not None and gate_up is not None
     assert gate_up.name is not None
@@ -34,7 +37,11 @@ def weighted_body(
     make: Callable[..., dict[str, torch.Tensor]] = contrib_weights
     form: Callable[..., ir.Value] = contrib_body
     names = {key: f"{prefix}.{key}" for key in ("w1", "b1", "w2", "b2")}
-    if cpu_form(experts, inner) == "dense":
+    looped = attributes["activation"] == "geglu_tanh" or scale is not None
+    if looped:
+        make = chosen_weights
+        names = {key: f"{prefix}.chosen.{key}" for key in names}
+    elif cpu_form(experts, inner) == "dense":
         settings = {name: attributes[name] for name in ("alpha", "activation")}
         make, form = partial(dense_weights, **settings), dense_body
         names = {key: f"{prefix}.dense.{key}" for key in names}
@@ -43,6 +50,8 @@ def weighted_body(
         return make(*tensors)[key]
 
     derived = {key: derive(name, weights, partial(part, key)) for key, name in names.items()}
+    if looped:
+        return [chosen_body(b, x, (logits, choice_bias, scale), derived, attributes)]
     if form is dense_body:
         # The same for every layer, and of no tensor of the checkpoint.
         name = f"expert_spread.{experts}x{inner}"

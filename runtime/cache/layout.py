@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 from specbuild.runtime.engine_dir.cache_groups import slots_per_sequence
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
@@ -115,7 +116,10 @@ class KvLayout:
 
     def _validate_widths(self, model: TargetGeometry | DraftGeometry) -> None:
         g = self.group
-        expected: tuple[int, ...] = (model.kv_heads, model.head_dim, model.head_dim)
+        heads: Any = model
+        if isinstance(model, TargetGeometry) and g.layers and 0 <= g.layers[0] < model.layers:
+            heads = model.heads_of(g.layers[0])
+        expected: tuple[int, ...] = (heads.kv_heads, heads.head_dim, heads.head_dim)
         actual: tuple[int, ...] = (g.kv_heads, g.k_width, g.v_width)
         if g.name == INDEXER_GROUP:
             indexer = model.indexer if isinstance(model, TargetGeometry) else None

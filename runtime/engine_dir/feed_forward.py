@@ -36,9 +36,7 @@ class Geglu:
     kind: Literal["geglu_tanh"] = "geglu_tanh"
 
 
-# That of experts, and that of a dense feed-forward.
-Activation: TypeAlias = Swiglu | ClampedSwiglu
-DenseActivation: TypeAlias = Swiglu | ClampedSwiglu | Geglu
+Activation: TypeAlias = Swiglu | ClampedSwiglu | Geglu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class DenseFeedForward:
 
     kind: Literal["dense"] = "dense"
     inner: int
-    activation: DenseActivation
+    activation: Activation
     bias: bool = False
 
 
@@ -59,7 +57,7 @@ class MoeFeedForward:
     logits. ``choice_bias`` [experts] is added to what experts are chosen by, not to their weights.
     ``groups_chosen`` of ``groups`` of experts take part for a token, those with the best
     ``group_score``: the sum of a group's two best scores, or its best. The weights are multiplied
-    by ``scaling``.
+    by ``scaling``, and with ``expert_scale`` by a factor of each expert [experts].
     """
 
     kind: Literal["moe"] = "moe"
@@ -76,6 +74,7 @@ class MoeFeedForward:
     groups_chosen: int = 1
     group_score: Literal["sum_of_two", "max"] = "sum_of_two"
     scaling: float = 1.0
+    expert_scale: bool = field(default=False, metadata=of_feature("expert_scale"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +82,15 @@ class BothFeedForward:
     """Routed experts and a dense one that every token takes (shared experts); the sum of both.
 
     ``gated``: the sigmoid of a projection to one value multiplies what the dense one gives.
+    ``normed_apart``: router, experts and the dense one read the stream through a norm of their own
+    each, and experts and the dense one are normed before they are added (Gemma 4).
     """
 
     kind: Literal["both"] = "both"
     dense: DenseFeedForward
     moe: MoeFeedForward
     gated: bool = field(default=False, metadata=of_feature("shared_gate"))
+    normed_apart: bool = field(default=False, metadata=of_feature("normed_apart"))
 
 
 FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward

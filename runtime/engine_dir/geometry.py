@@ -70,13 +70,37 @@ class Multipliers:
     """Constant factors on the residual stream and the logits (Granite's µP).
 
     ``embedding`` multiplies embedded tokens, ``residual`` what each sublayer adds to the stream.
-    The head's logits are divided by ``logits_divisor``.
+    The head's logits are divided by ``logits_divisor``; then they are ``c · tanh(logits / c)`` with
+    ``logits_cap`` c, 0: unchanged.
     """
 
     FEATURE: ClassVar[str] = "multipliers"
     embedding: float = 1.0
     residual: float = 1.0
     logits_divisor: float = 1.0
+    logits_cap: float = field(default=0.0, metadata=of_feature("logits_cap"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowHeads:
+    """KV heads, and the width of all heads, of layers with a window."""
+
+    FEATURE: ClassVar[str] = "window_heads"
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerInputs:
+    """What each layer reads of the token beside the stream: ``width`` values (Gemma 4 E2B, E4B).
+
+    They are the mean, but for a factor, of a row of a table [vocab, layers · width] and of a
+    normed projection of the embedded token.
+    """
+
+    FEATURE: ClassVar[str] = "layer_inputs"
+    width: int
+    vocab: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +111,9 @@ class AttentionParts:
     are normed before they turn, head by head with one weight, or over all heads together.
     ``scale`` multiplies the scores, None: ``head_dim^-½``. ``query_growth`` multiplies queries
     after they turn. ``output_gate``: the sigmoid of a further projection multiplies what attention
-    gives, before the output's projection.
+    gives, before the output's projection. ``value_norm``: values are normed head by head, without
+    a weight. ``keys_as_values``: in layers without a window values are the projected keys, before
+    their norm and rotation.
     """
 
     qkv_bias: bool = False
@@ -97,6 +123,8 @@ class AttentionParts:
     scale: float | None = field(default=None, metadata=of_feature("attention_scale"))
     query_growth: QueryGrowth | None = field(default=None, metadata=of_feature("query_growth"))
     output_gate: bool = field(default=False, metadata=of_feature("output_gate"))
+    value_norm: bool = field(default=False, metadata=of_feature("value_norm"))
+    keys_as_values: bool = field(default=False, metadata=of_feature("keys_as_values"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +213,10 @@ class TargetGeometry:
     ``norm_places`` says whether a layer norms what attention and feed-forward read, what they
     give, or both. ``unrotated_layers`` have no RoPE. ``window_rope`` is that of layers with a
     window where it differs from ``rope``. ``gated_delta`` is that of the layers of linear
-    attention, None where there are none.
+    attention, None where there are none. ``window_heads`` are those of layers with a window where
+    they differ from ``kv_heads`` and ``head_dim``. The last ``shared_caches`` layers have neither
+    keys nor values: they read those of the last layer before them of their type.
+    ``layer_scale``: each layer multiplies the stream by a number of its own.
     """
 
     model_type: str
@@ -216,6 +247,10 @@ class TargetGeometry:
     window_rope: Rope | None = field(default=None, metadata=of_feature("window_rope"))
     multipliers: Multipliers | None = field(default=None, metadata=of_feature("multipliers"))
     gated_delta: GatedDelta | None = field(default=None, metadata=of_feature("gated_delta"))
+    window_heads: WindowHeads | None = field(default=None, metadata=of_feature("window_heads"))
+    shared_caches: int = field(default=0, metadata=of_feature("shared_caches"))
+    layer_inputs: LayerInputs | None = field(default=None, metadata=of_feature("layer_inputs"))
+    layer_scale: bool = field(default=False, metadata=of_feature("layer_scale"))
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
@@ -230,6 +265,24 @@ class TargetGeometry:
         """The rotary embedding of this layer, if it turns at all."""
         windowed = self.layer_types[layer] == "sliding_attention"
         return self.window_rope if windowed and self.window_rope is not None else self.rope
+
+    def heads_of(self, layer: int) -> WindowHeads:
+        """The KV heads and the head width of this layer."""
+        if self.window_heads is not None and self.layer_types[layer] == "sliding_attention":
+            return self.window_heads
+        return WindowHeads(kv_heads=self.kv_heads, head_dim=self.head_dim)
+
+    @property
+    def caching_layers(self) -> range:
+        """The layers before those of ``shared_caches``."""
+        return range(self.layers - self.shared_caches)
+
+    def cache_layer(self, layer: int) -> int:
+        """The layer whose keys and values this one reads; its own number where it has some."""
+        if layer in self.caching_layers:
+            return layer
+        kind = self.layer_types[layer]
+        return max(i for i in self.caching_layers if self.layer_types[i] == kind)
 
     @property
     def moe(self) -> MoeFeedForward | None:

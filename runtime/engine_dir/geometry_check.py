@@ -9,7 +9,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     MoeFeedForward,
 )
 from specbuild.runtime.engine_dir.geometry import Norm, Rope, TargetGeometry
-from specbuild.runtime.engine_dir.rope_scaling import LinearScaling
+from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, ProportionalScaling
 from specbuild.runtime.errors import EngineFileError
 
 _LARGEST = 2**31 - 1
@@ -59,6 +59,18 @@ def _check_attention(g: TargetGeometry) -> None:
     if growth is not None:
         _require(
             "target.attention.query_growth", "original_max_positions", growth.original_max_positions
+        )
+    if g.window_heads is not None:
+        for name in ("kv_heads", "head_dim"):
+            _require("target.window_heads", name, getattr(g.window_heads, name))
+    if g.layer_inputs is not None:
+        for name in ("width", "vocab"):
+            _require("target.layer_inputs", name, getattr(g.layer_inputs, name))
+    _require("target", "shared_caches", g.shared_caches, least=0)
+    if set(g.layer_types) - {g.layer_types[layer] for layer in g.caching_layers}:
+        raise EngineFileError(
+            f"target.shared_caches is {g.shared_caches}, which leaves layers of some type without "
+            "keys and values to read"
         )
     if g.multipliers is not None and g.multipliers.logits_divisor == 0:
         raise EngineFileError("target.multipliers.logits_divisor is 0, must not be")
@@ -147,7 +159,10 @@ def _check_rope(where: str, rope: Rope) -> None:
         return
     if scaling.factor <= 0:
         raise EngineFileError(f"{where}.scaling.factor is {scaling.factor}, must be above 0")
-    if not isinstance(scaling, LinearScaling):
+    if isinstance(scaling, ProportionalScaling):
+        if scaling.share > 1:
+            raise EngineFileError(f"{where}.scaling.share is {scaling.share}, must be 1 or below")
+    elif not isinstance(scaling, LinearScaling):
         _require(f"{where}.scaling", "original_max_positions", scaling.original_max_positions)
 
 

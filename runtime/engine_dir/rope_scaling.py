@@ -39,4 +39,14 @@ class LinearScaling:
     factor: float
 
 
-RopeScaling: TypeAlias = YarnScaling | Llama3Scaling | LinearScaling
+@dataclass(frozen=True, kw_only=True)
+class ProportionalScaling:
+    """Only the first ``share`` of the frequencies turn, divided by ``factor`` (Gemma 4)."""
+
+    FEATURE: ClassVar[str] = "proportional_rope"
+    kind: Literal["proportional"] = "proportional"
+    factor: float
+    share: float
+
+
+RopeScaling: TypeAlias = YarnScaling | Llama3Scaling | LinearScaling | ProportionalScaling

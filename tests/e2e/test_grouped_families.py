@@ -16,6 +16,16 @@ from safetensors.torch import load_file, save_file
 
 from specbuild.builder.families.checkpoints import read_target
 
+GEMMA4_EXPERTS: dict[str, Any] = {
+    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"],
+    "enable_moe_block": True, "num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 24,
+}  # fmt: skip
+GEMMA4_SHARED: dict[str, Any] = {
+    "attention_k_eq_v": False, "num_global_key_value_heads": None, "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB,
+}  # fmt: skip
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral with a window": ("mistral", {"sliding_window": 12, "tie_word_embeddings": True}),
     "Ministral 3": ("ministral3", {}),
@@ -26,6 +36,9 @@ QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "Granite": ("granite", {}),
     "GLM-4.5": ("glm4_moe", {}),
     "Gemma 3": ("gemma3_text", {"query_pre_attn_scalar": 20}),
+    "Gemma 4": ("gemma4_text", {}),
+    "Gemma 4 with experts": ("gemma4_text", GEMMA4_EXPERTS),
+    "Gemma 4 with shared caches and inputs of layers": ("gemma4_text", GEMMA4_SHARED),
     "MiniMax-M2": ("minimax_m2", {"num_hidden_layers": 2}),
     "Qwen3.5": ("qwen3_5_text", {}),
     "Qwen3.5 with experts": ("qwen3_5_moe_text", {"num_hidden_layers": 2, "layer_types": [
@@ -50,6 +63,12 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": None, "num_hidden_layers": 3, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}}),
+    "Gemma 4 12B": ("gemma4_unified_text", {"dtype": "bfloat16"}),
+    "Gemma 4 with everything": ("gemma4_text", GEMMA4_EXPERTS | {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 4, "dtype": "bfloat16",
+        "vocab_size_per_layer_input": VOCAB, "tie_word_embeddings": False,
+        "final_logit_softcapping": None}),
     "OLMo 2": ("olmo2", {"dtype": "bfloat16", "attention_bias": True}),
     "OLMo 3 without scaling": ("olmo3", {"rope_parameters": None, "num_hidden_layers": 5}),
     "Granite with biases": ("granite", {"attention_bias": True, "mlp_bias": True}),

@@ -92,7 +92,10 @@ def run_body(
     *,
     static_axes: frozenset[str] = frozenset(),
 ) -> list[np.ndarray]:
-    """The op's body on arrays in portable order, with portable outputs."""
+    """The op's body on arrays in portable order, with portable outputs.
+
+    Absent inputs at the end may be left out.
+    """
     assert op.body is not None, f"{op.name} has no body"
     complete = op.complete(attributes)
     axes = {spec.name: spec.axes for spec in op.inputs}
@@ -101,9 +104,10 @@ def run_body(
         names = axes[name]
         return bool(names) and names[axis] in LAUNCH_AXES - static_axes
 
+    given = [*arrays, *[None] * (len(op.inputs) - len(arrays))]
     ordered = [
         None if array is None else to_body_order(spec, array)
-        for spec, array in zip(op.inputs, arrays, strict=True)
+        for spec, array in zip(op.inputs, given, strict=True)
     ]
     body = op.body
     results = run_record(

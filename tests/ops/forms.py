@@ -25,6 +25,7 @@ from specbuild.builder.backends.tensorrt.standard.ops import (
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, weight_value
 from specbuild.plugins_cuda.body import STANDARD_OPSET, BodyBuilder
+from specbuild.plugins_cuda.moe.chosen import chosen_body, chosen_weights
 from specbuild.plugins_cuda.moe.contrib import contrib_body, contrib_weights
 from specbuild.plugins_cuda.moe.dense import dense_body, dense_weights
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -55,6 +56,22 @@ def moe_contrib(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> li
     """ONNX Runtime's own operator."""
     complete = op.complete(attributes)
     return _moe(arrays, contrib_weights(*_tensors(arrays[2:8])), complete, contrib_body)
+
+
+def moe_chosen(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
+    """A loop over the experts that some row chose."""
+    complete = op.complete(attributes)
+
+    def body(b: Any, x: Any, logits: Any, bias: Any, named: dict[str, Any], *rest: Any, **_: Any):
+        return chosen_body(b, x, (logits, bias, named.pop("expert_scale", None)), named, *rest)
+
+    given = _expert_scale(arrays)
+    scale = {} if given is None else {"expert_scale": torch.from_numpy(given)}
+    return _moe(arrays, {**scale, **chosen_weights(*_tensors(arrays[2:8]))}, complete, body)
+
+
+def _expert_scale(arrays: Arrays) -> np.ndarray | None:
+    return arrays[9] if len(arrays) > 9 else None
 
 
 def tensorrt_form(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> list[np.ndarray]:
@@ -171,7 +188,11 @@ def forms_of(op: OpSpec, arrays: Arrays, attributes: Mapping[str, Any]) -> dict[
         if "one sequence" in forms:
             forms["TensorRT-RTX, one sequence"] = tensorrt_one_sequence
     if op.name == "Moe":
-        forms |= {"dense": moe_dense, "contrib": moe_contrib}
-        if op.complete(attributes)["activation"] == "swiglu_clamped":
+        activation = op.complete(attributes)["activation"]
+        scaled = _expert_scale(arrays) is not None
+        forms["chosen"] = moe_chosen
+        if activation != "geglu_tanh" and not scaled:
+            forms |= {"dense": moe_dense, "contrib": moe_contrib}
+        if activation == "swiglu_clamped" and not scaled:
             forms["TensorRT-RTX"] = moe_tensorrt
     return forms

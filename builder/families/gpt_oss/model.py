@@ -73,6 +73,7 @@ class MoeBlock(nn.Module):
             self.router(x).float(),
             *self.experts.weights(),
             None,
+            None,
             top_k=self.top_k,
             limit=self.limit,
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from specbuild.builder.families.parts.block_views import BlockKeys, choose_blocks
 from specbuild.builder.families.parts.graph_io import (
@@ -75,22 +76,28 @@ class GroupedAttention(IndexedAttention):
 
     def __init__(self, g: TargetGeometry, number: int, sizes: GraphSizes) -> None:
         super().__init__(g, number, sizes)
-        parts = g.attention
-        self.q_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=parts.qkv_bias)
-        self.k_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
-        self.v_proj = nn.Linear(g.hidden, g.kv_heads * g.head_dim, bias=parts.qkv_bias)
-        self.o_proj = nn.Linear(g.q_heads * g.head_dim, g.hidden, bias=parts.output_bias)
+        parts, whole = g.attention, g.attention.qk_norm == "all_heads"
+        queries, keys = self.q_heads * self.head_dim, self.kv_heads * self.head_dim
+        self.caches = number in g.caching_layers
+        self.keys_as_values = parts.keys_as_values and not self.window
         self.qk_norm = parts.qk_norm
+        self.q_proj = nn.Linear(g.hidden, queries, bias=parts.qkv_bias)
+        self.o_proj = nn.Linear(queries, g.hidden, bias=parts.output_bias)
+        if self.caches:
+            self.k_proj = nn.Linear(g.hidden, keys, bias=parts.qkv_bias)
+        if self.caches and not self.keys_as_values:
+            self.v_proj = nn.Linear(g.hidden, keys, bias=parts.qkv_bias)
         if parts.qk_norm != "none":
-            whole = parts.qk_norm == "all_heads"
-            self.q_norm = norm_module(g.norm, g.head_dim * (g.q_heads if whole else 1))
-            self.k_norm = norm_module(g.norm, g.head_dim * (g.kv_heads if whole else 1))
+            self.q_norm = norm_module(g.norm, queries if whole else self.head_dim)
+        if parts.qk_norm != "none" and self.caches:
+            self.k_norm = norm_module(g.norm, keys if whole else self.head_dim)
+        self.value_eps = g.norm.eps if parts.value_norm else None
         self.scale, self.growth = parts.scale, parts.query_growth
         self.rotates = number not in g.unrotated_layers
         self.rotated = g.rope_of(number).width or 0
         self.sinks = nn.Parameter(torch.empty(g.q_heads)) if parts.sinks else None
         if parts.output_gate:
-            self.gate_proj = nn.Linear(g.hidden, g.q_heads * g.head_dim, bias=False)
+            self.gate_proj = nn.Linear(g.hidden, queries, bias=False)
         self.output_gate = parts.output_gate
 
     def forward(  # noqa: PLR0917
@@ -102,24 +109,23 @@ class GroupedAttention(IndexedAttention):
         tables: Any,
         blocks: LayerBlocks | None = None,
         index: LayerIndex | None = None,
-    ) -> tuple[torch.Tensor, LayerPools, tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's."""
-        q, k = self.q_proj(x), self.k_proj(x)
-        if self.qk_norm == "head":
-            q = self.q_norm(q.unflatten(1, (self.q_heads, -1))).flatten(1)
-            k = self.k_norm(k.unflatten(1, (self.kv_heads, -1))).flatten(1)
-        elif self.qk_norm == "all_heads":
-            q, k = self.q_norm(q), self.k_norm(k)
-        if self.rotates:
-            q = rotate(q, tables, launch.positions, self.q_heads, self.rotated)
-            k = rotate(k, tables, launch.positions, self.kv_heads, self.rotated)
-        else:
-            q = q.unflatten(1, (self.q_heads, -1))
-            k = k.unflatten(1, (self.kv_heads, -1))
+    ) -> tuple[torch.Tensor, LayerPools | None, tuple[Any, ...], tuple[Any, ...]]:
+        """``x`` [T, H], normed → [T, H], the written pools, SpecPV's part and DSA's.
+
+        A layer that reads another one's keys and values is given the pools that this one wrote.
+        """
+        q = self._turned(self.q_proj(x), "q_norm", self.q_heads, tables, launch.positions)
         if self.growth is not None:
             q = grown(q, self.growth, launch.positions)
-        v = self.v_proj(x).view(-1, self.kv_heads, self.head_dim)
         sinks = None if self.sinks is None else self.sinks.float()
+        if not self.caches:
+            return self.o_proj(self._attended(q, pools, view, launch, sinks)), None, (), ()
+        projected = self.k_proj(x)
+        k = self._turned(projected, "k_norm", self.kv_heads, tables, launch.positions)
+        v = projected if self.keys_as_values else self.v_proj(x)
+        v = v.view(-1, self.kv_heads, self.head_dim)
+        if self.value_eps is not None:
+            v = F.rms_norm(v.float(), (self.head_dim,), eps=self.value_eps).to(v.dtype)
         place = 0 if blocks is None else blocks.place
         selected, indexed, index_keys = self.choose_slots(x, index, launch)
         attended, written = write_and_attend(
@@ -132,3 +138,40 @@ class GroupedAttention(IndexedAttention):
             keys = index_keys or BlockKeys(q, written.k)
             partial = choose_blocks(keys, blocks, view, launch, self.blocks)
         return self.o_proj(attended), written, partial, indexed
+
+    def _turned(
+        self, x: torch.Tensor, norm: str, heads: int, tables: Any, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Projected queries or keys [T, heads·D], normed and rotated → [T, heads, D]."""
+        if self.qk_norm == "head":
+            x = self.get_submodule(norm)(x.unflatten(1, (heads, -1))).flatten(1)
+        elif self.qk_norm == "all_heads":
+            x = self.get_submodule(norm)(x)
+        if self.rotates:
+            return rotate(x, tables, positions, heads, self.rotated)
+        return x.unflatten(1, (heads, -1))
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        pools: LayerPools,
+        view: GroupView,
+        launch: Launch,
+        sinks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Attends with q [T, Hq, D] over what another layer wrote → [T, Hq·D]."""
+        attended: torch.Tensor = torch_op("PagedTreeAttention")(
+            q,
+            pools.k,
+            pools.v,
+            view.page_table[0],
+            launch.row_start,
+            view.row_slot,
+            view.tree_start,
+            launch.ancestor_bits,
+            sinks,
+            None,
+            scale=self.head_dim**-0.5 if self.scale is None else self.scale,
+            window=self.window,
+        )
+        return attended.flatten(1)

@@ -29,7 +29,9 @@ def mixed_experts(
     logits: torch.Tensor,
     weights: ExpertWeights,
     moe: MoeFeedForward,
+    *,
     choice_bias: torch.Tensor | None = None,
+    expert_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``x`` [T, H] and the router's ``logits`` fp32 [T, E] → [T, H]."""
     mixed: torch.Tensor = torch_op("Moe")(
@@ -42,6 +44,7 @@ def mixed_experts(
         None,
         None,
         choice_bias,
+        expert_scale,
         top_k=moe.experts_per_token,
         gating=moe.gating,
         activation=moe.activation.kind,

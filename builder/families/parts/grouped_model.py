@@ -56,7 +56,9 @@ class MoeMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
         bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
-        routed = mixed_experts(x, self.gate(x).float(), self.experts, self.routing, bias)
+        routed = mixed_experts(
+            x, self.gate(x).float(), self.experts, self.routing, choice_bias=bias
+        )
         if self.shared is None:
             return routed
         if self.shared.gated:
@@ -75,17 +77,22 @@ def rounded_feed_forward(hidden: int, feed_forward: FeedForward) -> nn.Module:
 
 
 class GroupedModel(TargetModel):
-    """A target of the geometry ``g``; ``mlp`` makes the feed-forward of a layer."""
+    """A target of the geometry ``g``.
+
+    ``mlp`` makes the feed-forward of a layer, ``block`` is the class of layer i.
+    """
 
     def __init__(
         self,
         g: TargetGeometry,
         sizes: GraphSizes,
         mlp: Callable[[int, FeedForward], nn.Module] = rounded_feed_forward,
+        *,
+        block: Callable[[int], Callable[..., Block]] = lambda _: Block,
     ) -> None:
         norms = sum(name is not None for name in BLOCK_NORMS[g.norm_places])
         layers = [
-            Block(
+            block(number)(
                 [norm_module(g.norm, g.hidden) for _ in range(norms)],
                 GatedDeltaNet(g)
                 if number in g.linear_layers

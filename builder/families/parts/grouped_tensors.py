@@ -41,7 +41,7 @@ def grouped_tensors(g: TargetGeometry) -> dict[str, ExpectedTensor]:
         mlp = prefixed("mlp.", feed_forward_shapes(g.hidden, g.feed_forward(index)))
         if index in g.linear_layers and g.gated_delta is not None:
             return mlp | prefixed(f"{LINEAR}.", delta_shapes(g.hidden, g.gated_delta))
-        return mlp | grouped_attention_shapes(g)
+        return mlp | grouped_attention_shapes(g, index)
 
     shapes = target_shapes(g, layer)
     return {name: ExpectedTensor(shape, FLOAT_DTYPES) for name, shape in shapes.items()}

@@ -22,7 +22,8 @@ class IndexedAttention(nn.Module):
         super().__init__()
         windowed = g.layer_types[number] == "sliding_attention"
         indexer = g.indexer if g.indexer and number in g.indexer.layers else None
-        self.q_heads, self.kv_heads, self.head_dim = g.q_heads, g.kv_heads, g.head_dim
+        heads = g.heads_of(number)
+        self.q_heads, self.kv_heads, self.head_dim = g.q_heads, heads.kv_heads, heads.head_dim
         self.window = g.sliding_window if windowed else 0
         self.blocks = None if windowed else sizes.blocks
         self.indexer, self.dsa = indexer, sizes.dsa

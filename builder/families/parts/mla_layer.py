@@ -73,7 +73,7 @@ class MoeMlp(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``x`` [T, H], normed → [T, H]."""
         bias = self.gate.e_score_correction_bias.float() if self.routing.choice_bias else None
-        routed = mixed_experts(x, self.gate(x), self.experts, self.routing, bias)
+        routed = mixed_experts(x, self.gate(x), self.experts, self.routing, choice_bias=bias)
         return routed + self.shared_experts(x) if self.shared else routed
 
 

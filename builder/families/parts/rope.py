@@ -7,7 +7,11 @@ import math
 import torch
 
 from specbuild.runtime.engine_dir.geometry import Rope
-from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, Llama3Scaling
+from specbuild.runtime.engine_dir.rope_scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    ProportionalScaling,
+)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
@@ -22,6 +26,9 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
         return 1.0 / freq
     if isinstance(rope.scaling, LinearScaling):
         return 1.0 / (rope.scaling.factor * freq)
+    if isinstance(rope.scaling, ProportionalScaling):
+        turning = torch.arange(half) < int(rope.scaling.share * head_dim / 2)
+        return turning / (rope.scaling.factor * freq)
     if isinstance(rope.scaling, Llama3Scaling):
         return _llama3(rope.scaling, 1.0 / freq)
     yarn = rope.scaling

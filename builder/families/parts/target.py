@@ -95,15 +95,31 @@ class Block(nn.Module):
         tables: Any,
         blocks: LayerBlocks | None = None,
         index: LayerIndex | None = None,
+        layer_input: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, *tuple[Any, ...]]:
-        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it."""
+        """The residual stream ``x`` [T, H] after the block, and what attention gave beside it.
+
+        ``layer_input`` [T, W] is for blocks of models with ``layer_inputs``.
+        """
         before, after, mlp_before, mlp_after = BLOCK_NORMS[self.places]
         attended, *beside = self.get_submodule(self.attention_name)(
             self._normed(before, x), pools, view, launch, tables, blocks, index
         )
         x = self._added(x, self._normed(after, attended))
-        fed = self.mlp(self._normed(mlp_before, x))
-        return self._added(x, self._normed(mlp_after, fed)), *beside
+        fed = self.fed(x, self._normed(mlp_before, x))
+        x = self._added(x, self._normed(mlp_after, fed))
+        return self.finished(x, layer_input), *beside
+
+    def fed(self, x: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """What the feed-forward makes of the stream ``x`` [T, H], which it reads ``normed``."""
+        del x
+        made: torch.Tensor = self.mlp(normed)
+        return made
+
+    def finished(self, x: torch.Tensor, layer_input: torch.Tensor | None) -> torch.Tensor:
+        """The stream ``x`` [T, H] behind the feed-forward as the next block has it."""
+        del layer_input
+        return x
 
     def _normed(self, name: str | None, x: torch.Tensor) -> torch.Tensor:
         if name is None:
@@ -155,7 +171,8 @@ class TargetModel(nn.Module):
         self.register_buffer("rope_cos", rope_table)
         self.register_buffer("rope_sin", rope_table.clone())
         if g.window_rope is not None:
-            width = g.window_rope.width or g.head_dim
+            heads = g.window_heads or g
+            width = g.window_rope.width or heads.head_dim
             self.window_rope_cos = nn.Buffer(rope_table.new_empty(len(rope_table), width // 2))
             self.window_rope_sin = nn.Buffer(torch.empty_like(self.window_rope_cos))
 
@@ -165,6 +182,11 @@ class TargetModel(nn.Module):
         if g.window_rope is not None and g.layer_types[layer] == "sliding_attention":
             return self.window_rope_cos, self.window_rope_sin
         return self.rope_cos, self.rope_sin
+
+    def layer_inputs(self, token_ids: torch.Tensor, x: torch.Tensor) -> Sequence[Any]:
+        """What each layer reads beside the stream of tokens [T] embedded as ``x`` [T, H]."""
+        del token_ids, x
+        return (None,) * self.geometry.layers
 
     def forward(  # noqa: PLR0917
         self,
@@ -195,7 +217,9 @@ class TargetModel(nn.Module):
         x = self.model.embed_tokens(token_ids)
         if multipliers.embedding != 1:
             x = x * multipliers.embedding
-        written, stages = [], []
+        given = self.layer_inputs(token_ids, x)
+        written: list[Any] = []
+        stages = []
         chosen: list[torch.Tensor] = []
         indexed: list[torch.Tensor] = []
         tables_used = [0] * len(views)
@@ -213,8 +237,16 @@ class TargetModel(nn.Module):
             if budget is not None and layer.self_attn.indexer is not None:
                 place = 0 if asked is None else len(indexed)
                 index = LayerIndex(place, views[-1], budget, key_pools[len(indexed)])
+            source = self.geometry.cache_layer(number)
             x, new, partial, keyed = layer(
-                x, layer_pools, views[group], launch, self.tables_of(number), blocks, index
+                x,
+                layer_pools if source == number else written[source],
+                views[group],
+                launch,
+                self.tables_of(number),
+                blocks,
+                index,
+                given[number],
             )
             if partial:
                 chosen.append(partial)
@@ -227,6 +259,8 @@ class TargetModel(nn.Module):
         if multipliers.logits_divisor != 1:
             logits = logits / multipliers.logits_divisor
         logits = logits.float()
+        if multipliers.logits_cap:
+            logits = multipliers.logits_cap * (logits / multipliers.logits_cap).tanh()
         aux_hidden = (
             [torch.cat([stages[aux_layer] for aux_layer in self.aux_layers], dim=-1)]
             if self.aux_layers
@@ -238,4 +272,5 @@ class TargetModel(nn.Module):
         if indexed:
             broken = torch.stack([violations for _, violations in indexed])
             beside.append((*[pool for pool, _ in indexed], broken))
-        return logits, *aux_hidden, tuple(written), *beside, tuple(stages), pre_head
+        kept = tuple(new for new in written if new is not None)
+        return logits, *aux_hidden, kept, *beside, tuple(stages), pre_head

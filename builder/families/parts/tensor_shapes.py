@@ -30,25 +30,29 @@ def prefixed(prefix: str, shapes: Shapes) -> Shapes:
     return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
 
-def grouped_attention_shapes(g: TargetGeometry) -> Shapes:
-    """Those of ``GroupedAttention`` in a checkpoint, by names within a layer."""
-    rows = {"q_proj": g.q_heads, "k_proj": g.kv_heads, "v_proj": g.kv_heads}
-    shapes: Shapes = {}
-    for name, heads in rows.items():
-        shapes[f"{name}.weight"] = (heads * g.head_dim, g.hidden)
+def grouped_attention_shapes(g: TargetGeometry, layer: int = 0) -> Shapes:
+    """Those of the ``GroupedAttention`` of a layer in a checkpoint, by names within the layer."""
+    heads, full = g.heads_of(layer), g.layer_types[layer] == "full_attention"
+    rows = {"q": g.q_heads}
+    if layer in g.caching_layers:
+        rows |= {"k": heads.kv_heads, "v": heads.kv_heads}
+    if g.attention.keys_as_values and full:
+        rows.pop("v", None)
+    width, shapes = heads.head_dim, Shapes()
+    for name, count in rows.items():
+        shapes[f"{name}_proj.weight"] = (count * width, g.hidden)
         if g.attention.qkv_bias:
-            shapes[f"{name}.bias"] = (heads * g.head_dim,)
+            shapes[f"{name}_proj.bias"] = (count * width,)
     if g.attention.output_gate:
         # Behind the queries of each head stand the rows of its gate.
-        shapes["q_proj.weight"] = (2 * g.q_heads * g.head_dim, g.hidden)
-    shapes["o_proj.weight"] = (g.hidden, g.q_heads * g.head_dim)
+        shapes["q_proj.weight"] = (2 * g.q_heads * width, g.hidden)
+    shapes["o_proj.weight"] = (g.hidden, g.q_heads * width)
     if g.attention.output_bias:
         shapes["o_proj.bias"] = (g.hidden,)
-    if g.attention.qk_norm == "head":
-        shapes |= dict.fromkeys(("q_norm.weight", "k_norm.weight"), (g.head_dim,))
-    if g.attention.qk_norm == "all_heads":
-        shapes["q_norm.weight"] = (g.q_heads * g.head_dim,)
-        shapes["k_norm.weight"] = (g.kv_heads * g.head_dim,)
+    if g.attention.qk_norm != "none":
+        whole = g.attention.qk_norm == "all_heads"
+        for name in [name for name in rows if name != "v"]:
+            shapes[f"{name}_norm.weight"] = (rows[name] * width if whole else width,)
     if g.attention.sinks:
         shapes["sinks"] = (g.q_heads,)
     return prefixed("self_attn.", shapes)

@@ -54,7 +54,8 @@ PUBLISHED = {
 TINY = (
     "tiny-mla", "tiny-llama", "tiny-qwen3", "tiny-qwen3-moe", "tiny-mimo", "tiny-mistral",
     "tiny-ministral3", "tiny-mixtral", "tiny-smollm3", "tiny-phi3", "tiny-olmo3", "tiny-granite",
-    "tiny-glm4-moe", "tiny-minimax-m2", "tiny-gemma3",
+    "tiny-glm4-moe", "tiny-minimax-m2", "tiny-gemma3", "tiny-gemma4",
+    "tiny-gemma4-moe",
 )  # fmt: skip
 # Each fourth layer has keys and values, so fewer make no engine.
 HYBRID = ("tiny-qwen3.5", "tiny-qwen3.5-moe", "tiny-qwen3-next")
@@ -62,7 +63,7 @@ PARTS = (
     "model_type", "layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "attention",
     "mla", "feed_forwards", "layer_feed_forwards", "norm", "rope", "max_positions",
     "layer_types", "sliding_window", "norm_places", "unrotated_layers", "window_rope",
-    "multipliers",
+    "multipliers", "window_heads", "shared_caches", "layer_inputs", "layer_scale",
 )  # fmt: skip
 
 
@@ -104,11 +105,14 @@ def test_hybrids_are_read_back_if_a_layer_has_keys(name: str) -> None:
         named.with_layers(3)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["qwen3.5-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b"],
-)
-def test_hybrids_have_the_parameters_of_their_class(name: str) -> None:
+BY_CLASS = (
+    "qwen3.5-27b", "qwen3.5-9b", "qwen3.5-4b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b",
+    "gemma-4-31b", "gemma-4-26b-a4b", "gemma-4-e4b", "gemma-4-e2b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_CLASS)
+def test_models_have_the_parameters_of_their_class(name: str) -> None:
     """By transformers' own class of the configuration, without memory."""
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -124,6 +124,16 @@ def test_what_version_3_brings_is_named() -> None:
         "suffix",
         "tensorrt",
         "unrotated_layers",
+        "expert_scale",
+        "keys_as_values",
+        "layer_inputs",
+        "layer_scale",
+        "logits_cap",
+        "normed_apart",
+        "proportional_rope",
+        "shared_caches",
+        "value_norm",
+        "window_heads",
         "window_rope",
     }
     more = {"moods", "stored_embedding", "gguf", "packed"}

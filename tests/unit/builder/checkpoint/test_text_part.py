@@ -32,11 +32,19 @@ QWEN_VISION = {
 }  # fmt: skip
 
 
+GEMMA4_VISION = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+
+
 def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
     """A random multimodal model around a text model of this type."""
     from transformers import (
         Gemma3Config,
         Gemma3ForConditionalGeneration,
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
         Mistral3Config,
         Mistral3ForConditionalGeneration,
         Qwen3_5Config,
@@ -47,7 +55,7 @@ def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
 
     text = SIZES | OF_KIND[text_kind] | {"model_type": text_kind}
     options: dict[str, Any] = {"text_config": text, **changes}
-    if not text_kind.startswith("qwen3"):
+    if not text_kind.startswith(("qwen3", "gemma4")):
         options["image_token_index"] = 30
     model: Any
     if text_kind == "qwen3_vl_text":
@@ -57,6 +65,9 @@ def write_wrapped(path: Path, text_kind: str, **changes: Any) -> None:
         vision = {name: size for name, size in QWEN_VISION.items() if "deepstack" not in name}
         config = Qwen3_5Config(vision_config=vision, **options)
         model = Qwen3_5ForConditionalGeneration(config)
+    elif text_kind == "gemma4_text":
+        config = Gemma4Config(vision_config=GEMMA4_VISION, audio_config=None, **options)
+        model = Gemma4ForConditionalGeneration(config)
     elif text_kind == "gemma3_text":
         places = {"boi_token_index": 28, "eoi_token_index": 29, "mm_tokens_per_image": 4}
         config = Gemma3Config(vision_config=VISION, **places, **options)
@@ -111,8 +122,20 @@ def test_qwen3_vl_without_images_is_a_qwen3(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
+def test_gemma_4_is_read_without_its_vision(tmp_path: Path) -> None:
+    write_wrapped(tmp_path, "gemma4_text", tie_word_embeddings=True)
+    target = read_target(tmp_path, strict=True)
+    assert target.geometry.model_type == "gemma4_text" and target.geometry.tied_head
+    (warning,) = target.warnings
+    assert "embed_vision (" in warning and "vision_tower (" in warning
+    source = target.tensors["model.layers.0.layer_scalar"]
+    assert source.sources == ("model.language_model.layers.0.layer_scalar",)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["gemma3_text", "ministral3", "qwen3_vl_text", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "kind", ["gemma3_text", "gemma4_text", "ministral3", "qwen3_vl_text", "qwen3_5_text"]
+)
 def test_an_engine_of_the_text_part_computes_what_transformers_computes(
     tmp_path: Path, kind: str
 ) -> None:
