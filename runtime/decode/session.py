@@ -295,6 +295,10 @@ class Session:
             # The loop is closed, so the pages are free when a stream receives the error.
             for stream in served.streams:
                 stream.deliver(error)
+            if self._waiting and self._waiting[0] is first:
+                # The loop did not open, and would not open again.
+                self._waiting.popleft()
+                first.stream.deliver(error)
 
     def _run(self, served: _ServedLoop, setting: DraftSetting) -> None:
         """Run turns until no request is left.
