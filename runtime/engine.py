@@ -34,7 +34,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
-from specbuild.runtime.executors.registry import gpu_number, open_engine
+from specbuild.runtime.executors.registry import gpu_numbers, open_engine
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
 from specbuild.runtime.guides.grammar import Grammar
 from specbuild.runtime.guides.guide import Guide
@@ -139,11 +139,11 @@ class Engine(EngineBase):
         directory, key = Path(path), settings.verify_key
         origin = Origin(None if key is None else Path(key), settings.pin)
         manifest = read_manifest(directory, origin)
-        gpu = gpu_number(directory, manifest, settings.device)
+        gpus = gpu_numbers(directory, manifest, settings.device)
         check_sizes(directory, manifest)
         text = _text_codec(directory, manifest, settings.chat_template)
         stored = stored_step_costs(directory, manifest)
-        opened = open_engine(directory, manifest, threads=settings.threads, gpu=gpu)
+        opened = open_engine(directory, manifest, threads=settings.threads, gpus=gpus)
         if isinstance(opened.executor, DeviceExecutor):
             costs, reason = usable_step_costs(stored, manifest, opened.processor)
             measured: dict[str, Any] = {"step_costs": costs, "without_costs": reason}

@@ -59,7 +59,8 @@ class RuntimeSettings:
     Loading:
 
     - ``device``: ``cpu``, ``cuda``, ``tensorrt`` or ``tensorrt-rtx``; None is the backend that the
-      engine was built for. ``cuda:1`` is the second GPU.
+      engine was built for. ``cuda:1`` is the second GPU, ``cuda:0,1`` are two for an engine that
+      runs on as many.
     - ``threads``: compute threads of a CPU engine. None is the number of physical cores, up
       to 8, and one for engines with less than 64 MiB of weights.
     - ``cache_dir``: directory that stores measured step costs between runs; None stores none.

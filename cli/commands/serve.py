@@ -182,11 +182,11 @@ def _warn_without_keys(place: Address, keys: object) -> None:
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:
     """The manifest; SpecbuildError for what contradicts it, before anything is loaded."""
     from specbuild.runtime.engine_dir.files import read_manifest
-    from specbuild.runtime.executors.registry import gpu_number
+    from specbuild.runtime.executors.registry import gpu_numbers
     from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
 
     manifest = read_manifest(engine, origin)
-    gpu_number(engine, manifest, device)
+    gpu_numbers(engine, manifest, device)
     if model.chat_template is not None and TOKENIZER_FILE not in manifest.files:
         raise SpecbuildError("--chat-template: the engine has no tokenizer")
     return manifest

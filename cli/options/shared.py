@@ -111,7 +111,7 @@ RunsOn = Annotated[
     typer.Option(
         "--device",
         metavar="NAME",
-        help="Device to run on, for example cuda:1.",
+        help="Device to run on, for example cuda:1; cuda:0,1 for an engine of two GPUs.",
         show_default="the first",
         rich_help_panel=GENERAL,
     ),

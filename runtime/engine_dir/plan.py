@@ -209,6 +209,7 @@ class ProgramEntry:
     ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
     is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
     ``host_proposal``: the tree is a chain of up to ``draft_tokens`` tokens that the host writes.
+    ``rounds``: how many rounds of exchange between ranks it has.
     ``changes_logits``: a logit-processor step, without a draft, of the sequences that are not
     ``adjusted_done``; what it commits waits for the draft only where it ``extends``. ``adjust``:
     the same for the logits that a launch of prompts kept.
@@ -231,6 +232,7 @@ class ProgramEntry:
     changes_logits: bool = field(default=False, metadata={KEY: "adjusts"})
     host_proposal: bool = field(default=False, metadata={KEY: "offered"})
     drafter: str = field(default="", metadata=of_feature("draft_models"))
+    rounds: int = field(default=0, metadata=of_feature("tensor_parallel"))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Every folder of ``executors`` has a ``check.py`` and a ``loading.py`` with these
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -30,7 +31,13 @@ class ExecutorLoading(Protocol):
     """A ``loading.py``."""
 
     def open_engine(
-        self, directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
+        self,
+        directory: Path,
+        manifest: Manifest,
+        here: Device,
+        *,
+        threads: int | None,
+        gpus: Sequence[int],
     ) -> OpenedEngine:
         """The engine, loaded. Raises UnsupportedHereError where it does not run here."""
         ...
@@ -46,44 +53,57 @@ def check_here(manifest: Manifest, directory: Path, device: Device | None = None
     return check.reasons_here(directory, manifest, device or this_device())
 
 
-def gpu_number(directory: Path, manifest: Manifest, device: str | None) -> int:
-    """Which GPU a device such as ``cuda:1`` is; None is the first that the engine was built for.
+def gpu_numbers(directory: Path, manifest: Manifest, device: str | None) -> tuple[int, ...]:
+    """The GPUs that a device such as ``cuda:1`` or ``cuda:2,3`` names, one for each rank.
 
-    Raises UnsupportedHereError where the engine was built for another kind of device.
+    Without a number, and for None, they are the first. Raises UnsupportedHereError where the
+    engine was built for another kind of device or another number of GPUs.
     """
     backend = manifest.backend
-    kind, colon, number = (backend if device is None else device).partition(":")
+    kind, colon, listed = (backend if device is None else device).partition(":")
     if kind != backend:
         raise UnsupportedHereError(
             f"{directory} was built for {backend}, not for {device}; "
             f"use device {backend!r} or build it for {kind}"
         )
     if not colon:
-        return 0
+        return tuple(range(manifest.ranks))
     if not facts_of(backend).has_plan:
         raise UnsupportedHereError(
             f"device is {device!r}: only engines for cuda take a number; use device {backend!r}"
         )
-    if not (number.isascii() and number.isdigit() and len(number) < 4):
-        raise UnsupportedHereError(f"device is {device!r}, must be like 'cuda:0'")
-    return int(number)
+    numbers = listed.split(",")
+    example = f"cuda:{','.join(map(str, range(manifest.ranks)))}"
+    if not all(n.isascii() and n.isdigit() and len(n) < 4 for n in numbers):
+        raise UnsupportedHereError(f"device is {device!r}, must be like {example!r}")
+    if len(set(map(int, numbers))) != len(numbers):
+        raise UnsupportedHereError(f"device is {device!r}, which names a GPU twice")
+    if len(numbers) != manifest.ranks:
+        gpus = "1 GPU" if manifest.ranks == 1 else f"{manifest.ranks} GPUs"
+        raise UnsupportedHereError(
+            f"{directory} runs on {gpus}, device {device!r} names {len(numbers)}; name as many, "
+            f"such as {example!r}"
+        )
+    return tuple(map(int, numbers))
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, *, threads: int | None, gpu: int = 0
+    directory: Path, manifest: Manifest, *, threads: int | None, gpus: Sequence[int] = ()
 ) -> OpenedEngine:
     """The engine in a directory; every file that is read is checked.
 
-    ``threads`` compute on the CPU; None goes by the size of the engine. ``gpu`` counts this
-    machine's from 0. Raises UnsupportedHereError where the engine does not run here,
-    EngineFileError where a file is damaged.
+    ``threads`` compute on the CPU; None goes by the size of the engine. ``gpus`` count this
+    machine's from 0, one for each rank; without them the first are taken. Raises
+    UnsupportedHereError where the engine does not run here, EngineFileError where a file is
+    damaged.
     """
     if threads is not None and facts_of(manifest.backend).on_gpu:
         raise UnsupportedHereError(
             f"threads is {threads}, but {directory} computes on a GPU; leave threads out"
         )
     loading = cast(ExecutorLoading, _module(manifest, "loading"))
-    return loading.open_engine(directory, manifest, this_device(), threads=threads, gpu=gpu)
+    numbers = tuple(gpus) or tuple(range(manifest.ranks))
+    return loading.open_engine(directory, manifest, this_device(), threads=threads, gpus=numbers)
 
 
 def _module(manifest: Manifest, name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from specbuild.runtime.device import Device
@@ -22,13 +23,13 @@ SMALL_WEIGHTS, MOST_DEFAULT_THREADS = 64 << 20, 8
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
     """The engine on the CPU; None ``threads`` are those of :func:`default_threads`.
 
     Raises UnsupportedHereError where it does not run here, EngineFileError for a damaged file.
     """
-    del gpu
+    del gpus
     threads = default_threads(manifest, here) if threads is None else threads
     most = max(here.cores, MAX_THREADS)
     if not 1 <= threads <= most:

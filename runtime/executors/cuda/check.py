@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbuild.runtime.device import Device
@@ -12,7 +14,7 @@ from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan
 from specbuild.runtime.engine_dir.strict_json import from_json
 from specbuild.runtime.errors import EngineFileError, SpecbuildError, UnsupportedHereError
-from specbuild.runtime.executors.cuda.driver import open_gpu
+from specbuild.runtime.executors.cuda.driver import gpu_count, open_gpu
 from specbuild.runtime.executors.cuda.gpu import Gpu, GpuFacts
 from specbuild.runtime.executors.cuda.memory import lack_of_memory
 from specbuild.runtime.executors.cuda.plan_check import check_plan
@@ -56,17 +58,58 @@ def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:
     return reasons
 
 
+def ranked_reasons(
+    plan: Plan,
+    gpus: Sequence[Gpu],
+    numbers: Sequence[int],
+    environment: Mapping[str, str] = os.environ,
+) -> list[str]:
+    """Every reason why a plan of several ranks does not run on these GPUs of these numbers."""
+    reasons = []
+    if environment.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        reasons.append(
+            "CUDA_LAUNCH_BLOCKING is set, and a launch on one GPU would wait for one on another "
+            "that is not made yet; unset it"
+        )
+    for number, gpu in zip(numbers, gpus, strict=True):
+        gpu.use()
+        reasons += [f"GPU {number}: {reason}" for reason in gpu_reasons(plan, gpu)]
+    first = gpus[0].facts
+    for number, gpu in zip(numbers[1:], gpus[1:], strict=True):
+        if (gpu.facts.name, gpu.facts.capability) != (first.name, first.capability):
+            reasons.append(
+                f"GPU {numbers[0]} is an {first.name}, GPU {number} an {gpu.facts.name}; an "
+                "engine's GPUs must be alike"
+            )
+    for i, gpu in enumerate(gpus):
+        for j in range(i):
+            if not (gpu.reaches(gpus[j]) and gpus[j].reaches(gpu)):
+                reasons.append(
+                    f"GPU {numbers[j]} and GPU {numbers[i]} cannot read each other's memory (no "
+                    "NVLink, MIG, or a virtual machine that forbids it); choose others with "
+                    "--device"
+                )
+    return reasons
+
+
 def reasons_here(directory: Path, manifest: Manifest, _here: Device) -> list[str]:
-    """The same for this machine's first GPU, which is given back after."""
+    """The same for this machine's first GPUs, which are given back after."""
     plan = read_plan(directory, manifest)
+    gpus: list[Gpu] = []
     try:
-        gpu = open_gpu()
+        if plan.ranks == 1:
+            gpus.append(open_gpu())
+            return gpu_reasons(plan, gpus[0])
+        count = gpu_count()
+        if count < plan.ranks:
+            return [f"{directory} runs on {plan.ranks} GPUs, this machine shows {count}"]
+        gpus += map(open_gpu, range(plan.ranks))
+        return ranked_reasons(plan, gpus, range(plan.ranks))
     except UnsupportedHereError as error:
         return [str(error)]
-    try:
-        return gpu_reasons(plan, gpu)
     finally:
-        gpu.close()
+        for gpu in gpus:
+            gpu.close()
 
 
 def _runs(built_for: str, capability: tuple[int, int]) -> bool:

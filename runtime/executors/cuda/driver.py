@@ -20,6 +20,18 @@ def open_gpu(ordinal: int = 0) -> DriverGpu:
 
     Raises UnsupportedHereError where cuda-bindings, the driver or the GPU is missing.
     """
+    return DriverGpu(_initialised(), ordinal)
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use. Raises as :func:`open_gpu`."""
+    driver = _initialised()
+    status, count = driver.cuDeviceGetCount()
+    return int(count) if status == driver.CUresult.CUDA_SUCCESS else 0
+
+
+def _initialised() -> Any:
+    """The driver's bindings, ready for use."""
     driver = _bindings()
     try:
         (status,) = driver.cuInit(0)
@@ -33,7 +45,7 @@ def open_gpu(ordinal: int = 0) -> DriverGpu:
         raise UnsupportedHereError(
             f"the NVIDIA driver finds no usable GPU ({name}); run on a machine that has one"
         )
-    return DriverGpu(driver, ordinal)
+    return driver
 
 
 def _bindings() -> Any:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry
+from specbuild.runtime.engine_dir.plan import Plan, Port, ProgramEntry, Space
 from specbuild.runtime.errors import SpecbuildError
-from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.gpu import Gpu, Handle
 from specbuild.runtime.executors.cuda.kernel_arguments import ReadFile
 from specbuild.runtime.executors.cuda.memory import (
     DeviceMemory,
@@ -25,12 +26,30 @@ from specbuild.runtime.executors.executor import ExecutorCapabilities, StepResul
 LoadWeights = Callable[[tuple[int, ...]], None]
 
 
+@dataclass(frozen=True)
+class PlacedPlan:
+    """The buffers of a plan on one GPU, the stream of all that is done with them, and where those
+    of other ranks lie."""
+
+    stream: Handle
+    memory: DeviceMemory
+    addresses: RankAddresses
+
+    @classmethod
+    def on(cls, gpu: Gpu, plan: Plan) -> PlacedPlan:
+        """Allocates the buffers. Raises UnsupportedHereError where they do not fit."""
+        stream = gpu.new_stream()
+        memory = DeviceMemory(gpu, plan, stream)
+        return cls(stream, memory, RankAddresses(memory.addresses))
+
+
 class CudaExecutor:
-    """One engine on one GPU. All work is queued on one stream, in the order of the calls.
+    """One engine on one GPU, or one rank of it. All work is queued on one stream, in the order of
+    the calls.
 
     ``load_weights`` fills the buffers of the weights; ``read_file`` gives the checked bytes of a
-    file of the engine. Raises UnsupportedHereError where the plan does not fit into the memory
-    that is free.
+    file of the engine. ``placed``: its buffers, which somebody else gives back. Raises
+    UnsupportedHereError where the plan does not fit into the memory that is free.
     """
 
     def __init__(
@@ -41,21 +60,22 @@ class CudaExecutor:
         load_weights: LoadWeights,
         *,
         recorded: bool = True,
+        placed: PlacedPlan | None = None,
     ) -> None:
         self.plan = plan
         self._gpu = gpu
-        self._stream = gpu.new_stream()
         with contextlib.ExitStack() as closing:
-            self._memory = DeviceMemory(gpu, plan, self._stream)
-            closing.callback(self._memory.close)
+            if placed is None:
+                placed = PlacedPlan.on(gpu, plan)
+                closing.callback(placed.memory.close)
+            self._stream, self._memory = placed.stream, placed.memory
             self._ports = Ports(plan, self._memory)
             self._staging = Staging(gpu, self._stream)
             closing.callback(self._staging.close)
             self._fetches = Fetches(gpu, self._stream)
             closing.callback(self._fetches.close)
-            places = RankAddresses(self._memory.addresses)
             self.runner = ProgramRunner(
-                gpu, plan, places, read_file, self._stream, recorded=recorded
+                gpu, plan, placed.addresses, read_file, self._stream, recorded=recorded
             )
             closing.callback(self.runner.close)
             load_weights(self._memory.addresses)
@@ -165,15 +185,34 @@ class CudaExecutor:
             **{name: ring[ring_entry, :batch].tolist() for name, ring in self._counts.items()},
         )
 
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where the plan's buffers lie on the device."""
+        return self._memory.addresses
+
+    def ring(self, name: str) -> np.ndarray:
+        """A port in host memory, as the device's writes show in it."""
+        return self._ports.ring(name)
+
+    def clear(self, space: Space) -> None:
+        """Queues zeros for every buffer of a space."""
+        for buffer, address in zip(self.plan.buffers, self._memory.addresses, strict=True):
+            if buffer.space == space and buffer.bytes:
+                self._gpu.fill(address, 0, buffer.bytes // 4, self._stream)
+
     def synchronize(self) -> None:
         """Waits for all that is queued."""
         self._gpu.synchronize(self._stream)
+
+    def give_back(self) -> None:
+        """Gives its memory back, but not the GPU: nothing that is queued may still need it."""
+        self._closing.close()
 
     def close(self) -> None:
         """Gives all memory back; nothing of the executor may be used after."""
         self._gpu.use()
         self._gpu.synchronize(self._stream)
-        self._closing.close()
+        self.give_back()
         self._gpu.close()
 
     def _rows_of(self, name: str, row: int, rows: int) -> PortPlace:

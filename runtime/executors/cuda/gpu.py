@@ -57,6 +57,14 @@ class Gpu(Protocol):
         """Makes it the GPU of the calling thread."""
         ...
 
+    def reaches(self, peer: Any) -> bool:
+        """Whether its kernels can be let address the memory of another GPU of the same kind."""
+        ...
+
+    def reach(self, peer: Any) -> None:
+        """Lets its kernels address the memory of another GPU, by that one's addresses."""
+        ...
+
     def free_bytes(self) -> int:
         """Device memory that is not in use."""
         ...

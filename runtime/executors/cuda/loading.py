@@ -15,24 +15,29 @@ from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.ranks import rank_weights_file
 from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
-from specbuild.runtime.executors.cuda.check import gpu_reasons, read_plan
+from specbuild.runtime.executors.cuda.check import gpu_reasons, ranked_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.executors.cuda.gpu import Gpu
+from specbuild.runtime.executors.cuda.kernel_arguments import ReadFile
 from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, draft_offsets
+from specbuild.runtime.executors.cuda.ranked import RankedExecutor
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.executors.executor import OpenedEngine
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
-    """The engine on one of this machine's GPUs; raises as :func:`open_executor` does."""
+    """The engine on these GPUs of this machine; raises as :func:`open_executor` does."""
     del threads  # the host computes nothing
-    executor = open_executor(
-        directory, manifest, readers=here.cores, open_device=lambda: open_gpu(gpu)
-    )
-    return OpenedEngine(executor, executor.runner.gpu.facts.name)
+    if manifest.ranks == 1:
+        executor = open_executor(
+            directory, manifest, readers=here.cores, open_device=lambda: open_gpu(gpus[0])
+        )
+        return OpenedEngine(executor, executor.runner.gpu.facts.name)
+    ranked = open_ranked(directory, manifest, gpus, readers=here.cores)
+    return OpenedEngine(ranked, f"{manifest.ranks} x {ranked.gpus[0].facts.name}")
 
 
 def open_executor(
@@ -54,6 +59,65 @@ def open_executor(
         raise UnsupportedHereError(f"{directory} runs on {plan.ranks} GPUs, one is opened")
     gpu = (open_device or open_gpu)()
 
+    def load(addresses: tuple[int, ...]) -> None:
+        _load_weights(directory, manifest, plan, gpu, addresses, readers=readers)
+        _check_draft_offsets(directory, manifest)
+
+    try:
+        _require_fit(directory, gpu_reasons(plan, gpu))
+        return CudaExecutor(gpu, plan, _reader(directory, manifest), load, recorded=recorded)
+    except BaseException:
+        gpu.close()
+        raise
+
+
+def open_ranked(
+    directory: Path,
+    manifest: Manifest,
+    numbers: Sequence[int],
+    *,
+    readers: int,
+    open_device: Callable[[int], Gpu] | None = None,
+    recorded: bool = True,
+) -> RankedExecutor:
+    """An engine of several ranks on the GPUs of these numbers; raises as :func:`open_executor`.
+
+    ``readers`` threads load the weights of all ranks.
+    """
+    plan = read_plan(directory, manifest)
+    if len(numbers) != plan.ranks:
+        raise UnsupportedHereError(
+            f"{directory} runs on {plan.ranks} GPUs, {len(numbers)} are given; name as many, such "
+            f"as cuda:{','.join(map(str, range(plan.ranks)))}"
+        )
+    gpus: list[Gpu] = []
+
+    def load(rank: int, addresses: tuple[int, ...]) -> None:
+        each = -(-readers // plan.ranks)
+        _load_weights(directory, manifest, plan, gpus[rank], addresses, readers=each, rank=rank)
+        if rank == 0:
+            _check_draft_offsets(directory, manifest)
+
+    try:
+        gpus += map(open_device or open_gpu, numbers)
+        _require_fit(directory, ranked_reasons(plan, gpus, numbers))
+        return RankedExecutor(
+            gpus, plan, _reader(directory, manifest), load, recorded=recorded, numbers=numbers
+        )
+    except BaseException:
+        for gpu in gpus:
+            gpu.close()
+        raise
+
+
+def _require_fit(directory: Path, reasons: Sequence[str]) -> None:
+    if reasons:
+        raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
+
+
+def _reader(directory: Path, manifest: Manifest) -> ReadFile:
+    """Gives the checked bytes of a file of the engine."""
+
     def read(name: str) -> bytes:
         if name not in manifest.files:
             raise EngineFileError(
@@ -61,25 +125,24 @@ def open_executor(
             )
         return bytes(read_file(directory, manifest, name))
 
-    def load(addresses: tuple[int, ...]) -> None:
-        for name, pieces in weight_pieces(directory, manifest, plan, addresses).items():
-            upload = WeightsUpload(
-                gpu,
-                gpu.new_stream(),
-                readers=readers,
-                check=partial(check_chunk, directory, manifest, name),
-            )
-            upload.run(directory / name, manifest.files[name], pieces)
-        _check_draft_offsets(directory, manifest)
+    return read
 
-    try:
-        reasons = gpu_reasons(plan, gpu)
-        if reasons:
-            raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")
-        return CudaExecutor(gpu, plan, read, load, recorded=recorded)
-    except BaseException:
-        gpu.close()
-        raise
+
+def _load_weights(
+    directory: Path,
+    manifest: Manifest,
+    plan: Plan,
+    gpu: Gpu,
+    addresses: Sequence[int],
+    *,
+    readers: int,
+    rank: int = 0,
+) -> None:
+    """Fills a rank's weights."""
+    for name, pieces in weight_pieces(directory, manifest, plan, addresses, rank).items():
+        check = partial(check_chunk, directory, manifest, name)
+        upload = WeightsUpload(gpu, gpu.new_stream(), readers=readers, check=check)
+        upload.run(directory / name, manifest.files[name], pieces)
 
 
 def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,14 +30,14 @@ _RESERVE_BYTES = 256 << 20
 
 
 def open_engine(
-    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpu: int
+    directory: Path, manifest: Manifest, here: Device, *, threads: int | None, gpus: Sequence[int]
 ) -> OpenedEngine:
     """The engine on this machine's first GPU; weights are loaded by a thread for each core.
 
     A role is deserialised when it first runs. Raises UnsupportedHereError before anything is
     loaded where it does not run here, EngineFileError where a file is damaged.
     """
-    del threads, gpu  # the host computes nothing; plugins run on the first GPU
+    del threads, gpus  # the host computes nothing; plugins run on the first GPU
     reasons = reasons_here(directory, manifest, here)
     if reasons:
         raise UnsupportedHereError(f"{directory} does not run here: {'; '.join(reasons)}")

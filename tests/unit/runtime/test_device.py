@@ -25,7 +25,7 @@ from specbuild.runtime.engine_dir.manifest import SpecPv, StoredFile
 from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.cpu.check import needed_bytes
 from specbuild.runtime.executors.cuda import loading
-from specbuild.runtime.executors.registry import check_here, gpu_number
+from specbuild.runtime.executors.registry import check_here, gpu_numbers
 from specbuild.runtime.request import GenerateParams
 from specbuild.runtime.sampling import SamplingParams
 from specbuild.runtime.settings import RuntimeSettings
@@ -136,19 +136,29 @@ def test_a_device_names_one_gpu_of_several() -> None:
     cpu, here = toy_manifest(), NOWHERE
     cuda = replace(cpu, backend="cuda")
     names = (None, "cuda", "cuda:0", "cuda:12")
-    assert [gpu_number(here, cuda, name) for name in names] == [0, 0, 0, 12]
-    assert gpu_number(here, cpu, None) == gpu_number(here, cpu, "cpu") == 0
+    assert [gpu_numbers(here, cuda, name) for name in names] == [(0,), (0,), (0,), (12,)]
+    assert gpu_numbers(here, cpu, None) == gpu_numbers(here, cpu, "cpu") == (0,)
+    two = replace(cuda, ranks=2)
+    assert [gpu_numbers(here, two, name) for name in (None, "cuda:3,1")] == [(0, 1), (3, 1)]
     for manifest, name, said in (
         (cpu, "cuda:1", "built for cpu, not for cuda:1; use device 'cpu' or build it for cuda"),
         (cuda, "cpu", "built for cuda, not for cpu"),
         (cpu, "cpu:0", "only engines for cuda take a number"),
         (replace(cpu, backend="tensorrt"), "tensorrt:1", "only engines for cuda"),
         (cuda, "cuda:", "must be like 'cuda:0'"),
+        (
+            cuda,
+            "cuda:0,1",
+            "runs on 1 GPU, device 'cuda:0,1' names 2; name as many, such as 'cuda:0'",
+        ),
+        (two, "cuda:1", "runs on 2 GPUs, device 'cuda:1' names 1; name as many"),
+        (two, "cuda:1,1", "names a GPU twice"),
+        (two, "cuda:0,", "must be like 'cuda:0,1'"),
         (cuda, "cuda:-1", "must be like 'cuda:0'"),
         (cuda, "cuda:\u0663", "must be like 'cuda:0'"),
     ):
         with pytest.raises(UnsupportedHereError, match=re.escape(said)):
-            gpu_number(here, manifest, name)
+            gpu_numbers(here, manifest, name)
 
 
 def test_the_named_gpu_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
