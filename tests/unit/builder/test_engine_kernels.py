@@ -47,7 +47,6 @@ ENGINES: Mapping[str, tuple[str | None, Mapping[str, Any]]] = {
     "p-eagle": ("p-eagle", {}),
     "dflash": ("dflash", {}),
     "specpv": ("eagle3", SPECPV),
-    "specpv-cache-fp8": ("eagle3", {**SPECPV, "kv_dtype": "fp8"}),
 }
 
 
