@@ -16,12 +16,14 @@ from specbuild.builder.families.family import SynthDraft
 from specbuild.builder.families.registry import retrofitted, synth_draft, target_family
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
-from specbuild.builder.synth.options import SynthOptions
+from specbuild.builder.synth.options import DEFAULT_DRAFT_KIND, DEFAULT_TV, SynthOptions
 from specbuild.builder.synth.places import Places
 from specbuild.builder.synth.quantized_weights import WEIGHTS_FORMATS, quantized_weights
+from specbuild.builder.synth.spread import TokenSpread, token_spread
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
+from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
@@ -49,6 +51,7 @@ class SynthModel:
             raise SpecbuildError(
                 f"--acceptance {options.acceptance} is a probability: choose one from 0 to 1"
             )
+        self._refuse_spread()
         unique = options.unique_layers
         if unique is not None and not 1 <= unique <= self.target.layers:
             raise SpecbuildError(
@@ -140,11 +143,36 @@ class SynthModel:
     def draft_rules(self) -> DraftRules:
         """Which follows which in the draft."""
         assert self.options.acceptance is not None
-        return draft_rules(self.noise, self.rules, self.options.acceptance)
+        rules = draft_rules(self.noise, self.rules, self.options.acceptance)
+        return replace(rules, spread=self.spread)
 
     @cached_property
-    def places(self) -> Places | None:
+    def spread(self) -> TokenSpread | None:
+        """The distribution of the next token, None where one token follows."""
+        entropy, tv = self.options.target_entropy, self.options.draft_tv
+        if entropy is None:
+            return None
+        space = None
+        if isinstance(self.draft, Eagle3Geometry):
+            space = self.draft.kv_heads * self.draft.head_dim
+        tv = DEFAULT_TV if tv is None else tv
+        return token_spread(self.rules, entropy=entropy, tv=tv, draft_space=space)
+
+    def _refuse_spread(self) -> None:
+        if self.options.target_entropy is None:
+            if self.options.draft_tv is not None:
+                raise SpecbuildError("--draft-tv needs --target-entropy")
+        elif self.options.draft_kind != DEFAULT_DRAFT_KIND:
+            raise SpecbuildError(
+                f"--target-entropy is for {DEFAULT_DRAFT_KIND} drafts, --draft-kind is "
+                f"{self.options.draft_kind}"
+            )
+
+    @cached_property
+    def places(self) -> Places | TokenSpread | None:
         """What the draft wants of the target's embedding and head, None where it has its own."""
+        if self.spread is not None:
+            return self.spread
         if self.draft is None or self.made_draft.places is None:
             return None
         return self.made_draft.places(self.noise, self.draft, self.draft_rules)

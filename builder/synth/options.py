@@ -14,6 +14,7 @@ else:
     DraftKindName = Literal[MODEL_NAMES]
 
 DEFAULT_ACCEPTANCE = 0.7
+DEFAULT_TV = 0.2
 DEFAULT_DRAFT_KIND = MODEL_NAMES[0]
 WeightsFormatName: TypeAlias = Literal["int4-g128", "fp8-block", "nvfp4", "q4_k_m", "q8_0"]
 _CACHE = "Attention and cache (an engine's)"
@@ -23,6 +24,9 @@ _PROMPTS = "Prompts"
 @dataclass(frozen=True)
 class SynthOptions(OptionGroup):
     """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
+
+    With ``target_entropy`` the next token is one of several, ``acceptance`` is 1 and ``draft_tv``
+    sets how far the draft is from the target.
 
     ``weights_format`` None stores weights in bf16.
     ``latent`` is how many values every layer caches in its keys' and values' place, 0 for these;
@@ -51,6 +55,27 @@ class SynthOptions(OptionGroup):
             least=0.0,
             most=1.0,
             usual=DEFAULT_ACCEPTANCE,
+        ),
+    ] = None
+    target_entropy: Annotated[
+        float | None,
+        Described(
+            "Mean entropy of the target's next token at temperature 1, in nats; else one token is "
+            "nearly certain. The draft is eagle3.",
+            "NATS",
+            least=0.0,
+            shown="none",
+        ),
+    ] = None
+    draft_tv: Annotated[
+        float | None,
+        Described(
+            "Mean total variation distance of draft and target with --target-entropy, in place of "
+            "--acceptance.",
+            "X",
+            least=0.0,
+            most=1.0,
+            shown=f"{DEFAULT_TV}",
         ),
     ] = None
     draft_kind: Annotated[

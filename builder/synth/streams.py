@@ -12,17 +12,20 @@ import torch
 
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.places import Places
+from specbuild.builder.synth.spread import TokenSpread
 
 CONSTANT = 8.0  # of every embedding's coordinate 0; the others have an rms of 1
 
 
 def token_directions(
-    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | None = None
+    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | TokenSpread | None = None
 ) -> torch.Tensor:
     """What tells ``tokens`` int64 [n] apart: fp32 [n, H], 0 in front, squares that sum to H − 1.
 
-    ``places`` have a part of it where a draft needs them.
+    ``places`` have a part of it where a draft needs them; a ``TokenSpread`` defines all of it.
     """
+    if isinstance(places, TokenSpread):
+        return places.directions(noise, tokens, hidden)
     rows = noise.normal("model.embed_tokens.weight", tokens, hidden)
     rows[:, 0] = 0
     rows.mul_(math.sqrt(hidden - 1) / torch.linalg.vector_norm(rows, dim=1, keepdim=True))
@@ -32,7 +35,7 @@ def token_directions(
 
 
 def embeddings(
-    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | None = None
+    noise: Noise, tokens: torch.Tensor, hidden: int, places: Places | TokenSpread | None = None
 ) -> torch.Tensor:
     """Rows of the embedding, bf16 [n, H]."""
     rows = token_directions(noise, tokens, hidden, places)

@@ -16,10 +16,11 @@ from specbuild.builder.checkpoint.indexers import indexer_shapes
 from specbuild.builder.checkpoint.latents import latent_name, latent_shapes
 from specbuild.builder.checkpoint.target_parts import EMBEDDING, HEAD
 from specbuild.builder.families.registry import target_family
-from specbuild.builder.synth.fill import Fill
+from specbuild.builder.synth.fill import CONTRIBUTION, Fill
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.places import Places
-from specbuild.builder.synth.streams import embeddings, token_directions
+from specbuild.builder.synth.spread import TokenSpread
+from specbuild.builder.synth.streams import embedding_rms, embeddings, token_directions
 from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import TokenRules
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -28,11 +29,15 @@ RIGHT_LOGIT = 30.0
 
 
 def synth_target(
-    noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | None = None
+    noise: Noise,
+    g: TargetGeometry,
+    rules: TokenRules,
+    places: Places | TokenSpread | None = None,
 ) -> dict[str, SynthTensor]:
     """All tensors of the target, by their names in a checkpoint.
 
-    ``places`` are what a draft over its embedding and head wants of them.
+    ``places`` are what a draft over its embedding and head wants of them, or the distribution of
+    the token after each.
     """
     fill, family = Fill(noise), target_family(g.model_type)
     assert family.synth is not None
@@ -55,7 +60,7 @@ def synth_target(
     return made
 
 
-def _embedding(noise: Noise, g: TargetGeometry, places: Places | None) -> SynthTensor:
+def _embedding(noise: Noise, g: TargetGeometry, places: Places | TokenSpread | None) -> SynthTensor:
     factor = 1.0 if g.multipliers is None else g.multipliers.embedding
 
     def part(first: int, end: int) -> torch.Tensor:
@@ -65,9 +70,16 @@ def _embedding(noise: Noise, g: TargetGeometry, places: Places | None) -> SynthT
     return SynthTensor("BF16", (g.vocab, g.hidden), part)
 
 
-def _head(noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | None) -> SynthTensor:
+def _head(
+    noise: Noise, g: TargetGeometry, rules: TokenRules, places: Places | TokenSpread | None
+) -> SynthTensor:
     def part(first: int, end: int) -> torch.Tensor:
         before = rules.before[first:end]
+        if isinstance(places, TokenSpread):
+            # The last norm divides by the length of the embedding and of what sublayers add.
+            added = 2 * g.layers * CONTRIBUTION**2
+            length = math.sqrt(embedding_rms(g.hidden) ** 2 + added)
+            return (places.head(noise, before, g.hidden) * length).bfloat16()
         rows = token_directions(noise, before, g.hidden, places)
         if places is not None and places.silent is not None:
             rows[before == places.silent] *= -1

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from specbuild.builder.synth.noise import Noise
+
+if TYPE_CHECKING:
+    from specbuild.builder.synth.spread import TokenSpread
 
 _STRATA = 32
 
@@ -34,12 +38,14 @@ class TokenRules:
 class DraftRules:
     """The draft's vocabulary, ascending int64 [Vd], and after which of them it says each, [Vd].
 
-    ``cycle`` is the target's order among them.
+    ``cycle`` is the target's order among them. ``spread`` is the distribution of the next token,
+    None where one token follows.
     """
 
     vocabulary: torch.Tensor
     before: torch.Tensor
     cycle: torch.Tensor
+    spread: TokenSpread | None = None
 
     @property
     def offsets(self) -> torch.Tensor:

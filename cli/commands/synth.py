@@ -116,8 +116,13 @@ def synth(
         raise SpecbuildError(f"--acceptance {asked.acceptance} needs a draft; add --draft")
     if asked.draft_kind != DEFAULT_DRAFT_KIND and not draft:
         raise SpecbuildError(f"--draft-kind {asked.draft_kind} needs a draft; add --draft")
+    if asked.target_entropy is not None and asked.acceptance is not None:
+        raise SpecbuildError("--acceptance: with --target-entropy, give --draft-tv")
+    if asked.draft_tv is not None and not draft:
+        raise SpecbuildError(f"--draft-tv {asked.draft_tv} needs a draft; add --draft")
     if draft and asked.acceptance is None:
-        asked = replace(asked, acceptance=DEFAULT_ACCEPTANCE)
+        certain = asked.target_entropy is None
+        asked = replace(asked, acceptance=DEFAULT_ACCEPTANCE if certain else 1.0)
     if (output is None) == (engine is None):
         raise SpecbuildError("give one of --output DIR, for checkpoints, and --engine DIR")
     if engine is None:

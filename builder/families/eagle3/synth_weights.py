@@ -22,6 +22,7 @@ from specbuild.builder.families.eagle3.tensors import LAYER, draft_tensors
 from specbuild.builder.synth.fill import NORM_STD
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.self_attention import self_amplitudes
+from specbuild.builder.synth.spread import GROUP, NUMBER, TokenSpread
 from specbuild.builder.synth.streams import CONSTANT, embedding_rms, embeddings
 from specbuild.builder.synth.tensor import SynthTensor, whole_tensor
 from specbuild.builder.synth.tokens import DraftRules
@@ -147,13 +148,30 @@ class DraftWriter:
         """Rows of lm_head: the direction in which ``out`` lies after the token it follows."""
         d = self._geometry
         tokens = self._rules.before[first:end]
-        normed = embeddings(self._noise, tokens, d.hidden).float() / embedding_rms(d.hidden)
-        normed *= self._norm(f"{LAYER}input_layernorm.weight").float()
-        says = normed @ self._values[:, : d.hidden].float().T
+        if self._rules.spread is not None:
+            return self._spread_head(tokens, self._rules.spread).bfloat16()
+        says = self._said(embeddings(self._noise, tokens, d.hidden).float())
         rows = F.normalize(says, dim=1) @ self._basis.T
         # out is normed: along the right row it is √n of its rms long
         scale = self._right_logit() * self._hidden_rms / math.sqrt(self._space)
         return (rows * scale).bfloat16()
+
+    def _said(self, rows: torch.Tensor) -> torch.Tensor:
+        """What ``Qᵀ·out`` holds of parts of embeddings fp32 [n, H]: P·e, fp32 [n, space]."""
+        hidden = self._geometry.hidden
+        normed = rows / embedding_rms(hidden) * self._norm(f"{LAYER}input_layernorm.weight").float()
+        return normed @ self._values[:, :hidden].float().T
+
+    def _spread_head(self, before: torch.Tensor, spread: TokenSpread) -> torch.Tensor:
+        """Rows of lm_head for tokens whose distribution after a group is the draft's offsets."""
+        hidden = self._geometry.hidden
+        group = self._said(GROUP * spread.group_directions(self._noise, before, hidden))
+        numbers = self._said(NUMBER * spread.number_directions(self._noise, hidden))
+        variance = 1 / (GROUP**2 * self._space)
+        common = spread.common_logit(self._geometry.vocab, spread.draft, variance)
+        rows = group * (common / group.square().sum(dim=1, keepdim=True))
+        rows += spread.offsets(before, spread.draft) @ torch.linalg.pinv(numbers).T
+        return rows @ self._basis.T * self._hidden_rms
 
     def _right_logit(self) -> float:
         """The logit that beats the sum of all others to the probability of being accepted.
