@@ -25,9 +25,9 @@ class KernelOptions(OptionGroup):
         Literal["checkpoint", "bf16", "fp8", "mxfp4"] | None,
         Described(
             "Storage type of the model's projections and head. checkpoint keeps the codes of a "
-            "quantized checkpoint on a CPU; bf16 dequantizes them (fp32 on a CPU). fp8 and mxfp4 "
-            "(lossy) round the weights of a CUDA engine; a CPU engine rounds them too but keeps "
-            "their size.",
+            "quantized checkpoint where kernels decode them; bf16 dequantizes all (fp32 on a "
+            "CPU). fp8 and mxfp4 (lossy) round the weights of a CUDA engine; a CPU engine rounds "
+            "them too but keeps their size.",
             "TYPE",
             shown="checkpoint",
         ),

@@ -8,16 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from specbuild.builder.checkpoint.gguf.block_types import READ
-from specbuild.builder.checkpoint.gguf.blocks import is_quantised
+from specbuild.builder.checkpoint.gguf.block_types import READ, BlockType
+from specbuild.builder.checkpoint.gguf.blocks import block_layout, is_quantised
+from specbuild.builder.checkpoint.gguf.values import scale_dtype
 from specbuild.builder.checkpoint.quantization.registry import FORMATS
+from specbuild.plugins_cuda.linear.group_codes import CodeForm, code_storage
 
 PAGE = Path(__file__).with_name("quantised-checkpoints.md")
 BEGIN = "<!-- The table of formats is generated: `make docs` writes it. -->\n"
 END = "<!-- End of the table of formats. -->\n"
-HEAD = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA and TensorRT")
+HEAD = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA")
 # CPU engines have products with integer codes only.
 FLOATS = ("FP8", "float8", "nf4")
+# A row of whole blocks of every type.
+_COLUMNS = 4096
 
 
 def on_cpu(stored: str) -> str:
@@ -27,16 +31,32 @@ def on_cpu(stored: str) -> str:
     return "fp32" if any(name in stored for name in FLOATS) else "codes"
 
 
+def on_cuda(stored: str) -> str:
+    """How a CUDA engine stores what the table calls ``stored``, of safetensors."""
+    is_integer = "int4" in stored or "W4A16" in stored
+    return "codes of at most 4 bits, else bf16" if is_integer else "bf16"
+
+
+def on_cuda_of_gguf(kind: BlockType) -> str:
+    """How a CUDA engine stores a type of GGUF."""
+    layout = block_layout(kind.name)
+    assert layout is not None
+    form = CodeForm(
+        layout.code_type, layout.bits, (1, layout.group), layout.has_minima, scale_dtype(kind)
+    )
+    return "bf16" if code_storage(form, _COLUMNS) is None else "codes"
+
+
 def rows() -> Iterator[tuple[str, ...]]:
     """The cells of each format, safetensors first."""
     for known in FORMATS:
         for stored, bits in known.stored.items():
             methods = ", ".join(f"`{method}`" for method in known.methods)
-            yield methods, stored, bits, on_cpu(stored), "bf16"
+            yield methods, stored, bits, on_cpu(stored), on_cuda(stored)
     for kind in READ.values():
         if is_quantised(kind.name):
             bits = f"{8 * kind.nbytes / kind.elements:g}"
-            yield "GGUF", kind.name, bits, on_cpu(kind.name), "bf16"
+            yield "GGUF", kind.name, bits, on_cpu(kind.name), on_cuda_of_gguf(kind)
     yield "`mxfp4` and GGUF", "experts of GPT-OSS", "4.25", "fp32", "the stored values"
 
 

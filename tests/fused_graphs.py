@@ -15,6 +15,7 @@ from planning import plan_engine
 
 from specbuild.builder import graphs
 from specbuild.builder.backends.cuda.backend import CUDA
+from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.checkpoint.draft_checkpoint import DraftCheckpoint
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
@@ -49,6 +50,7 @@ class FusedModel:
     plan: EnginePlan
     models: dict[str, ir.Model]
     results: tuple[PassResult, ...]
+    kept: KeptCodes
 
 
 def fused_model(
@@ -74,7 +76,8 @@ def fused_model(
     if d is not None:
         models["draft_fuse"] = graphs.draft_fuse_graph(d, g, plan, dtype)
         models["draft"] = graphs.draft_graph(d, g, plan, dtype)
-    results = []
+    results, kept = [], KeptCodes()
+    codes = asked.kernels.weights_dtype in (None, "checkpoint")
     for role, model in models.items():
         sources.bind(model)
         passes = cuda_passes(
@@ -82,9 +85,10 @@ def fused_model(
             draft_dtype=asked.drafting.dtype or "bf16",
             weights_dtype=asked.kernels.weights_dtype or "bf16",
             tied=g.tied_head,
+            kept=kept if codes else None,
         )
         results += run_passes(role, model, passes, asked.dump_passes)
-    return FusedModel(target, draft, plan, models, tuple(results))
+    return FusedModel(target, draft, plan, models, tuple(results), kept)
 
 
 def run_graph(model: ir.Model, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -127,7 +127,8 @@ def quantized_table(quantized: QuantizedProducts) -> Table:
     for form in quantized.forms:
         stored = f"{form.bits} bits, a scale for {form.block} values"
         if form.dequantized is not None:
-            stored = f"dequantized to fp32: {form.dequantized}"
+            to = "bf16" if quantized.math == "bf16" else "fp32"
+            stored = f"dequantized to {to}: {form.dequantized}"
         table.add_row(f"{form.type} × {form.weights}", stored)
     return table
 

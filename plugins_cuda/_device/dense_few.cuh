@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dense_tokens.cuh"
+#include "stored_weights.cuh"
 
 // C: kKBlocks and kTileCount of the weight and kWeights, how it is stored; kWarps, kSlices (of K)
 // and kGroupSlices (added up before groups are); kTiles and kTokenTiles of a chunk, kDepth (steps

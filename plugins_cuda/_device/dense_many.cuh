@@ -4,6 +4,7 @@
 
 #include "many_panels.cuh"
 #include "many_tokens.cuh"
+#include "stored_weights.cuh"
 
 // C: kKBlocks and kTileCount of the weight and kWeights, how it is stored; kPanels; kWarps, kSlices
 // (of K), kGroupSlices (of a CTA), with panels kSliceBlocks; kTokenTiles, kTokensReady (a launch in

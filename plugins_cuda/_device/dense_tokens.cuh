@@ -10,8 +10,7 @@ template <class Shape_, bool kFragments, bool kNormed, bool kOverlay, int kRows 
           int kHeld = 1>
 struct DensePlaces {
   using Shape = Shape_;
-  using Fragments =
-      TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles, Shape::kUnitBlocks, kRows>;
+  using Fragments = TokenFragments<Shape::kBlocks, Shape::kSlices, Shape::kTokenTiles, kRows>;
   static constexpr int kNorm = kFragments ? Fragments::kBytes : 0;
   static constexpr int kTokenBytes = kNorm + (kNormed ? Fragments::kNormBytes : 0);
   static constexpr int kPartials = kOverlay ? 0 : kTokenBytes;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "small_linear.cuh"
+#include "stored_weights.cuh"
 
 // The tiles of the segments first, first + warps, … of a CTA's run of segments, in order.
 // kTogether: every warp of a CTA takes as many rounds, some of which are not its own.

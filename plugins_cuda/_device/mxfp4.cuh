@@ -6,7 +6,7 @@
 
 #include "bf16.cuh"
 #include "ptx.cuh"
-#include "ptx_mxfp4.cuh"
+#include "ptx_bf16.cuh"
 #include "types.cuh"
 
 constexpr int kStageSteps = 15;

@@ -5,7 +5,7 @@
 
 #include "prefill_gemm.cuh"
 #include "ptx_load.cuh"
-#include "weight_units.cuh"
+#include "stored_weights.cuh"
 
 // One packed tile of 16 rows: a lane's part of a panel of 64 columns is one unit of it, or two.
 template <class C>

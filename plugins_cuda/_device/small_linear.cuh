@@ -43,11 +43,16 @@ struct LinearShape {
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kMostTokens = kTokenTiles * kTokensPerTile;
   static constexpr int kUnitBlocks = Units::kBlocks, kUnits = ceil_div(kBlocks, kUnitBlocks);
-  static constexpr int kSliceUnits = ceil_div(kUnits, kSlices);
-  static constexpr int kSliceBlocks = kSliceUnits * kUnitBlocks;
+  static constexpr int kSliceBlocks = ceil_div(kBlocks, kSlices);
+  static constexpr int kSliceUnits = ceil_div(kSliceBlocks, kUnitBlocks);
+  // Whether slices are whole units. Else two neighbours may each take a block of one unit.
+  static constexpr bool kWholeUnits = kSliceBlocks % kUnitBlocks == 0;
   static constexpr int kDepthBlocks = kDepth * kUnitBlocks;
   static constexpr int kSteps = round_up(kSliceUnits, kDepth);
-  static constexpr bool kEven = kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits;
+  // With Units::kApart every step is a branch of its own: else the assembler decodes so far ahead
+  // that registers run out.
+  static constexpr bool kEven = kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits &&
+                                kWholeUnits && !Units::kApart;
   static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kHalfTileBytes;
   static constexpr int kPartialBytes = kWarps * kWarpPartialBytes;
   static constexpr int kRingBytes = kWarps * kRing * kTiles * Units::kBytes;
@@ -142,7 +147,8 @@ struct GlobalTokens {
 };
 
 // A warp's weights, kDepth steps ahead; a step is one unit of kTiles tiles. Tokens know blocks of
-// 32 columns: ``get`` and ``fetch`` take a block's place among kDepthBlocks, and its number.
+// 32 columns: ``get`` and ``fetch`` take a block's place among kDepthBlocks, and its number in the
+// slice. A slice may begin with the second block of a unit.
 template <class Shape, class Chunks>
 class WeightStream {
  public:
@@ -152,9 +158,11 @@ class WeightStream {
                                           const Chunks& chunks, unsigned char* ring, int slice)
       : chunks_(chunks) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = slice * Shape::kSliceBlocks;
     weight_ = reinterpret_cast<const unsigned char*>(weight) +
-              slice * Shape::kSliceUnits * Units::kBytes + lane * 16;
-    blocks_ = min(Shape::kSliceBlocks, Shape::kBlocks - slice * Shape::kSliceBlocks);
+              first / Shape::kUnitBlocks * Units::kBytes + lane * 16;
+    blocks_ = min(Shape::kSliceBlocks, Shape::kBlocks - first);
+    skipped_ = Shape::kWholeUnits ? 0 : first % Shape::kUnitBlocks;
     ring_ = ring + warp * Shape::kRing * Shape::kTiles * Units::kBytes + lane * 16;
   }
 
@@ -233,12 +241,21 @@ class WeightStream {
     return {weight_ + static_cast<int64_t>(tile) * Shape::kUnits * Units::kBytes, tiles};
   }
 
-  // Whether a unit is one of this slice, and a block of it one of the weight.
+  // The number in the slice of a unit's first block; negative where that is another slice's.
+  __device__ __forceinline__ int first_block(int unit) const {
+    return unit * Shape::kUnitBlocks - skipped();
+  }
+  __device__ __forceinline__ int skipped() const {
+    return Shape::kWholeUnits ? 0 : skipped_;
+  }
+
+  // Whether a unit is one of this slice, and whether a block of it is.
   __device__ __forceinline__ bool holds(int unit) const {
-    return Shape::kEven || unit * Shape::kUnitBlocks < blocks_;
+    return Shape::kEven || max(first_block(unit), 0) < blocks_;
   }
   __device__ __forceinline__ bool holds_block(int block) const {
-    return Shape::kBlocks % Shape::kUnitBlocks == 0 || block < blocks_;
+    constexpr bool kWhole = Shape::kBlocks % Shape::kUnitBlocks == 0 && Shape::kWholeUnits;
+    return kWhole || (block >= 0 && block < blocks_);
   }
 
   __device__ __forceinline__ void load(int slot, const Place& from, int unit) {
@@ -267,7 +284,7 @@ class WeightStream {
   __device__ __forceinline__ void fetch_unit(Tokens& tokens, int slot, int unit) const {
 #pragma unroll
     for (int i = 0; i < Shape::kUnitBlocks; ++i) {
-      const int block = unit * Shape::kUnitBlocks + i;
+      const int block = first_block(unit) + i;
       if (holds_block(block)) tokens.fetch(slot * Shape::kUnitBlocks + i, block);
     }
   }
@@ -275,9 +292,9 @@ class WeightStream {
   template <class Tokens>
   __device__ __forceinline__ void multiply(Sums& sums, const Tokens& tokens, int slot, int unit) {
     if (slot >= Shape::kInRegisters) wait_for_ring(slot - Shape::kInRegisters);
-    multiply_block<0>(sums, tokens, slot, unit);
+    if (Shape::kWholeUnits || first_block(unit) >= 0) multiply_block<0>(sums, tokens, slot, unit);
     if constexpr (Shape::kUnitBlocks == 2) {
-      if (holds_block(2 * unit + 1)) multiply_block<1>(sums, tokens, slot, unit);
+      if (holds_block(first_block(unit) + 1)) multiply_block<1>(sums, tokens, slot, unit);
     }
   }
 
@@ -291,7 +308,7 @@ class WeightStream {
     }
 #pragma unroll
     for (int n = 0; n < Shape::kTokenTiles; ++n) {
-      const uint4 b = tokens.get(slot * Shape::kUnitBlocks + at, unit * Shape::kUnitBlocks + at, n);
+      const uint4 b = tokens.get(slot * Shape::kUnitBlocks + at, first_block(unit) + at, n);
       const uint32_t b_first[2] = {b.x, b.y}, b_second[2] = {b.z, b.w};
 #pragma unroll
       for (int t = 0; t < Shape::kTiles; ++t) mma_bf16(sums[t][n], first[t], b_first);
@@ -341,6 +358,6 @@ class WeightStream {
   Chunks chunks_;
   const unsigned char* weight_;
   unsigned char* ring_;
-  int blocks_;
+  int blocks_, skipped_;
   Held held_[Shape::kInRegisters][Shape::kTiles];
 };

@@ -15,14 +15,12 @@
 
 constexpr int kTokensPerTile = 8, kFragmentBytes = 512;
 
-// kSlices warps share kBlocks blocks of columns, kUnitBlocks of which stay together; the last may
-// have fewer.
-template <int kBlocks, int kSlices, int kTokenTiles, int kUnitBlocks = 1,
-          int kRows = kTokensPerTile>
+// kSlices warps share kBlocks blocks of columns; the last may have fewer.
+template <int kBlocks, int kSlices, int kTokenTiles, int kRows = kTokensPerTile>
 struct TokenFragments {
   static constexpr bool kWhole = kRows == kTokensPerTile;
   static constexpr int kBlockBytes = kWhole ? kTokenTiles * kFragmentBytes : kRows * 64;
-  static constexpr int kSliceBlocks = round_up(ceil_div(kBlocks, kSlices), kUnitBlocks);
+  static constexpr int kSliceBlocks = ceil_div(kBlocks, kSlices);
   static constexpr int kSliceBytes = kSliceBlocks * kBlockBytes;
   static constexpr int kBytes = kSlices * kSliceBytes;
   static constexpr int kNormWeightBytes = round_up(kBlocks * 64, 128);

@@ -13,25 +13,24 @@
 
 #include "mxfp4.cuh"
 
-constexpr int kBf16Weights = 0, kFp8Weights = 1, kMxfp4Weights = 2, kInt8Weights = 3;
 constexpr int kLoadBytes = 512;
 
-// What a lane holds of a unit.
-template <int kLoads, bool kScaled>
+// What a lane holds of a unit: its codes, and words of scales.
+template <int kLoads, int kScaleWords>
 struct HeldUnit {
   uint4 pieces[kLoads];
-  uint32_t scales;
+  uint32_t scales[kScaleWords];
 };
 template <int kLoads>
-struct HeldUnit<kLoads, false> {
+struct HeldUnit<kLoads, 0> {
   uint4 pieces[kLoads];
 };
 
 struct Bf16Units {
   static constexpr int kBlocks = 1, kLoads = 2, kBytes = kLoads * kLoadBytes;
-  static constexpr bool kScaled = false;
+  static constexpr bool kScaled = false, kApart = false;
   using Stored = uint16_t;
-  using Held = HeldUnit<kLoads, kScaled>;
+  using Held = HeldUnit<kLoads, 0>;
 
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
@@ -53,20 +52,31 @@ struct Bf16Units {
   }
 };
 
-// Codes with a scale for 32 columns: two blocks, and the scales of both behind them.
-template <int loads>
-struct ScaledUnits {
-  static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + 32;
-  static constexpr bool kScaled = true;
+// Codes of two blocks, and scales of ``scale_bytes`` behind them, of which a lane holds some words.
+template <int loads, int scale_bytes, int scale_words>
+struct CodedUnits {
+  static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + scale_bytes;
+  static constexpr bool kScaled = true, kApart = false;
   using Stored = unsigned char;
-  using Held = HeldUnit<kLoads, kScaled>;
+  using Held = HeldUnit<kLoads, scale_words>;
+
+  // Where the scales begin of the unit of which ``unit`` is this lane's 16 bytes.
+  static __device__ __forceinline__ const unsigned char* scales_at(const unsigned char* unit) {
+    return unit + (kLoads * kLoadBytes - static_cast<int>(threadIdx.x) % 32 * 16);
+  }
+};
+
+// Codes with a power of two for 32 columns: one byte a row and block.
+template <int loads>
+struct ScaledUnits : CodedUnits<loads, 32, 1> {
+  using Base = CodedUnits<loads, 32, 1>;
+  using Held = typename Base::Held;
 
   // ``unit``: this lane's 16 bytes.
   template <class Load>
   static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
                                                      const Load& load) {
-    const int lane = threadIdx.x % 32;
-    held.scales = load(unit + (kLoads * kLoadBytes + lane / 4 * 4 - lane * 16));
+    held.scales[0] = load(Base::scales_at(unit) + threadIdx.x % 32 / 4 * 4);
   }
 };
 
@@ -77,8 +87,8 @@ struct Mxfp4Units : ScaledUnits<1> {
                                                 uint32_t (&second)[4]) {
     const uint4 codes = held.pieces[0];
     uint32_t a[4], b[4];
-    decode_word_by_half<block>(block ? codes.z : codes.x, alternate_scales(held.scales, 0), a);
-    decode_word_by_half<block>(block ? codes.w : codes.y, alternate_scales(held.scales, 1), b);
+    decode_word_by_half<block>(block ? codes.z : codes.x, alternate_scales(held.scales[0], 0), a);
+    decode_word_by_half<block>(block ? codes.w : codes.y, alternate_scales(held.scales[0], 1), b);
     Bf16Units::set_operand(first, a[0], b[0], a[1], b[1]);
     Bf16Units::set_operand(second, a[2], b[2], a[3], b[3]);
   }
@@ -91,7 +101,7 @@ struct ByteUnits : ScaledUnits<2> {
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
     const uint4 codes = held.pieces[block];
-    const uint32_t upper = scales_of(held.scales, 0), lower = scales_of(held.scales, 1);
+    const uint32_t upper = scales_of(held.scales[0], 0), lower = scales_of(held.scales[0], 1);
     uint32_t a[4], b[4];
     decode_pairs<block>(codes.x, upper, a[0], a[1]);
     decode_pairs<block>(codes.y, upper, a[2], a[3]);
@@ -145,22 +155,3 @@ struct Int8Code {
   }
 };
 using Int8Units = ByteUnits<Int8Code>;
-
-template <int weights>
-struct WeightUnits;
-template <>
-struct WeightUnits<kBf16Weights> {
-  using Units = Bf16Units;
-};
-template <>
-struct WeightUnits<kFp8Weights> {
-  using Units = Fp8Units;
-};
-template <>
-struct WeightUnits<kMxfp4Weights> {
-  using Units = Mxfp4Units;
-};
-template <>
-struct WeightUnits<kInt8Weights> {
-  using Units = Int8Units;
-};

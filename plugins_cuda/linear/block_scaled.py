@@ -28,8 +28,18 @@ from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, decoded_codes
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
-from specbuild.plugins_cuda.linear.storage import BF16, FP8, INT8, LOAD_BYTES, MXFP4, Storage
+from specbuild.plugins_cuda.linear.storage import (
+    BF16,
+    FP8,
+    INT8,
+    LOAD_BYTES,
+    MXFP4,
+    Storage,
+    storage_of,
+)
 from specbuild.plugins_cuda.moe.e2m1 import E2M1, E2M1_CODES, E2M1_WORDS
 from specbuild.plugins_cuda.placed_words import PlacedWords
 from specbuild.runtime.errors import SpecbuildError
@@ -143,7 +153,9 @@ def decoded(packed: torch.Tensor, columns: int, storage: Storage | None = None) 
 
     if packed.dtype != torch.uint8:
         return packed
-    storage = storage or (FP8 if packed.shape[2] == FP8.elements else MXFP4)
+    storage = storage or storage_of(TensorInfo(tuple(packed.shape), "uint8"))
+    if storage in GROUP_STORAGES:
+        return decoded_codes(packed, columns, storage)
     tiles, units, _ = packed.shape
     data, rates = packed.split([storage.loads * LOAD_BYTES, storage.elements % LOAD_BYTES], dim=2)
     values = _READERS[storage](data.contiguous().view(torch.int32))

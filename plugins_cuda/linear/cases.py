@@ -6,7 +6,13 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.packing import packed_shape
+from specbuild.plugins_cuda.linear.group_codes import (
+    GROUP_STORAGES,
+    GroupedCodes,
+    group_columns,
+    pack_codes,
+)
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS, packed_shape
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, LOAD_BYTES, MXFP4, Storage
 
 # Values of one large weight that are drawn; the rest of it repeats them, rescaled tile by tile.
@@ -24,6 +30,9 @@ def draw_packed(
     """A packed weight whose products with normed rows are about 1; any values are a valid one."""
     tiles, blocks, values = packed_shape(rows, columns)
     distinct = min(tiles, max(1, _DRAWN_VALUES // (blocks * values)))
+    if storage in GROUP_STORAGES:
+        coded = draw_codes(rng, distinct * TILE_ROWS, columns, storage)
+        return coded[np.arange(tiles) % distinct]
     drawn = draw(rng, distinct, blocks, values, scale=columns**-0.5)
     if storage.scaled:
         return _coded(rng, drawn, tiles, storage)
@@ -31,6 +40,22 @@ def draw_packed(
         return drawn
     scales = rng.uniform(0.5, 1.0, (tiles, 1, 1)).astype(np.float32)
     return drawn[np.arange(tiles) % distinct] * scales
+
+
+def draw_codes(rng: np.random.Generator, rows: int, columns: int, storage: Storage) -> np.ndarray:
+    """A packed weight of random codes, with scales of such products."""
+    import torch
+
+    group = group_columns(storage)
+    groups = -(-columns // group)
+    scales = rng.uniform(0.5, 1.0, (rows, groups)) * columns**-0.5 / 4
+    drawn = GroupedCodes(
+        torch.from_numpy(rng.integers(0, 16, (rows, columns), np.uint8)),
+        torch.from_numpy(scales).half().float(),
+        group,
+        zero_points=torch.from_numpy(rng.integers(0, 16, (rows, groups), np.int16)),
+    )
+    return pack_codes(drawn, storage).numpy()
 
 
 def _coded(rng: np.random.Generator, drawn: np.ndarray, tiles: int, storage: Storage) -> np.ndarray:

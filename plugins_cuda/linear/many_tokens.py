@@ -291,7 +291,6 @@ def normed_tokens(
     constants = (
         ("K_BLOCKS", blocks),
         ("SLICES", slices),
-        ("UNIT_BLOCKS", dense.storage.unit_blocks),
         ("TOKEN_TILES", token_tiles),
         ("TOKENS", _NORMED_TOKENS),
         ("PANELS", int(panels)),

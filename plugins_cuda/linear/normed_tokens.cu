@@ -15,7 +15,7 @@
 #include "../_device/token_fragments.cuh"
 #include "device/config.cuh"
 
-using Fragments = TokenFragments<Config::kKBlocks, Config::kSlices, 1, Config::kUnitBlocks>;
+using Fragments = TokenFragments<Config::kKBlocks, Config::kSlices, 1>;
 constexpr int kWidth = Config::kKBlocks * 32;
 static_assert(kTokensPerTile % Config::kTokens == 0, "a CTA's tokens are of one tile");
 static_assert(Config::kSharedBytes == Fragments::kBytes + Fragments::kNormBytes,

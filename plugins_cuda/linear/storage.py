@@ -1,4 +1,4 @@
-"""How a packed dense weight is stored: bf16, or codes with a power-of-two scale for 32 columns.
+"""How a packed dense weight is stored: bf16, or codes with scales.
 
 A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which kernels load whole:
 
@@ -6,9 +6,12 @@ A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which 
     fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
+    int4   [N/16, ⌈K/64⌉, 560]       uint8  1024 codes, 16 scales and zeros (``group_codes.py``)
+    int4-g32  [N/16, ⌈K/64⌉, 592]    uint8  1024 codes, 32 scales and zeros
 
-The weight's shape and type tell which of the first three it is, K is that of the tokens; int8 is
-for screening alone (``head_screen``).
+fp8, mxfp4 and int8 have powers of two for scales and round a bf16 weight. The others keep the codes
+of a quantized checkpoint. The weight's shape and type tell which form it has, K is that of the
+tokens; int8 is for screening alone (``head_screen``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ class Storage:
     """One form; ``code`` is what kernels are compiled with (``_device/weight_units.cuh``).
 
     ``loads``: 16-byte loads of a lane for a unit. ``elements``: a unit's size on the last axis.
+    ``heavy``: decoding takes so many registers that steps stay apart (``kApart`` of the units).
     """
 
     name: str
@@ -35,6 +39,7 @@ class Storage:
     unit_blocks: int
     loads: int
     elements: int
+    heavy: bool = False
 
     @property
     def scaled(self) -> bool:
@@ -49,8 +54,10 @@ class Storage:
 BF16 = Storage("bf16", 0, "bfloat16", 1, 2, LOAD_BYTES)
 FP8 = Storage("fp8", 1, "uint8", 2, 2, 2 * LOAD_BYTES + 2 * TILE_ROWS)
 MXFP4 = Storage("mxfp4", 2, "uint8", 2, 1, LOAD_BYTES + 2 * TILE_ROWS)
-STORAGES = (BF16, FP8, MXFP4)
 INT8 = Storage("int8", 3, "uint8", 2, 2, FP8.elements)
+INT4 = Storage("int4", 4, "uint8", 2, 1, LOAD_BYTES + 3 * TILE_ROWS, heavy=True)
+INT4_G32 = Storage("int4-g32", 5, "uint8", 2, 1, LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
+STORAGES = (BF16, FP8, MXFP4, INT4, INT4_G32)
 
 
 def storage_named(name: str) -> Storage:

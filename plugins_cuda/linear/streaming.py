@@ -34,8 +34,8 @@ _MOST_TOKEN_TILES = 4
 _MOST_TILES = {1: 4, 2: 3, 4: 2}
 # The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
 _MOST_TILES_OF_CHUNKS = 2
-# A slice of MXFP4 has few steps: tiles are what is in flight.
-_MOST_TILES_OF_MXFP4_CHUNKS = 3
+# A slice of codes of four bits has few steps: tiles are what is in flight.
+_MOST_TILES_OF_CODE_CHUNKS = 3
 # 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
 # stand in shared memory, else of weights and tokens.
 _LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
@@ -90,18 +90,18 @@ class Dense:
 
     @property
     def slices(self) -> int:
-        """Warps among which K is split."""
-        return slices_of(self.storage.units(self.blocks))
+        """Warps among which K is split: by its blocks, so that every storage has one order."""
+        return slices_of(self.blocks)
 
     @property
     def slice_units(self) -> int:
         """Units of the weight in a slice, the longest."""
-        return -(-self.storage.units(self.blocks) // self.slices)
+        return self.storage.units(self.slice_blocks)
 
     @property
     def slice_blocks(self) -> int:
         """Blocks of 32 columns in a slice, the longest."""
-        return self.slice_units * self.storage.unit_blocks
+        return -(-self.blocks // self.slices)
 
     @property
     def group_slices(self) -> int:
@@ -258,7 +258,8 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     # The fewest chunks whose partial sums fit.
     most_tiles = _MOST_TILES[token_tiles]
     if span > most_tiles:
-        most_tiles = _MOST_TILES_OF_MXFP4_CHUNKS if storage.loads == 1 else _MOST_TILES_OF_CHUNKS
+        few = storage.loads == 1 and (token_tiles == 1 or not storage.heavy)
+        most_tiles = _MOST_TILES_OF_CODE_CHUNKS if few else _MOST_TILES_OF_CHUNKS
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)
         tiles = -(-span // chunks)

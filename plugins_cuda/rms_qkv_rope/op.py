@@ -55,7 +55,7 @@ def reference(
     """Rotated q [T, q_heads, D] and the written pools.
 
     ``x`` [T, K], through the norm of this ``rounding`` if there is one; ``weight`` and ``bias`` [N]
-    packed by ``pack_qkv`` and ``pack_qkv_bias``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
+    packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
     ``k_norm`` [D] come together and are LLaMA's, of the same ``eps``; ``cos``, ``sin`` fp32
     [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
     With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.

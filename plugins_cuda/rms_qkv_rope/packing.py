@@ -35,19 +35,17 @@ def unpair_rows(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
     return parts.transpose(1, 2).reshape(rows.shape)
 
 
+def join_qkv(*projections: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows [heads·D, …] of queries, keys and values, or of the latter two → [N, …], in the order
+    of the packed rows."""
+    import torch
+
+    return pair_rows(torch.cat(projections), head_dim)
+
+
 def pack_qkv(*projections: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Projections [heads·D, K] of queries, keys and values, or of the latter two → one packed
-    weight [N/16, K/32, 512]."""
-    import torch
-
-    return pack_rows(pair_rows(torch.cat(projections), head_dim))
-
-
-def pack_qkv_bias(*biases: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Their biases [heads·D] → [N], in the order of the packed rows."""
-    import torch
-
-    return pair_rows(torch.cat(biases), head_dim)
+    """The same projections [heads·D, K] → one packed weight [N/16, K/32, 512]."""
+    return pack_rows(join_qkv(*projections, head_dim=head_dim))
 
 
 def unpack_qkv(packed: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -56,7 +54,7 @@ def unpack_qkv(packed: torch.Tensor, head_dim: int) -> torch.Tensor:
 
 
 def unpack_qkv_bias(bias: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The joined biases [N] that :func:`pack_qkv_bias` was given."""
+    """The biases [N] that :func:`join_qkv` was given, joined."""
     return unpair_rows(bias, head_dim)
 
 

@@ -26,7 +26,7 @@ def reference(
 ) -> torch.Tensor:
     """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = LLaMA's norm of ``x`` [T, K].
 
-    ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both by ``pack_gate_up_bias``.
+    ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both joined by ``join_gate_up``.
     Gate, up, the activation and the product are each
     rounded.
     """

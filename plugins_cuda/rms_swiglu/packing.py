@@ -16,16 +16,24 @@ def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     SpecbuildError where I is no multiple of 8.
     """
+    return pack_rows(join_gate_up(gate, up))
+
+
+def join_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows ``gate`` and ``up`` [I, …] → [2I, …], in the order of the packed rows.
+
+    SpecbuildError where I is no multiple of 8.
+    """
     import torch
 
-    inner, width = gate.shape
+    inner, *width = gate.shape
     if inner % HALF_ROWS:
         raise SpecbuildError(
             f"an MLP of {inner} rows cannot be packed: they must be a multiple of {HALF_ROWS}; "
             "build for the cpu backend"
         )
-    halves = [part.reshape(-1, 1, HALF_ROWS, width) for part in (gate, up)]
-    return pack_rows(torch.cat(halves, dim=1).reshape(2 * inner, width))
+    halves = [part.reshape(-1, 1, HALF_ROWS, *width) for part in (gate, up)]
+    return torch.cat(halves, dim=1).reshape(2 * inner, *width)
 
 
 def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,14 +43,7 @@ def unpack_gate_up(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return halves[:, 0].reshape(-1, rows.shape[1]), halves[:, 1].reshape(-1, rows.shape[1])
 
 
-def pack_gate_up_bias(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Biases ``gate`` and ``up`` [I] → [2I], in the order of the packed rows."""
-    import torch
-
-    return torch.stack([part.reshape(-1, HALF_ROWS) for part in (gate, up)], dim=1).flatten()
-
-
 def unpack_gate_up_bias(bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The inverse of :func:`pack_gate_up_bias`."""
+    """The inverse of :func:`join_gate_up` for biases."""
     halves = bias.reshape(-1, 2, HALF_ROWS)
     return halves[:, 0].flatten(), halves[:, 1].flatten()

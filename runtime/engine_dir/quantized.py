@@ -1,4 +1,4 @@
-"""What a manifest states of products with quantized weights (CPU engines)."""
+"""What a manifest states of products with the weights of a quantized checkpoint."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class QuantizedForm:
-    """How a CPU engine stores the weights of one type of a quantized checkpoint.
+    """How an engine stores the weights of one type of a quantized checkpoint.
 
-    ``bits`` per code and ``block`` columns per scale, or why they are dequantized to fp32.
+    ``bits`` per code and ``block`` columns per scale, or why they are dequantized: to fp32 on a
+    CPU, to bf16 on a GPU.
     """
 
     type: str
@@ -22,13 +23,13 @@ class QuantizedForm:
 
 @dataclass(frozen=True)
 class QuantizedProducts:
-    """Products of a CPU engine with quantized weights.
+    """Products of an engine with quantized weights.
 
-    ``fast`` math rounds activations to int8 for each block of weights; ``exact`` splits them into
-    two int8 rows.
+    On a CPU, ``fast`` math rounds activations to int8 for each block of weights; ``exact`` splits
+    them into two int8 rows. ``bf16`` is that of CUDA kernels, which decode weights to bf16.
     """
 
-    math: Literal["fast", "exact"]
+    math: Literal["fast", "exact", "bf16"]
     forms: tuple[QuantizedForm, ...]
 
     @property

@@ -13,8 +13,8 @@ from specbuild.plugins_cuda.linear.block_scaled import decoded, quantised
 from specbuild.plugins_cuda.linear.packing import pack_rows, packed_shape, unpack_rows
 from specbuild.plugins_cuda.linear.storage import FP8, MXFP4, Storage, weight_tiles
 from specbuild.plugins_cuda.rms_qkv_rope.packing import (
+    join_qkv,
     pack_qkv,
-    pack_qkv_bias,
     unpack_qkv,
     unpack_qkv_bias,
 )
@@ -75,14 +75,14 @@ def test_partners_of_a_rotation_stand_in_one_tile(head_dim: int) -> None:
 def test_biases_follow_their_rows() -> None:
     biases = [random(heads * 32) for heads in (4, 1, 1)]
     columns = [bias.unsqueeze(1).repeat(1, 32) for bias in biases]
-    packed = pack_qkv_bias(*biases, head_dim=32)
+    packed = join_qkv(*biases, head_dim=32)
     assert torch.equal(unpack_rows(pack_qkv(*columns, head_dim=32))[:, 0], packed)
     assert torch.equal(unpack_qkv_bias(packed, 32), torch.cat(biases))
 
 
 def test_heads_that_are_no_tiles_are_refused() -> None:
     with pytest.raises(SpecbuildError, match="heads of width 24"):
-        pack_qkv_bias(random(48), random(24), random(24), head_dim=24)
+        join_qkv(random(48), random(24), random(24), head_dim=24)
 
 
 def test_gate_and_up_rows_share_a_tile() -> None:

@@ -71,7 +71,7 @@ BUILDER = {
     "backends/backend": "options progress graph engine",
     "backends/cpu": "options progress checkpoint graph engine backends/backend "
     "backends/foreign_options",
-    "backends/cuda": "durable options progress families graph engine backends/backend "
+    "backends/cuda": "durable options progress checkpoint families graph engine backends/backend "
     "backends/foreign_options backends/unlowered_parts backends/cuda/kernel_limits "
     "backends/cuda/step",
     "backends/tensorrt": "durable tensorrt_options options progress backends/foreign_options",

@@ -29,6 +29,7 @@ from specbuild.builder.backends.cuda.engine import (
     compile_engine,
     lower_engine,
 )
+from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
 from specbuild.builder.backends.cuda.sizes import SIZES
@@ -53,15 +54,20 @@ def fused_model(
     models = {role: graphs.models[role] for role in model_roles(sources)}
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
+    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint")
+    kept = KeptCodes() if codes and sources.quantized else None
     made = partial(
         cuda_passes,
+        kept=kept,
         draft_dtype=dtype,
         weights_dtype=target_geometry.dtype or "bf16",
         tied=target_geometry.tied_head,
     )
     passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
     screens = taken.asked.kernels.prefilter_head
-    return CudaModel(models, target_geometry, draft_parts(sources), screens), passes
+    quantized = None if kept is None else kept.record(sources.quantized.values())
+    model = CudaModel(models, target_geometry, draft_parts(sources), screens, quantized)
+    return model, passes
 
 
 class CudaBackend:
@@ -120,6 +126,7 @@ class CudaBackend:
             passes,
             refused=lowered.refused,
             cuda=report,
+            quantized=model.quantized,
         )
 
 

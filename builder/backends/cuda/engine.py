@@ -57,6 +57,7 @@ from specbuild.runtime.engine_dir.features import stored_keys
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import PLAN_FILE, Plan, ProgramEntry
+from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 from specbuild.runtime.executors.cuda.cubin import Signatures, kernel_parameters
 from specbuild.runtime.executors.cuda.program_file import read_launches
@@ -70,13 +71,15 @@ NamedPrograms: TypeAlias = tuple[tuple[ProgramEntry, LoweredProgram], ...]
 class CudaModel:
     """What a CUDA engine is built from: fused graphs by role, the target's shape, its drafts.
 
-    ``screens``: the target's head is stored in its screened form too.
+    ``screens``: the target's head is stored in its screened form too. ``quantized``: how the
+    weights of a quantized checkpoint are stored.
     """
 
     models: Mapping[str, ir.Model]
     target: TargetGeometry
     drafts: tuple[DraftParts, ...]
     screens: bool = False
+    quantized: QuantizedProducts | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from functools import partial
 import onnx_ir as ir
 
 from specbuild.builder.backends.cuda.fusions.capture import fuse_captures
+from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes, keep_codes
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
     fuse_lone_norm,
@@ -78,11 +79,17 @@ _DRAFT_ROLES = {own_name(group, role) for group in DRAFT_GROUPS for role in DRAF
 
 
 def cuda_passes(
-    role: str, *, draft_dtype: str, weights_dtype: str = "bf16", tied: bool = False
+    role: str,
+    *,
+    draft_dtype: str,
+    weights_dtype: str = "bf16",
+    tied: bool = False,
+    kept: KeptCodes | None = None,
 ) -> tuple[GraphPass, ...]:
     """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``.
 
-    The target's are stored as ``weights_dtype``. ``tied``: its embedding is its head.
+    The target's are stored as ``weights_dtype``, or in the codes of a quantized checkpoint where
+    ``kept`` collects them. ``tied``: its embedding is its head.
     """
     storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
@@ -90,4 +97,6 @@ def cuda_passes(
     if storage is not BF16:
         quantise = partial(quantise_weights, storage=storage)
         last.append(GraphPass("quantise-weights", quantise))
+    elif kept is not None and role not in _DRAFT_ROLES:
+        last.append(GraphPass("keep-codes", partial(keep_codes, kept=kept)))
     return (*fusions, *last, unused, known)

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from specbuild.builder.checkpoint.gguf.block_types import BlockType
 from specbuild.builder.checkpoint.gguf.blocks import (
     STEP_ELEMENTS,
     Bytes,
@@ -95,7 +96,16 @@ def quantized_form(tensor: GgufTensor) -> QuantizedForm:
         (1, layout.group),
         tensor.nbytes,
         has_minima=layout.has_minima,
+        scale_dtype=scale_dtype(tensor.kind),
     )
+
+
+def scale_dtype(kind: BlockType) -> str:
+    """The type that the scales of a quantised type are numbers of: fp16 where a block has one."""
+    layout = block_layout(kind.name)
+    assert layout is not None
+    is_stored = layout.group == kind.elements and layout.code_type != "e2m1"
+    return "F16" if is_stored else "F32"
 
 
 def read_blocks(tensor: GgufTensor) -> Bytes:

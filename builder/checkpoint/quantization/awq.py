@@ -87,6 +87,7 @@ def _read(module: str, parts: Parts) -> SourceTensor:
         block,
         part_bytes(parts),
         has_zero_points=True,
+        scale_dtype=scales.dtype,
     )
 
     def load() -> QuantizedTensor:

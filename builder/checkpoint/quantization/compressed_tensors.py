@@ -232,6 +232,7 @@ def _packed_weight(module: str, parts: Parts, group: _Group) -> SourceTensor:
         part_bytes(parts),
         has_zero_points=zeros is not None,
         has_order=order is not None,
+        scale_dtype=scale.dtype,
     )
     if order is not None and (order.dtype not in ("I32", "I64") or order.shape != (columns,)):
         raise misfit(order, f"the group (I32) of each of {columns} columns")

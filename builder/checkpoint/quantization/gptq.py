@@ -146,6 +146,7 @@ def _read(module: str, parts: Parts, *, settings: _Settings, patterns: _Patterns
         part_bytes(parts),
         has_zero_points=True,
         has_order=own.has_order and order is not None,
+        scale_dtype=scales.dtype,
     )
 
     def load() -> QuantizedTensor:

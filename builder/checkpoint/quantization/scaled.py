@@ -78,6 +78,7 @@ def scaled_weight(
         block,
         part_bytes(parts),
         has_zero_points=zero_points is not None,
+        scale_dtype=scale.dtype,
     )
 
     def load() -> QuantizedTensor:

@@ -30,7 +30,8 @@ class QuantizedForm:
     ``name`` is the type in reports (``Q4_K``, ``int4 g128``, ``fp8 128x128``). A code has ``bits``
     bits in the checkpoint. ``block`` is the (rows, columns) that share a scale; blocks
     at the edges may be cut off. ``has_order``: columns of a group need not lie side by side.
-    ``nbytes`` is what the checkpoint stores for the weight.
+    ``nbytes`` is what the checkpoint stores for the weight. ``scale_dtype`` is the type, as
+    safetensors spells it, that every scale is a number of.
     """
 
     name: str
@@ -41,6 +42,7 @@ class QuantizedForm:
     has_minima: bool = False
     has_zero_points: bool = False
     has_order: bool = False
+    scale_dtype: str = "F32"
 
 
 @dataclass(frozen=True)

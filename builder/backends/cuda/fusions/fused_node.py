@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
@@ -10,6 +11,7 @@ import torch
 from onnx_ir.tape import Tape
 
 from specbuild.builder.graph.passes.weights import Recipe, derive, recipe_of, set_recipe
+from specbuild.plugins_cuda.linear.packing import pack_rows
 from specbuild.plugins_cuda.opspec import DOMAIN
 from specbuild.plugins_cuda.registry import op_named
 
@@ -25,6 +27,8 @@ _TYPES = {
 ROWS, LOGIT_ROWS = "T", "R"
 # Of sparse steps: its sequences, and entries of a row's list (DSA).
 SEQUENCES, LIST_LENGTH = "B", "S"
+
+_JOINED = "specbuild.joined"
 
 Sizes = Sequence[int | str]
 
@@ -73,6 +77,35 @@ def packed(
         return pack(*(None if t is None else _rounded(t) for t in tensors))
 
     return derive(graph, name, [stored(weight) for weight in weights], make)
+
+
+@dataclass(frozen=True)
+class JoinedRows:
+    """What a packed weight was made of: weights, and ``join``, the order of their rows.
+
+    ``join`` takes one tensor [rows, …] of each weight.
+    """
+
+    recipes: tuple[Recipe, ...]
+    join: Callable[..., torch.Tensor]
+
+
+def packed_rows(
+    graph: ir.Graph,
+    name: str,
+    weights: Sequence[ir.Value | None],
+    join: Callable[..., torch.Tensor],
+) -> ir.Value:
+    """Rows of ``weights`` in the order that ``join`` gives them, packed by ``pack_rows``."""
+    value = packed(graph, name, weights, lambda *tensors: pack_rows(join(*tensors)))
+    recipes = [recipe_of(stored(weight)) for weight in weights]
+    value.meta[_JOINED] = JoinedRows(tuple(recipe for recipe in recipes if recipe), join)
+    return value
+
+
+def joined_rows(value: ir.Value | None) -> JoinedRows | None:
+    """What :func:`packed_rows` made a weight of; None for other values."""
+    return None if value is None else value.meta.get(_JOINED)
 
 
 def as_bf16(value: ir.Value | None) -> ir.Value | None:

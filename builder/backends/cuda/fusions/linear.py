@@ -7,7 +7,7 @@ import onnx_ir as ir
 from specbuild.builder.backends.cuda.fusions.fused_node import (
     ROWS,
     as_bf16,
-    packed,
+    packed_rows,
     place,
     static,
     stem,
@@ -19,7 +19,6 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     origin,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
-from specbuild.plugins_cuda.linear.packing import pack_rows
 
 
 def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
@@ -34,7 +33,7 @@ def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
     inputs = {
         # A head axis is a part of K: rows are contiguous.
         "x": laid_out(node.inputs[0]),
-        "weight": packed(graph, f"{stem(weight)}.packed", [weight], pack_rows),
+        "weight": packed_rows(graph, f"{stem(weight)}.packed", [weight], lambda rows: rows),
         "bias": as_bf16(bias_of(node)),
         "residual": origin(residual),
     }

@@ -16,6 +16,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     as_bf16,
     as_fp32,
     packed,
+    packed_rows,
     place,
     static,
     stem,
@@ -35,7 +36,7 @@ from specbuild.builder.graph.passes.attention_layers import (
 )
 from specbuild.builder.graph.passes.rewriting import producer, take_place
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.plugins_cuda.rms_qkv_rope.packing import pack_qkv, pack_qkv_bias
+from specbuild.plugins_cuda.rms_qkv_rope.packing import join_qkv
 
 
 @dataclass(frozen=True)
@@ -200,13 +201,13 @@ def _joined_weights(
     biases = [bias_of(gemm) for gemm in made.gemms]
     joined = "kv_proj" if made.q is None else "qkv_proj"
     name = f"{stem(made.k.gemm.inputs[1]).removesuffix('k_proj')}{joined}"
-    weight = packed(graph, f"{name}.packed", weights, partial(pack_qkv, head_dim=head_dim))
+    join = partial(join_qkv, head_dim=head_dim)
+    weight = packed_rows(graph, f"{name}.packed", weights, join)
     if all(bias is None for bias in biases):
         return weight, None
     if None in biases:
         raise AssertionError(f"{name}: biases on some of Q, K and V only")
-    pack_bias = partial(pack_qkv_bias, head_dim=head_dim)
-    return weight, packed(graph, f"{name}.packed_bias", biases, pack_bias)
+    return weight, packed(graph, f"{name}.packed_bias", biases, join)
 
 
 def _place_attention(graph: ir.Graph, old: ir.Node, q: ir.Value) -> None:

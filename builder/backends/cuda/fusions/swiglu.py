@@ -8,6 +8,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
     ROWS,
     as_bf16,
     packed,
+    packed_rows,
     place,
     static,
     stem,
@@ -19,7 +20,7 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     norm_of,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
-from specbuild.plugins_cuda.rms_swiglu.packing import pack_gate_up, pack_gate_up_bias
+from specbuild.plugins_cuda.rms_swiglu.packing import join_gate_up
 
 
 def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
@@ -43,10 +44,10 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
     inputs = {
         "x": norm.x,
         "norm": as_bf16(norm.weight),
-        "gate_up": packed(graph, f"{name}gate_up_proj.packed", weights, pack_gate_up),
+        "gate_up": packed_rows(graph, f"{name}gate_up_proj.packed", weights, join_gate_up),
     }
     if biases[0] is not None:
-        inputs["bias"] = packed(graph, f"{name}gate_up_proj.packed_bias", biases, pack_gate_up_bias)
+        inputs["bias"] = packed(graph, f"{name}gate_up_proj.packed_bias", biases, join_gate_up)
     (h,) = place(node, "RmsSwiglu", inputs, [(ROWS, static(weights[0], 0))], eps=norm.eps)
     take_place(node.outputs[0], h, graph)
     return True

@@ -1,0 +1,130 @@
+"""Weights in the codes of a quantized checkpoint: the bits of an engine that dequantizes them.
+
+Kernels decode codes to bf16(dequantized value). Every op must then give the bits that it gives for
+the same weight in bf16, in every form of its kernels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from left_out import slow
+from test_dense_invariance import normal, run
+
+from specbuild.plugins_cuda.launches import Phase, Tactic
+from specbuild.plugins_cuda.linear.block_scaled import decoded
+from specbuild.plugins_cuda.linear.cases import draw_codes
+from specbuild.plugins_cuda.linear.group_codes import (
+    GROUP_STORAGES,
+    GroupedCodes,
+    group_columns,
+    pack_codes,
+)
+from specbuild.plugins_cuda.linear.packing import unpack_rows
+from specbuild.plugins_cuda.linear.storage import INT4, INT4_G32, Storage
+from specbuild.runtime.errors import SpecbuildError
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+every_storage = pytest.mark.parametrize("storage", GROUP_STORAGES, ids=lambda s: s.name)
+# Slices of two blocks and of three, of which neighbours share a unit; a last unit that is half
+# empty; fewer blocks than warps.
+WIDTHS = (1024, 1504, 1536, 224)
+FORMS: tuple[tuple[int, Phase, Tactic], ...] = (
+    (1, "decode", {}),
+    (7, "decode", {"unit": 1}),
+    (14, "decode", {"many": 1, "panels": 0}),
+    (20, "decode", {"many": 0}),
+    (40, "decode", {"many": 1, "panels": 1}),
+    (70, "prefill", {}),
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    storage=st.sampled_from((INT4, INT4_G32)),
+    blocks=st.integers(1, 6),
+    groups=st.sampled_from((1, 2, 4)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_four_bit_codes_have_the_values_of_their_formula(
+    storage: Storage, blocks: int, groups: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    columns, group = 32 * blocks, groups * group_columns(storage)
+    codes = rng.integers(0, 16, (32, columns), np.uint8)
+    zeros = rng.integers(0, 16, (32, -(-columns // group)), np.int16)
+    exponents = rng.integers(-24, 5, zeros.shape)
+    scales = (rng.standard_normal(zeros.shape) * 2.0**exponents).astype(np.float16)
+    weight = GroupedCodes(
+        torch.from_numpy(codes),
+        torch.from_numpy(scales.astype(np.float32)),
+        group,
+        zero_points=torch.from_numpy(zeros),
+    )
+    packed = pack_codes(weight, storage)
+    assert packed.shape == (2, storage.units(blocks), storage.elements)
+    spread = np.arange(columns) // group
+    exact = (codes - zeros[:, spread]).astype(np.float64) * scales[:, spread].astype(np.float64)
+    got = unpack_rows(decoded(packed, columns))
+    assert torch.equal(got, torch.from_numpy(exact).to(torch.bfloat16))
+
+
+def test_a_scale_that_is_no_fp16_number_is_refused() -> None:
+    weight = GroupedCodes(
+        torch.zeros(16, 64, dtype=torch.uint8),
+        torch.full((16, 1), 2.0**-30),
+        64,
+        zero_points=torch.zeros(16, 1, dtype=torch.int16),
+    )
+    with pytest.raises(SpecbuildError, match=r"9\.31323e-10, expected a number of fp16"):
+        pack_codes(weight, INT4)
+
+
+@needs_compiler
+@every_storage
+@pytest.mark.parametrize("columns", [WIDTHS[0], WIDTHS[1], *slow(*WIDTHS[2:])])
+def test_linear_has_the_bits_of_bf16(storage: Storage, columns: int) -> None:
+    packed = torch.from_numpy(draw_codes(np.random.default_rng(columns), 80, columns, storage))
+    plain = decoded(packed, columns)
+    for rows, phase, tactic in FORMS:
+        inputs = {"x": normal(rows, columns), "residual": normal(rows, 80)}
+        got, expected = (
+            run("Linear", inputs | {"weight": weight}, {"y": normal(rows, 80)},
+                None if phase == "prefill" else tactic, phase=phase)["y"]
+            for weight in (packed, plain)
+        )  # fmt: skip
+        np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows {tactic}")
+
+
+@needs_compiler
+@every_storage
+def test_normed_projections_have_the_bits_of_bf16(storage: Storage) -> None:
+    columns, width, kv_heads, page = 1504, 32, 1, 16
+    packed = torch.from_numpy(draw_codes(np.random.default_rng(7), 160, columns, storage))
+    for rows, phase, tactic in FORMS:
+        angles = torch.rand(rows, width // 2, generator=torch.Generator().manual_seed(1))
+        pools = {f"{name}_pool": normal(2 + rows // page, kv_heads, page, width) for name in "kv"}
+        shared = {"x": normal(rows, columns), "norm": normal(columns)}
+        places = torch.arange(rows, dtype=torch.int32)
+        qkv = {"cos": angles.cos(), "sin": angles.sin(), "positions": places,
+               "write_slot": places + page, **pools}  # fmt: skip
+        heads = {"q_heads": 3, "kv_heads": kv_heads, "rounding": "llama"}
+        outputs = {"q": normal(rows, 3, width), "k_pool_out": pools["k_pool"],
+                   "v_pool_out": pools["v_pool"]}  # fmt: skip
+        asked = None if phase == "prefill" else tactic
+        for op, weight, inputs, results, attributes in (
+            ("RmsQkvRope", "weight", shared | qkv, outputs, heads),
+            ("RmsSwiglu", "gate_up", shared, {"h": normal(rows, 80)}, {}),
+        ):
+            got, expected = (
+                run(
+                    op, inputs | {weight: form}, results, asked, phase=phase, eps=1e-5, **attributes
+                )
+                for form in (packed, decoded(packed, columns))
+            )
+            for name, values in got.items():
+                np.testing.assert_array_equal(values, expected[name], err_msg=f"{op} {name} {rows}")
