@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specbuild.runtime.device import Device
@@ -58,19 +57,9 @@ def gpu_reasons(plan: Plan, gpu: Gpu) -> list[str]:
     return reasons
 
 
-def ranked_reasons(
-    plan: Plan,
-    gpus: Sequence[Gpu],
-    numbers: Sequence[int],
-    environment: Mapping[str, str] = os.environ,
-) -> list[str]:
+def ranked_reasons(plan: Plan, gpus: Sequence[Gpu], numbers: Sequence[int]) -> list[str]:
     """Every reason why a plan of several ranks does not run on these GPUs of these numbers."""
     reasons = []
-    if environment.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
-        reasons.append(
-            "CUDA_LAUNCH_BLOCKING is set, and a launch on one GPU would wait for one on another "
-            "that is not made yet; unset it"
-        )
     for number, gpu in zip(numbers, gpus, strict=True):
         gpu.use()
         reasons += [f"GPU {number}: {reason}" for reason in gpu_reasons(plan, gpu)]

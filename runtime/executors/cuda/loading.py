@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,7 +60,8 @@ def open_executor(
     gpu = (open_device or open_gpu)()
 
     def load(addresses: tuple[int, ...]) -> None:
-        _load_weights(directory, manifest, plan, gpu, addresses, readers=readers)
+        pieces = weight_pieces(directory, manifest, plan, addresses)
+        _load_weights(directory, manifest, gpu, pieces, readers)
         _check_draft_offsets(directory, manifest)
 
     try:
@@ -93,8 +94,8 @@ def open_ranked(
     gpus: list[Gpu] = []
 
     def load(rank: int, addresses: tuple[int, ...]) -> None:
-        each = -(-readers // plan.ranks)
-        _load_weights(directory, manifest, plan, gpus[rank], addresses, readers=each, rank=rank)
+        pieces = weight_pieces(directory, manifest, plan, addresses, rank)
+        _load_weights(directory, manifest, gpus[rank], pieces, -(-readers // plan.ranks))
         if rank == 0:
             _check_draft_offsets(directory, manifest)
 
@@ -131,18 +132,15 @@ def _reader(directory: Path, manifest: Manifest) -> ReadFile:
 def _load_weights(
     directory: Path,
     manifest: Manifest,
-    plan: Plan,
     gpu: Gpu,
-    addresses: Sequence[int],
-    *,
+    pieces: Mapping[str, Sequence[Piece]],
     readers: int,
-    rank: int = 0,
 ) -> None:
-    """Fills a rank's weights."""
-    for name, pieces in weight_pieces(directory, manifest, plan, addresses, rank).items():
+    """Copies the pieces of each weights file to their places."""
+    for name, of_file in pieces.items():
         check = partial(check_chunk, directory, manifest, name)
         upload = WeightsUpload(gpu, gpu.new_stream(), readers=readers, check=check)
-        upload.run(directory / name, manifest.files[name], pieces)
+        upload.run(directory / name, manifest.files[name], of_file)
 
 
 def _check_draft_offsets(directory: Path, manifest: Manifest) -> None:

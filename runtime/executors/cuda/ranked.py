@@ -57,13 +57,11 @@ class RankedExecutor:
         *,
         recorded: bool = True,
         numbers: Sequence[int] = (),
-        limit_ms: int = LIMIT_MS,
     ) -> None:
         assert len(gpus) == plan.ranks
         self.plan = plan
         self._gpus = tuple(gpus)
         self._numbers = tuple(numbers) or tuple(range(len(gpus)))
-        self._limit_ms = limit_ms
         self._rounds = 0
         self._started: deque[tuple[str, int, int]] = deque(maxlen=_REMEMBERED)
         self._ranks: list[CudaExecutor] = []
@@ -218,7 +216,7 @@ class RankedExecutor:
         self.synchronize()
         self._all(lambda rank: rank.clear("exchange"))
         self._all(lambda rank: rank.fill(EXCHANGE_EPOCH, 0))
-        self._all(lambda rank: rank.fill(EXCHANGE_LIMIT, self._limit_ms))
+        self._all(lambda rank: rank.fill(EXCHANGE_LIMIT, LIMIT_MS))
         # Before any rank stores into an inbox, all of them are empty.
         self.synchronize()
         self._rounds = 0
@@ -258,7 +256,7 @@ class RankedExecutor:
         programs = [name for name, first, count in self._started if first <= last < first + count]
         where = f" of {programs[0]}" if programs else ""
         return (
-            f"GPU {self._numbers[rank]} waited {self._limit_ms / 1000:g} s for GPU "
+            f"GPU {self._numbers[rank]} waited {LIMIT_MS / 1000:g} s for GPU "
             f"{self._numbers[peer]} in exchange {exchange}{where}"
         )
 

@@ -97,22 +97,20 @@ def alike(count: int) -> list[RankGpu]:
     return gpus
 
 
-def reasons(gpus: list[RankGpu], **environment: str) -> list[str]:
+def reasons(gpus: list[RankGpu]) -> list[str]:
     plan = toy_ranks(len(gpus)).executor.plan
-    return ranked_reasons(plan, gpus, [4, 6, 7][: len(gpus)], environment)
+    return ranked_reasons(plan, gpus, [4, 6, 7][: len(gpus)])
 
 
 def test_equal_gpus_that_reach_each_other_will_do() -> None:
     assert reasons(alike(2)) == []
-    assert reasons(alike(2), CUDA_LAUNCH_BLOCKING="0") == []
 
 
 def test_what_several_gpus_lack_is_said_of_each() -> None:
     gpus = alike(2)
     gpus[1].facts = dataclasses.replace(HOPPER, name="Fake H100", total_bytes=1000)
     gpus[1].unreachable = True
-    blocking, memory, other, unreachable = reasons(gpus, CUDA_LAUNCH_BLOCKING="1")
-    assert "CUDA_LAUNCH_BLOCKING" in blocking
+    memory, other, unreachable = reasons(gpus)
     assert memory.startswith("GPU 6: ") and "are free" in memory
     assert "GPU 4 is an Fake H200, GPU 6 an Fake H100" in other
     assert "GPU 4 and GPU 6 cannot read each other's memory" in unreachable
