@@ -318,6 +318,16 @@ class BuildOptions(OptionGroup):
             recorded=False,
         ),
     ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        Described(
+            "Number of GPUs that run the engine together, with --backend cuda: 1, 2, 4 or 8.",
+            "N",
+            least=1,
+            recorded=False,
+            shown="1",
+        ),
+    ] = None
     no_mla: Annotated[bool, Described("Ignore mla_kv.safetensors and cache keys and values.")] = (
         False
     )
@@ -362,6 +372,11 @@ class BuildOptions(OptionGroup):
     force: Annotated[
         bool, Described("Replace an existing output.", panel=_FILES, recorded=False)
     ] = False
+
+    @property
+    def ranks(self) -> int:
+        """How many GPUs run the engine together."""
+        return 1 if self.tensor_parallel is None else self.tensor_parallel
 
     @property
     def drafts(self) -> tuple[Path, ...]:

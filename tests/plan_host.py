@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.backend import CUDA
 from specbuild.builder.backends.cuda.compile.nvrtc import target_of
 from specbuild.builder.backends.cuda.draft_models import draft_parts
 from specbuild.builder.backends.cuda.engine import CudaModel, LoweredEngine, lower_engine
-from specbuild.builder.backends.cuda.lowering import CUDA_PASSES
+from specbuild.builder.backends.cuda.lowering import CUDA_PASSES, shard_pass
 from specbuild.builder.backends.cuda.plan.interpret import PlanInterpreter
 from specbuild.builder.backends.cuda.plan.plan_writer import Lower
 from specbuild.builder.engine.sizes import EnginePlan
@@ -51,7 +51,8 @@ def fused_engine(model: Path, draft: Drafts, **options: Any) -> tuple[CudaModel,
     exported = export_graphs(sources, plan, silent)
     models = {role: exported[role] for role in model_roles(sources)}
     for role, graph in models.items():
-        run_passes(role, graph, CUDA_PASSES, None)
+        shard = [shard_pass(plan.ranks)] if plan.ranks > 1 and role == "target" else []
+        run_passes(role, graph, [*CUDA_PASSES, *shard], None)
     return CudaModel(models, sources.target_geometry, draft_parts(sources)), plan
 
 

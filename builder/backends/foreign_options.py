@@ -26,9 +26,16 @@ def refuse_kernel_options(asked: BuildOptions) -> None:
     for name, given in (("gpu", asked.gpu), ("tactics", kernels.tactics)):
         if given is not None:
             raise SpecbuildError(f"--{name} {given} needs --backend cuda")
+    refuse_several_gpus(asked)
     if kernels.tuned_only:
         raise SpecbuildError("--tuned-only needs --backend cuda")
     if kernels.prefilter_head:
         raise SpecbuildError("--prefilter-head needs --backend cuda")
     if asked.drafting.dtype is not None:
         raise SpecbuildError(f"--draft-dtype {asked.drafting.dtype} needs --backend cuda")
+
+
+def refuse_several_gpus(asked: BuildOptions) -> None:
+    """SpecbuildError where one engine is to run on several GPUs."""
+    if asked.ranks > 1:
+        raise SpecbuildError(f"--tensor-parallel {asked.ranks} needs --backend cuda")

@@ -16,6 +16,7 @@ from specbuild.runtime.engine_dir.manifest import (
     SpecPv,
     StateGroup,
 )
+from specbuild.runtime.engine_dir.ranks import groups_of_rank
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -24,11 +25,13 @@ class PoolBudget:
     """What the caches may take: bytes of all, or pages of each group that keeps every position.
 
     Neither is the worst case, every sequence at its longest. ``places`` of each pool are counted.
+    The bytes are those of one of ``ranks`` GPUs that share the heads.
     """
 
     memory: int | None = None
     pages: int | None = None
     places: int = 1
+    ranks: int = 1
 
     def sized(
         self, groups: Sequence[CacheGroup], limits: Limits, specpv: SpecPv | None
@@ -65,7 +68,8 @@ class PoolBudget:
             return tuple(_with_pages(g, limits, -(-tokens // g.page_size)) for g in worst)
 
         def size(found: Sequence[CacheGroup]) -> int:
-            return self.places * sum(group_bytes(group, specpv) for group in found)
+            own = groups_of_rank(found, self.ranks)
+            return self.places * sum(group_bytes(group, specpv) for group in own)
 
         step = max(g.page_size for g in worst)
         kept = [g for g in worst if not g.window]

@@ -182,7 +182,7 @@ def plan_engine(
     if asked.kv_dtype is not None:
         groups = [_coded(group) for group in groups]
     places = 1 if facts_of(options.backend).pools_in_place else 2
-    budget = PoolBudget(asked.kv_memory, asked.kv_pages, places)
+    budget = PoolBudget(asked.kv_memory, asked.kv_pages, places, options.ranks)
     states = state_groups(target, limits, sizes.cache_dtype)
     plan = EnginePlan(
         limits,
@@ -194,6 +194,7 @@ def plan_engine(
         host_drafter=host_drafter,
         model_shapes=model_shapes,
         states=states,
+        ranks=options.ranks,
     )
     return with_limits(plan, limits)
 

@@ -23,16 +23,23 @@ def inboxes(ranks: int) -> tuple[Argument, ...]:
     return ("inbox", *peers)
 
 
+def require_inbox(op: str, request: LoweringRequest) -> int:
+    """The words of a sender in the inbox; SpecbuildError where the rows of ``y`` do not fit."""
+    rows, width = request.tensors["y"].shape
+    words = request.tensors["inbox"].shape[2]
+    if width % 2 or words < min(rows, ROUND_ROWS) * width:
+        raise SpecbuildError(
+            f"{op}: rows of {width} values and an inbox of {words} words; rows must have an "
+            f"even width, and {ROUND_ROWS} of them must fit"
+        )
+    return words
+
+
 def lower(request: LoweringRequest) -> Lowering:
     """One launch, for any number of rows."""
     rows, width = request.tensors["y"].shape
     ranks = int(request.attributes["ranks"])
-    words = request.tensors["inbox"].shape[2]
-    if width % 2 or words < min(rows, ROUND_ROWS) * width:
-        raise SpecbuildError(
-            f"RankSum: rows of {width} values and an inbox of {words} words; rows must have an "
-            f"even width, and {ROUND_ROWS} of them must fit"
-        )
+    words = require_inbox("RankSum", request)
     cut = cut_of(rows, width, ranks)
     constants = (
         ("RANKS", ranks), ("WIDTH", width), ("WORDS", words), ("ROWS", ROUND_ROWS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from specbuild.plugins_cuda.moe.op import reference as moe_reference
@@ -62,17 +63,8 @@ def router_input(
     return normed, exact if logits == "fp32" else exact.to(x.dtype).float()
 
 
-def reference(
-    x: torch.Tensor,
-    norm: torch.Tensor,
-    router_weight: torch.Tensor,
-    router_bias: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor,
-    down: torch.Tensor,
-    down_bias: torch.Tensor,
-    row_start: torch.Tensor,  # noqa: ARG001  rows past the last one are unspecified
-    choice_bias: torch.Tensor | None = None,
+def experts_sum(
+    inputs: Sequence[torch.Tensor | None],
     *,
     eps: float,
     rounding: str,
@@ -80,11 +72,14 @@ def reference(
     shared: int,
     **choice: Any,
 ) -> torch.Tensor:
-    """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
+    """``moe(rms(x))`` [T, H] in fp32, not rounded, of the op's ``inputs`` in order.
 
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
     ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of ``Moe``.
     """
+    x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = inputs[:8]
+    # Rows behind the last entry of row_start, the ninth, are unspecified.
+    choice_bias = inputs[9] if len(inputs) > 9 else None
     normed, of_router = router_input(x, norm, (router_weight, router_bias), eps, rounding, logits)
     routed, packed = router_weight.shape[0], gate_up.shape[0]
     if routed + shared != packed:
@@ -102,7 +97,15 @@ def reference(
     for each in range(routed, packed):
         certain = of_router.new_zeros(len(rows), 1)
         experts = experts + mixed(slice(each, each + 1), certain, None, {**choice, **_ALL_ROWS})
-    return x + experts.to(x.dtype)
+    return experts
+
+
+def reference(x: torch.Tensor, *inputs: torch.Tensor | None, **attributes: Any) -> torch.Tensor:
+    """``x`` [T, H] → ``x + moe(rms(x))`` [T, H]; the experts' sum is rounded before the add.
+
+    Inputs and attributes are those of :func:`experts_sum`.
+    """
+    return x + experts_sum((x, *inputs), **attributes).to(x.dtype)
 
 
 def _unpacked(

@@ -52,6 +52,8 @@ def build_again(directory: Path, decoded: Any) -> str:
     words += ["--output", str(directory)]
     if isinstance(backend := fields.get("backend"), str) and backend.isprintable():
         words += ["--backend", backend[:_MAX_VALUE_CHARACTERS]]
+    if isinstance(ranks := fields.get("ranks"), int):
+        words += ["--tensor-parallel", str(ranks)]
     options = fields.get("options")
     for name, value in sorted(options.items()) if isinstance(options, dict) else ():
         words += _option(name, value)

@@ -17,6 +17,8 @@ _ON_PEER = re.compile(r"_on_\d$")
 PREFILL = "prefill"
 # Sources of kernels that several ops launch, by where they stand.
 SHARED = {"linear/normed_tokens.cu": ("RmsQkvRope", "RmsSwiglu", "RmsHead")}
+# Ops whose launches are those of another, but for some.
+BORROWED = {"rank_moe": "rms_moe"}
 
 
 def entry_points(source: str) -> dict[str, tuple[str, ...]]:
@@ -47,7 +49,12 @@ def violations(op: OpSpec, folder: Path) -> list[str]:
     entry point lists them in declared order. The kernels of a prompt's chunks (``prefill….cu``)
     name every declared tensor themselves. ``SHARED`` sources are left out.
     """
-    paths = [p for p in sorted(folder.glob("*.cu")) if f"{folder.name}/{p.name}" not in SHARED]
+    folders = [
+        folder,
+        *([folder.parent / BORROWED[folder.name]] if folder.name in BORROWED else []),
+    ]
+    paths = [p for each in folders for p in sorted(each.glob("*.cu"))]
+    paths = [p for p in paths if f"{p.parent.name}/{p.name}" not in SHARED]
     order = {t.name: i for i, t in enumerate((*op.inputs, *op.outputs))}
     problems: list[str] = []
     by_phase: dict[bool, list[tuple[str, ...]]] = {}

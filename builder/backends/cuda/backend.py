@@ -32,6 +32,11 @@ from specbuild.builder.backends.cuda.engine import (
 from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes
 from specbuild.builder.backends.cuda.lowering import cuda_passes
 from specbuild.builder.backends.cuda.options import TakenKernelOptions, taken_options
+from specbuild.builder.backends.cuda.shard.require import (
+    require_ranks,
+    require_shared_modes,
+    require_shares,
+)
 from specbuild.builder.backends.cuda.sizes import SIZES
 from specbuild.builder.backends.cuda.tactics.call_lowering import CallLowering, without_spills
 from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compilers
@@ -54,7 +59,8 @@ def fused_model(
     models = {role: graphs.models[role] for role in model_roles(sources)}
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
-    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint")
+    # Ranks share weights in bf16 and MXFP4: other codes of a checkpoint are dequantized for them.
+    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint") and graphs.plan.ranks == 1
     kept = KeptCodes() if codes and sources.quantized else None
     made = partial(
         cuda_passes,
@@ -62,6 +68,7 @@ def fused_model(
         draft_dtype=dtype,
         weights_dtype=target_geometry.dtype or "bf16",
         tied=target_geometry.tied_head,
+        ranks=graphs.plan.ranks,
     )
     passes = run_role_passes(models, made, taken.asked.dump_passes, progress)
     screens = taken.asked.kernels.prefilter_head
@@ -88,11 +95,14 @@ class CudaBackend:
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
-        del asked  # what is refused is the models' alone
         require_cuda_support(target, draft)
+        require_ranks(asked.ranks)
+        if asked.ranks > 1:
+            require_shares(target, asked.ranks)
 
     def check_plan(self, plan: EnginePlan) -> tuple[str, ...]:
         """See :class:`Backend`."""
+        require_shared_modes(plan)
         require_coded_caches(plan)
         require_readable_keys(plan)
         require_one_view(plan)

@@ -30,6 +30,7 @@ from specbuild.builder.backends.cuda.step.draft_parts import DraftParts
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.forms import step_forms
 from specbuild.builder.backends.cuda.step.fused_graph import FusedGraph, WeightTensors
+from specbuild.builder.backends.cuda.step.ir import ProgramIr
 from specbuild.builder.backends.cuda.step.offered import offered_lengths
 from specbuild.builder.backends.cuda.step.programs import (
     NO_DRAFT,
@@ -141,6 +142,8 @@ def lower_engine(
         parts.weights.tensors,
         (*parts.caches.values(), *([parts.summaries] if parts.summaries else [])),
         parts.ports.tensors,
+        [tensor for tensor in parts.ports.exchange.values() if tensor.storage.space == "exchange"],
+        plan.ranks,
     )
     return LoweredEngine(plan, parts, writer, tuple(programs), target, refused)
 
@@ -236,7 +239,7 @@ def _parts(
     prefill_rows: int,
     score_rows: int,
 ) -> EngineParts:
-    limits, groups = plan.limits, layouts(plan.groups)
+    limits, groups = plan.limits, layouts(plan.groups, plan.ranks)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
         depth=max(map(deepest, _shapes(model, plan).values()), default=0),
@@ -251,6 +254,8 @@ def _parts(
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
         adjusts=plan.adjusted_steps,
         offered=0 if plan.host_drafter is None else plan.host_drafter.max_tokens,
+        ranks=plan.ranks,
+        exchange_width=model.target.hidden,
     )
     return EngineParts(
         graphs,
@@ -282,7 +287,7 @@ def _entry(
 ) -> tuple[ProgramEntry, LoweredProgram]:
     """A prefill or score program with what the plan says of it."""
     make = {"prefill": prefill_program, "score": score_program}[kind]
-    lowered = lower_program(make(parts, rows), lower)
+    lowered = _lowered(make(parts, rows), lower)
     batch = parts.ports.sizes.batch
     return _described(lowered, kind, batch, rows, NO_DRAFT, full_logits=True), lowered
 
@@ -296,7 +301,7 @@ def _steps(
 
 
 def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntry, LoweredProgram]:
-    lowered = lower_program(step_program(parts, form), lower)
+    lowered = _lowered(step_program(parts, form), lower)
     full_logits = form.logits != "none"
     entry = _described(lowered, "step", form.batch, form.rows, form.shape, full_logits=full_logits)
     return replace(
@@ -332,12 +337,18 @@ def _adjusted(
     found = []
     kinds = (False, True) if parts.ports.sizes.aux_width else (False,)
     for batch, extends in product(adjusted_batches(plan.limits.max_batch_size), kinds):
-        lowered = lower_program(adjusted_program(parts, batch, extends=extends), lower)
+        lowered = _lowered(adjusted_program(parts, batch, extends=extends), lower)
         entry = _described(lowered, "step", batch, batch, NO_DRAFT, full_logits=True)
         found.append((replace(entry, changes_logits=True, extends=extends), lowered))
-    lowered, batch = lower_program(first_token_program(parts), lower), parts.ports.sizes.batch
+    lowered, batch = _lowered(first_token_program(parts), lower), parts.ports.sizes.batch
     found.append((_described(lowered, "adjust", batch, batch, NO_DRAFT, full_logits=True), lowered))
     return found
+
+
+def _lowered(program: ProgramIr, lower: Lower) -> LoweredProgram:
+    """A program that is complete."""
+    program.end_exchanges()
+    return lower_program(program, lower)
 
 
 def _described(
@@ -361,4 +372,5 @@ def _described(
         draft_tokens=shape.draft_tokens,
         full_logits=full_logits,
         launches=sum(len(lowering.launches) for lowering in lowered.lowerings),
+        rounds=lowered.ir.rounds,
     )

@@ -35,6 +35,7 @@ from specbuild.builder.backends.cuda.fusions.qkv import fuse_context, fuse_qkv
 from specbuild.builder.backends.cuda.fusions.quantise_weights import quantise_weights
 from specbuild.builder.backends.cuda.fusions.swiglu import fuse_swiglu
 from specbuild.builder.backends.cuda.fusions.tied_tables import share_tied_tables
+from specbuild.builder.backends.cuda.shard.target import shard_target
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.pipeline import GraphPass
 from specbuild.plugins_cuda.linear.storage import BF16, storage_named
@@ -78,6 +79,11 @@ CUDA_PASSES = (
 _DRAFT_ROLES = {own_name(group, role) for group in DRAFT_GROUPS for role in DRAFT_MODEL_ROLES}
 
 
+def shard_pass(ranks: int) -> GraphPass:
+    """The pass that makes a target's graph that of one of so many ranks."""
+    return GraphPass("shard-target", partial(shard_target, ranks=ranks))
+
+
 def cuda_passes(
     role: str,
     *,
@@ -85,15 +91,19 @@ def cuda_passes(
     weights_dtype: str = "bf16",
     tied: bool = False,
     kept: KeptCodes | None = None,
+    ranks: int = 1,
 ) -> tuple[GraphPass, ...]:
     """The passes of a role's graph, where the draft's weights are stored as ``draft_dtype``.
 
     The target's are stored as ``weights_dtype``, or in the codes of a quantized checkpoint where
-    ``kept`` collects them. ``tied``: its embedding is its head.
+    ``kept`` collects them. ``tied``: its embedding is its head. So many ``ranks`` share the target;
+    drafts are whole on each.
     """
     storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
     last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
+    if ranks > 1 and role == "target":
+        last.append(shard_pass(ranks))
     if storage is not BF16:
         quantise = partial(quantise_weights, storage=storage)
         last.append(GraphPass("quantise-weights", quantise))

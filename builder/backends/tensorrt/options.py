@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from specbuild.builder.backends.foreign_options import refuse_cpu_options
+from specbuild.builder.backends.foreign_options import (
+    refuse_cpu_options,
+    refuse_several_gpus,
+)
 from specbuild.builder.backends.tensorrt.library import OFFERS, require_library
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.tensorrt_options import TensorRtOptions
@@ -36,6 +39,7 @@ def require_tensorrt_options(options: BuildOptions) -> None:
     if dtype not in (None, "bf16"):
         raise SpecbuildError(f"--draft-dtype {dtype} needs --backend cuda; leave it out")
     refuse_cpu_options(options)
+    refuse_several_gpus(options)
     if kernels.rounds_to is not None:
         raise SpecbuildError(
             f"--weights-dtype {kernels.rounds_to} needs --backend cuda; leave it out"

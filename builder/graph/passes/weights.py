@@ -138,7 +138,23 @@ def derive(
 
 
 def derived(recipes: Sequence[Recipe | None], make: Callable[..., torch.Tensor]) -> Recipe:
-    """The recipe of ``make`` of what other recipes give, as :func:`derive` says."""
+    """The recipe of ``make`` of what other recipes give, as :func:`derive` says.
+
+    Of a sharded recipe it is the recipe of ``make`` of each rank's part.
+    """
+    ranks = max((recipe.ranks for recipe in recipes if recipe is not None), default=1)
+
+    def load() -> torch.Tensor:
+        tensors = [None if recipe is None else recipe.load() for recipe in recipes]
+        if ranks == 1:
+            return make(*tensors).contiguous()
+        sharded = [recipe is not None and recipe.ranks > 1 for recipe in recipes]
+
+        def part(rank: int) -> list[torch.Tensor | None]:
+            pairs = zip(tensors, sharded, strict=True)
+            return [t[rank] if split and t is not None else t for t, split in pairs]
+
+        return torch.stack([make(*part(rank)) for rank in range(ranks)])
 
     def meta(recipe: Recipe | None) -> torch.Tensor | None:
         if recipe is None:
@@ -150,8 +166,38 @@ def derived(recipes: Sequence[Recipe | None], make: Callable[..., torch.Tensor])
         shape=tuple(shape.shape),
         dtype=shape.dtype,
         sources=tuple(dict.fromkeys(s for r in recipes if r is not None for s in r.sources)),
-        load=lambda: make(*(None if r is None else r.load() for r in recipes)).contiguous(),
+        load=load,
+        ranks=ranks,
     )
+
+
+def derive_shards(
+    graph: ir.Graph,
+    value: ir.Value,
+    ranks: int,
+    split: Callable[[torch.Tensor], torch.Tensor],
+) -> ir.Value:
+    """A new weight of which each rank has a part: ``split`` of a tensor gives [ranks, *part].
+
+    The shape is found on the meta device.
+    """
+    name, recipe = f"{value.name}.sharded", recipe_of(value)
+    assert recipe is not None and recipe.ranks == 1, value.name
+    if name in graph.initializers:
+        return graph.initializers[name]
+    parts = split(torch.empty(recipe.shape, dtype=recipe.dtype, device="meta"))
+    assert parts.shape[0] == ranks, (value.name, parts.shape)
+    load = recipe.load
+    made = Recipe(
+        shape=tuple(parts.shape[1:]),
+        dtype=parts.dtype,
+        sources=recipe.sources,
+        load=lambda: split(load()).contiguous(),
+        ranks=ranks,
+    )
+    sharded = weight_value(name, made)
+    graph.register_initializer(sharded)
+    return sharded
 
 
 def derive_stacked(graph: ir.Graph, name: str, parents: Sequence[ir.Value | None]) -> ir.Value:

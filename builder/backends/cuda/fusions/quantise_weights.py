@@ -30,6 +30,8 @@ from specbuild.plugins_cuda.rms_moe.packing import (
 # The packed weights of every op that multiplies by some.
 _WEIGHTS = {
     "Linear": ("weight",),
+    "LinearPartial": ("weight",),
+    "RankMoe": ("gate_up", "down"),
     "RmsHead": ("weight",),
     "RmsLowRank": ("weight",),
     "RmsQkvRope": ("weight",),
@@ -53,7 +55,7 @@ def quantise_weights(model: ir.Model, *, storage: Storage) -> int:
             weight = node.inputs[index]
             assert weight is not None
             code: Callable[[torch.Tensor], torch.Tensor] = partial(quantised, storage=storage)
-            if node.op_type == "RmsMoe":
+            if node.op_type in ("RmsMoe", "RankMoe"):
                 if weight.dtype == ir.DataType.UINT8:
                     continue
                 if storage is not MXFP4:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,29 +45,19 @@ class PlanInterpreter:
         return self._bytes(index)
 
     def run(self, program: Program) -> None:
-        """Every op in order."""
-        arena = self.buffer("arena")
-        arena.fill_(POISON)
-        born: dict[int, list[slice]] = {}
-        dead: dict[int, list[slice]] = {}
-        for life in program.lifetimes:
-            span = slice(life.offset, life.offset + life.bytes)
-            born.setdefault(life.first, []).append(span)
-            dead.setdefault(life.last, []).append(span)
-        for index, call in enumerate(program.ops):
-            for span in born.get(index, ()):
-                arena[span] = POISON
-            self._call(call)
-            for span in dead.get(index, ()):
-                arena[span] = POISON
+        """Every op in order, of an engine of one rank."""
+        run_in_lockstep([self], program)
 
-    def _call(self, call: OpCall) -> None:
+    def contribution(self, call: OpCall) -> torch.Tensor | None:
+        """What this rank sends to the others, None for an op that exchanges nothing."""
+        send = op_named(call.op).contribution
+        return None if send is None else send(*self._inputs(call), **call.attributes)
+
+    def call(self, call: OpCall, contributions: Sequence[torch.Tensor] = ()) -> None:
+        """Computes an op; ``contributions`` are those of all ranks, where it exchanges data."""
         op = op_named(call.op)
-        inputs = [
-            self._tensor(call.inputs[spec.name]) if spec.name in call.inputs else None
-            for spec in op.inputs
-        ]
-        results: Any = op.reference(*inputs, **call.attributes)
+        received = {"contributions": contributions} if contributions else {}
+        results: Any = op.reference(*self._inputs(call), **call.attributes, **received)
         results = results if isinstance(results, tuple) else (results,)
         for spec, result in zip(op.outputs, results, strict=True):
             binding = call.outputs.get(spec.name)
@@ -80,6 +70,12 @@ class PlanInterpreter:
                     f"{tuple(result.shape)}, the plan has {place.dtype} {tuple(place.shape)}"
                 )
             place.copy_(result)
+
+    def _inputs(self, call: OpCall) -> list[torch.Tensor | None]:
+        return [
+            self._tensor(call.inputs[spec.name]) if spec.name in call.inputs else None
+            for spec in op_named(call.op).inputs
+        ]
 
     def _tensor(self, binding: Binding) -> torch.Tensor:
         dtype = _DTYPES[binding.dtype]
@@ -100,3 +96,31 @@ class PlanInterpreter:
             else:
                 self._memory[index] = torch.zeros(buffer.bytes, dtype=torch.uint8)
         return self._memory[index]
+
+
+def run_in_lockstep(ranks: Sequence[PlanInterpreter], program: Program) -> None:
+    """A program on all ranks of an engine: each op runs on every rank before the next one does.
+
+    So an op that exchanges data has the contributions of all ranks, from the same op of theirs.
+    """
+    arenas = [rank.buffer("arena") for rank in ranks]
+    _poison(arenas, [slice(None)])
+    born: dict[int, list[slice]] = {}
+    dead: dict[int, list[slice]] = {}
+    for life in program.lifetimes:
+        span = slice(life.offset, life.offset + life.bytes)
+        born.setdefault(life.first, []).append(span)
+        dead.setdefault(life.last, []).append(span)
+    for index, call in enumerate(program.ops):
+        _poison(arenas, born.get(index, ()))
+        sent = [rank.contribution(call) for rank in ranks]
+        contributions = [tensor for tensor in sent if tensor is not None]
+        for rank in ranks:
+            rank.call(call, contributions)
+        _poison(arenas, dead.get(index, ()))
+
+
+def _poison(arenas: Sequence[torch.Tensor], spans: Sequence[slice]) -> None:
+    for arena in arenas:
+        for span in spans:
+            arena[span] = POISON

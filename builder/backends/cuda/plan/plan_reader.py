@@ -22,6 +22,7 @@ class ReadPlan:
     programs: tuple[tuple[ProgramEntry, ProgramIr], ...]
     weights: tuple[Tensor, ...]
     caches: tuple[Tensor, ...]
+    exchanges: tuple[Tensor, ...]
     ports: dict[str, Tensor]
 
 
@@ -53,7 +54,9 @@ def read_programs(plan: Plan, read: Callable[[str], bytes]) -> ReadPlan:
         port.name: Tensor(storages[port.buffer], port.offset, TensorInfo(port.shape, port.dtype))
         for port in plan.ports
     }
-    return ReadPlan(plan, tuple(programs), whole("weights"), whole("cache"), ports)
+    return ReadPlan(
+        plan, tuple(programs), whole("weights"), whole("cache"), whole("exchange"), ports
+    )
 
 
 def _program(entry: ProgramEntry, program: Program, storages: Sequence[Storage]) -> ProgramIr:

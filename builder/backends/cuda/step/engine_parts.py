@@ -222,7 +222,7 @@ class EngineParts:
         if budget is not None:
             words = ports["ancestor_bits"].shape[1]
             sizes |= {"B": budget.shape[0], "S": self._list_length(words)}
-        everything = {**self.pools, **self.summary_pools, **ports}
+        everything = {**self.pools, **self.summary_pools, **self.ports.exchange, **ports}
         return Placement(
             self.graphs[role],
             program,

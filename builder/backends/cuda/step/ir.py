@@ -9,6 +9,7 @@ from typing import Any
 
 from specbuild.plugins_cuda.launches import ProgramPhase, TensorInfo
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.rank_sum.rounds import exchange_rounds
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, Space
 
@@ -82,12 +83,16 @@ class Call:
 
 @dataclass
 class ProgramIr:
-    """Op calls in order. :meth:`call` appends one, to ``section``, and gives its outputs."""
+    """Op calls in order. :meth:`call` appends one, to ``section``, and gives its outputs.
+
+    ``rounds``: how many rounds of exchange between ranks the calls so far have.
+    """
 
     name: str
     phase: ProgramPhase
     calls: list[Call] = field(default_factory=list)
     section: str = ""
+    rounds: int = 0
 
     def call(
         self,
@@ -119,10 +124,22 @@ class ProgramIr:
                     made[spec.name] = present[aliases[spec.name]]
             elif optional_outputs or not spec.optional:
                 made[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
+        if op.contribution is not None:
+            filled["exchange"] = self.rounds
+            (result,) = made.values()
+            self.rounds += exchange_rounds(result.shape[0])
         # Of what has no elements a plan has no place.
         placed = {name: tensor for name, tensor in made.items() if tensor.info.nbytes}
         self.calls.append(Call(op, filled, present, placed, self.section))
         return made
+
+    def end_exchanges(self) -> None:
+        """Appends what counts the program's rounds, if it has some: the next one's come after."""
+        exchanges = [call for call in self.calls if call.op.contribution is not None]
+        if exchanges:
+            self.call(
+                "RankAdvance", {"state": exchanges[0].inputs["state"]}, {"rounds": self.rounds}
+            )
 
     def scratch(self, name: str, info: TensorInfo) -> Tensor:
         """A new tensor in the arena."""

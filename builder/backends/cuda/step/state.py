@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from specbuild.builder.backends.cuda.step.ir import Storage, Tensor
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
     CHECK_BUDGET,
+    EXCHANGE_EPOCH,
+    EXCHANGE_FAULT,
+    EXCHANGE_LIMIT,
     LIST_BUDGET,
     OFFERED,
     TOP_PATH,
@@ -54,6 +58,7 @@ class StateSizes:
     there are steps that attend to what indexers choose (DSA); ``checks``: and some that compare
     them with attention to everything. ``adjusts``: there are steps that change logits as requests
     ask, and list the likeliest tokens. The host proposes chains of up to ``offered`` tokens.
+    ``ranks`` GPUs exchange rows of ``exchange_width`` values.
     """
 
     batch: int
@@ -69,6 +74,8 @@ class StateSizes:
     checks: bool = False
     adjusts: bool = False
     offered: int = 0
+    ranks: int = 1
+    exchange_width: int = 0
 
 
 class StatePorts:
@@ -86,6 +93,14 @@ class StatePorts:
             stacked = self.tensors[PARTIAL_TABLES]
             for layer in range(sizes.views.layers):
                 self.tensors[f"{PARTIAL_TABLE}.{layer}"] = stacked.part(layer)
+        # What ops of several ranks exchange by, under the names of graph inputs; the host sees
+        # single words of it.
+        self.exchange = _exchange(sizes)
+        if self.exchange:
+            state = self.exchange["exchange.state"]
+            self.tensors[EXCHANGE_EPOCH] = state.rows(0, 1)
+            self.tensors[EXCHANGE_LIMIT] = state.rows(1, 1)
+            self.tensors[EXCHANGE_FAULT] = self.exchange[EXCHANGE_FAULT]
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -95,8 +110,30 @@ class StatePorts:
         return self.tensors[name].rows(0, count)
 
     def _add(self, name: str, space: Space, shape: Shape, dtype: str) -> None:
-        info = TensorInfo(shape, dtype)
-        self.tensors[name] = Tensor(Storage(name, space, info.nbytes), 0, info)
+        self.tensors[name] = _whole_buffer(name, space, shape, dtype)
+
+
+def _whole_buffer(name: str, space: Space, shape: Shape, dtype: str) -> Tensor:
+    """A tensor in a buffer of its own name."""
+    info = TensorInfo(shape, dtype)
+    return Tensor(Storage(name, space, info.nbytes), 0, info)
+
+
+def _exchange(s: StateSizes) -> dict[str, Tensor]:
+    """Inbox, state and fault of exchanges between ranks (``rank_sum/op.py``); none on one GPU.
+
+    The inbox has two slots for each of the other ranks, and a word of value and round number for
+    every value of the rows of a round: its strides are those of the largest round in all programs.
+    """
+    if s.ranks == 1:
+        return {}
+    inbox = (2, s.ranks - 1, ROUND_ROWS * s.exchange_width, 2)
+    buffers: tuple[tuple[str, Space, Shape], ...] = (
+        ("exchange.inbox", "exchange", inbox),
+        ("exchange.state", "state", (2,)),
+        (EXCHANGE_FAULT, "ring", (8,)),
+    )
+    return {name: _whole_buffer(name, space, shape, _INT) for name, space, shape in buffers}
 
 
 def _sequences(s: StateSizes) -> Ports:

@@ -60,7 +60,12 @@ def lowered_again(found: ReadPlan, lower: Lower) -> tuple[PlanWriter, NamedProgr
         for entry, program in lowered
     )
     writer = PlanWriter(
-        [program for _, program in programs], found.weights, found.caches, found.ports
+        [program for _, program in programs],
+        found.weights,
+        found.caches,
+        found.ports,
+        found.exchanges,
+        found.plan.ranks,
     )
     return writer, programs
 

@@ -1,0 +1,1 @@
+"""Tensor parallelism: fused graphs of one GPU become those of a rank, weights by rank."""

@@ -1,0 +1,67 @@
+"""Which models, modes and sizes several GPUs can share; the rest is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.plugins_cuda.rms_moe.packing import BLOCK
+from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, DenseFeedForward
+from specbuild.runtime.engine_dir.geometry import TargetGeometry
+from specbuild.runtime.engine_dir.plan import RANKS
+from specbuild.runtime.errors import SpecbuildError
+
+FLAG = "--tensor-parallel"
+
+
+def require_ranks(ranks: int) -> None:
+    """SpecbuildError for a number of GPUs that no engine is built for."""
+    if ranks not in RANKS:
+        *others, last = RANKS
+        listed = f"{', '.join(map(str, others))} or {last}"
+        raise SpecbuildError(f"tensor-parallel is {ranks}, must be {listed}")
+
+
+def require_shares(target: TargetGeometry, ranks: int) -> None:
+    """SpecbuildError naming the part of a target that so many GPUs cannot share, and how many can.
+
+    Experts need no check: their inner width is shared in blocks of 32 columns, padded with zeros.
+    """
+    problem = next(_problems(target, ranks), None)
+    if problem is None:
+        return
+    fitting = [n for n in RANKS if n > 1 and next(_problems(target, n), None) is None]
+    advice = f"use {' or '.join(map(str, fitting))}" if fitting else f"leave {FLAG} out"
+    raise SpecbuildError(f"{FLAG} {ranks}: {problem}; {advice}")
+
+
+def require_shared_modes(plan: EnginePlan) -> None:
+    """SpecbuildError naming a mode whose steps only one GPU runs."""
+    modes = {"--specpv": plan.specpv, "--dsa": plan.dsa or plan.indexer_group}
+    for name, mode in modes.items():
+        if plan.ranks > 1 and mode is not None:
+            raise SpecbuildError(
+                f"{FLAG} {plan.ranks} and {name}: not built for several GPUs; leave one out"
+            )
+
+
+def _problems(target: TargetGeometry, ranks: int) -> Iterator[str]:
+    """What ``ranks`` GPUs cannot share."""
+    if target.latent_dims and target.mla is None:
+        yield "trained latents (mla_kv.safetensors) are not built for several GPUs"
+    if target.q_heads % ranks:
+        yield f"the model has {target.q_heads} query heads, which {ranks} GPUs cannot share"
+    kv_heads = target.kv_heads
+    if target.mla is None and kv_heads % ranks and ranks % kv_heads:
+        yield f"the model has {kv_heads} KV heads, which {ranks} GPUs cannot share"
+    for feed_forward in target.feed_forwards:
+        dense = feed_forward
+        if isinstance(feed_forward, BothFeedForward):
+            if feed_forward.dense.inner % feed_forward.moe.inner == 0:
+                continue  # as further experts
+            dense = feed_forward.dense
+        if isinstance(dense, DenseFeedForward) and dense.inner % (BLOCK * ranks):
+            yield f"down_proj, K {dense.inner}, does not divide into {ranks} × {BLOCK}"
+    values = target.q_heads * (target.head_dim if target.mla is None else target.mla.v_dim)
+    if values % (BLOCK * ranks):
+        yield f"o_proj, K {values}, does not divide into {ranks} × {BLOCK}"

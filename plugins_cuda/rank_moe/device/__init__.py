@@ -1,0 +1,1 @@
+"""Device code of this op alone: CUDA headers, and no Python."""

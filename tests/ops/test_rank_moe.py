@@ -1,0 +1,114 @@
+"""RankMoe on several ranks: experts cut by the shard pass, against the whole experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from emulation import emulate, has_compiler, tensor_info
+from rank_emulation import DONE, RankEmulator, placed
+
+from specbuild.builder.backends.cuda.shard.split import (
+    expert_down,
+    expert_gate_up,
+    expert_gate_up_bias,
+    only_first,
+)
+from specbuild.plugins_cuda.launches import LoweringRequest, Phase
+from specbuild.plugins_cuda.rank_moe.op import OP, contribution
+from specbuild.plugins_cuda.rank_sum.rounds import ROUND_ROWS
+from specbuild.plugins_cuda.rms_moe.cases import QWEN3_BF16, Layer
+from specbuild.plugins_cuda.rms_moe.op import OP as RMS_MOE
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+# An inner width of three blocks: the last of two ranks, and the last two of four, have less.
+LAYER = Layer(rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2)
+BF16 = replace(QWEN3_BF16, rows=5, live=4, hidden=64, inner=96, experts=6, top_k=2, shared=1)
+
+
+def as_torch(layer: Layer) -> dict[str, torch.Tensor | None]:
+    """The inputs of RmsMoe by name, floats in bf16."""
+    arrays = layer.arrays(np.random.default_rng(3))
+    tensors: dict[str, torch.Tensor | None] = {}
+    for spec, array in zip(RMS_MOE.inputs, arrays, strict=True):
+        value = None if array is None else torch.from_numpy(np.ascontiguousarray(array))
+        if value is not None and value.dtype == torch.float32 and spec.dtype != "float32":
+            value = value.bfloat16()
+        tensors[spec.name] = value
+    return tensors
+
+
+def of_ranks(layer: Layer, ranks: int) -> list[dict[str, torch.Tensor | None]]:
+    """The same on each rank, with its part of the experts."""
+    whole = as_torch(layer)
+    parts = {
+        "gate_up": expert_gate_up(whole["gate_up"], ranks),
+        "gate_up_bias": expert_gate_up_bias(whole["gate_up_bias"], ranks),
+        "down": expert_down(whole["down"], layer.inner, ranks),
+        "down_bias": only_first(whole["down_bias"], ranks),
+    }
+    return [
+        whole | {n: part[rank].contiguous() for n, part in parts.items()} for rank in range(ranks)
+    ]
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+@pytest.mark.parametrize("layer", [LAYER, BF16], ids=["mxfp4", "bf16"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_the_parts_of_the_ranks_sum_up_to_the_whole(layer: Layer, ranks: int) -> None:
+    whole = as_torch(layer)
+    expected = RMS_MOE.reference(*whole.values(), **layer.attributes())
+    attributes = {**layer.attributes(), "ranks": ranks, "exchange": 0}
+    unused = [torch.zeros(0)] * 3
+    shares = [[*of_rank.values(), *unused] for of_rank in of_ranks(layer, ranks)]
+    sent = [contribution(*share, **attributes) for share in shares]
+    for share in shares:
+        y = OP.reference(*share, contributions=sent, **attributes)
+        # Sums of other parts differ by rounding alone.
+        torch.testing.assert_close(y[:4], expected[:4], atol=0.04, rtol=0.01)
+    # No part is the whole: a rank that sent nothing would show.
+    total = torch.stack(sent)[:, :4]
+    used = min(ranks, -(-layer.inner // 32))
+    assert (total.abs().amax(dim=(1, 2)) > 0.1).sum() == used
+
+
+@emulated
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize(("layer", "ranks"), [(LAYER, 2), (BF16, 2), (LAYER, 4)])
+def test_every_rank_computes_the_same(layer: Layer, ranks: int, phase: Phase) -> None:
+    """The whole op in the emulator: the experts rank by rank, then all ranks exchange at once."""
+    attributes: dict[str, Any] = {**layer.attributes(), "ranks": ranks, "exchange": 0}
+    shares, launches, memories = of_ranks(layer, ranks), [], []
+    for share in shares:
+        arrays = {name: as_array(t) for name, t in share.items() if t is not None}
+        arrays |= {
+            "inbox": np.zeros((2, ranks - 1, ROUND_ROWS * layer.hidden, 2), np.int32),
+            "state": np.array([6, 0], np.int32),
+            "fault": np.zeros(8, np.int32),
+            "y": np.zeros((layer.rows, layer.hidden), np.uint16),
+        }
+        tensors = {name: tensor_info(array) for name, array in arrays.items()}
+        lowering = OP.lowered(LoweringRequest(tensors, attributes, phase=phase))
+        for workspace in lowering.workspaces:
+            arrays[workspace.name] = np.zeros(workspace.nbytes, np.uint8)
+        *experts, exchange = lowering.launches
+        memories.append(placed(arrays))
+        for launch in experts:
+            emulate(launch, memories[-1])
+        launches.append([exchange])
+    assert RankEmulator(ranks).run(launches, memories, 7) == DONE
+    found = [memory["y"].data.view(np.uint16).reshape(layer.rows, -1) for memory in memories]
+    for each in found[1:]:
+        np.testing.assert_array_equal(each, found[0])
+    whole = as_torch(layer)
+    expected = RMS_MOE.reference(*whole.values(), **layer.attributes()).float()
+    got = torch.from_numpy(found[0].view(np.int16)).view(torch.bfloat16).float()
+    torch.testing.assert_close(got[:4], expected[:4], atol=0.06 * ranks, rtol=0.02)
