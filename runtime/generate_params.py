@@ -220,12 +220,18 @@ class GenerateParams:
         return next((name for name in (*self._adjustments, *rest) if name != "min_p"), None)
 
     @property
-    def processes_rows(self) -> bool:
-        """Whether a step processes each row's logits, by the tokens before it and without a guide.
-
-        It changes them, or lists the most likely tokens. Rows of drafted tokens need no mask.
+    def checks_guide(self) -> bool:
+        """Whether a choice that the guide allows is the masked choice: a mask changes no score that
+        it leaves, but what is cut of the likeliest tokens depends on it.
         """
-        return self.adjusts_steps is not None and not self.is_guided
+        return self.is_guided and not self.sampling.cuts
+
+    @property
+    def processes_rows(self) -> bool:
+        """Whether a step changes each row's logits by the tokens before it, a guide aside, or lists
+        the most likely tokens. min-p alone is a part of the choice.
+        """
+        return bool(self.top_logprobs) or any(name != "min_p" for name in self._adjustments)
 
     @property
     def adjusts_logits(self) -> bool:
@@ -245,9 +251,5 @@ class GenerateParams:
 
     @property
     def only_guided(self) -> bool:
-        """Whether a guide is all that changes a choice: one that it allows is the masked choice.
-
-        A mask changes no score that it leaves; but what is cut of the likeliest depends on it.
-        """
-        asks_more = self.top_logprobs or self.adjusts_logits or self.sampling.cuts
-        return self.is_guided and not asks_more
+        """Whether a guide is all that changes a choice, which older engines can check."""
+        return self.checks_guide and not (self.top_logprobs or self.adjusts_logits)

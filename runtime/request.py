@@ -199,7 +199,8 @@ class SequenceState:
 
     Steps: ``steps_in_flight`` steps decode the sequence. The first ``discarded_steps`` of them
     started after a token that its guide refused, so their tokens are dropped. With
-    ``uses_logit_processor`` its next step is a logit-processor step. While it ``awaits_mask`` no
+    ``uses_logit_processor`` its next step is a logit-processor step. If it ``needs_mask``, its next
+    step masks its root, and starts after the previous one was received. While it ``awaits_mask`` no
     step decodes it, and its last events are ``held_events``.
 
     Pages: they hold ``capacity`` tokens. A ``paused`` sequence takes part in no step. If launches
@@ -221,6 +222,7 @@ class SequenceState:
     steps_in_flight: int = 0
     discarded_steps: int = 0
     uses_logit_processor: bool = False
+    needs_mask: bool = False
     capacity: int = 0
     covered_length: int = -1
     paused: bool = False

@@ -75,10 +75,10 @@ class Scheduler:
     they have, and :meth:`provide_pages` allocates more. With ``prefixes``, prompts reuse cached
     pages.
 
-    **Logit-processor steps** decode the sequences whose logits are changed by their requests or
-    guides. They are not shared with other sequences and have no draft. They alternate with ordinary
-    steps. A sequence with a guide has at most one of them in flight, since a mask depends on the
-    token before.
+    **Masks.** A mask depends on the token before. So a sequence that ``needs_mask`` takes part in a
+    step only after its previous step was received. Logit-processor steps decode the sequences that
+    need a mask for every token. They are not shared with other sequences and have no draft. They
+    alternate with ordinary steps.
     """
 
     def __init__(
@@ -244,8 +244,15 @@ class Scheduler:
     def _next_step(self, decoding: tuple[SequenceState, ...]) -> Batch:
         """Return the next step of these sequences, alternating between the kinds if possible."""
         by_kind: tuple[list[SequenceState], list[SequenceState]] = ([], [])
+        waits = False
         for sequence in decoding:
-            by_kind[sequence.uses_logit_processor].append(sequence)
+            if sequence.needs_mask and sequence.valid_steps_in_flight:
+                waits = True
+            else:
+                by_kind[sequence.uses_logit_processor].append(sequence)
+        if waits and all(sequence.needs_mask for sequence in by_kind[False]):
+            # Sequences that need masks share a step, rather than take turns.
+            by_kind[False].clear()
         steps = [
             Batch(sequences=tuple(part), uses_logit_processor=bool(i))
             for i, part in enumerate(by_kind)

@@ -224,7 +224,9 @@ def test_guided_outputs_have_their_form(
     wanted = replace(plain, guide=GUIDES[kind], ignore_eos=False, max_new_tokens=160)
     mixed = records(engine, prompts[:4], [wanted, plain, wanted, plain], shape)
     alone = records(engine, prompts[:4], plain, shape)
-    assert outputs(mixed[1::2]) == outputs(alone[1::2])
+    for ours, theirs in zip(mixed[1::2], alone[1::2], strict=True):
+        assert ours.output_ids == theirs.output_ids
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
     for record in mixed[::2]:
         check_tokens(cpu, wanted, record)
         if record.finish_reason == "length":

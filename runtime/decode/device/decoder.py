@@ -159,14 +159,11 @@ class DeviceDecoder(Decoder):
 
     def _full_logits(self, requests: Sequence[Request]) -> bool:
         """Return whether the ordinary steps of these requests need full logits."""
-        for params in (request.params for request in requests):
-            if params.processes_rows:
-                # Older engines decode these in separate steps.
-                if self._manifest.drafted_logit_processors:
-                    return True
-            elif params.needs_full_logits and (not params.is_guided or params.only_guided):
-                return True
-        return False
+        of_each = [request.params for request in requests]
+        if self._manifest.drafted_logit_processors:
+            return any(p.needs_full_logits or p.adjusts_steps is not None for p in of_each)
+        ordinary = [p for p in of_each if not p.adjusts_steps or p.only_guided]
+        return any(params.needs_full_logits for params in ordinary)
 
     def _score_rows(self, ids: Sequence[int], prompt_tokens: int) -> Iterator[ScoredRows]:
         if prompt_tokens < len(ids):

@@ -45,6 +45,7 @@ class StepInFlight:
     - ``plans``: the plans of the lossy modes.
     - ``pending``: the most tokens per sequence that the draft has not ingested after this step;
       None for a logit-processor step.
+    - ``masked``: the sequences whose roots are masked.
     - ``top_logprobs``: the most likely tokens, if a sequence requests them.
     - ``device_was_idle``: nothing was in flight when the step started.
     """
@@ -57,6 +58,7 @@ class StepInFlight:
     is_warm: bool
     plans: tuple[ModeRequest, ...]
     pending: int | None
+    masked: frozenset[int] = frozenset()
     top_logprobs: RowTopLogprobs | None = None
     device_was_idle: bool = False
 

@@ -6,16 +6,21 @@ masked decoding. At the first token that the guide refuses, the sequence is roll
 before, and a masked step chooses the next one. Steps that were queued in the meantime are discarded
 for this sequence.
 
+A masked step is an ordinary step that masks the root of some sequences. It may draft: what follows
+the root is checked like the tokens of other steps. In older engines it is a separate step of one
+row per sequence.
+
 A rollback consists of a few writes, queued after those steps. Keys and values beyond the length are
 overwritten before a row reads them. The draft's entries of allowed tokens are valid. The entry of
-the newest token depends on the masked token, so the draft ingests it after the masked step.
+the newest token depends on the masked token, so the draft ingests it after the masked step. If it
+has ingested all others, nothing is left from which it could draft in the masked step. Its tokens
+there are arbitrary, and are verified as always.
 
-A masked step emits one token, and a second masked step cannot start before the first is received. A
-refusal costs the rest of its step and the steps in flight, which takes about as long as two masked
-steps. So each refusal in a row doubles the number of masked steps that follow, and two allowed
-tokens undo one refusal. This is counted separately for positions where the guide allows a single
-token. So a model that misses the fixed parts of a format still decodes the free parts in ordinary
-steps.
+A second masked step cannot start before the first is received. A refusal costs the rest of its step
+and the steps in flight, which takes about as long as two masked steps. So each refusal in a row
+doubles the number of masked steps that follow, and two allowed tokens undo one refusal. This is
+counted separately for positions where the guide allows a single token. So a model that misses the
+fixed parts of a format still decodes the free parts in ordinary steps.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specbuild.runtime.decode.device.processor_rows import LogitProcessorRows
 from specbuild.runtime.decode.device.rows import DeviceRows
 from specbuild.runtime.request import SequenceState
 
@@ -50,7 +56,7 @@ class _CheckedSequence:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """The tokens of one sequence from a step. ``masked``: it was a masked step.
+    """The tokens of one sequence from a step. ``masked``: it masked the root.
 
     ``extends``: the draft ingested pending tokens in this step. ``extends_later``: it does so in a
     step in flight.
@@ -66,32 +72,68 @@ class GuideChecks:
     """Checks sequences that only need a guide, around their launches.
 
     ``has_draft``: the draft ingests the tokens of all steps, including masked ones.
+    ``shares_steps``: masked steps are ordinary steps. ``extends``: in separate masked steps, the
+    draft can ingest pending tokens.
     """
 
-    def __init__(self, rows: DeviceRows, *, has_draft: bool) -> None:
+    def __init__(
+        self,
+        rows: DeviceRows,
+        processors: LogitProcessorRows,
+        *,
+        has_draft: bool,
+        shares_steps: bool,
+        extends: bool,
+    ) -> None:
         self._rows = rows
+        self._processors = processors
         self.has_draft = has_draft
+        self._shares_steps = shares_steps
+        self._can_check = shares_steps or extends or not has_draft
         self._checked: dict[int, _CheckedSequence] = {}
 
     def __contains__(self, sequence: SequenceState) -> bool:
         return sequence.index in self._checked
 
     def admit(self, sequence: SequenceState) -> None:
-        """Check this sequence; it takes part in ordinary steps."""
-        assert sequence.guide is not None
-        sequence.guide.stays_here = True
+        """Check a sequence if a choice that its guide allows is the masked choice.
+
+        It takes part in ordinary steps. Others need a mask for every token. So do those with remote
+        guides: tokens that are decoded ahead cannot be checked before a mask arrives.
+        """
+        params, guide = sequence.request.params, sequence.guide
+        checks = params.checks_guide if self._shares_steps else params.only_guided
+        if guide is None or guide.is_remote or not (checks and self._can_check):
+            return
+        guide.stays_here = True
         self._checked[sequence.index] = _CheckedSequence()
 
     def release(self, sequence: SequenceState) -> None:
         """Stop checking a sequence that finished or was preempted."""
         self._checked.pop(sequence.index, None)
 
+    def mask_roots(self, sequences: Iterable[SequenceState]) -> list[SequenceState]:
+        """Mask the roots of an ordinary step where needed; return the sequences."""
+        masked = [sequence for sequence in sequences if sequence.needs_mask]
+        for sequence in masked:
+            self._processors.write_mask(sequence, self._rows.row_of(sequence))
+            self._rows.set_needs_mask(sequence, needs_mask=False)
+        return masked
+
     def after_masked_step(self, sequences: Iterable[SequenceState]) -> None:
         """Return sequences to ordinary steps if the queued masked step is their last."""
         for sequence in sequences:
             checked = self._checked.get(sequence.index)
-            if checked is not None and not any(checked.masked_steps):
-                self._rows.set_step_kind(sequence, uses_logit_processor=False)
+            if checked is None:
+                continue
+            is_last = not any(checked.masked_steps)
+            if not self._shares_steps:
+                if is_last:
+                    self._rows.set_step_kind(sequence, uses_logit_processor=False)
+                continue
+            self._processors.clear_mask(sequence, self._rows.row_of(sequence))
+            if not is_last:
+                self._rows.set_needs_mask(sequence, needs_mask=True)
 
     def received(self, sequence: SequenceState, step: ReceivedStep) -> int:
         """Return how many tokens the guide allows; roll the sequence back if it refuses one."""
@@ -101,15 +143,18 @@ class GuideChecks:
             return 0
         pending = 0 if step.extends else checked.pending
         checked.pending = pending + len(tokens)
-        if step.masked:
+        if step.masked and not self._shares_steps:
             # If the sequence still uses masked steps, another one may follow.
             if sequence.uses_logit_processor and not _use_masked_step(
                 checked, _is_forced(sequence, tokens)
             ):
                 self._rows.set_step_kind(sequence, uses_logit_processor=False)
             return len(tokens)
-        num_allowed, rolls_back = self._check_tokens(sequence, checked, tokens)
-        if rolls_back:
+        num_allowed, needs_mask = self._check_tokens(sequence, checked, step)
+        if sequence.needs_mask and num_allowed == len(tokens):
+            # Nothing that counts is in flight after a masked step that more follow.
+            self._rows.set_needs_mask(sequence, needs_mask=needs_mask)
+        elif needs_mask:
             # Steps that ingest pending tokens skip a finished sequence, even if the guide refused
             # its end.
             is_ingested = step.extends_later and not self._rows.ends_with(sequence, tokens)
@@ -118,17 +163,19 @@ class GuideChecks:
         return num_allowed
 
     def _check_tokens(
-        self, sequence: SequenceState, checked: _CheckedSequence, tokens: Sequence[int]
+        self, sequence: SequenceState, checked: _CheckedSequence, step: ReceivedStep
     ) -> tuple[int, bool]:
         """Return how many tokens the guide allows, and whether a masked step follows."""
-        guide, output = sequence.guide, sequence.output
+        guide, output, tokens = sequence.guide, sequence.output, step.tokens
         assert guide is not None
         for num_allowed, token in enumerate(tokens):
             allows = guide.allows(_appended(output, tokens[:num_allowed]), token)
             if allows is None:
                 # The output is complete, or the guide failed.
                 return num_allowed if guide.failure else len(tokens), False
-            if allows and not any(checked.refusal_weight):
+            # That a mask allows a token says nothing of the model's choice.
+            is_masked = step.masked and num_allowed == 0
+            if allows and (is_masked or not any(checked.refusal_weight)):
                 continue
             forced = _is_forced(sequence, tokens[:num_allowed])
             if not allows:
@@ -152,7 +199,11 @@ class GuideChecks:
         length = sequence.num_tokens - 1 + len(allowed_tokens)
         root = allowed_tokens[-1] if allowed_tokens else sequence.root
         self._rows.roll_back(sequence, length, root, pending if self.has_draft else None)
-        self._rows.set_step_kind(sequence, uses_logit_processor=True)
+        self._processors.recount(sequence, self._rows.row_of(sequence), allowed_tokens)
+        if self._shares_steps:
+            self._rows.set_needs_mask(sequence, needs_mask=True)
+        else:
+            self._rows.set_step_kind(sequence, uses_logit_processor=True)
 
 
 def _is_forced(sequence: SequenceState, tokens: Sequence[int]) -> bool:

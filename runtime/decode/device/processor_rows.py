@@ -55,8 +55,10 @@ def unmasked_changes(sequence: SequenceState) -> int:
 
 def needs_full_logits(sequences: Iterable[SequenceState]) -> bool:
     """Return whether an ordinary step of these sequences must write full logits."""
-    of_each = (s.request.params for s in sequences)
-    return any(params.needs_full_logits or params.processes_rows for params in of_each)
+    return any(
+        s.needs_mask or s.request.params.needs_full_logits or s.request.params.processes_rows
+        for s in sequences
+    )
 
 
 def done_port(sequence: SequenceState) -> str:
@@ -101,6 +103,21 @@ class LogitProcessorRows:
             changes |= MASKED_ROW
         self._executor.fill(CHANGES, changes, row=row)
 
+    def recount(self, sequence: SequenceState, row: int, new_tokens: Sequence[int]) -> None:
+        """Count the output again after a rollback, with ``new_tokens`` that it does not have yet.
+
+        The newest token is the root, which the next step counts.
+        """
+        if sequence.request.params.adjusts_logits:
+            output = np.concatenate([sequence.output, np.array(new_tokens, np.int32)])
+            marks = self._marks(sequence)
+            np.add.at(marks, output[:-1], 1)
+            self._write("marks", marks, row)
+
+    def clear_mask(self, sequence: SequenceState, row: int) -> None:
+        """Let steps after the last launch apply no mask to a sequence."""
+        self._executor.fill(CHANGES, unmasked_changes(sequence), row=row)
+
     def choose_first_tokens(
         self, finishing: Sequence[PromptRows], programs: ProgramTable
     ) -> RowTopLogprobs | None:
@@ -109,8 +126,7 @@ class LogitProcessorRows:
             self.begin(r.sequence, r.row)
         self._executor.start(programs.first_token_processor)
         for r in finishing:
-            # Steps with full logits apply a mask that is still there.
-            self._executor.fill(CHANGES, unmasked_changes(r.sequence), row=r.row)
+            self.clear_mask(r.sequence, r.row)
         entry = programs.first_token_processor
         return self.fetch_top_logprobs((r.sequence for r in finishing), entry)
 

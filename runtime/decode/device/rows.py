@@ -98,8 +98,12 @@ class DeviceRows:
             self._executor.write(f"{PAGE_TABLE}{group}", pages[None], row=row)
 
     def set_done(self, sequence: SequenceState, *, done: bool) -> None:
-        """Exclude a sequence from steps, or include it again."""
-        self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
+        """Exclude a sequence from steps, or include it again.
+
+        A sequence that needs a mask is included by the step that masks it.
+        """
+        if not sequence.needs_mask:
+            self._executor.fill(done_port(sequence), int(done), row=self.row_of(sequence))
 
     def set_step_kind(self, sequence: SequenceState, *, uses_logit_processor: bool) -> None:
         """Let logit-processor steps or ordinary steps decode a sequence from the next launch on."""
@@ -114,6 +118,14 @@ class DeviceRows:
             # Copied on the device, which knows before the host whether the output has ended.
             executor.copy(ADJUSTED_DONE, row, "done", row)
             executor.fill(ADJUSTED_DONE, 1, row=row)
+
+    def set_needs_mask(self, sequence: SequenceState, *, needs_mask: bool) -> None:
+        """Exclude a sequence from steps without a mask from the next launch on, or include it.
+
+        No step that counts is in flight when it is included. It has not ended, so it is not done.
+        """
+        sequence.needs_mask = needs_mask
+        self._executor.fill("done", int(needs_mask or sequence.paused), row=self.row_of(sequence))
 
     def roll_back(
         self, sequence: SequenceState, length: int, root: int, pending: int | None

@@ -69,10 +69,16 @@ class DeviceStepper:
         self._pages = DevicePages(self._rows, manifest)
         self._processors = LogitProcessorRows(executor, manifest.target.eos_token_ids)
         # With a draft model, the draft ingests the tokens of masked steps too.
-        has_draft_model = drafts and self._rows.has_draft
-        self._checks = GuideChecks(self._rows, has_draft=has_draft_model)
-        self._drafts_processed = manifest.drafted_logit_processors
-        self._can_check_guides = programs.processor_steps_extend or not has_draft_model
+        has_draft = drafts and self._rows.has_draft
+        # Ordinary steps apply logit processors, and mask the roots of sequences.
+        self._shares_steps = manifest.drafted_logit_processors
+        self._checks = GuideChecks(
+            self._rows,
+            self._processors,
+            has_draft=has_draft,
+            shares_steps=self._shares_steps,
+            extends=programs.processor_steps_extend,
+        )
         self._floors = executor.port("prefill.floor") is not None
         self._modes: list[DeviceMode] = []
         if manifest.specpv is not None:
@@ -104,13 +110,10 @@ class DeviceStepper:
     def admit(self, sequence: SequenceState) -> None:
         """Give a sequence the next row."""
         self._rows.admit(sequence)
-        # Tokens that are decoded ahead cannot be checked before a remote guide's mask arrives.
-        is_remote = sequence.guide is not None and sequence.guide.is_remote
-        if self._can_check_guides and sequence.request.params.only_guided and not is_remote:
-            self._checks.admit(sequence)
-        in_all_steps = self._drafts_processed and sequence.request.params.processes_rows
-        separate = not in_all_steps and sequence not in self._checks
-        sequence.uses_logit_processor = separate and uses_processor_steps(sequence)
+        self._checks.admit(sequence)
+        needs_masks = sequence.request.params.is_guided or not self._shares_steps
+        is_separate = needs_masks and sequence not in self._checks
+        sequence.uses_logit_processor = is_separate and uses_processor_steps(sequence)
 
     def release(self, sequence: SequenceState) -> None:
         """Free a sequence's row after the launches in flight."""
@@ -215,13 +218,13 @@ class DeviceStepper:
         if ahead.proposal_lengths is not None:
             assert self._proposals is not None
             self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
+        masked = sequences if uses_processor else self._checks.mask_roots(sequences)
         self._executor.start(entry, self._next_step)
+        self._checks.after_masked_step(masked)
         is_warm = entry.name in self._warm
         self._warm.add(entry.name)
         for sequence in sequences:
             sequence.steps_in_flight += 1
-        if uses_processor:
-            self._checks.after_masked_step(sequences)
         step = StepInFlight(
             number=self._next_step,
             ahead=ahead,
@@ -231,6 +234,7 @@ class DeviceStepper:
             is_warm=is_warm,
             plans=plans,
             pending=None if uses_processor else self._pending,
+            masked=frozenset(sequence.index for sequence in masked),
             top_logprobs=self._processors.fetch_top_logprobs(sequences, entry),
             device_was_idle=not self._flights,
         )
@@ -299,8 +303,9 @@ class DeviceStepper:
                 continue
             # Draft tokens beyond the token budget cannot be emitted, so they do not count.
             num_accepted = min(accepted, sequence.tokens_left - 1, kept)
-            # Tokens cut off by an end of sequence or by a guide were not refused by the target.
-            cut = min(count, kept + 1) <= accepted
+            # Tokens cut off by an end of sequence or by a guide were not refused by the target. A
+            # mask refuses tokens whatever the draft predicts.
+            cut = min(count, kept + 1) <= accepted or sequence.index in flight.masked
             depth = min(ahead.depth_of(row), sequence.tokens_left - 1)
             depths.append(num_accepted if cut else depth)
             verified.append((sequence, proposed, num_accepted))
@@ -328,9 +333,9 @@ class DeviceStepper:
         self, flight: StepInFlight, sequence: SequenceState, tokens: Sequence[int]
     ) -> int:
         """Return how many tokens of a step are kept: all of them without a guide."""
-        masked = flight.pending is None
+        masked = sequence.index in flight.masked
         if masked and sequence.guide is not None and not sequence.replay_remaining:
-            sequence.counters.mask(len(tokens))
+            sequence.counters.mask(1)
         if sequence not in self._checks:
             return len(tokens)
         steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
@@ -378,16 +383,11 @@ class DeviceStepper:
             ahead.shape,
             batch=ahead.batch,
             full_logits=full_logits,
-            extends=ahead.shape is None and self._pending_is_full,
+            extends=ahead.shape is None and 0 < self._max_pending <= self._pending,
             reverified=plan.reverified,
             sparse=plan.sparse,
             checks=plan.checks,
         )
-
-    @property
-    def _pending_is_full(self) -> bool:
-        """Whether the draft's buffer of pending tokens is full."""
-        return 0 < self._max_pending <= self._pending
 
     def _pending_after(self, ahead: StepAhead, entry: ProgramEntry) -> int:
         """Return the maximum number of tokens that the draft has yet to ingest after a step."""
@@ -396,4 +396,5 @@ class DeviceStepper:
             return min(1 + ahead.depth, self._max_pending)
         if ahead.shape is not None:
             return ahead.depth + 1
-        return 1 if entry.extends or self._pending_is_full else self._pending + 1
+        is_full = 0 < self._max_pending <= self._pending
+        return 1 if entry.extends or is_full else self._pending + 1

@@ -63,6 +63,9 @@ def test_tokens_are_what_the_definition_says(
 @example(LINE, SamplingParams(0.9, top_k=3, seed=5), SHAPES[2], False)
 @example(WIDENING, SamplingParams(0.9, seed=5), SHAPES[1], True)
 @example(WIDENING, SamplingParams(), None, True)
+@example(
+    Language(({0: 0},), frozenset({0})), SamplingParams(0.9, frequency_penalty=0.7), None, False
+)
 @given(
     languages(),
     st.builds(
@@ -182,8 +185,9 @@ def test_likeliest_tokens_are_those_of_the_host() -> None:
 
 @examples(10)
 @example([0, 1, 2, 0], [1, 1, 3, 1, 1, 1, 1], 1, None)
+@example([4, 1, 3, 4], [14, 9, 3, 12, 1, 1, 1], 1, SHAPES[2])
 @given(
-    st.lists(st.integers(0, 3), min_size=3, max_size=7),
+    st.lists(st.integers(0, 4), min_size=3, max_size=7),
     st.lists(st.integers(1, 14), min_size=7, max_size=7),
     st.integers(1, 3),
     st.sampled_from(SHAPES),
@@ -199,6 +203,7 @@ def test_who_joins_and_leaves_changes_nothing(
         replace(PLAIN, sampling=penalised, min_tokens=0),
         replace(PLAIN, sampling=SamplingParams(logit_bias={3: 4.0}), top_logprobs=2),
         replace(PLAIN, guide=LINE.guide, ignore_eos=False),
+        replace(PLAIN, guide=WIDENING.guide, sampling=penalised, top_logprobs=3),
     ]
     each = [replace(of_kind[k], max_new_tokens=n) for k, n in zip(kinds, counts, strict=False)]
     prompts = [PROMPTS[i % 4] + [i] * (i % 3) for i in range(len(kinds))]
@@ -208,8 +213,10 @@ def test_who_joins_and_leaves_changes_nothing(
         for ids, p in zip(prompts, each, strict=True)
     ]
     assert device.ids == [ran.ids[0] for ran in host]
-    reasons = [record.finish_reason for record in device.records]
-    assert reasons == [ran.records[0].finish_reason for ran in host]
+    for ours, theirs in zip(device.records, (ran.records[0] for ran in host), strict=True):
+        assert ours.finish_reason == theirs.finish_reason
+        lists = [[[t for t, _ in top] for top in r.top_logprobs or ()] for r in (ours, theirs)]
+        assert lists[0] == lists[1]
 
 
 def test_few_pages_change_nothing() -> None:
@@ -244,8 +251,10 @@ def test_the_prefix_cache_keeps_what_a_draft_has_not_seen_from_drafts() -> None:
 
 
 def test_one_step_of_a_guide_is_in_flight_beside_those_of_others() -> None:
+    """What top-k cuts depends on the mask, so all of its steps are masked and separate."""
     toy = toy_cuda()
-    guided = GenerateParams(max_new_tokens=12, guide=LINE.guide)
+    cut = SamplingParams(0.9, top_k=3, seed=1)
+    guided = GenerateParams(max_new_tokens=12, guide=LINE.guide, sampling=cut)
     run(knowing_letters(toy.engine), PROMPTS[:2], [guided, PLAIN], speculation=None)
     steps = [name for name in toy.device.started if name.startswith("step")]
     assert any("adjusted" in name for name in steps[:4])

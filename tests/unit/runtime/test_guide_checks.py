@@ -64,30 +64,43 @@ def form(
 
 
 def started(toy: ToyCuda) -> tuple[int, int]:
-    """Steps of several sequences, and masked ones."""
+    """Steps without a mask, and masked ones. Both are ordinary steps."""
     steps = [name for name in toy.device.started if name.startswith("step")]
-    masked = sum("adjusted" in name for name in steps)
-    return len(steps) - masked, masked
+    assert not any("adjusted" in name for name in steps)
+    return len(steps) - toy.device.masked_steps, toy.device.masked_steps
 
 
 @examples(10)
-@example([[REFUSED] * 12, [FREE] * 12], 0.0, 1, SHAPES[1], 2)
-@example([[FREE, FREE, LED, FREE, FREE, FREE, REFUSED, FREE, FORCED]] * 2, 0.9, 2, SHAPES[2], 1)
-@example([[LED] * 10 + [FREE] * 10, [FREE] * 5], 0.9, 3, None, 1)
+@example([[REFUSED] * 12, [FREE] * 12], 0.0, 1, SHAPES[1], 2, True)
+@example([[REFUSED] * 12, [FREE] * 12], 0.0, 1, SHAPES[1], 2, False)
+@example(
+    [[FREE, FREE, LED, FREE, FREE, FREE, REFUSED, FREE, FORCED]] * 2, 0.9, 2, SHAPES[2], 1, True
+)
+@example([[LED] * 10 + [FREE] * 10, [FREE] * 5], 0.9, 3, None, 1, True)
 @given(
     st.lists(st.lists(places, min_size=1, max_size=20), min_size=2, max_size=2),
     st.sampled_from([0.0, 0.9]),
     st.integers(0, 2**31 - 1),
     st.sampled_from(SHAPES),
     st.integers(1, 3),
+    st.booleans(),
 )
 def test_a_refusal_anywhere_gives_the_tokens_of_masked_decoding(
-    kinds: list[list[str]], temperature: float, seed: int, shape: DraftShape | None, turns: int
+    kinds: list[list[str]],
+    temperature: float,
+    seed: int,
+    shape: DraftShape | None,
+    turns: int,
+    shared: bool,
 ) -> None:
-    """Beside a sequence without a form, and one that stays apart."""
+    """Beside a sequence without a form, and one whose logits are changed.
+
+    ``shared``: ordinary steps mask roots; else, on an older engine, separate steps do.
+    """
     sampling = SamplingParams(temperature, seed=seed)
     forms = [form(prompt, sampling, each) for prompt, each in zip(PROMPTS, kinds, strict=False)]
-    toy = toy_cuda(RuntimeSettings(prefill=PrefillSchedule(max_rows=4, steps_between=turns)))
+    schedule = PrefillSchedule(max_rows=4, steps_between=turns)
+    toy = toy_cuda(RuntimeSettings(prefill=schedule), drafted_processors=shared)
     plain = replace(params_of(sampling), max_new_tokens=14)
     penalised = replace(plain, sampling=replace(sampling, presence_penalty=0.5))
     guided = [params_of(sampling, guide=language.guide) for language, _, _ in forms]
@@ -271,10 +284,11 @@ def test_an_older_engine_masks_every_step() -> None:
     """Its masked steps leave the draft behind; without a draft they do not."""
     language, output, _ = form(PROMPTS[0], SamplingParams(), [FREE] * 12)
     guided = params_of(SamplingParams(), guide=language.guide)
-    older = partial(toy_cuda, without="adjusted.extends")
+    older = partial(toy_cuda, without="adjusted.extends", drafted_processors=False)
     for shape, masks_all in ((SHAPES[1], True), (None, False)):
         toy = older()
         ran = run(knowing_letters(toy.engine), PROMPTS[:1], guided, speculation=shape)
         assert ran.ids == [output]
-        together, masked = started(toy)
-        assert (together == 0) == masks_all and (masked == 11) == masks_all
+        steps = [name for name in toy.device.started if name.startswith("step")]
+        masked = sum("adjusted" in name for name in steps)
+        assert (masked == len(steps)) == masks_all and (masked == 11) == masks_all

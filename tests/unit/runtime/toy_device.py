@@ -23,7 +23,7 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.draft.device_costs import StepCosts
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
-from specbuild.runtime.engine_dir.plan import Plan, ProgramEntry
+from specbuild.runtime.engine_dir.plan import MASKED_ROW, Plan, ProgramEntry
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.settings import DEFAULT_SETTINGS, RuntimeSettings
 from specbuild.runtime.text.codec import TextCodec
@@ -37,6 +37,7 @@ class ToyDevice:
         self.plan = plan
         self._ports = {port.name: port for port in plan.ports}
         self.started: list[str] = []
+        self.masked_steps = 0
         self.lengths: list[list[int]] = []
         kinds = "p" * len(plan.buffers) + "iip"
         run = FakeKernel(self._run, kinds)
@@ -113,6 +114,8 @@ class ToyDevice:
             assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
         if self._processes(entry):
+            is_masked = self.port("changes", n) & MASKED_ROW
+            self.masked_steps += int((is_masked.bool() & (state[2] == 0)).any())
             chosen = processed(self.port, logits[logit_rows.long()], how, (ids, bits), n)
         else:
             chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
