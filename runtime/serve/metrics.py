@@ -20,6 +20,7 @@ from specbuild.runtime.cache.prefix import PrefixStatistics
 from specbuild.runtime.draft.registry import HOST_KINDS
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.request import Event, FinishEvent, TokenEvent
+from specbuild.runtime.serve.token_latencies import TokenLatencies
 
 if TYPE_CHECKING:
     from specbuild.runtime.records import RunRecord, RunStats
@@ -97,7 +98,6 @@ class Metrics:
         self._preemptions = self._counter("vllm:num_preemptions", "Preemptions of requests.")
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens processed.")
         self._create_cache_metrics()
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.")
         self._create_draft_metrics()
         self._success = Counter(
             "vllm:request_success",
@@ -108,9 +108,6 @@ class Metrics:
         self._create_http_metrics()
         self._ttft = self._histogram(
             "vllm:time_to_first_token_seconds", "From arrival to the first token.", _TTFT_BUCKETS
-        )
-        self._itl = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two deliveries to a client.", _ITL_BUCKETS
         )
         self._tpot = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Mean over a request.", _ITL_BUCKETS
@@ -132,15 +129,29 @@ class Metrics:
         self._launch_tokens = self._histogram(
             "vllm:iteration_tokens_total", "Prompt and output tokens of a launch.", _LAUNCH_BUCKETS
         )
-        self._fine_itl = self._histogram(
-            "specbuild:inter_token_latency_seconds",
-            "As vLLM's metric, with finer buckets.",
-            _FINE_BUCKETS,
-        )
+        self._token_latencies = self._create_token_latencies()
+        self.registry.register(self._token_latencies)
         self._fine_tpot = self._histogram(
             "specbuild:request_time_per_output_token_seconds", "As vLLM's metric.", _FINE_BUCKETS
         )
         self._set_cache_info(manifest)
+
+    def _create_token_latencies(self) -> TokenLatencies:
+        """Create what every token is counted by."""
+        return TokenLatencies(
+            ("vllm:generation_tokens", "Tokens generated."),
+            {
+                "vllm:inter_token_latency_seconds": (
+                    "Between two deliveries to a client.",
+                    _ITL_BUCKETS,
+                ),
+                "specbuild:inter_token_latency_seconds": (
+                    "As vLLM's metric, with finer buckets.",
+                    _FINE_BUCKETS,
+                ),
+            },
+            dict(zip(_LABELS, self._label_values, strict=True)),
+        )
 
     def _create_call_metrics(self) -> None:
         """Create the histograms of calls and of what their requests state."""
@@ -259,15 +270,14 @@ class Metrics:
             if isinstance(event, TokenEvent):
                 tokens[event.request] = tokens.get(event.request, 0) + 1
         for request, count in tokens.items():
-            self._tokens.inc(count)
+            self._token_latencies.count(count)
             key = (id(generation), request)
             if key not in self._first_s:
                 self._first_s[key] = now_s
                 self._ttft.observe(now_s - generation.arrived_s)
                 self._prompt_tokens.inc(len(generation.requests[request].prompt_ids))
             else:
-                self._itl.observe(now_s - self._last_s[key])
-                self._fine_itl.observe(now_s - self._last_s[key])
+                self._token_latencies.observe(now_s - self._last_s[key])
             self._last_s[key] = now_s
         for event in batch:
             if isinstance(event, FinishEvent):
