@@ -101,7 +101,9 @@ def target_graph(
     """The role ``target``, with activations of this type."""
     with torch.device("meta"):
         longest = _table_length(plan, plan.limits.draft_tokens + 1)
-        sizes = GraphSizes(aux_layers, longest, plan.views, plan.dsa)
+        sizes = GraphSizes(
+            aux_layers, longest, plan.views, plan.dsa, longest=plan.limits.max_seq_len
+        )
         module = target_family(g.model_type).module(g, sizes)
     module.to(activations)
     group_of_layer = plan.group_of_layer(g)

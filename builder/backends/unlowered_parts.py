@@ -14,9 +14,14 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
 
-def require_lowered_parts(target: TargetGeometry, computed_by: str) -> None:
-    """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has."""
-    part = next(_parts(target), None)
+def require_lowered_parts(
+    target: TargetGeometry, computed_by: str, *, fused: frozenset[str] = frozenset()
+) -> None:
+    """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has.
+
+    ``fused`` are parts that its fusions make others of: ``unrotated``, ``scale``, ``growth``.
+    """
+    part = next(_parts(target, fused), None)
     if part is not None:
         raise SpecbuildError(
             f"the model is a {target.model_type}, which {part}: {computed_by} do not compute that "
@@ -24,7 +29,7 @@ def require_lowered_parts(target: TargetGeometry, computed_by: str) -> None:
         )
 
 
-def _parts(g: TargetGeometry) -> Iterator[str]:
+def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
     """What a target does, as the end of a sentence about it."""
     attention = g.attention
     yield from _states_and_gates(g)
@@ -32,15 +37,15 @@ def _parts(g: TargetGeometry) -> Iterator[str]:
     for rope in (g.rope, g.window_rope):
         if rope is not None and rope.width is not None:
             yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
-    if g.unrotated_layers:
+    if g.unrotated_layers and "unrotated" not in fused:
         yield f"has {len(g.unrotated_layers)} layers without RoPE"
     if g.window_rope is not None:
         yield "turns keys of layers with a window by another RoPE"
     if attention.qk_norm == "all_heads":
         yield "norms the queries of all heads together before they turn"
-    if attention.query_growth is not None:
+    if attention.query_growth is not None and "growth" not in fused:
         yield "multiplies queries by a factor of their position (llama_4_scaling_beta)"
-    if attention.scale is not None:
+    if attention.scale is not None and "scale" not in fused:
         yield f"multiplies scores by {attention.scale:g}, not by the head's width"
     for feed_forward in g.feed_forwards:
         if isinstance(feed_forward, DenseFeedForward) and isinstance(

@@ -48,6 +48,15 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe, mxfp4": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 64}),
     "qwen3_moe, bf16": ("qwen3_moe", {"head_dim": 64, "moe_intermediate_size": 96}),
     "qwen2, tied": ("qwen2", {"head_dim": 64, "tie_word_embeddings": True}),
+    "mistral, a window": ("mistral", {"sliding_window": 48, "tie_word_embeddings": True}),
+    "ministral3": ("ministral3", {"head_dim": 128, "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 512,
+        "llama_4_scaling_beta": 0.3}}),
+    "mixtral": ("mixtral", {
+        "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
+    "phi3": ("phi3", {"num_attention_heads": 4}),
     "youtu": ("youtu", {
         **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 256,
         "qk_nope_head_dim": 128, "v_head_dim": 128}),

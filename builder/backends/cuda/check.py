@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.draft_shapes import NO_DRAFT
-from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.builder.engine.sizes import DEFAULT_MAX_SEQ_LEN, EnginePlan
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
@@ -43,10 +43,31 @@ from specbuild.runtime.engine_dir.geometry import (
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
 
+# Parts that fusions express by those that kernels have.
+_FUSED = frozenset({"growth", "scale", "unrotated"})
+
+
+def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:
+    """SpecbuildError where queries of a position that sequences reach are multiplied by a factor.
+
+    Up to the original context the factor is 1.
+    """
+    growth = target.attention.query_growth
+    if growth is None:
+        return
+    longest = max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    if longest > growth.original_max_positions:
+        raise SpecbuildError(
+            f"--max-seq-len {longest}: from position {growth.original_max_positions} on the "
+            f"{target.model_type} multiplies queries by a factor (llama_4_scaling_beta), which "
+            "CUDA kernels do not compute yet; ask for at most "
+            f"--max-seq-len {growth.original_max_positions}, or build with --backend cpu"
+        )
+
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
-    require_lowered_parts(target, "CUDA kernels")
+    require_lowered_parts(target, "CUDA kernels", fused=_FUSED)
     widths = _require_feed_forwards(target)
     if target.indexer is not None:
         _require_indexers(target.indexer)

@@ -71,6 +71,14 @@ def grown(q: torch.Tensor, growth: QueryGrowth, positions: torch.Tensor) -> torc
     return q * factor.to(q.dtype)[:, None, None]
 
 
+def _growth_within(growth: QueryGrowth | None, sizes: GraphSizes) -> QueryGrowth | None:
+    """None too where the factor of every position of a sequence is 1."""
+    longest = sizes.longest or sizes.positions
+    if growth is None or longest <= growth.original_max_positions:
+        return None
+    return growth
+
+
 class GroupedAttention(IndexedAttention):
     """Grouped-query attention, with the parts that its geometry has."""
 
@@ -92,7 +100,7 @@ class GroupedAttention(IndexedAttention):
         if parts.qk_norm != "none" and self.caches:
             self.k_norm = norm_module(g.norm, keys if whole else self.head_dim)
         self.value_eps = g.norm.eps if parts.value_norm else None
-        self.scale, self.growth = parts.scale, parts.query_growth
+        self.scale, self.growth = parts.scale, _growth_within(parts.query_growth, sizes)
         self.rotates = number not in g.unrotated_layers
         self.rotated = g.rope_of(number).width or 0
         self.sinks = nn.Parameter(torch.empty(g.q_heads)) if parts.sinks else None

@@ -33,13 +33,15 @@ class GraphSizes:
 
     ``aux_layers`` are the layers whose outputs are the aux hidden states (0-based), ``positions``
     the length of the rotary tables. ``blocks`` is how layers choose blocks (SpecPV), ``dsa`` how
-    they choose tokens.
+    they choose tokens. ``longest`` is the longest sequence, 0: ``positions``; rows behind it are
+    never kept.
     """
 
     aux_layers: tuple[int, ...]
     positions: int
     blocks: ViewGeometry | None = None
     dsa: Dsa | None = None
+    longest: int = 0
 
 
 # What a block's norms are called, by where they are: before and after attention, before and after

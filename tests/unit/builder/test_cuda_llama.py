@@ -56,6 +56,11 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {"head_dim": 32}),
     "phi3": ("phi3", {}),
     "mistral": ("mistral", {"head_dim": 16}),
+    "ministral3": ("ministral3", {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0,
+        "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
+        "llama_4_scaling_beta": 0.5}}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "num_hidden_layers": 3}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip
 QUICK = ("one KV head of 8", "qwen2", "biased qwen3")

@@ -12,7 +12,7 @@ from specbuild.builder.backends.backend import (
     PortableGraphs,
     run_role_passes,
 )
-from specbuild.builder.backends.cuda.check import require_cuda_support
+from specbuild.builder.backends.cuda.check import require_cuda_support, require_length
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, target_of
 from specbuild.builder.backends.cuda.gpus import supported_gpu
 from specbuild.builder.backends.cuda.lowering import cuda_passes
@@ -55,12 +55,13 @@ class PluginBackend:
 
     def check(
         self,
-        asked: BuildOptions,  # noqa: ARG002
+        asked: BuildOptions,
         target: TargetGeometry,
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
         require_cuda_support(target, draft)
+        require_length(target, asked.limits.max_seq_len)
         family = None if draft is None else draft_family(draft.architecture)
         if family is not None and self.facts.name in family.refused_by:
             raise SpecbuildError(
