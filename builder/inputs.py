@@ -15,6 +15,7 @@ from specbuild.builder.engine.draft_window import context_warnings, windowed_dra
 from specbuild.builder.engine.dsa import dsa_warnings
 from specbuild.builder.engine.sizes import (
     EnginePlan,
+    longest_sequence,
     plan_engine,
 )
 from specbuild.builder.families.checkpoints import (
@@ -102,7 +103,7 @@ def settled_inputs(
     options: BuildOptions, backend: Backend[Any], checkpoints: Checkpoints
 ) -> BuildInputs:
     """What is built of the checkpoints, or SpecbuildError: what cannot be, and why."""
-    target, read = checkpoints
+    target, read = _settled_ropes(options, checkpoints)
     dtype = options.drafting.dtype
     if not read and dtype is not None:
         raise SpecbuildError(f"--draft-dtype {dtype} needs a draft; add --draft")
@@ -124,6 +125,19 @@ def settled_inputs(
     _require_readable(target.text_files)
     sources = WeightSources(target, drafts, backend.activations)
     return BuildInputs(target, tuple(drafts), plan, sources)
+
+
+def _settled_ropes(options: BuildOptions, checkpoints: Checkpoints) -> Checkpoints:
+    """The checkpoints with rotary embeddings for the longest sequence of the engine."""
+    target, drafts = checkpoints
+    longest = longest_sequence(options.limits.max_seq_len, target.geometry)
+    return (
+        replace(target, geometry=target.geometry.up_to(longest)),
+        tuple(
+            replace(d, geometry=replace(d.geometry, rope=d.geometry.rope.up_to(longest)))
+            for d in drafts
+        ),
+    )
 
 
 def _stored_draft(

@@ -97,9 +97,17 @@ ROPE = FieldTable(
             "mscale_all_dim",
             "low_freq_factor",
             "high_freq_factor",
+            "short_factor",
+            "long_factor",
         }
     ),
-    only={"partial_rotary_factor": (1.0,)},
+    only={
+        "attn_factor": (1.0,),
+        "extrapolation_factor": (1.0,),
+        "partial_rotary_factor": (1.0,),
+    },
+    # How the weights came to be: vLLM and transformers do not read it either.
+    inert=frozenset({"finetuned"}),
 )
 
 # The section that says what stands beside a checkpoint's own attention.

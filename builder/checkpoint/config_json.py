@@ -105,6 +105,15 @@ class Config:
             raise self.wrong(name, f"whole numbers of at most {MAX_SIZE}")
         return tuple(values)
 
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of positive numbers; SpecbuildError where it is absent."""
+        values = self._value(name, None)
+        if not isinstance(values, list) or not values:
+            raise self.wrong(name, "a list of positive numbers")
+        if not all(_is_positive(item) for item in values):
+            raise self.wrong(name, "positive numbers")
+        return tuple(map(float, values))
+
     def text(self, name: str) -> str | None:
         """A string, or None where the field is absent."""
         value = self.get(name)
@@ -138,6 +147,11 @@ class Config:
         if default is None:
             raise SpecbuildError(f"{self.where}: the field {name} is missing")
         return default
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and _SMALLEST <= value <= _LARGEST
 
 
 def _is_integer(value: Any) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from specbuild.builder.checkpoint.config_fields import ROPE, FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import MAX_SIZE, Config
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ProportionalScaling,
     RopeScaling,
     YarnScaling,
@@ -20,15 +23,17 @@ NESTED = ("rope_parameters", "rope_scaling")
 # The sections of ``rope_parameters`` where layers turn by their type.
 LAYER_SECTIONS = ("full_attention", "sliding_attention")
 ORIGINAL = "original_max_position_embeddings"
-KINDS = ("default", "linear", "llama3", "proportional", "yarn")
+KINDS = ("default", "dynamic", "linear", "llama3", "longrope", "proportional", "yarn")
+_SPELLINGS = {"su": "longrope", "deepseek_yarn": "yarn"}
 _SHARE = "partial_rotary_factor"
 _TITLES = {
+    "dynamic": "dynamic NTK",
     "linear": "linear",
     "llama3": "Llama 3's",
+    "longrope": "LongRoPE",
     "proportional": "proportional",
     "yarn": "YaRN",
 }
-BY_LENGTH = ("dynamic", "longrope", "su")
 
 
 def read_rope(
@@ -105,6 +110,9 @@ def read_positions(config: Config, rope: Rope) -> int:
     ``max_position_embeddings`` as it was: the original context times the factor is reached then.
     """
     named = config.integer("max_position_embeddings")
+    if isinstance(rope.scaling, DynamicScaling):
+        reached = rope.scaling.original_max_positions * rope.scaling.factor
+        return min(max(named, int(reached)), MAX_SIZE)
     places = (config, *(config.section(name) for name in NESTED))
     names_original = any(place.get(ORIGINAL) is not None for place in places)
     if not names_original or not isinstance(rope.scaling, YarnScaling):
@@ -141,16 +149,19 @@ def describe(rope: Rope) -> str:
     name = _TITLES[scaling.kind]
     plain = isinstance(scaling, LinearScaling | ProportionalScaling)
     over = "" if plain else f" over {scaling.original_max_positions}"
+    if isinstance(scaling, LongRopeScaling):
+        which = "short" if scaling.factors == scaling.short_factors else "long"
+        return f"theta {rope.theta:g} with {name}'s {which} factors{over}"
     return f"theta {rope.theta:g} with {name} × {scaling.factor:g}{over}"
 
 
 def _read(config: Config, nested: Config, default_theta: float, also: frozenset[str]) -> Rope:
     kind = nested.text("rope_type") or nested.text("type") or "default"
+    kind = _SPELLINGS.get(kind, kind)
     if kind not in KINDS:
-        why = ", its frequencies change with a sequence's length" if kind in BY_LENGTH else ""
         supported = ", ".join(map(repr, KINDS))
         raise SpecbuildError(
-            f"{nested.where}: rope_type {kind!r} is not implemented{why} (supported: {supported})"
+            f"{nested.where}: rope_type {kind!r} is not implemented (supported: {supported})"
         )
     also = also | {_SHARE} if kind == "proportional" else also
     only = {name: values for name, values in ROPE.only.items() if name not in also}
@@ -163,26 +174,30 @@ def _read(config: Config, nested: Config, default_theta: float, also: frozenset[
 
 
 def _scaling(config: Config, nested: Config, kind: str) -> RopeScaling | None:
-    if kind == "default":
-        return None
-    if kind == "proportional":
-        share = nested.number(_SHARE, 1.0)
-        if share > 1:
-            raise nested.wrong(_SHARE, "at most 1, the share of the frequencies that turn")
-        return ProportionalScaling(factor=nested.number("factor", 1.0), share=share)
+    return None if kind == "default" else _SCALINGS[kind](config, nested)
+
+
+def _linear(_config: Config, nested: Config) -> LinearScaling:
+    return LinearScaling(factor=nested.number("factor"))
+
+
+def _dynamic(config: Config, nested: Config) -> DynamicScaling:
+    original = _original(config, nested)
+    return DynamicScaling(factor=nested.number("factor"), original_max_positions=original)
+
+
+def _proportional(_config: Config, nested: Config) -> ProportionalScaling:
+    share = nested.number(_SHARE, 1.0)
+    if share > 1:
+        raise nested.wrong(_SHARE, "at most 1, the share of the frequencies that turn")
+    return ProportionalScaling(factor=nested.number("factor", 1.0), share=share)
+
+
+def _yarn(config: Config, nested: Config) -> YarnScaling:
     factor = nested.number("factor")
-    if kind == "linear":
-        return LinearScaling(factor=factor)
-    original = (
-        nested.optional_integer(ORIGINAL)
-        or config.optional_integer(ORIGINAL)
-        or config.integer("max_position_embeddings")
-    )
-    if kind == "llama3":
-        return _llama3(nested, original)
     return YarnScaling(
         factor=factor,
-        original_max_positions=original,
+        original_max_positions=_original(config, nested),
         beta_fast=nested.number("beta_fast", 32.0),
         beta_slow=nested.number("beta_slow", 1.0),
         truncate=nested.boolean("truncate", True),
@@ -190,12 +205,37 @@ def _scaling(config: Config, nested: Config, kind: str) -> RopeScaling | None:
     )
 
 
-def _llama3(nested: Config, original: int) -> Llama3Scaling:
+def _original(config: Config, nested: Config) -> int:
+    return (
+        nested.optional_integer(ORIGINAL)
+        or config.optional_integer(ORIGINAL)
+        or config.integer("max_position_embeddings")
+    )
+
+
+def _longrope(config: Config, nested: Config) -> LongRopeScaling:
+    """Phi-3's: without a factor of its own, attention's follows from how far positions reach."""
+    original = _original(config, nested)
+    short, long = (nested.numbers(f"{name}_factor") for name in ("short", "long"))
+    if len(short) != len(long) or not short:
+        raise nested.wrong("long_factor", f"as many numbers as short_factor has, {len(short)}")
+    factor = nested.number("factor", config.integer("max_position_embeddings") / original)
+    by_default = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        original_max_positions=original,
+        short_factors=short,
+        long_factors=long,
+        attention_factor=nested.number("attention_factor", by_default),
+    )
+
+
+def _llama3(config: Config, nested: Config) -> Llama3Scaling:
+    factor, original = nested.number("factor"), _original(config, nested)
     low, high = nested.number("low_freq_factor"), nested.number("high_freq_factor")
     if low >= high:
         raise nested.wrong("high_freq_factor", f"more than low_freq_factor, {low:g}")
     return Llama3Scaling(
-        factor=nested.number("factor"),
+        factor=factor,
         original_max_positions=original,
         low_freq_factor=low,
         high_freq_factor=high,
@@ -214,3 +254,13 @@ def _attention_factor(nested: Config, factor: float) -> float:
 def _mscale(nested: Config, name: str) -> float | None:
     """One of DeepSeek's two factors; None where it is absent or 0, which mean the same."""
     return None if nested.get(name) in (None, 0) else nested.number(name)
+
+
+_SCALINGS: dict[str, Callable[[Config, Config], RopeScaling]] = {
+    "dynamic": _dynamic,
+    "linear": _linear,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "proportional": _proportional,
+    "yarn": _yarn,
+}

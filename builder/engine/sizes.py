@@ -125,7 +125,7 @@ def plan_engine(
     asked = options.limits
     LimitOptions.check_bounds(asked.given())
     DraftOptions.check_bounds({"window": options.drafting.window})
-    max_seq_len = asked.max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    max_seq_len = longest_sequence(asked.max_seq_len, target)
     require_seq_len(max_seq_len, target)
     batch = asked.max_batch_size or DEFAULT_MAX_BATCH_SIZE
     usual = SPECPV_PAGE_SIZE if options.specpv.enabled else sizes.page_size
@@ -197,6 +197,11 @@ def plan_engine(
         ranks=options.ranks,
     )
     return with_limits(plan, limits)
+
+
+def longest_sequence(asked: int | None, target: TargetGeometry) -> int:
+    """``--max-seq-len``, or its default for this target."""
+    return asked or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
 
 
 def require_seq_len(max_seq_len: int, target: TargetGeometry) -> None:

@@ -45,11 +45,29 @@ class TargetStates:
         return np.concatenate([self.layers[aux_layer] for aux_layer in aux_layers], axis=1)
 
 
+def _fix_frequencies(model: PreTrainedModel, longest: int) -> None:
+    """Rotary embeddings that depend on a length are those of sequences of this one."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rotary = getattr(model.model, "rotary_emb", None)
+    if getattr(rotary, "rope_type", None) in ("dynamic", "longrope"):
+        init = ROPE_INIT_FUNCTIONS[rotary.rope_type]
+        rotary.inv_freq, rotary.attention_scaling = init(rotary.config, "cpu", seq_len=longest)
+        rotary.rope_type = "default"
+
+
 class ReferenceTarget:
     """Runs a literal path of tokens from its start; no cache."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, longest: int = 0) -> None:
+        """``longest`` is the longest sequence of the engine, whose frequencies all positions have.
+
+        Transformers changes some kinds of frequencies where a sequence outgrows the original
+        context; an engine has one kind.
+        """
         self.model: PreTrainedModel = load_target(path, teacher=False)
+        if longest:
+            _fix_frequencies(self.model, longest)
         self.model.set_experts_implementation("eager")
         self._seen: dict[Any, torch.Tensor] = {}
         self._reference = target_family(self.model.config.model_type).reference

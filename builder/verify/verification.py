@@ -60,7 +60,7 @@ def verify_engine(
         )
     if draft is None and built is not None and not own:
         progress.note("no draft checkpoint given: the draft's stages are not compared")
-    target = ReferenceTarget(model)
+    target = ReferenceTarget(model, manifest.limits.max_seq_len)
     _check_same_model(engine, manifest, model, target)
     reference_draft: PathDraft | BlockDraft | None = None
     draft_path = model if own else draft

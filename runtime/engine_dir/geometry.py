@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
@@ -12,7 +12,12 @@ from specbuild.runtime.engine_dir.feed_forward import (
     MoeFeedForward,
     routed_part,
 )
-from specbuild.runtime.engine_dir.rope_scaling import RopeScaling, YarnScaling
+from specbuild.runtime.engine_dir.rope_scaling import (
+    ByLength,
+    LongRopeScaling,
+    RopeScaling,
+    YarnScaling,
+)
 
 LINEAR_ATTENTION = "linear_attention"
 LAYER_TYPES: FeatureOf = {
@@ -45,7 +50,14 @@ class Rope:
     @property
     def attention_factor(self) -> float:
         """What cos and sin are multiplied by."""
-        return self.scaling.attention_factor if isinstance(self.scaling, YarnScaling) else 1.0
+        scaled = isinstance(self.scaling, YarnScaling | LongRopeScaling)
+        return self.scaling.attention_factor if scaled else 1.0  # type: ignore[union-attr]
+
+    def up_to(self, longest: int) -> Rope:
+        """The same for sequences of up to this length, on which some scalings depend."""
+        if not isinstance(self.scaling, ByLength):
+            return self
+        return replace(self, scaling=replace(self.scaling, longest=longest))
 
 
 @dataclass(frozen=True)
@@ -265,6 +277,11 @@ class TargetGeometry:
         """The rotary embedding of this layer, if it turns at all."""
         windowed = self.layer_types[layer] == "sliding_attention"
         return self.window_rope if windowed and self.window_rope is not None else self.rope
+
+    def up_to(self, longest: int) -> TargetGeometry:
+        """The same for sequences of up to this length."""
+        window = None if self.window_rope is None else self.window_rope.up_to(longest)
+        return replace(self, rope=self.rope.up_to(longest), window_rope=window)
 
     def heads_of(self, layer: int) -> WindowHeads:
         """The KV heads and the head width of this layer."""

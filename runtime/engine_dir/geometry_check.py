@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from specbuild.runtime.engine_dir.feed_forward import (
     BothFeedForward,
     DenseFeedForward,
@@ -9,7 +11,12 @@ from specbuild.runtime.engine_dir.feed_forward import (
     MoeFeedForward,
 )
 from specbuild.runtime.engine_dir.geometry import Norm, Rope, TargetGeometry
-from specbuild.runtime.engine_dir.rope_scaling import LinearScaling, ProportionalScaling
+from specbuild.runtime.engine_dir.rope_scaling import (
+    DynamicScaling,
+    LinearScaling,
+    LongRopeScaling,
+    ProportionalScaling,
+)
 from specbuild.runtime.errors import EngineFileError
 
 _LARGEST = 2**31 - 1
@@ -156,6 +163,17 @@ def _check_rope(where: str, rope: Rope) -> None:
             raise EngineFileError(f"{where}.width is {rope.width}, must be even")
     scaling = rope.scaling
     if scaling is None:
+        return
+    if isinstance(scaling, DynamicScaling | LongRopeScaling):
+        _require(f"{where}.scaling", "longest", scaling.longest, least=0)
+    if isinstance(scaling, LongRopeScaling):
+        short, long = scaling.short_factors, scaling.long_factors
+        _require(f"{where}.scaling", "original_max_positions", scaling.original_max_positions)
+        if len(short) != len(long) or not all(0 < factor < math.inf for factor in (*short, *long)):
+            raise EngineFileError(
+                f"{where}.scaling has {len(short)} short and {len(long)} long factors, expected as "
+                "many of both, all above 0"
+            )
         return
     if scaling.factor <= 0:
         raise EngineFileError(f"{where}.scaling.factor is {scaling.factor}, must be above 0")

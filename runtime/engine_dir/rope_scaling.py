@@ -49,4 +49,45 @@ class ProportionalScaling:
     share: float
 
 
-RopeScaling: TypeAlias = YarnScaling | Llama3Scaling | LinearScaling | ProportionalScaling
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """NTK-aware: a larger theta for sequences beyond the original context.
+
+    It is that of the ``longest`` sequence of an engine; 0 is within the original context.
+    """
+
+    FEATURE: ClassVar[str] = "dynamic_rope"
+    kind: Literal["dynamic"] = "dynamic"
+    factor: float
+    original_max_positions: int
+    longest: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own.
+
+    These are ``long_factors`` where the ``longest`` sequence of an engine exceeds the original
+    context, else ``short_factors``; cos and sin are multiplied by ``attention_factor``.
+    """
+
+    FEATURE: ClassVar[str] = "longrope"
+    kind: Literal["longrope"] = "longrope"
+    original_max_positions: int
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    attention_factor: float
+    longest: int = 0
+
+    @property
+    def factors(self) -> tuple[float, ...]:
+        """Those of this engine."""
+        within = self.longest <= self.original_max_positions
+        return self.short_factors if within else self.long_factors
+
+
+# Scalings that depend on how long sequences may be.
+ByLength: TypeAlias = DynamicScaling | LongRopeScaling
+RopeScaling: TypeAlias = (
+    YarnScaling | Llama3Scaling | LinearScaling | ProportionalScaling | ByLength
+)

@@ -26,6 +26,12 @@ GEMMA4_SHARED: dict[str, Any] = {
     "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": VOCAB,
 }  # fmt: skip
+# All sequences are longer than their original context.
+LONG_FACTORS: dict[str, Any] = {
+    "original_max_position_embeddings": 64, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0] * 8, "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5]},
+}  # fmt: skip
 QUICK: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral with a window": ("mistral", {"sliding_window": 12, "tie_word_embeddings": True}),
     "Ministral 3": ("ministral3", {}),
@@ -63,6 +69,15 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": None, "num_hidden_layers": 3, "rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e3}}}),
+    "Phi-3 with long factors": ("phi3", LONG_FACTORS),
+    "Phi-4-mini with short factors, a part of each head turns": ("phi3", {
+        "tie_word_embeddings": True, "rope_parameters": {
+            **LONG_FACTORS["rope_parameters"], "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.6], "long_factor": [1.0, 2, 3, 4, 5, 6],
+            "original_max_position_embeddings": 256}}),
+    "Llama with a dynamic theta": ("llama", {
+        "max_position_embeddings": 128, "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}}),
     "Gemma 4 12B": ("gemma4_unified_text", {"dtype": "bfloat16"}),
     "Gemma 4 with everything": ("gemma4_text", GEMMA4_EXPERTS | {
         "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -96,6 +111,14 @@ SLOW: dict[str, tuple[str, dict[str, Any]]] = {
 def test_every_token_and_stage_is_that_of_transformers(tmp_path: Path, case: str) -> None:
     build_drafted(tmp_path, *QUICK[case])
     check_tokens(tmp_path)
+    check_stages(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_dynamic_theta_is_that_of_the_longest_sequence(tmp_path: Path) -> None:
+    """Transformers changes it with each token behind the original context, so stages alone."""
+    build_drafted(tmp_path, "llama", {"max_position_embeddings": 32, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}})  # fmt: skip
     check_stages(tmp_path)
 
 

@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.draft_shapes import NO_DRAFT
-from specbuild.builder.engine.sizes import DEFAULT_MAX_SEQ_LEN, EnginePlan
+from specbuild.builder.engine.sizes import EnginePlan, longest_sequence
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
@@ -55,7 +55,7 @@ def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:
     growth = target.attention.query_growth
     if growth is None:
         return
-    longest = max_seq_len or min(target.max_positions, DEFAULT_MAX_SEQ_LEN)
+    longest = longest_sequence(max_seq_len, target)
     if longest > growth.original_max_positions:
         raise SpecbuildError(
             f"--max-seq-len {longest}: from position {growth.original_max_positions} on the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from specbuild.builder.checkpoint.gguf.values import read_values
 from specbuild.runtime.errors import SpecbuildError
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONGROPE_FACTORS = {
+    "short_factor": "rope_factors_short.weight",
+    "long_factor": "rope_factors_long.weight",
+}
 # Every release with Llama 3's scaling has these; the file holds what follows from them.
 _LLAMA3 = {
     "low_freq_factor": 1.0,
@@ -41,6 +46,27 @@ def rope_fields(keys: ModelKeys, factors: GgufTensor | None = None) -> dict[str,
             "rope_scaling": {"rope_type": "linear", "factor": linear},
         }
     return {"rope_theta": theta, "rope_scaling": _scaling(keys, kind)}
+
+
+def longrope_fields(
+    keys: ModelKeys, tensors: Mapping[str, GgufTensor], positions: int
+) -> dict[str, Any]:
+    """``rope_scaling`` of Phi-3 files that hold LongRoPE's factors."""
+    original = keys.integer("rope.scaling.original_context_length", positions)
+    scaling: dict[str, Any] = {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": original,
+    }
+    for name, stored in LONGROPE_FACTORS.items():
+        factors = tensors.get(stored)
+        if factors is None or len(factors.shape) != 1 or factors.shape[0] > _MOST_FACTORS:
+            raise keys.fields.wrong(
+                "rope.scaling", f"{' and '.join(LONGROPE_FACTORS.values())} of one axis each"
+            )
+        scaling[name] = [float(value) for value in read_values(factors).double()]
+    if keys.has(name := "rope.scaling.attn_factor"):
+        scaling["attention_factor"] = keys.number(name)
+    return scaling
 
 
 def _scaling(keys: ModelKeys, kind: str) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     distinct_feed_forwards,
 )
 from specbuild.runtime.engine_dir.geometry import AttentionParts, Norm, Rope, TargetGeometry
+from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 from specbuild.runtime.errors import SpecbuildError
 
 GROUPED_FIELDS = TARGET_FIELDS | {"head_dim", "intermediate_size"}
@@ -97,7 +98,21 @@ def grouped_geometry(
         window_rope=window_rope if WINDOWED in layer_types and window_rope != rope else None,
     )
     _check(config, geometry)
+    _check_factors(config, geometry)
     return geometry
+
+
+def _check_factors(config: Config, g: TargetGeometry) -> None:
+    """SpecbuildError where LongRoPE has not a factor for each pair of values that turns."""
+    for rope, width in ((g.rope, g.head_dim), (g.window_rope, g.head_dim)):
+        scaling = None if rope is None else rope.scaling
+        if rope is None or not isinstance(scaling, LongRopeScaling):
+            continue
+        pairs = (rope.width or width) // 2
+        if len(scaling.short_factors) != pairs:
+            raise config.wrong(
+                "rope_scaling", f"{pairs} factors in short_factor and long_factor, one for a pair"
+            )
 
 
 def _ropes(config: Config, defaults: Defaults, head_dim: int) -> tuple[Rope, Rope | None]:

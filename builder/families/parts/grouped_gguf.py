@@ -15,7 +15,7 @@ from specbuild.builder.checkpoint.gguf.layer_names import NAMES, taken_experts
 from specbuild.builder.checkpoint.gguf.made import by_layer, outer_tensors, renamed, rows_of
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys, attention_fields
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
-from specbuild.builder.checkpoint.gguf.rope import ROPE_FACTORS, rope_fields
+from specbuild.builder.checkpoint.gguf.rope import LONGROPE_FACTORS, ROPE_FACTORS, rope_fields
 from specbuild.builder.checkpoint.source import Tensors
 
 Fields = dict[str, Any]
@@ -62,7 +62,8 @@ class GroupedGguf:
     def tensors(self, model: GgufModel, config: Fields) -> Tensors:
         """The tensors in Hugging Face's layout."""
         found = by_layer(model.tensors)
-        found.outer.pop(ROPE_FACTORS, None)
+        for factors in (ROPE_FACTORS, *LONGROPE_FACTORS.values()):
+            found.outer.pop(factors, None)
         made = outer_tensors(found.outer)
         heads = {
             "attn_q": config["num_attention_heads"],

@@ -1,4 +1,4 @@
-"""Rotary embedding: plain, linear, Llama 3's and YaRN (arXiv 2309.00071), half-split."""
+"""Rotary embedding, half-split: plain, and with every scaling that configurations have."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import torch
 
 from specbuild.runtime.engine_dir.geometry import Rope
 from specbuild.runtime.engine_dir.rope_scaling import (
+    DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ProportionalScaling,
 )
 
@@ -20,10 +22,14 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     YaRN mixes ``1/freq`` (fast channels) with ``1/(factor·freq)`` (slow ones) by a ramp between
     the channels that turn ``beta_fast`` and ``beta_slow`` times over the original context.
     """
-    half = head_dim // 2
-    freq = rope.theta ** (torch.arange(half, dtype=torch.float64) * 2 / head_dim)
-    if rope.scaling is None:
+    half, theta = head_dim // 2, rope.theta
+    if isinstance(rope.scaling, DynamicScaling):
+        theta *= _ntk_growth(rope.scaling) ** (head_dim / (head_dim - 2))
+    freq = theta ** (torch.arange(half, dtype=torch.float64) * 2 / head_dim)
+    if rope.scaling is None or isinstance(rope.scaling, DynamicScaling):
         return 1.0 / freq
+    if isinstance(rope.scaling, LongRopeScaling):
+        return 1.0 / (torch.tensor(rope.scaling.factors, dtype=torch.float64) * freq)
     if isinstance(rope.scaling, LinearScaling):
         return 1.0 / (rope.scaling.factor * freq)
     if isinstance(rope.scaling, ProportionalScaling):
@@ -45,6 +51,12 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> torch.Tensor:
     ramp = (torch.arange(half, dtype=torch.float64) - low) / max(high - low, 1e-3)
     fast = 1.0 - ramp.clamp(0, 1)
     return fast / freq + (1.0 - fast) / (yarn.factor * freq)
+
+
+def _ntk_growth(scaling: DynamicScaling) -> float:
+    """What theta grows by, before its exponent: 1 within the original context."""
+    length = max(scaling.longest, scaling.original_max_positions)
+    return scaling.factor * length / scaling.original_max_positions - (scaling.factor - 1)
 
 
 def _llama3(scaling: Llama3Scaling, plain: torch.Tensor) -> torch.Tensor:

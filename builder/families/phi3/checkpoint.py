@@ -10,6 +10,7 @@ from specbuild.builder.checkpoint.config_fields import FieldTable, check_fields
 from specbuild.builder.checkpoint.config_json import Config
 from specbuild.builder.checkpoint.gguf.model_keys import ModelKeys
 from specbuild.builder.checkpoint.gguf.parts import GgufModel
+from specbuild.builder.checkpoint.gguf.rope import LONGROPE_FACTORS, longrope_fields
 from specbuild.builder.checkpoint.source import SourceTensor, row_slices
 from specbuild.builder.families.parts.grouped_config import (
     FULL,
@@ -82,13 +83,13 @@ def canonical_tensors(
 
 
 def _fields(keys: ModelKeys, model: GgufModel, known: dict[str, Any]) -> dict[str, Any]:
-    """The window, 0 for none; factors by length are longrope's, which the reader refuses."""
+    """The window, 0 for none, and LongRoPE's factors where there are some."""
     fields = dense_fields(keys, model, known)
     window = keys.integer("attention.sliding_window", 0, least=0)
     fields["sliding_window"] = window or None
-    if "rope_factors_long.weight" in model.tensors:
-        keys.has("rope.scaling.attn_factor")
-        fields["rope_scaling"] = {"rope_type": "longrope"}
+    if any(name in model.tensors for name in LONGROPE_FACTORS.values()):
+        positions = known["max_position_embeddings"]
+        fields["rope_scaling"] = longrope_fields(keys, model.tensors, positions)
     return fields
 
 

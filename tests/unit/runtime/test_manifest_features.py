@@ -130,6 +130,8 @@ def test_what_version_3_brings_is_named() -> None:
         "layer_scale",
         "logits_cap",
         "normed_apart",
+        "dynamic_rope",
+        "longrope",
         "proportional_rope",
         "shared_caches",
         "value_norm",

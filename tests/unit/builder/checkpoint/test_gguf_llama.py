@@ -14,6 +14,7 @@ from gguf_models import LLAMA3_ROPE, llama3_factors, llama_twin
 from llama_checkpoints import write_llama
 
 from specbuild.builder.families.checkpoints import read_target
+from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -47,4 +48,32 @@ def test_other_factors_are_refused(tmp_path: Path) -> None:
     tensors["rope_freqs.weight"] = stored(torch.linspace(1, 8, 8), "F32")[0]
     file = write_gguf(tmp_path / "model.gguf", "llama", LLAMA_KEYS, tensors)
     with pytest.raises(SpecbuildError, match="does not scale as Llama 3 does"):
+        read_target(file, strict=True)
+
+
+def test_factors_of_longrope_are_tensors_of_the_file(tmp_path: Path) -> None:
+    short, long = [1.0] * 8, [1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 5.0, 6.5]
+    model = tmp_path / "model"
+    write_llama(model, "phi3", original_max_position_embeddings=64, rope_parameters={
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": short,
+        "long_factor": long, "original_max_position_embeddings": 64})  # fmt: skip
+    expected = read_target(model, strict=True)
+    scaling = expected.geometry.rope.scaling
+    assert isinstance(scaling, LongRopeScaling) and scaling.long_factors == tuple(long)
+    architecture, keys = LLAMA_KINDS["phi3"]
+    tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
+    tensors |= {
+        f"rope_factors_{name}.weight": stored(torch.tensor(factors), "F32")[0]
+        for name, factors in (("short", short), ("long", long))
+    }
+    keys = keys | {".rope.scaling.original_context_length": 64}
+    own = {".rope.scaling.attn_factor": scaling.attention_factor}
+    file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys | own, tensors)
+    found = read_target(file, strict=True).geometry.rope.scaling
+    assert isinstance(found, LongRopeScaling)
+    assert found.attention_factor == pytest.approx(scaling.attention_factor, rel=1e-6)
+    assert replace(found, attention_factor=scaling.attention_factor) == scaling
+    del tensors["rope_factors_short.weight"]
+    file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
+    with pytest.raises(SpecbuildError, match="rope_factors_short.weight and"):
         read_target(file, strict=True)

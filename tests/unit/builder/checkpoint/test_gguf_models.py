@@ -136,7 +136,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rotated": ({".rope.dimension_count": 8}, "rope.dimension_count: got 8, expected 32"),
     "values": ({".attention.value_length": 8}, "attention.value_length: got 8, expected 32"),
     "by layer": ({".attention.head_count_kv": [2, 1]}, "head_count_kv: got .2, 1."),
-    "rope": ({".rope.scaling.type": "longrope"}, "rope_type 'longrope' is not implemented"),
+    "rope": ({".rope.scaling.type": "ntk"}, "rope_type 'ntk' is not implemented"),
     "unknown": ({".logit_scale": 0.5}, "unknown fields gpt-oss.logit_scale"),
     "words": ({"tokenizer.ggml.pre": "chameleon"}, "tokenizer.ggml.pre 'chameleon' is not read"),
     "vocabulary": ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not read"),

@@ -37,6 +37,14 @@ LLAMA3 = {
 }
 
 
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope", "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + i / 50 for i in range(32)],
+    "long_factor": [1.0 + i * i / 40 for i in range(32)],
+}  # fmt: skip
+
+
 def read(fields: dict[str, Any], default_theta: float = 10000.0) -> Rope:
     return read_rope(Config("dir/config.json", "config.json", fields), default_theta=default_theta)
 
@@ -77,6 +85,29 @@ def test_frequencies_and_factor_are_those_of_transformers(changes: dict[str, Any
     rope = read({"rope_theta": 150000.0, "rope_scaling": nested})
     assert rope.attention_factor == pytest.approx(attention_factor, rel=1e-12)
     torch.testing.assert_close(frequencies(rope, 64), wanted.double(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("longest", [100, 128, 129, 700])
+@pytest.mark.parametrize("nested", [DYNAMIC, LONGROPE, LONGROPE | {"factor": 3.0}])
+def test_scalings_by_length_are_those_of_transformers(nested: dict[str, Any], longest: int) -> None:
+    """At each of these lengths, as transformers computes them for a sequence of it."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    original = 512 if "short_factor" in nested else 128
+    fields = {"rope_theta": 10000.0, "max_position_embeddings": original}
+    spelled = {"type": "su" if original == 512 else "dynamic"}
+    own = {name: value for name, value in nested.items() if name != "rope_type"}
+    rope = read(fields | {"rope_scaling": own | spelled}).up_to(longest)
+    parameters = nested | {"rope_theta": 10000.0}
+    config = LlamaConfig(
+        head_dim=64, rope_parameters=parameters,
+        max_position_embeddings=original,
+    )  # fmt: skip
+    wanted, factor = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu", seq_len=longest)
+    assert rope.attention_factor == pytest.approx(factor, rel=1e-6)
+    found = inverse_frequencies(rope, 64)
+    torch.testing.assert_close(found, wanted.double(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
@@ -158,10 +189,15 @@ def test_defaults() -> None:
     ("fields", "message"),
     [
         (
-            {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "rope_type 'dynamic' is not implemented, its frequencies change with a sequence's len",
+            {"rope_scaling": {"type": "longrope"}, "max_position_embeddings": 9},
+            "the field short_factor is missing",
         ),
-        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not implemented, its frequencies"),
+        (
+            {"rope_scaling": LONGROPE | {"long_factor": [1.0]}},
+            "long_factor: got .1.0., expected as many numbers as short_factor has, 32",
+        ),
+        ({"rope_scaling": LONGROPE | {"short_factor": [0.0]}}, "expected positive numbers"),
+        ({"rope_scaling": LONGROPE | {"short_mscale": 1.2}}, "short_mscale"),
         ({"rope_scaling": {"type": "ntk"}}, r"'ntk' is not implemented \(supported: 'default', '"),
         (
             {"rope_scaling": {"rope_type": "llama3", "factor": 8}, "max_position_embeddings": 9},
