@@ -134,6 +134,7 @@ def test_what_version_3_brings_is_named() -> None:
         "longrope",
         "proportional_rope",
         "shared_caches",
+        "tensor_parallel",
         "value_norm",
         "window_heads",
         "window_rope",
