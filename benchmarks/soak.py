@@ -28,14 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from specbuild.builder.verify.losslessness import first_difference
-from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
+from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.builder.verify.reference_target import ReferenceTarget
 from specbuild.plugins_cuda.choose.op import gumbel_noise, kept_tokens
 from specbuild.runtime.decode.decoder import Speculation
 from specbuild.runtime.device import this_device
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
+from specbuild.runtime.measure.losslessness import NEAR_TIE, first_difference
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, Prompt
 from specbuild.runtime.sampling import SamplingParams

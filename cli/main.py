@@ -36,6 +36,7 @@ _COMMANDS = {
     "inspect": "specbuild.cli.commands.inspect",
     "check": "specbuild.cli.commands.check",
     "doctor": "specbuild.cli.commands.doctor",
+    "selftest": "specbuild.cli.commands.selftest",
     "verify": "specbuild.cli.commands.verify",
     "bench": "specbuild.cli.bench.command",
     "compare": "specbuild.cli.commands.compare",

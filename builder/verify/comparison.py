@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from specbuild.builder.verify.near_ties import NEAR_TIE
 from specbuild.builder.verify.report import VerifyRow
+from specbuild.runtime.measure.losslessness import NEAR_TIE
 
 LEAST_COSINE = 0.9999
 LARGEST_ERROR = 1e-3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,27 +11,25 @@ import torch
 
 from specbuild.builder.progress import Progress, SilentProgress
 from specbuild.builder.training.self_text import Generation, generate_text
-from specbuild.builder.verify.near_ties import NEAR_TIE, ROUTING_TIE
+from specbuild.builder.verify.near_ties import ROUTING_TIE
 from specbuild.builder.verify.report import LosslessRow
 from specbuild.plugins_cuda.choose.op import gumbel_noise
 from specbuild.runtime.decode.decoder import DraftSetting
-from specbuild.runtime.decode.device.program_table import ProgramTable
-from specbuild.runtime.draft.draft_models import shape_of
-from specbuild.runtime.draft.registry import AUTO
 from specbuild.runtime.engine import Engine
-from specbuild.runtime.engine_dir.manifest import DraftShape, Limits
-from specbuild.runtime.executors.executor import DeviceExecutor
-from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
+from specbuild.runtime.measure.losslessness import (
+    NEAR_TIE,
+    Ids,
+    compare_runs,
+    draft_settings,
+    exact_params,
+)
+from specbuild.runtime.request import FinishEvent, Prompt
 from specbuild.runtime.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from specbuild.builder.verify.reference_target import ReferenceTarget
 
 NEW_TOKENS = 48
-TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=10)
-CHAIN_DEPTH = 4
-
-Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def check_losslessness(
     engine: Engine, reference: ReferenceTarget, prompts: Sequence[Ids], progress: Progress
 ) -> tuple[LosslessRow, ...]:
     """The plain greedy run against transformers, every way of drafting against the plain run."""
-    ways = _ways(engine)
+    ways = draft_settings(engine)
     progress.start("losslessness", len(CHOICES) * (1 + len(ways)) + 1, "runs")
     rows = []
     for choice in CHOICES:
@@ -98,36 +96,6 @@ def check_losslessness(
     return tuple(rows)
 
 
-def compare_runs(
-    prompts: Sequence[Ids],
-    runs: tuple[Sequence[Ids], Sequence[Ids]],
-    gap: Callable[[Ids], float],
-) -> tuple[int, int, int]:
-    """Tokens compared, prompts that differ at a clear choice, prompts that part at a near tie.
-
-    ``gap`` gives the distance of the two best choices after a prefix; what follows the first
-    difference of a prompt is not compared.
-    """
-    tokens = differences = near_ties = 0
-    for prompt, plain, other in zip(prompts, *runs, strict=True):
-        at = first_difference(plain, other)
-        if at is not None:
-            tokens += at + 1
-            close = gap((*prompt, *plain[:at])) < NEAR_TIE
-            near_ties += close
-            differences += not close
-        else:
-            tokens += min(len(plain), len(other))
-            differences += len(plain) != len(other)
-    return tokens, differences, near_ties
-
-
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two runs chose different tokens first; None where one begins the other."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-
-
 def _row(
     name: str,
     prompts: Sequence[Ids],
@@ -141,57 +109,10 @@ def _row(
     return LosslessRow(name, len(prompts), tokens, differences, near_ties, differences == 0)
 
 
-def _ways(engine: Engine) -> dict[str, DraftSetting]:
-    """The engine's chains and tree; suffix decoding by name where steps take it as it comes."""
-    limits, models, executor = engine.manifest.limits, engine.manifest.models, engine.executor
-    several = len(models) > 1
-    first = models[0].kind if several else AUTO
-    ways = {name: DraftSetting(shape, first) for name, shape in _shapes(engine).items()}
-    for model in models[1:]:
-        depth = min(CHAIN_DEPTH, limits.levels_of(model.geometry))
-        chain = DraftShape(1, depth, depth)
-        ways[f"{model.kind}, chain of {depth}"] = DraftSetting(chain, model.kind)
-    if isinstance(executor, DeviceExecutor):
-        able = ProgramTable(executor.plan).shapes()
-        ways = {name: way for name, way in ways.items() if _shape(way, several=several) in able}
-        ways |= {d.kind: DraftSetting(drafter=d.kind) for d in engine.manifest.host_drafters}
-    return ways
-
-
-def _shape(way: DraftSetting, *, several: bool) -> DraftShape:
-    """What programs call the shape of a way."""
-    assert isinstance(way.speculation, DraftShape) and isinstance(way.drafter, str)
-    return shape_of(way.drafter if several else "", way.speculation)
-
-
-def _shapes(engine: Engine) -> dict[str, DraftShape]:
-    """Chains and a tree within the engine's limits; nothing where it has no drafter."""
-    limits = engine.manifest.limits
-    if not engine.manifest.drafters:
-        return {}
-    levels = limits.levels_of(engine.manifest.draft)
-    depth = min(CHAIN_DEPTH, levels)
-    shapes = {f"chain of {depth}": DraftShape(1, depth, depth)}
-    default = engine.manifest.draft_default
-    if default is not None and default.draft_top_k == 1 and default.draft_depth > depth:
-        shapes[f"chain of {default.draft_depth}"] = default
-    tree = _within(TREE, limits, levels)
-    if tree.draft_top_k > 1 and tree.draft_tokens > 1:
-        shapes[f"tree of {tree.draft_tokens}"] = tree
-    return shapes
-
-
-def _within(shape: DraftShape, limits: Limits, levels: int) -> DraftShape:
-    top_k = min(shape.draft_top_k, limits.draft_top_k)
-    depth = min(shape.draft_depth, levels)
-    most = DraftShape(top_k, depth, 1).candidates
-    return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
-
-
 def _decode(
     engine: Engine, prompts: Sequence[Ids], sampling: SamplingParams, setting: DraftSetting
 ) -> list[Ids]:
-    params = _params(engine, sampling)
+    params = exact_params(engine, sampling, NEW_TOKENS)
     asked = [Prompt(id=str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     outputs: dict[int, Ids] = {}
     for event in engine.generate(
@@ -200,17 +121,6 @@ def _decode(
         if isinstance(event, FinishEvent):
             outputs[event.request] = event.record.output_ids
     return [outputs[i] for i in range(len(prompts))]
-
-
-def _params(engine: Engine, sampling: SamplingParams) -> GenerateParams:
-    """Steps over the whole cache only, also on an engine that may verify over partial views."""
-    return GenerateParams(
-        max_new_tokens=NEW_TOKENS,
-        sampling=sampling,
-        ignore_eos=True,
-        specpv_retrieval_blocks=None if engine.manifest.specpv is None else 0,
-        dsa_top_k=None if engine.manifest.dsa is None else 0,
-    )
 
 
 def _greedy(reference: ReferenceTarget, prompt: Ids, count: int) -> Ids:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-# Logits, or scores of tokens, closer than this have no best one to agree on.
-NEAR_TIE = 1e-4
 # Two experts whose router logits are closer than this may change places. Another expert's output
 # is as far away as it likes, and every later row reads it: what follows may differ at will.
 ROUTING_TIE = 1e-5

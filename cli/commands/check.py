@@ -19,7 +19,8 @@ def check(
 
     For CUDA engines this checks the GPU's architecture, the driver version, and
     the memory for weights and caches. For TensorRT engines it checks the
-    version of the library and the GPU. The engine is not loaded.
+    version of the library and the GPU. The engine is not loaded;
+    [b]selftest[/b] loads it and checks its output.
 
     The command reads the manifest and the file sizes, and prints the manifest's
     SHA-256, the value for [b]--pin[/b]. Exit code 0: the engine can run here. 1: it is

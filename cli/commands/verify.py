@@ -37,7 +37,7 @@ def verify(
     """Compare a CPU engine with its checkpoint, stage by stage, and check losslessness.
 
     The reference is Hugging Face transformers for the target, and PyTorch for the draft.
-    The exit code is 1 if a threshold is missed.
+    [b]selftest[/b] needs no checkpoint. The exit code is 1 if a threshold is missed.
 
     \b
     Examples:

@@ -1,18 +1,23 @@
-"""How fast the GPU reads its memory: the ceiling that figures are held against."""
+"""How fast memory is read, of the GPU and of the host: what figures are compared with."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
+from time import perf_counter
 
 import numpy as np
 
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
 
 READ_BYTES = 8 << 30
+# More than the last level of caches.
+HOST_READ_BYTES = 512 << 20
 _NOISE_BYTES = 64 << 20
 _VECTOR_BYTES, _CHECKSUM_BYTES = 16, 512
 _LAUNCHES, _REPEATS, _WARM_UP = 4, 10, 2
+_HOST_REPEATS = 5
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,19 @@ def streaming_read(gpu: Gpu, kernel: ReadKernel, *, nbytes: int = READ_BYTES) ->
     finally:
         gpu.synchronize(stream)
         gpu.release(data)
+
+
+def host_streaming_read(threads: int, *, nbytes: int = HOST_READ_BYTES) -> float:
+    """Bytes a second that so many threads read of the host's memory, the median of five reads."""
+    words = np.arange(nbytes // 8, dtype=np.uint64)
+    parts = np.array_split(words, threads)
+    times = []
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(1 + _HOST_REPEATS):
+            started_s = perf_counter()
+            list(pool.map(np.bitwise_xor.reduce, parts))
+            times.append(perf_counter() - started_s)
+    return words.nbytes / median(times[1:])
 
 
 def _fill_with_noise(gpu: Gpu, address: int, nbytes: int, stream: Handle) -> None:

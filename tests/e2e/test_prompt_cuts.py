@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from prompt_cuts import cut_at_random
 
-from specbuild.builder.verify.near_ties import NEAR_TIE
 from specbuild.runtime.engine import Engine
+from specbuild.runtime.measure.losslessness import NEAR_TIE
 from specbuild.runtime.records import RunRecord
 from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
