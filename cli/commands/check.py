@@ -18,7 +18,8 @@ def check(
     """Check whether an engine is intact and can run on this machine.
 
     For CUDA engines this checks the GPU's architecture, the driver version, and
-    the memory for weights and caches. For TensorRT engines it checks the
+    the memory for weights and caches; for engines of several GPUs also that these
+    are alike and read each other's memory. For TensorRT engines it checks the
     version of the library and the GPU. The engine is not loaded;
     [b]selftest[/b] loads it and checks its output.
 

@@ -37,6 +37,8 @@ def doctor(_debug: Debug = False) -> None:
         "NVIDIA driver",
         "none" if driver is None else f"CUDA {driver.cuda_version}, {driver.gpus} GPUs",
     )
+    if driver is not None and driver.gpus > 1:
+        table.add_row("peer access", _peers(machine.unconnected_gpus()))
     for name, version in found.items():
         table.add_row(name, version or "not installed")
     console.output().print(table)
@@ -51,6 +53,13 @@ def doctor(_debug: Debug = False) -> None:
         "no: the NVIDIA driver reports no GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
     )
     print(f"can run CUDA engines: {launches}")
+
+
+def _peers(unconnected: list[tuple[int, int]]) -> str:
+    """Which GPUs can run an engine together: those that read each other's memory."""
+    if not unconnected:
+        return "all GPUs"
+    return f"not GPUs {', '.join(f'{i} and {j}' for i, j in unconnected)}"
 
 
 def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:

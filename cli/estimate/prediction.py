@@ -37,7 +37,7 @@ def predict(
     if targets.given():
         if traffic.rate is None:
             raise SpecbuildError("targets are for a --rate: give one in place of --clients")
-        replicas = _replicas(served, traffic, targets)
+        replicas = replace(_replicas(served, traffic, targets), gpus=manifest.ranks)
     return EstimateReport(
         engine=name,
         machine=costs.machine,

@@ -14,12 +14,14 @@ class Replicas:
     """The fewest engines among which the rate is shared evenly so that the targets hold.
 
     ``ttft_p90_s`` and ``tpot_p90_s`` are those of each; ``requests_per_s`` what each is given.
+    Each runs on ``gpus`` GPUs; on a CPU this is 1.
     """
 
     count: int
     requests_per_s: float
     ttft_p90_s: float
     tpot_p90_s: float | None
+    gpus: int = 1
 
 
 @dataclass(frozen=True)

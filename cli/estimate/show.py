@@ -45,6 +45,8 @@ def estimate_tables(report: EstimateReport) -> Group:
     replicas = report.replicas
     facts = fact_table("replicas for the targets")
     facts.add_row("replicas", str(replicas.count))
+    if replicas.gpus > 1:
+        facts.add_row("GPUs", f"{replicas.count * replicas.gpus}, {replicas.gpus} per replica")
     facts.add_row("requests/s per replica", f"{replicas.requests_per_s:.3g}")
     facts.add_row("TTFT, p90", f"{1e3 * replicas.ttft_p90_s:.1f} ms")
     if replicas.tpot_p90_s is not None:

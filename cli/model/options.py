@@ -73,6 +73,15 @@ class ModelBuildOptions(OptionGroup):
     gpu: Annotated[
         str | None, Described("GPU architecture: h100, h200 or sm_90a.", "GPU", shown="h100")
     ] = None
+    tensor_parallel: Annotated[
+        int | None,
+        Described(
+            "Number of GPUs that run the engine together, with --backend cuda: 1, 2, 4 or 8.",
+            "N",
+            least=1,
+            shown="1",
+        ),
+    ] = None
     no_mla: Annotated[bool, Described("Ignore mla_kv.safetensors and cache keys and values.")] = (
         False
     )

@@ -71,7 +71,7 @@ IGNORED = {
     "--tokenizer-mode": (1, "the tokenizer is read from tokenizer.json"),
     "--safetensors-load-strategy": (1, "weights are read once, when the engine is built"),
 }
-_PARALLEL = "an engine runs on one device; run replicas (docs/scale.md)"
+_PARALLEL = "the GPUs of an engine share its layers; run replicas (docs/scale.md)"
 _LORA = "an engine has one model; build one engine for each"
 # Flags that would change what is served, with the number of values and the reason.
 REFUSED = {
@@ -94,7 +94,7 @@ REFUSED = {
     "--task": (1, "the server generates text only"),
 }
 # These may have the value 1.
-_ONE = ("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size")
+_ONE = ("--pipeline-parallel-size", "--data-parallel-size")
 _SHORT = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
     "-dp": "--data-parallel-size", "-q": "--quantization", "-sc": "--speculative-config",
@@ -211,6 +211,11 @@ def _origins(_flag: str, values: Sequence[str]) -> Iterator[str]:
     return _repeated("--cors", [str(origin) for origin in origins])
 
 
+def _tensor_parallel(_flag: str, values: Sequence[str]) -> list[str]:
+    """Return the number of GPUs that share the model; one needs no option."""
+    return [] if values[0] == "1" else ["--tensor-parallel", values[0]]
+
+
 def _generation_config(flag: str, values: Sequence[str]) -> list[str]:
     return [flag, {"vllm": "none"}.get(values[0], values[0])]
 
@@ -248,6 +253,7 @@ def _json(flag: str, text: str) -> object:
 
 _TRANSLATORS: dict[str, _Translator] = {
     "--model": lambda _flag, values: [values[0]],
+    "--tensor-parallel-size": _tensor_parallel,
     "--served-model-name": _repeated,
     "--api-key": _repeated,
     "--quantization": _chosen("--weights-dtype", _QUANTIZATIONS | {"none": None}),

@@ -63,7 +63,7 @@ def engine_tables(manifest: Manifest, memory: PredictedMemory) -> Group:
         *map(host_drafter_table, manifest.host_drafters),
         parts_table(manifest),
         *([roles_table(manifest)] if manifest.roles else []),
-        memory_table(memory),
+        memory_table(memory, manifest.ranks),
     )
 
 
@@ -73,6 +73,8 @@ def engine_table(manifest: Manifest) -> Table:
     table.add_row("format", f"{manifest.format_version} (specbuild {manifest.specbuild_version})")
     table.add_row("backend", manifest.backend)
     table.add_row("built for", manifest.device)
+    if manifest.ranks > 1:
+        table.add_row("GPUs", f"{manifest.ranks}, which share the target's layers")
     _add_limits(table, manifest.limits)
     _add_draft_default(table, manifest.draft_default)
     if manifest.specpv is not None:
@@ -249,9 +251,9 @@ def ops_text(ops: Mapping[str, int]) -> str:
     return ", ".join([*shown, f"{more} other kinds"] if more > 0 else shown)
 
 
-def memory_table(memory: PredictedMemory) -> Table:
-    """Return the predicted memory by use."""
-    table = fact_table("predicted memory")
+def memory_table(memory: PredictedMemory, ranks: int = 1) -> Table:
+    """Return the predicted memory by use, of each of ``ranks`` GPUs."""
+    table = fact_table("predicted memory" if ranks == 1 else "predicted memory of each GPU")
     table.add_row("limits", f"{memory.max_batch_size} sequences of {memory.max_seq_len} tokens")
     table.add_row("weights", size_text(memory.weights_bytes))
     for group, size_bytes in memory.kv_bytes.items():

@@ -18,7 +18,10 @@ from specbuild.runtime.executors.cuda.program_file import read_program
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A program: its launches, the distinct kernels of these, and the scratch that it uses."""
+    """A program: its launches, the distinct kernels of these, and the scratch that it uses.
+
+    ``exchange_rounds``: how often the GPUs of an engine exchange rows in it.
+    """
 
     name: str
     kind: str
@@ -27,6 +30,7 @@ class ProgramFacts:
     launches: int
     kernels: int
     arena_bytes: int
+    exchange_rounds: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,11 +66,14 @@ def plan_tables(facts: PlanFacts) -> Group:
     """The programs, then the kernels."""
     programs = Table(title="programs", title_justify="left")
     programs.add_column("program", overflow="fold")
-    for column in ("sequences", "rows", "launches", "kernels", "scratch memory"):
+    exchanges = any(program.exchange_rounds for program in facts.programs)
+    columns = ["sequences", "rows", "launches", "kernels", "scratch memory"]
+    for column in [*columns, *(["exchange rounds"] if exchanges else [])]:
         programs.add_column(column, justify="right")
     for program in facts.programs:
         counts = [program.batch, program.rows, program.launches, program.kernels]
-        programs.add_row(program.name, *map(str, counts), size_text(program.arena_bytes))
+        rounds = [str(program.exchange_rounds)] if exchanges else []
+        programs.add_row(program.name, *map(str, counts), size_text(program.arena_bytes), *rounds)
     kernels = Table(title="kernels", title_justify="left")
     kernels.add_column("kernel", overflow="fold")
     for column in ("variants", "registers", "spilled bytes", "static shared memory"):
@@ -86,6 +93,7 @@ def _program(entry: ProgramEntry, program: Program) -> ProgramFacts:
         launches=len(program.launches),
         kernels=len({launch.kernel for launch in program.launches}),
         arena_bytes=max((held.offset + held.bytes for held in program.lifetimes), default=0),
+        exchange_rounds=entry.rounds,
     )
 
 

@@ -14,6 +14,7 @@ from specbuild.runtime.engine_dir.backends import facts_of
 from specbuild.runtime.engine_dir.cache_groups import slot_bytes
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
+from specbuild.runtime.engine_dir.ranks import groups_of_rank
 from specbuild.runtime.engine_dir.weights_file import DTYPES
 from specbuild.runtime.executors.cuda.memory import footprint
 
@@ -25,7 +26,8 @@ class PredictedMemory:
     ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, page 0 included, and of one.
     ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of one.
     On a GPU every tensor has memory of its own, also one whose bytes are another's in the file;
-    ``outputs_bytes`` are then scratch and state, those of the engine's own limits.
+    ``outputs_bytes`` are then scratch and state, those of the engine's own limits. Where several
+    GPUs run an engine, all of it is memory of each.
     """
 
     max_batch_size: int
@@ -59,7 +61,7 @@ def as_built_for(
     limits = replace(own, max_seq_len=length, max_batch_size=batch, max_rows=rows)
     asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
     memory, pages = (value if isinstance(value, int) else None for value in asked)
-    budget = PoolBudget(memory, pages, _pool_copies(manifest))
+    budget = PoolBudget(memory, pages, _pool_copies(manifest), manifest.ranks)
     groups = budget.sized(manifest.cache_groups, limits, manifest.specpv)
     states = tuple(replace(group, slots=slots_for(limits)) for group in manifest.state_groups)
     return replace(manifest, limits=limits, cache_groups=groups, state_groups=states)
@@ -76,12 +78,13 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
     on_gpu = plan is not None or facts_of(manifest.backend).has_plan
     weights = _tensor_bytes(manifest) if on_gpu else _stored_bytes(manifest)
     copies = _pool_copies(manifest)
-    kv = {g.name: copies * group_bytes(g, manifest.specpv) for g in manifest.cache_groups}
+    groups = groups_of_rank(manifest.cache_groups, manifest.ranks)
+    kv = {g.name: copies * group_bytes(g, manifest.specpv) for g in groups}
     states = {g.name: state_bytes(g) for g in manifest.state_groups}
     outputs = outputs_bytes(manifest, batch=limits.max_batch_size)
     if plan is not None:
         held = footprint(plan)
-        outputs = held.arena + held.state
+        outputs = held.arena + held.state + held.exchange
     return PredictedMemory(
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import combinations
 
 # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
 _CAPABILITY_ATTRIBUTES = (75, 76)
@@ -38,6 +39,27 @@ def nvidia_driver() -> Driver | None:
         return None
     library.cuDeviceGetCount(ctypes.byref(gpus))
     return Driver(f"{version.value // 1000}.{version.value % 1000 // 10}", gpus.value)
+
+
+def unconnected_gpus() -> list[tuple[int, int]]:
+    """The pairs of GPUs that cannot both read the other's memory; none without a driver.
+
+    An engine of several GPUs needs them connected.
+    """
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count, can = ctypes.c_int(), ctypes.c_int()
+    if library.cuInit(0) != 0 or library.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+
+    def reaches(device: int, peer: int) -> bool:
+        found = library.cuDeviceCanAccessPeer(ctypes.byref(can), device, peer)
+        return bool(found == 0 and can.value)
+
+    pairs = combinations(range(count.value), 2)
+    return [(i, j) for i, j in pairs if not (reaches(i, j) and reaches(j, i))]
 
 
 def has_supported_gpu() -> bool:

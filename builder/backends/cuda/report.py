@@ -44,6 +44,8 @@ class ProgramReport:
 class CudaReport:
     """``memory`` in bytes: weights, caches, state and arena; ring is memory of the host.
 
+    Of an engine of several GPUs it is that of one, with what the others write (exchange).
+
     ``tactics`` is None where nothing was chosen by a tactic file. ``left_out``: kernels that spill
     registers, which others stand for, and tactics of other kernels or another compiler.
     """
@@ -61,7 +63,7 @@ def cuda_report(plan: Plan, programs: Sequence[tuple[ProgramEntry, LoweredProgra
     """The report of a finished plan."""
     memory: dict[str, int] = dict.fromkeys(("weights", "cache", "state", "ring", ARENA), 0)
     for buffer in plan.buffers:
-        memory[buffer.space] += buffer.bytes
+        memory[buffer.space] = memory.get(buffer.space, 0) + buffer.bytes
     return CudaReport(
         gpu=plan.gpu,
         driver_version=plan.driver_version,

@@ -22,6 +22,8 @@ from specbuild.runtime.errors import SpecbuildError
         ("--api-key k engine", "--api-key k engine"),
         ("m --api-key k1 k2", "m --api-key k1 --api-key k2"),
         ("m --max_model_len 64 -tp 1", "m --max-seq-len 64"),
+        ("m -tp 2 --port 80", "m --tensor-parallel 2 --port 80"),
+        ("m --tensor-parallel-size=4", "m --tensor-parallel 4"),
         ("m -q fp8 --kv-cache-dtype fp8_e4m3", "m --weights-dtype fp8 --kv-dtype fp8"),
         ("m --kv-cache-dtype auto", "m"),
         ("m --no-enable-prefix-caching", "m --no-prefix-cache"),
@@ -70,7 +72,8 @@ def test_a_line_is_said_about_each_flag_without_effect() -> None:
     "words",
     [
         *(["m", flag, *["x"] * count] for flag, (count, _) in REFUSED.items()),
-        ["m", "--tensor-parallel-size", "2"],
+        ["m", "--pipeline-parallel-size", "2"],
+        ["m", "--data-parallel-size", "2"],
         ["m", "--quantization", "awq"],
         ["m", "--speculative-config", '{"method":"medusa","model":"d"}'],
         ["m", "--speculative-config", "x"],
