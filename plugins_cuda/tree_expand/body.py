@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.body import BodyBuilder
 from specbuild.plugins_cuda.choose.body import gumbel, noise_bits
 
 # The temperature of a draft over that of its request: drafts are flatter than their targets.
-TEMPERATURE_RATIO = 0.9
+TEMPERATURE_RATIO = 0.7
 
 INT32, INT64 = ir.DataType.INT32, ir.DataType.INT64
 

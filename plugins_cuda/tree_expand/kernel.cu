@@ -19,7 +19,7 @@ constexpr int kPart = kThreads * kVectors * 4;
 constexpr int kGroupLanes = 16, kGroups = kThreads / kGroupLanes;
 constexpr int kMostChildren = 16, kMostNodes = 16;
 // The temperature of a draft over that of its request: drafts are flatter than their targets.
-constexpr float kTemperatureRatio = 0.9f;
+constexpr float kTemperatureRatio = 0.7f;
 // Candidates of a node that a lane keeps in registers while it joins parts.
 constexpr int kHeld = 8;
 static_assert(kMostChildren <= kGroups, "each child needs a group whose maximum bounds it");

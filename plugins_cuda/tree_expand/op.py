@@ -29,7 +29,7 @@ def perturbed(
     seed: torch.Tensor,
     position: torch.Tensor,
 ) -> torch.Tensor:
-    """``logits`` [R, Vd] / (0.9 · temperature) + noise, unchanged in rows of temperature 0.
+    """``logits`` [R, Vd] / (0.7 · temperature) + noise, unchanged in rows of temperature 0.
 
     ``temperature``, ``seed`` and ``position`` [R]; the noise is Choose's, of the target's ids.
     """
@@ -65,7 +65,7 @@ def reference(
     probability 1 from outranking its parent by rounding.
 
     With ``temperature`` fp32, ``seed`` and ``position`` int32 [B], the logits of a sequence of
-    temperature T > 0 are first replaced by logit / (0.9 · T) + noise. The noise is the one that
+    temperature T > 0 are first replaced by logit / (0.7 · T) + noise. The noise is the one that
     Choose adds to the target's logits at the node's position: node f of sequence b is at
     ``position[b] + offset + per_node · f``.
     """
