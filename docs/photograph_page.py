@@ -1,6 +1,7 @@
 """Makes docs/serve-page.png: the page of a running server, as Chromium shows it.
 
-specbuild serve out/demo/engine, then PYTHONPATH=tests python docs/photograph_page.py
+specbuild serve "$(python examples/smollm2/fetch_model.py)" --served-model-name SmolLM2-135M, then
+PYTHONPATH=tests python docs/photograph_page.py
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from pathlib import Path
 
 from browser import Browser, browser
 
-PROMPT = 'class TaskGroup:\n    """Asynchronous context manager for managing groups of tasks.'
+PROMPT = "Write a Python function that reverses a string."
 PICTURE = Path(__file__).with_name("serve-page.png")
 
 
 def converse(page: Browser, url: str) -> None:
-    """Sends the prompt and waits for the answer, and for a few points of the plots."""
+    """Sends the prompt twice, and waits for the answers and for a few points of the plots."""
     page.open(url)
     page.until("document.getElementById('state').textContent === 'ready'")
-    for name, value in (("temperature", "0"), ("max_tokens", "160")):
+    for name, value in (("temperature", "0"), ("max_tokens", "96")):
         page.value(f"document.getElementById('{name}').value = {value!r}")
     for _ in range(2):  # the first answer finds a cold engine
         page.value("document.getElementById('new').click()")

@@ -27,10 +27,11 @@ def _detailed(records: Sequence[RunRecord]) -> Table:
     table.add_row("output tokens", *(str(s.output_tokens) for s in stats))
     table.add_row("finish reason", *(record.finish_reason for record in records))
     table.add_row("steps", *(str(s.steps) for s in stats))
-    table.add_row("tokens/step", *(f"{s.mean_acceptance_length:.2f}" for s in stats))
-    table.add_row(
-        "accepted draft tokens: steps", *(histogram_text(s.acceptance_histogram) for s in stats)
-    )
+    if any(s.proposed_tokens for s in stats):
+        table.add_row("tokens/step", *(f"{s.mean_acceptance_length:.2f}" for s in stats))
+        table.add_row(
+            "accepted draft tokens: steps", *(histogram_text(s.acceptance_histogram) for s in stats)
+        )
     table.add_row("TTFT", *(milliseconds(s.ttft_s) for s in stats))
     table.add_row("TPOT", *(milliseconds(s.tpot_s) for s in stats))
     table.add_row("tokens/s", *(f"{s.output_tokens_per_s:.1f}" for s in stats))

@@ -100,7 +100,7 @@ async function retry() {
 async function answer(shown, path, body) {
   running = new AbortController();
   busy(true);
-  const figures = new Figures();
+  const figures = new Figures({ drafts: about.draft });
   const saving = setInterval(save, SAVE_MS);
   try {
     for await (const { choices } of stream(path, body, key(), running.signal)) {

@@ -1,7 +1,8 @@
 // Speed of one answer, and tokens per forward pass of the model.
 
 export class Figures {
-  constructor() {
+  constructor({ drafts }) {
+    this.drafts = drafts; // without a draft, every pass gives one token
     this.begun = performance.now();
     this.first = null;
     this.last = null;
@@ -46,7 +47,8 @@ export class Figures {
   get note() {
     if (!this.tokens) return '';
     const { speed, acceptance, first } = this.shown;
-    return `${this.tokens} tokens · ${speed} tokens/s · ${acceptance} tokens/step · TTFT ${first}`;
+    const passes = this.drafts ? ` · ${acceptance} tokens/step` : '';
+    return `${this.tokens} tokens · ${speed} tokens/s${passes} · TTFT ${first}`;
   }
 }
 

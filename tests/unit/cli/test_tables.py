@@ -39,6 +39,7 @@ STATS = RunStats(
     ttft_s=0.0123,
     tpot_s=0.004,
     output_tokens_per_s=241.7,
+    proposed_tokens=39,
 )
 
 
@@ -93,11 +94,18 @@ def test_bench_table_has_a_column_a_prompt_set() -> None:
     fast = Pair("a", 4, 8, plain, drafted, 1.5, 2.5, (1, 2), True)
     slow = Pair("b", 4, 8, plain, Speed(50.0, 0.02, 0.02), 0.5, 1.0, (3,), False)
     report = summarise("[code]", [fast, slow, fast])
+    other = summarise("prose", [fast])
     assert (report.ratio, report.same_output) == (1.5, 2)
     assert report.acceptance_histogram == (5, 4)
-    text = drawn(bench_table(BenchReport(8, 3, "chain of 2", 1.5, (report,))))
-    for part in ("[code]", "100.0", "150.0", "1.50", "2.50", "0:5 1:4", "2 of 3", "20.0 ms"):
+    text = drawn(bench_table(BenchReport(8, 1, "chain of 2", 1.5, (report, other))))
+    for part in ("[code], 3 prompts", "prose, 1 prompt", "100.0", "150.0", "1.50", "2.50", "0:5 1:4", "2 of 3", "20.0 ms"):
         assert part in text
+
+
+def test_statistics_without_draft_tokens_do_not_mention_drafts() -> None:
+    stats = replace(STATS, proposed_tokens=0, mean_acceptance_length=1.0)
+    text = drawn(run_table([RunRecord("a", (1,), (2,), "x", "stop", stats)]))
+    assert "draft" not in text and "tokens/step" not in text and "241.7" in text
 
 
 def test_bench_shows_the_acceptance_that_a_stored_type_costs(tmp_path: Path) -> None:
