@@ -147,8 +147,9 @@ def describe(rope: Rope) -> str:
     if scaling is None:
         return f"theta {rope.theta:g} without scaling"
     name = _TITLES[scaling.kind]
-    plain = isinstance(scaling, LinearScaling | ProportionalScaling)
-    over = "" if plain else f" over {scaling.original_max_positions}"
+    over = ""
+    if not isinstance(scaling, LinearScaling | ProportionalScaling):
+        over = f" over {scaling.original_max_positions}"
     if isinstance(scaling, LongRopeScaling):
         which = "short" if scaling.factors == scaling.short_factors else "long"
         return f"theta {rope.theta:g} with {name}'s {which} factors{over}"

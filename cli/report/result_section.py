@@ -57,8 +57,9 @@ def _verdicts(records: Sequence[Record]) -> Iterator[str]:
     for _, found in of_kind(records, Comparison):
         agreement = 100 * found.fidelity.agreement
         yield f"Compared with {found.reference.path}: {agreement:.2f} % same most likely token."
-    for _, report in verifications(records):
-        yield f"Verification against the checkpoint {'passed' if report.passed else 'failed'}."
+    for _, verification in verifications(records):
+        verdict = "passed" if verification.passed else "failed"
+        yield f"Verification against the checkpoint {verdict}."
 
 
 def _of_pairs(report: BenchReport) -> Iterator[str]:

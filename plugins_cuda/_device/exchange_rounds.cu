@@ -1,5 +1,5 @@
-// What benchmarks/exchange.py checks rounds of an exchange by: values that follow from the number of
-// the round, drawn after a wait of random length, and their sum.
+// What benchmarks/exchange.py checks rounds of an exchange by: values that follow from the number
+// of the round, drawn after a wait of random length, and their sum.
 //
 //   partial  [count] fp32, out: values of this rank and round
 //   y        [count] bf16, in: their sum over the ranks

@@ -77,7 +77,8 @@ def experts_sum(
     ``gate_up``, ``gate_up_bias`` and ``down`` are packed (``packing.py``): u8 is MXFP4. The last
     ``shared`` experts are those of every row, with weight 1. ``choice``: attributes of ``Moe``.
     """
-    x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = inputs[:8]
+    required = [tensor for tensor in inputs[:8] if tensor is not None]
+    x, norm, router_weight, router_bias, gate_up, gate_up_bias, down, down_bias = required
     # Rows behind the last entry of row_start, the ninth, are unspecified.
     choice_bias = inputs[9] if len(inputs) > 9 else None
     normed, of_router = router_input(x, norm, (router_weight, router_bias), eps, rounding, logits)

@@ -149,8 +149,8 @@ def _capped(config: Config) -> bool:
 
 def _windows(config: Config, layers: int) -> tuple[tuple[str, ...], int]:
     """Layer types and window; the last layer never has one."""
-    types = [WINDOWED if (layer + 1) % _EVERY else FULL for layer in range(layers)]
-    types, window = read_windows(config, layers, [*types[:-1], FULL])
+    usual = [WINDOWED if (layer + 1) % _EVERY else FULL for layer in range(layers)]
+    types, window = read_windows(config, layers, [*usual[:-1], FULL])
     if types[-1] != FULL:
         raise config.wrong("layer_types", f"{FULL} as the last")
     return types, window

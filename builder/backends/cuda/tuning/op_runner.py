@@ -219,6 +219,8 @@ class OpRunner:
                 values.append(0 if argument is None else place.get(argument, 0))
                 types.append(ctypes.c_void_p)
             else:
+                # Ops that exchange with other GPUs are not tuned on one.
+                assert isinstance(argument, int | float), argument
                 values.append(argument)
                 types.append(ctypes.c_float if isinstance(argument, float) else ctypes.c_int32)
         function = self._function(launch)
