@@ -49,7 +49,7 @@ def _fix_frequencies(model: PreTrainedModel, longest: int) -> None:
     """Rotary embeddings that depend on a length are those of sequences of this one."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    rotary = getattr(model.model, "rotary_emb", None)
+    rotary: Any = getattr(model.model, "rotary_emb", None)
     if getattr(rotary, "rope_type", None) in ("dynamic", "longrope"):
         init = ROPE_INIT_FUNCTIONS[rotary.rope_type]
         rotary.inv_freq, rotary.attention_scaling = init(rotary.config, "cpu", seq_len=longest)

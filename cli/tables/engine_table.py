@@ -24,6 +24,7 @@ from specbuild.runtime.engine_dir.geometry import (
     TargetGeometry,
 )
 from specbuild.runtime.engine_dir.manifest import DraftShape, Limits, Manifest, SpecPv
+from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 
 if TYPE_CHECKING:
     from specbuild.builder.backends.cuda.report import CudaReport
@@ -137,7 +138,12 @@ def target_table(target: TargetGeometry) -> Table:
     table.add_row("positions", f"{target.max_positions}, RoPE theta {target.rope.theta:g}")
     if target.rope.scaling is not None:
         scaling = target.rope.scaling
-        table.add_row("RoPE scaling", f"{scaling.kind}, factor {scaling.factor:g}")
+        factor = (
+            "a factor per frequency"
+            if isinstance(scaling, LongRopeScaling)
+            else f"factor {scaling.factor:g}"
+        )
+        table.add_row("RoPE scaling", f"{scaling.kind}, {factor}")
     table.add_row("end-of-sequence tokens", ", ".join(map(str, target.eos_token_ids)) or "none")
     return table
 

@@ -24,6 +24,7 @@ from specbuild.builder.families.gpt_oss.geometry import (
     norm,
 )
 from specbuild.runtime.engine_dir.geometry import Rope, TargetGeometry
+from specbuild.runtime.engine_dir.rope_scaling import LongRopeScaling
 from specbuild.runtime.errors import SpecbuildError
 
 DEFAULT_THETA = 150000.0
@@ -142,7 +143,8 @@ def _read_original(
 
 
 def _stretch(rope: Rope) -> float:
-    return 1.0 if rope.scaling is None else rope.scaling.factor
+    scaling = rope.scaling
+    return 1.0 if scaling is None or isinstance(scaling, LongRopeScaling) else scaling.factor
 
 
 def _read_quantization(
