@@ -105,6 +105,10 @@ def lowered(checkpoints: Path) -> LoweredEngine:
 
 @pytest.fixture(scope="module")
 def found(lowered: LoweredEngine) -> ReadPlan:
+    return read_back(lowered)
+
+
+def read_back(lowered: LoweredEngine) -> ReadPlan:
     """The engine's programs as its files give them back."""
     host = PlanHost(lowered)
     files = {
@@ -166,7 +170,20 @@ def test_a_program_of_another_version_is_refused(lowered: LoweredEngine) -> None
 
 
 def test_every_tunable_shape_of_an_engine_can_be_drawn(found: ReadPlan) -> None:
-    """The reference finds finite numbers in what is drawn, and no index out of range."""
+    assert drawn_ops(found) >= {
+        "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
+        "RmsSwiglu",
+    }  # fmt: skip
+
+
+def test_shapes_of_one_of_several_gpus_are_tuned_on_one(checkpoints: Path) -> None:
+    """Ops that exchange data are their own peers."""
+    ranked = lowered_engine(checkpoints / "target", None, **SIZES, tensor_parallel=2)
+    assert drawn_ops(read_back(ranked)) >= {"LinearPartial", "RankMoe", "RmsQkvRope"}
+
+
+def drawn_ops(found: ReadPlan) -> set[str]:
+    """The ops whose tunable shapes have inputs of finite results, and no index out of range."""
     seen = set()
     for shape in shapes_of(found, target_of(GPU)):
         if (shape.layer, shape.request.phase) in seen:
@@ -190,10 +207,7 @@ def test_every_tunable_shape_of_an_engine_can_be_drawn(found: ReadPlan) -> None:
             results: Any = shape.op.reference(*inputs, **request.attributes)
             results = results if isinstance(results, tuple) else (results,)
             assert all(result.float().isfinite().all() for result in results), shape.layer
-    assert {op for layer, _ in seen for op in [layer.split()[0]]} >= {
-        "Linear", "RmsMoe", "RmsQkvRope", "RmsHead", "HeadChoose", "PagedTreeAttention",
-        "RmsSwiglu",
-    }  # fmt: skip
+    return {layer.split()[0] for layer, _ in seen}
 
 
 def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:

@@ -280,7 +280,16 @@ def _integers(data: LaunchData, info: TensorInfo) -> np.ndarray:
     return data.rng.integers(0, 1 << 20, info.shape).astype(np.int32)
 
 
+def _zeros(data: LaunchData, info: TensorInfo) -> np.ndarray:
+    """Of an exchange: rounds begin at 1, and a wait has no limit."""
+    del data
+    return np.zeros(info.shape, np.int32)
+
+
 _DRAWN: Mapping[str, Draw] = {
+    "inbox": _zeros,
+    "state": _zeros,
+    "fault": _zeros,
     "x": _activations,
     "q": _activations,
     "residual": _activations,

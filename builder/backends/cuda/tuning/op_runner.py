@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from specbuild.builder.backends.cuda.compile.nvrtc import Compiled, Compiler, required
-from specbuild.plugins_cuda.launches import Kernel, Lowering, OpLaunch, Unsupported
+from specbuild.plugins_cuda.launches import (
+    Argument,
+    Kernel,
+    Lowering,
+    OpLaunch,
+    PeerPointer,
+    RankNumber,
+    Unsupported,
+)
 from specbuild.plugins_cuda.opspec import OpSpec
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.shared_memory import shared_attributes, shared_carveout
@@ -215,13 +223,22 @@ class OpRunner:
         values: list[int | float] = []
         types: list[type[Any]] = []
         for argument in launch.arguments:
-            if argument is None or isinstance(argument, str):
-                values.append(0 if argument is None else place.get(argument, 0))
-                types.append(ctypes.c_void_p)
-            else:
-                # Ops that exchange with other GPUs are not tuned on one.
-                assert isinstance(argument, int | float), argument
-                values.append(argument)
-                types.append(ctypes.c_float if isinstance(argument, float) else ctypes.c_int32)
+            value, kind = _held(argument, place)
+            values.append(value)
+            types.append(kind)
         function = self._function(launch)
         self._call(driver.cuLaunchKernelEx, config, function, (tuple(values), tuple(types)), 0)
+
+
+def _held(argument: Argument, place: Pointers) -> tuple[int | float, type[Any]]:
+    """The value of a launch argument and its type.
+
+    The GPU is alone: it is rank 0, and what is for another rank goes to its own memory.
+    """
+    if isinstance(argument, PeerPointer):
+        argument = argument.name
+    if argument is None or isinstance(argument, str):
+        return 0 if argument is None else place.get(argument, 0), ctypes.c_void_p
+    if isinstance(argument, RankNumber):
+        return 0, ctypes.c_int32
+    return argument, ctypes.c_float if isinstance(argument, float) else ctypes.c_int32
