@@ -238,6 +238,8 @@ class Metrics:
             (*_LABELS, "block_size", "num_gpu_blocks"),
             registry=self.registry,
         )
+        ranks = self._gauge("specbuild:ranks", "GPUs that run the engine together.")
+        ranks.set(manifest.ranks)
         largest = max(manifest.cache_groups, key=lambda group: group.pages)
         info.labels(*self._label_values, str(largest.page_size), str(largest.pages)).set(1)
 

@@ -90,7 +90,7 @@ class ReplicaOptions:
         """Return the number of GPUs per replica."""
         if self.num_gpus is not None:
             return self.num_gpus
-        return float(facts_of(manifest.backend).on_gpu)
+        return float(manifest.ranks * facts_of(manifest.backend).on_gpu)
 
 
 class Replica:

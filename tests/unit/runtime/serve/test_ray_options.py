@@ -51,4 +51,5 @@ def test_a_replica_has_a_gpu_where_its_engine_needs_one() -> None:
     options, manifest = ReplicaOptions(engine="x"), toy_manifest()
     assert options.gpus(replace(manifest, backend="cpu")) == 0
     assert options.gpus(replace(manifest, backend="cuda")) == 1
+    assert options.gpus(replace(manifest, backend="cuda", ranks=4)) == 4
     assert replace(options, num_gpus=0.25).gpus(replace(manifest, backend="cuda")) == 0.25
