@@ -74,6 +74,16 @@ def synth(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        typer.Option(
+            "--tensor-parallel",
+            metavar="N",
+            help="Number of GPUs that run the engine together: 1, 2, 4 or 8.",
+            show_default="1",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace an existing output.", rich_help_panel=_OUTPUT),
@@ -126,7 +136,10 @@ def synth(
     if (output is None) == (engine is None):
         raise SpecbuildError("give one of --output DIR, for checkpoints, and --engine DIR")
     if engine is None:
-        flags = {"--backend": backend, "--gpu": gpu, "--drafter": drafter}
+        flags = {
+            "--backend": backend, "--gpu": gpu, "--tensor-parallel": tensor_parallel,
+            "--drafter": drafter,
+        }  # fmt: skip
         own = [flag for flag, given in flags.items() if given]
         groups = (limits, drafting, suffix, kernels, specpv, dsa)
         own += [group.flag(name) for group in groups for name in group.given()]
@@ -143,6 +156,7 @@ def synth(
             output=engine,
             backend=backend or "cpu",
             gpu=gpu,
+            tensor_parallel=tensor_parallel,
             drafter=drafter,
             limits=limits,
             drafting=drafting,
