@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import comparison
 import pictures
 from pictures import Axis, Line
 from readme_figures import cpu, result, speed, speed_picture
@@ -174,6 +175,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "caches": caches,
     "heads": heads,
     "growth": growth,
+    **comparison.TABLES,
 }
 
 
