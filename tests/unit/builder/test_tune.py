@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from checkpoints import write_draft, write_target
+from drawn_inputs import as_tensor, drawn_ops
 from plan_host import PlanHost, lowered_engine
 
 from specbuild.builder.backends.cuda import engine as cuda_engine
@@ -180,40 +180,6 @@ def test_shapes_of_one_of_several_gpus_are_tuned_on_one(checkpoints: Path) -> No
     """Ops that exchange data are their own peers."""
     ranked = lowered_engine(checkpoints / "target", None, **SIZES, tensor_parallel=2)
     assert drawn_ops(read_back(ranked)) >= {"LinearPartial", "RankMoe", "RmsQkvRope"}
-
-
-def drawn_ops(found: ReadPlan) -> set[str]:
-    """The ops whose tunable shapes have inputs of finite results, and no index out of range."""
-    seen = set()
-    for shape in shapes_of(found, target_of(GPU)):
-        if (shape.layer, shape.request.phase) in seen:
-            continue
-        seen.add((shape.layer, shape.request.phase))
-        request = shape.request
-        for context in contexts_for(request, 9):
-            data = LaunchData(request, context, np.random.default_rng(1))
-            names = [spec.name for spec in shape.op.inputs if spec.name in request.tensors]
-            arrays = data.arrays(names)
-            inputs = [
-                as_tensor(arrays[spec.name], request.tensors[spec.name].dtype)
-                if spec.name in arrays
-                else None
-                for spec in shape.op.inputs
-            ]
-            for name, array in arrays.items():
-                pool = name.endswith("_pool")
-                assert array.shape[pool:] == request.tensors[name].shape[pool:], name
-                assert len(np.unique(array)) > 1 or array.size < 4 or not array.any(), name
-            results: Any = shape.op.reference(*inputs, **request.attributes)
-            results = results if isinstance(results, tuple) else (results,)
-            assert all(result.float().isfinite().all() for result in results), shape.layer
-    return {layer.split()[0] for layer, _ in seen}
-
-
-def as_tensor(array: np.ndarray, dtype: str) -> torch.Tensor:
-    if dtype == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 @pytest.mark.parametrize("storage", STORAGES, ids=lambda storage: storage.name)
