@@ -74,6 +74,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of all prompts, in pairs (5)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
     parser.add_argument("--depth", type=int, help="of every draft; else what pays")
+    parser.add_argument(
+        "--undrafted", action="store_true", help="decode without a draft where there is no schema"
+    )
     parser.add_argument("--together", type=int, default=1, help="prompts at once (1)")
     asked = parser.parse_args()
     lines = asked.prompts.read_text(encoding="utf-8").splitlines()[: asked.count]
@@ -106,6 +109,7 @@ def _measured(
         "together": asked.together,
         "temperature": asked.temperature,
         "depth": asked.depth,
+        "undrafted_without_schema": asked.undrafted,
         "valid": sum(_is_json(record) for record in outputs),
         "output_tokens": tokens,
         "masked_tokens": sum(record.stats.masked_tokens or 0 for record in outputs),
@@ -134,7 +138,11 @@ def _decoded(
     engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, asked: argparse.Namespace
 ) -> _Outputs:
     """The prompts, so many together; a group's clocks run from its first step to its last."""
-    shape = "default" if asked.depth is None else DraftShape(1, asked.depth, asked.depth)
+    shape: str | DraftShape | None = "default"
+    if asked.undrafted and params.guide is None:
+        shape = None
+    elif asked.depth is not None:
+        shape = DraftShape(1, asked.depth, asked.depth)
     records, wall_s, cpu_s = [], 0.0, 0.0
     for start in range(0, len(prompts), asked.together):
         group = prompts[start : start + asked.together]

@@ -6,9 +6,22 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.tree_accept.cases import random_tree
-from specbuild.runtime.engine_dir.plan import ADJUSTS, ENDS_OUTPUT, IN_PROMPT, MASKED_ROW
+from specbuild.runtime.engine_dir.plan import (
+    ADJUSTS,
+    ENDS_OUTPUT,
+    FORCED_ROWS,
+    IN_PROMPT,
+    MASKED_ROW,
+)
 
-_OF_KIND = {"-": 0, "a": ADJUSTS, "m": MASKED_ROW, "b": ADJUSTS | MASKED_ROW}
+_OF_KIND = {
+    "-": 0,
+    "a": ADJUSTS,
+    "m": MASKED_ROW,
+    "b": ADJUSTS | MASKED_ROW,
+    "f": FORCED_ROWS | MASKED_ROW,
+    "g": ADJUSTS | FORCED_ROWS,
+}
 
 
 def adjust(
@@ -16,12 +29,14 @@ def adjust(
     kinds: str,
     *,
     nodes: int = 1,
+    forced: int = 0,
     vocab: int = 70,
     counts: bool = True,
     penalised: bool = True,
 ) -> Case:
     """A sequence for each of ``kinds``: ``-`` changes nothing, ``a`` adjusts, ``m`` is masked,
-    ``b`` both. Each is a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted."""
+    ``b`` both, ``f`` has ``forced`` forced rows and a masked one, ``g`` adjusts and forces. Each is
+    a tree of ``nodes`` slots. ``counts``: the tokens of paths are counted."""
 
     def make(rng: np.random.Generator) -> Arrays:
         sequences = len(kinds)
@@ -42,6 +57,7 @@ def adjust(
             _ancestors(rng, sequences, nodes) if counts else None,
             rng.integers(0, 40, rows).astype(np.int32),
             np.array([_OF_KIND[kind] for kind in kinds], np.int32),
+            np.full(sequences, forced, np.int32),
             rng.integers(0, 40, sequences).astype(np.int32),
             *penalties.astype(np.float32),
             bias.astype(np.float32),
@@ -49,14 +65,17 @@ def adjust(
             marks.astype(np.int32),
         )
 
-    changed = [r for r in range(len(kinds) * nodes) if _changes(kinds[r // nodes], r % nodes)]
+    changed = [
+        r for r in range(len(kinds) * nodes) if _changes(kinds[r // nodes], r % nodes, forced)
+    ]
     compare = {"raw": np.array(changed, int)}
     return Case(name, make, compare=compare, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
 
-def _changes(kind: str, slot: int) -> bool:
-    """Whether the row of a slot is changed: the mask is that of the root."""
-    return kind in "ab" or (kind == "m" and slot == 0)
+def _changes(kind: str, slot: int, forced: int) -> bool:
+    """Whether the row of a slot is changed: without forced rows the mask is that of the root."""
+    by_guide = {"m": slot == 0, "f": slot <= forced}
+    return kind in "abg" or by_guide.get(kind, False)
 
 
 def _ancestors(rng: np.random.Generator, sequences: int, nodes: int) -> np.ndarray:
@@ -80,11 +99,13 @@ CASES: tuple[Case, ...] = (
     adjust("every kind of row", "-amb", vocab=37),
     adjust("trees", "-amba", nodes=6, vocab=41),
     adjust("trees of several words of bits", "a-b", nodes=67),
+    adjust("chains with forced rows", "f-gmfab", nodes=5, forced=3),
     adjust("a vocabulary of one", "ab", vocab=1),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     adjust("more tokens than a block has", "-amb", vocab=4099),
     adjust("trees, more tokens than a block has", "a-mb", nodes=5, vocab=2051),
+    adjust("forced rows, more tokens than a block has", "fg-m", nodes=3, forced=2, vocab=2051),
     adjust("gpu: the vocabulary of GPT-OSS", "-ambb" * 3, nodes=4, vocab=201_088),
 )

@@ -5,7 +5,7 @@
 #include "../_device/ptx.cuh"
 
 // As runtime/engine_dir/plan.py has them.
-constexpr int kAdjusts = 1, kMaskedRow = 2;
+constexpr int kAdjusts = 1, kMaskedRow = 2, kForcedRows = 4;
 constexpr int kEndsOutput = 1 << 29, kInPrompt = 1 << 30;
 // No temperature makes them infinite (runtime/sampling.py, runtime/guides/grammar.py).
 constexpr float kMasked = -1e30f, kRefused = -3e30f;
@@ -34,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
                   const int* ancestor_bits,  // [R, bit_words] or null
                   const int* positions,      // [R]
                   const int* changes,        // [B]
+                  const int* forced,         // [B]
                   const int* min_position,   // [B]
                   const float* repetition,   // [B]
                   const float* frequency,    // [B]
@@ -48,9 +49,13 @@ extern "C" __global__ void __launch_bounds__(kBlock)
   pdl_wait();
   const int r = blockIdx.y, b = r / nodes, change = load_l2_int(changes + b);
   const bool adjusts = (change & kAdjusts) != 0;
-  // A guide's mask is that of the root; what follows is checked behind the step.
-  const bool is_masked = (change & kMaskedRow) != 0 && r % nodes == 0;
-  if (!adjusts && !is_masked) return;
+  // A guide's mask is that of the root, or of the row behind those that the guide forces.
+  const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + b) : 0;
+  const bool is_masked = (change & kMaskedRow) != 0 && r % nodes == first_free;
+  const bool is_forced = r % nodes < first_free && row_tokens != nullptr;
+  if (!adjusts && !is_masked && !is_forced) return;
+  // The next slot is another row: that of a forced row always is one of the sequence.
+  const int only = is_forced ? load_l2_int(row_tokens + r + 1) : 0;
   const bool counts = adjusts && row_tokens != nullptr && ancestor_bits != nullptr;
   for (int j = threadIdx.x; counts && j < nodes; j += kBlock) {
     const int word = load_l2_int(ancestor_bits + static_cast<int64_t>(r) * bit_words + j / 32);
@@ -80,6 +85,7 @@ extern "C" __global__ void __launch_bounds__(kBlock)
       const int word = load_l2_int(mask + static_cast<int64_t>(b) * words + token / 32);
       if ((static_cast<uint32_t>(word) >> token % 32 & 1u) == 0) x = kRefused;
     }
+    if (is_forced && token != only) x = kRefused;
     logits[row + token] = x;
   }
 }

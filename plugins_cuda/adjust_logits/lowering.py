@@ -13,6 +13,7 @@ _POINTERS = (
     "ancestor_bits",
     "positions",
     "changes",
+    "forced",
     "min_position",
     "repetition",
     "frequency",

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.adjust_logits.lowering import lower
 from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import NoTraffic
-from specbuild.runtime.engine_dir.plan import ADJUSTS, ENDS_OUTPUT, IN_PROMPT, MASKED_ROW
+from specbuild.runtime.engine_dir.plan import (
+    ADJUSTS,
+    ENDS_OUTPUT,
+    FORCED_ROWS,
+    IN_PROMPT,
+    MASKED_ROW,
+)
 from specbuild.runtime.guides.grammar import REFUSED
 from specbuild.runtime.sampling import MASKED
 
@@ -45,12 +51,26 @@ def allowed(mask: torch.Tensor, vocab: int) -> torch.Tensor:
     return (bits & 1).flatten(1)[:, :vocab] != 0
 
 
+def guided_rows(
+    changes: torch.Tensor, forced: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which of R rows are forced to the token of the next slot, and which are masked: bool [R]."""
+    import torch
+
+    nodes = rows // changes.shape[0]
+    slot = torch.arange(rows) % nodes
+    of_row = changes.repeat_interleave(nodes)
+    first_free = forced.where((changes & FORCED_ROWS) != 0, 0).repeat_interleave(nodes)
+    return slot < first_free, ((of_row & MASKED_ROW) != 0) & (slot == first_free)
+
+
 def reference(
     logits: torch.Tensor,
     row_tokens: torch.Tensor | None,
     ancestor_bits: torch.Tensor | None,
     positions: torch.Tensor,
     changes: torch.Tensor,
+    forced: torch.Tensor,
     min_position: torch.Tensor,
     repetition: torch.Tensor,
     frequency: torch.Tensor,
@@ -65,8 +85,12 @@ def reference(
     Where ``changes`` int32 [B] has the bit ``ADJUSTS``, ``bias`` fp32 [B, V] is added; at
     ``positions`` [R] below ``min_position`` int32 [B] the tokens marked as ends become MASKED; then
     come the penalties fp32 [B] (``repetition`` 1, ``frequency`` and ``presence`` 0 change
-    nothing). Where it has ``MASKED_ROW``, tokens whose bit in ``mask`` int32 [B, words] is 0 become
-    REFUSED in the row of the root. Other rows are unchanged.
+    nothing). Other rows are unchanged.
+
+    A guide comes last. Where ``changes`` has ``FORCED_ROWS``, all tokens become REFUSED but that of
+    the next slot in the first ``forced`` int32 [B] rows of a chain. Where it has ``MASKED_ROW``,
+    tokens whose bit in ``mask`` int32 [B, words] is 0 become REFUSED in the row behind these, which
+    is that of the root without them.
 
     ``marks`` int32 [B, V] has, of each token, how often the output before the root has it, plus
     ``IN_PROMPT`` and ``ENDS_OUTPUT``. The tokens on a row's path are counted too: bit j of
@@ -95,8 +119,11 @@ def reference(
     less = x - per_row(frequency).unsqueeze(1) * count - per_row(presence).unsqueeze(1)
     x = torch.where(count > 0, less, x)
     x = torch.where((per_row(changes) & ADJUSTS).bool().unsqueeze(1), x, logits.float())
-    is_masked = (per_row(changes) & MASKED_ROW).bool() & (torch.arange(rows) % nodes == 0)
+    is_forced, is_masked = guided_rows(changes, forced, rows)
     refused = is_masked.unsqueeze(1) & ~per_row(allowed(mask, x.shape[1]))
+    if row_tokens is not None:
+        others = torch.arange(x.shape[1]) != row_tokens.roll(-1).unsqueeze(1)
+        refused |= is_forced.unsqueeze(1) & others
     return torch.where(refused, float(REFUSED), x), logits.clone()
 
 
@@ -112,6 +139,7 @@ OP = OpSpec(
         TensorSpec("ancestor_bits", "int32", ("R", "W"), optional=True),
         TensorSpec("positions", "int32", _ROW),
         TensorSpec("changes", "int32", _SEQUENCE),
+        TensorSpec("forced", "int32", _SEQUENCE),
         TensorSpec("min_position", "int32", _SEQUENCE),
         TensorSpec("repetition", "float32", _SEQUENCE),
         TensorSpec("frequency", "float32", _SEQUENCE),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
-from specbuild.runtime.engine_dir.plan import MASKED_ROW
+from specbuild.runtime.engine_dir.plan import ADJUSTS, FORCED_ROWS, MASKED_ROW
 
 
 def top(
@@ -20,22 +20,25 @@ def top(
     most: int = 20,
 ) -> Case:
     """A sequence of ``nodes`` rows for each of ``counts``; ``digits`` rounds the logits, which
-    makes ties."""
+    makes ties. One row is forced where some are."""
 
     def make(rng: np.random.Generator) -> Arrays:
         rows = len(counts) * nodes
         logits, raw = (rng.standard_normal((2, rows, vocab)) * 3).astype(np.float32)
         if digits is not None:
             logits, raw = np.round(logits, digits), np.round(raw, digits)
-        changes = rng.integers(0, 3, len(counts)).astype(np.int32)
+        kinds = [0, ADJUSTS, MASKED_ROW, FORCED_ROWS | MASKED_ROW][: 4 if nodes > 1 else 3]
+        changes = rng.choice(kinds, len(counts)).astype(np.int32)
         slot, of_row = np.arange(rows) % nodes, changes.repeat(nodes)
-        raw[(of_row == 0) | ((of_row == MASKED_ROW) & (slot > 0))] = np.nan
+        last = np.where(of_row & FORCED_ROWS, 1, np.where(of_row & MASKED_ROW, 0, -1))
+        raw[((of_row & ADJUSTS) == 0) & (slot > last)] = np.nan
         return (
             logits,
             raw,
             rng.integers(0, vocab, rows).astype(np.int32),
             -rng.random(rows).astype(np.float32),
             changes,
+            np.full(len(counts), 1, np.int32),
             np.array(counts, np.int32),
         )
 

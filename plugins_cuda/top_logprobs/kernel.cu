@@ -17,16 +17,19 @@ constexpr int kTokens = 16;  // of a thread
 constexpr int kPartLogits = kThreads * kTokens;
 constexpr float kLog2E = 1.44269504f;
 // As runtime/engine_dir/plan.py has them.
-constexpr int kAdjusts = 1, kMaskedRow = 2;
+constexpr int kAdjusts = 1, kMaskedRow = 2, kForcedRows = 4;
 
 // What a row's sequence asks for. A row that does not change has its raw logits in ``logits``.
 struct RowKind {
   bool changes;
   int wanted;  // likeliest tokens
 
-  __device__ RowKind(const int* of_changes, const int* top_count, int r, int nodes, int most) {
+  __device__ RowKind(const int* of_changes, const int* forced, const int* top_count, int r,
+                     int nodes, int most) {
     const int change = load_l2_int(of_changes + r / nodes);
-    changes = (change & kAdjusts) != 0 || ((change & kMaskedRow) != 0 && r % nodes == 0);
+    const int first_free = (change & kForcedRows) != 0 ? load_l2_int(forced + r / nodes) : 0;
+    const bool is_masked = (change & kMaskedRow) != 0 && r % nodes == first_free;
+    changes = (change & kAdjusts) != 0 || is_masked || r % nodes < first_free;
     wanted = min(load_l2_int(top_count + r / nodes), most);
   }
   __device__ bool is_plain() const {
@@ -52,6 +55,7 @@ __device__ __forceinline__ float block_sum(float value) {
 extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* logits,   // [R, V]
                                                                   const float* raw,      // [R, V]
                                                                   const int* changes,    // [B]
+                                                                  const int* forced,     // [B]
                                                                   const int* top_count,  // [B]
                                                                   uint64_t* workspace_best,  // out
                                                                   float* workspace_sums,     // out
@@ -60,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(kThreads) list_parts(const float* l
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.y, part = r * gridDim.x + blockIdx.x;
-  const RowKind kind(changes, top_count, r, nodes, most);
+  const RowKind kind(changes, forced, top_count, r, nodes, most);
   if (kind.is_plain()) return;
   const float* row = (kind.changes ? raw : logits) + static_cast<int64_t>(r) * vocab;
   float x[kTokens];
@@ -106,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
                const int* choice,               // [R]
                const float* chosen_logprob,     // [R]
                const int* changes,              // [B]
+               const int* forced,               // [B]
                const int* top_count,            // [B]
                const uint64_t* workspace_best,  // in
                const float* workspace_sums,     // in
@@ -117,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   pdl_launch_dependents();
   pdl_wait();
   const int r = blockIdx.x, stride = max(most, 1);
-  const RowKind kind(changes, top_count, r, nodes, most);
+  const RowKind kind(changes, forced, top_count, r, nodes, most);
   if (kind.is_plain()) {
     if (threadIdx.x == 0) logprob[r] = load_l2_float(chosen_logprob + r);
     for (int n = threadIdx.x; n < most; n += kThreads) {

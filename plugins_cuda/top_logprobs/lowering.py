@@ -29,16 +29,18 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(parts, rows, 1),
         block=_THREADS,
         shared_bytes=0,
-        arguments=("logits", "raw", "changes", "top_count", _BEST, _SUMS, vocab, most, nodes),
-    )
+        arguments=(
+            "logits", "raw", "changes", "forced", "top_count", _BEST, _SUMS, vocab, most, nodes,
+        ),
+    )  # fmt: skip
     joined = OpLaunch(
         kernel=Kernel("top_logprobs", "join_parts"),
         grid=(rows, 1, 1),
         block=_THREADS,
         shared_bytes=0,
         arguments=(
-            "logits", "raw", "choice", "chosen_logprob", "changes", "top_count", _BEST, _SUMS,
-            "logprob", "top_ids", "top_logprobs", vocab, parts, most, nodes,
+            "logits", "raw", "choice", "chosen_logprob", "changes", "forced", "top_count", _BEST,
+            _SUMS, "logprob", "top_ids", "top_logprobs", vocab, parts, most, nodes,
         ),
     )  # fmt: skip
     # Of every part the largest logit even where none is asked for: sums are relative to it.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from specbuild.plugins_cuda.adjust_logits.op import guided_rows
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.top_logprobs.lowering import lower
 from specbuild.plugins_cuda.traffic import NoTraffic
-from specbuild.runtime.engine_dir.plan import ADJUSTS, MASKED_ROW
+from specbuild.runtime.engine_dir.plan import ADJUSTS
 
 if TYPE_CHECKING:
     import torch
@@ -19,16 +20,18 @@ def reference(
     choice: torch.Tensor,
     chosen_logprob: torch.Tensor,
     changes: torch.Tensor,
+    forced: torch.Tensor,
     top_count: torch.Tensor,
     *,
     most: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The natural log-probability ``logprob`` fp32 [R] of ``choice`` int32 [R] by its raw logits.
 
-    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B. Where ``changes`` int32 [B] is 0,
-    their raw logits are ``logits`` fp32 [R, V], and the log-probability is ``chosen_logprob`` fp32
-    [R], bit for bit: the choice was made from these. Else they are ``raw`` fp32 [R, V]: of every
-    row with the bit ``ADJUSTS``, of the first of a sequence with ``MASKED_ROW`` alone.
+    Rows b·N1 to b·N1 + N1 − 1 belong to sequence b, N1 = R / B. In rows that AdjustLogits does not
+    change, the raw logits are ``logits`` fp32 [R, V], and the log-probability is ``chosen_logprob``
+    fp32 [R], bit for bit: the choice was made from these. Else they are ``raw`` fp32 [R, V]. By
+    ``changes`` and ``forced`` int32 [B] these are the rows with the bit ``ADJUSTS``, those that a
+    guide forces, and the one that it masks.
 
     With it the ``top_count`` int32 [B] likeliest tokens of each row, the likeliest first and of
     equal ones the lower ids: ``top_ids`` int32 [R, most] and their ``top_logprobs``, relative to
@@ -37,9 +40,9 @@ def reference(
     import torch
 
     nodes = logits.shape[0] // changes.shape[0]
-    first = torch.arange(logits.shape[0]) % nodes == 0
+    is_forced, is_masked = guided_rows(changes, forced, logits.shape[0])
     of_row, top_count = (x.repeat_interleave(nodes) for x in (changes, top_count))
-    is_changed = ((of_row & ADJUSTS) != 0) | (((of_row & MASKED_ROW) != 0) & first)
+    is_changed = ((of_row & ADJUSTS) != 0) | is_forced | is_masked
     logits = torch.where(is_changed.unsqueeze(1), raw, logits)
     logprobs = logits.double().log_softmax(dim=1)
     own = logprobs.gather(1, choice.long().unsqueeze(1)).squeeze(1)
@@ -65,6 +68,7 @@ OP = OpSpec(
         TensorSpec("choice", "int32", ("R",)),
         TensorSpec("chosen_logprob", "float32", ("R",)),
         TensorSpec("changes", "int32", ("B",)),
+        TensorSpec("forced", "int32", ("B",)),
         TensorSpec("top_count", "int32", ("B",)),
     ),
     outputs=(

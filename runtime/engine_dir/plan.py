@@ -50,9 +50,12 @@ TOP_PATH = "top_path"
 # The port of the chains that the host proposes (suffix decoding).
 OFFERED = "offered"
 
-# AdjustLogits: what a row's ``changes`` ask for; what ``marks`` say of a token beside its count.
-ADJUSTS, MASKED_ROW = 1, 2
+# AdjustLogits: what a sequence's ``changes`` ask for; what ``marks`` say of a token beside its
+# count. With ``FORCED_ROWS`` its first ``forced`` rows choose the tokens of its chain.
+ADJUSTS, MASKED_ROW, FORCED_ROWS = 1, 2, 4
 ENDS_OUTPUT, IN_PROMPT = 1 << 29, 1 << 30
+# The port [B] of the rows that a guide forces.
+FORCED = "forced"
 
 
 def level_section(level: int) -> str:
@@ -254,12 +257,12 @@ class Port:
     of b sequences and chains of n tokens reads b counts, 1 and how many tokens are proposed, then
     the tokens [b, n + 1], of which it passes over the first of each.
 
-    Logit processors: ``adjusted_done``, ``changes`` (bits), ``min_position``, ``repetition``,
-    ``frequency``, ``presence``, ``top_count`` [B], ``bias`` (fp32), ``marks`` [B, V] and ``mask``
-    [B, V / 32] by which logits change; ``top_ids``, ``top_logprobs`` [rows, 20] of the target's
-    rows in the last step that applied them, the slots of its accepted paths ``top_path`` [rows],
-    which is [B, D + 1] for a step of depth D, and ``prefill.logits`` [B, V] of the last launch of
-    prompts.
+    Logit processors: ``adjusted_done``, ``changes`` (bits), ``forced`` (rows that a guide forces),
+    ``min_position``, ``repetition``, ``frequency``, ``presence``, ``top_count`` [B], ``bias``
+    (fp32), ``marks`` [B, V] and ``mask`` [B, V / 32] by which logits change; ``top_ids``,
+    ``top_logprobs`` [rows, 20] of the target's rows in the last step that applied them, the slots
+    of its accepted paths ``top_path`` [rows], which is [B, D + 1] for a step of depth D, and
+    ``prefill.logits`` [B, V] of the last launch of prompts.
 
     SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers

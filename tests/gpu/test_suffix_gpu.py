@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 from example_engine import EXAMPLE, build_example, example_prompts, on_gpu, outputs, records
 from synthetic_models import LEVELS, MAX_SEQ_LEN, OUTPUT_TOKENS, successors, tiny
+from test_sampling_fields_gpu import GUIDES
 
 from specbuild.builder.build import build
 from specbuild.builder.options import BuildOptions, DraftOptions, LimitOptions
@@ -71,6 +74,30 @@ def test_every_bit_is_that_without(engine: Engine, count: int, temperature: floa
         steps.append(sum(record.stats.steps for record in made))
     assert steps[1] < 0.7 * sum(len(ids) for ids, _ in plain)
     assert engine.decoder.host_statistics["suffix"].cached_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_forced_chains_give_the_tokens_of_masked_decoding(
+    engine: Engine, temperature: float
+) -> None:
+    """A schema's keys are proposed, and accepted whatever the model would choose."""
+    pytest.importorskip("llguidance")
+    wanted = GenerateParams(
+        max_new_tokens=160, sampling=SamplingParams(temperature, seed=11), guide=GUIDES["schema"]
+    )
+    prompts = example_prompts()[:4]
+    with patch.object(GenerateParams, "checks_guide", new=False):
+        expected = [records(engine, [prompt], wanted, drafter="none")[0] for prompt in prompts]
+    alone = [records(engine, [prompt], wanted, drafter="suffix")[0] for prompt in prompts]
+    together = records(engine, prompts, wanted, drafter="suffix")
+    for found in (alone, together):
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.output_ids == theirs.output_ids
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+    steps = sum(record.stats.steps for record in alone)
+    tokens = sum(len(record.output_ids) for record in alone)
+    print(f"{tokens} tokens in {steps} steps")
+    assert steps < 0.8 * tokens
 
 
 def test_programs_with_chains_of_the_host_are_timed(engine: Engine) -> None:

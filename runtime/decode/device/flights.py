@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import numpy as np
@@ -45,7 +45,7 @@ class StepInFlight:
     - ``plans``: the plans of the lossy modes.
     - ``pending``: the most tokens per sequence that the draft has not ingested after this step;
       None for a logit-processor step.
-    - ``masked``: the sequences whose roots are masked.
+    - ``num_masked``: how many tokens of a row are masked, for rows with a mask.
     - ``top_logprobs``: the most likely tokens, if a sequence requests them.
     - ``device_was_idle``: nothing was in flight when the step started.
     """
@@ -58,7 +58,7 @@ class StepInFlight:
     is_warm: bool
     plans: tuple[ModeRequest, ...]
     pending: int | None
-    masked: frozenset[int] = frozenset()
+    num_masked: Mapping[int, int] = field(default_factory=dict)
     top_logprobs: RowTopLogprobs | None = None
     device_was_idle: bool = False
 

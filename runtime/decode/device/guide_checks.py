@@ -25,7 +25,7 @@ fixed parts of a format still decodes the free parts in ordinary steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,14 +56,14 @@ class _CheckedSequence:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """The tokens of one sequence from a step. ``masked``: it masked the root.
+    """The tokens of one sequence from a step. The first ``num_masked`` of them were masked.
 
     ``extends``: the draft ingested pending tokens in this step. ``extends_later``: it does so in a
     step in flight.
     """
 
     tokens: Sequence[int]
-    masked: bool
+    num_masked: int
     extends: bool
     extends_later: bool
 
@@ -112,12 +112,23 @@ class GuideChecks:
         """Stop checking a sequence that finished or was preempted."""
         self._checked.pop(sequence.index, None)
 
-    def mask_roots(self, sequences: Iterable[SequenceState]) -> list[SequenceState]:
-        """Mask the roots of an ordinary step where needed; return the sequences."""
-        masked = [sequence for sequence in sequences if sequence.needs_mask]
-        for sequence in masked:
-            self._processors.write_mask(sequence, self._rows.row_of(sequence))
-            self._rows.set_needs_mask(sequence, needs_mask=False)
+    def mask_rows(
+        self,
+        rows: Mapping[int, SequenceState],
+        chains: Mapping[int, Sequence[int]] | None = None,
+    ) -> dict[int, SequenceState]:
+        """Mask rows of an ordinary step where needed; return the sequences.
+
+        With ``chains`` the step verifies host proposals, so no step that counts is in flight. Then
+        all checked sequences are masked, after the tokens that their guides force.
+        """
+        checked = {row: s for row, s in rows.items() if s in self}
+        chains = chains if self._shares_steps else None
+        masked = {row: s for row, s in checked.items() if s.needs_mask or chains is not None}
+        for row, sequence in masked.items():
+            self._processors.write_mask(sequence, row, () if chains is None else chains[row])
+            if sequence.needs_mask:
+                self._rows.set_needs_mask(sequence, needs_mask=False)
         return masked
 
     def after_masked_step(self, sequences: Iterable[SequenceState]) -> None:
@@ -142,8 +153,9 @@ class GuideChecks:
         if sequence.guide.failure is not None:
             return 0
         pending = 0 if step.extends else checked.pending
-        checked.pending = pending + len(tokens)
-        if step.masked and not self._shares_steps:
+        # A step with a host proposal may emit more than the draft's buffer holds.
+        checked.pending = min(pending + len(tokens), self._rows.max_pending)
+        if step.num_masked and not self._shares_steps:
             # If the sequence still uses masked steps, another one may follow.
             if sequence.uses_logit_processor and not _use_masked_step(
                 checked, _is_forced(sequence, tokens)
@@ -174,7 +186,7 @@ class GuideChecks:
                 # The output is complete, or the guide failed.
                 return num_allowed if guide.failure else len(tokens), False
             # That a mask allows a token says nothing of the model's choice.
-            is_masked = step.masked and num_allowed == 0
+            is_masked = num_allowed < step.num_masked
             if allows and (is_masked or not any(checked.refusal_weight)):
                 continue
             forced = _is_forced(sequence, tokens[:num_allowed])

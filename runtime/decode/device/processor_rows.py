@@ -20,6 +20,8 @@ from specbuild.runtime.engine_dir.plan import (
     ADJUSTED_DONE,
     ADJUSTS,
     ENDS_OUTPUT,
+    FORCED,
+    FORCED_ROWS,
     IN_PROMPT,
     MASKED_ROW,
     TOP_PATH,
@@ -94,10 +96,18 @@ class LogitProcessorRows:
             self._write("marks", self._marks(sequence), row)
         self.write_mask(sequence, row)
 
-    def write_mask(self, sequence: SequenceState, row: int) -> None:
-        """Write the mask of the next token, before a launch."""
-        changes = unmasked_changes(sequence)
-        mask = None if sequence.guide is None else sequence.guide.mask(sequence.output)
+    def write_mask(self, sequence: SequenceState, row: int, chain: Sequence[int] = ()) -> None:
+        """Write the mask of the next token, before a launch.
+
+        With a ``chain`` of forced tokens, which the launch verifies, it is that of the token after
+        them.
+        """
+        changes, guide, output = unmasked_changes(sequence), sequence.guide, sequence.output
+        if len(chain):
+            output = np.concatenate([output, np.array(chain, np.int32)])
+            self._executor.fill(FORCED, len(chain), row=row)
+            changes |= FORCED_ROWS
+        mask = None if guide is None else guide.mask(output)
         if mask is not None:
             self._executor.write("mask", mask.words(self._words)[None], row=row)
             changes |= MASKED_ROW

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import OFFERED, ProgramEntry
+from specbuild.runtime.engine_dir.plan import FORCED, OFFERED, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.lossy.mode import StepAhead
 from specbuild.runtime.request import SequenceState
 
 
 class DeviceProposals:
-    """Requests, writes and records the proposals of ``drafter`` for one loop."""
+    """Requests, writes and records the proposals of ``drafter`` for one loop.
+
+    A sequence whose guide is checked gets the tokens that the guide forces, which the step accepts
+    whatever the target chooses. Other sequences with a guide get no chain.
+    """
 
     def __init__(
         self, drafter: HostProposer, executor: DeviceExecutor, programs: ProgramTable
     ) -> None:
         self._drafter, self._executor, self._programs = drafter, executor, programs
+        # Older engines cannot force rows.
+        self._forces_rows = executor.port(FORCED) is not None
         self._sequences: Sequence[SequenceState] = ()
         self._proposal = HostProposal((), ())
 
@@ -33,43 +39,59 @@ class DeviceProposals:
         *,
         rows: int,
         full_logits: bool,
+        checked: Container[SequenceState] = (),
     ) -> tuple[tuple[float, ...], ...]:
         """Return the acceptance chances of tokens proposed after ``unread[b]`` tokens in flight.
 
-        The sequences are in the first ``rows`` rows. Empty if no step program has so many.
+        The sequences are in the first ``rows`` rows. Empty if no step program has so many. The
+        guides of ``checked`` sequences are checked when tokens arrive.
         """
+        forced = [self._forces_rows and s in checked for s in sequences]
+        full_logits |= any(forced)
         lengths = self._programs.host_chain_lengths(batch=rows, full_logits=full_logits)
         if not lengths:
             return ()
         max_tokens = [
             min(s.tokens_left - 1, lengths[-1] + n) for s, n in zip(sequences, unread, strict=True)
         ]
-        # A sequence with a guide gets no chain. After a refusal the draft ingests tokens from the
-        # refused one on, and its buffer must still hold them.
-        max_tokens = [
+        # A chain that a guide may refuse is not proposed. After a refusal the draft ingests tokens
+        # from the refused one on, and its buffer must still hold them.
+        free_tokens = [
             0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
         ]
-        self._sequences, self._proposal = (
-            sequences,
-            self._drafter.propose_chains(sequences, max_tokens),
-        )
+        self._sequences = sequences
+        self._proposal = self._drafter.propose_chains(sequences, free_tokens)
+        if any(forced):
+            self._proposal = self._with_forced(forced, max_tokens)
         return tuple(c[n:] for c, n in zip(self._proposal.cumulative_probs, unread, strict=True))
+
+    def _with_forced(self, forced: Sequence[bool], max_tokens: Sequence[int]) -> HostProposal:
+        """Return the proposal with chains of forced tokens for some of the sequences."""
+        tokens, probs = list(self._proposal.tokens), list(self._proposal.cumulative_probs)
+        for b, sequence in enumerate(self._sequences):
+            if forced[b] and sequence.guide is not None:
+                tokens[b] = sequence.guide.forced(sequence.output)[: max(max_tokens[b], 0)]
+                probs[b] = (1.0,) * len(tokens[b])
+        return HostProposal(tokens, tuple(probs))
 
     def write(
         self,
         entry: ProgramEntry,
         rows: Mapping[int, SequenceState],
         depths: Mapping[int, int],
-    ) -> None:
-        """Write the first ``depths[row]`` tokens of each chain for the next step."""
+    ) -> Mapping[int, Sequence[int]]:
+        """Write the first ``depths[row]`` tokens of each chain for the next step; return them."""
         chain_of = {id(s): c for s, c in zip(self._sequences, self._proposal.tokens, strict=True)}
         chains = {row: chain_of[id(sequence)][: depths[row]] for row, sequence in rows.items()}
         self._executor.write(OFFERED, host_chain_values(entry, chains))
+        return chains
 
     def record(self, results: Iterable[tuple[SequenceState, int, int]]) -> None:
         """Record, for each sequence, how many proposed tokens were verified and accepted."""
-        sequences, depths, accepted = zip(*results, strict=True)
-        self._drafter.record_result(sequences, depths, accepted)
+        free = [result for result in results if result[0].guide is None]
+        if free:
+            sequences, depths, accepted = zip(*free, strict=True)
+            self._drafter.record_result(sequences, depths, accepted)
 
     def release(self, sequence: SequenceState) -> None:
         """Remove a sequence that finished or whose loop was closed."""
@@ -81,7 +103,11 @@ def max_unread_tokens(sequences: Sequence[SequenceState], steps: Iterable[StepAh
     max_tokens: Counter[int] = Counter()
     for step in steps:
         max_tokens.update({id(s): 1 + step.depth_of(row) for row, s in step.rows.items()})
-    return [max_tokens[id(s)] if s.num_output_tokens else 1 for s in sequences]
+    # Nothing counts of the steps that started after a token that a guide refused.
+    return [
+        (max_tokens[id(s)] if s.valid_steps_in_flight else 0) if s.num_output_tokens else 1
+        for s in sequences
+    ]
 
 
 def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) -> np.ndarray:

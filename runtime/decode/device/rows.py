@@ -48,6 +48,9 @@ class DeviceRows:
         self._groups = tuple(groups)
         self._tables = tuple(f"{PAGE_TABLE}{group}" for group in groups)
         self.has_draft = executor.port(PENDING[0]) is not None
+        pending = executor.port(PENDING[1])
+        # Capacity of the draft's buffer of pending tokens.
+        self.max_pending = 0 if pending is None else pending.shape[1]
         views = executor.port(VIEWS[0]) is not None
         # Engines that were built without these features lack the ports.
         self._optional = tuple(name for name in _OPTIONAL if executor.port(name) is not None)

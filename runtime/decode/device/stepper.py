@@ -151,7 +151,7 @@ class DeviceStepper:
             unread = max_unread_tokens(sequences, self._steps_in_flight)
             rows, full_logits = self._ahead(sequences, None).batch, needs_full_logits(sequences)
             cumulative_probs = self._proposals.propose(
-                sequences, unread, rows=rows, full_logits=full_logits
+                sequences, unread, rows=rows, full_logits=full_logits, checked=self._checks
             )
         return StepContext(
             len(sequences),
@@ -215,12 +215,12 @@ class DeviceStepper:
         max_unread = max((1 + step.depth for step in self._steps_in_flight), default=0)
         for sequence in sequences:
             self._pages.before_step(sequence, sequence.steps_in_flight * max_unread)
-        if ahead.proposal_lengths is not None:
-            assert self._proposals is not None
-            self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
-        masked = sequences if uses_processor else self._checks.mask_roots(sequences)
+        chains = None
+        if ahead.proposal_lengths is not None and self._proposals is not None:
+            chains = self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
+        masked = ahead.rows if uses_processor else self._checks.mask_rows(ahead.rows, chains)
         self._executor.start(entry, self._next_step)
-        self._checks.after_masked_step(masked)
+        self._checks.after_masked_step(masked.values())
         is_warm = entry.name in self._warm
         self._warm.add(entry.name)
         for sequence in sequences:
@@ -234,7 +234,7 @@ class DeviceStepper:
             is_warm=is_warm,
             plans=plans,
             pending=None if uses_processor else self._pending,
-            masked=frozenset(sequence.index for sequence in masked),
+            num_masked={r: 1 + len(chains[r]) if chains else 1 for r in masked},
             top_logprobs=self._processors.fetch_top_logprobs(sequences, entry),
             device_was_idle=not self._flights,
         )
@@ -296,7 +296,7 @@ class DeviceStepper:
             check_token_count(flight, result, row)
             for mode, plan in zip(self._modes, flight.plans, strict=True):
                 mode.received(sequence, plan, result, row)
-            kept = self._count_kept(flight, sequence, result.tokens[row][:count])
+            kept = self._count_kept(flight, sequence, row, result.tokens[row][:count])
             allowed = kept if sequence in self._checks else 0
             if not kept and sequence.guide is not None and sequence.guide.failure is None:
                 count_discarded(sequence, proposed)
@@ -305,7 +305,7 @@ class DeviceStepper:
             num_accepted = min(accepted, sequence.tokens_left - 1, kept)
             # Tokens cut off by an end of sequence or by a guide were not refused by the target. A
             # mask refuses tokens whatever the draft predicts.
-            cut = min(count, kept + 1) <= accepted or sequence.index in flight.masked
+            cut = min(count, kept + 1) <= accepted or row in flight.num_masked
             depth = min(ahead.depth_of(row), sequence.tokens_left - 1)
             depths.append(num_accepted if cut else depth)
             verified.append((sequence, proposed, num_accepted))
@@ -330,18 +330,19 @@ class DeviceStepper:
         return LaunchResult(self._new_tokens, outcome)
 
     def _count_kept(
-        self, flight: StepInFlight, sequence: SequenceState, tokens: Sequence[int]
+        self, flight: StepInFlight, sequence: SequenceState, row: int, tokens: Sequence[int]
     ) -> int:
         """Return how many tokens of a step are kept: all of them without a guide."""
-        masked = sequence.index in flight.masked
-        if masked and sequence.guide is not None and not sequence.replay_remaining:
+        num_masked = flight.num_masked.get(row, 0)
+        is_counted = num_masked and flight.ahead.proposal_lengths is None
+        if is_counted and sequence.guide is not None and not sequence.replay_remaining:
             sequence.counters.mask(1)
         if sequence not in self._checks:
             return len(tokens)
         steps = (step for step in self._flights if isinstance(step, StepInFlight) and step.extends)
         extends_later = any(sequence in step.ahead.rows.values() for step in steps)
         return self._checks.received(
-            sequence, ReceivedStep(tokens, masked, flight.extends, extends_later)
+            sequence, ReceivedStep(tokens, num_masked, flight.extends, extends_later)
         )
 
     def after_emit(self) -> None:
@@ -374,15 +375,14 @@ class DeviceStepper:
         return [flight.ahead for flight in self._flights if isinstance(flight, StepInFlight)]
 
     def _step_entry(self, ahead: StepAhead, plan: ModeRequest) -> ProgramEntry:
-        full_logits = needs_full_logits(ahead.rows.values())
+        full = needs_full_logits(ahead.rows.values())
         if ahead.proposal_lengths is not None:
-            return self._programs.host_chain_step(
-                ahead.depth, batch=ahead.batch, full_logits=full_logits
-            )
+            full |= any(sequence in self._checks for sequence in ahead.rows.values())
+            return self._programs.host_chain_step(ahead.depth, batch=ahead.batch, full_logits=full)
         return self._programs.step(
             ahead.shape,
             batch=ahead.batch,
-            full_logits=full_logits,
+            full_logits=full,
             extends=ahead.shape is None and 0 < self._max_pending <= self._pending,
             reverified=plan.reverified,
             sparse=plan.sparse,

@@ -16,6 +16,7 @@ from plan_host import PlanHost, lowered_engine, step_name
 from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.builder.backends.cuda.step.offered import offered_lengths
 from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import FORCED_ROWS, MASKED_ROW
 
 LONGEST, TOKENS = 10, 40
 # The references round differently with the number of rows, unlike the kernels.
@@ -110,6 +111,28 @@ def test_chains_are_accepted_as_far_as_they_are_right(alone: LoweredEngine, coun
             assert len(step.tokens) == min(right[row] + 1, left)
             outputs[row] += step.tokens
     assert outputs == expected
+
+
+def test_forced_rows_choose_their_chains_and_the_next_is_masked(alone: LoweredEngine) -> None:
+    """Beside a sequence whose choice at the root is masked, and with the raw log-probabilities."""
+    host, outputs = admitted(alone, 2)
+    vocab = host.port("score.logits").shape[1]
+    chain, allowed = [9, 9, 5], [3, vocab - 2]
+    name = f"{offer(host, 7, [chain, []])}.logits"
+    host.port("changes")[:2] = torch.tensor([FORCED_ROWS | MASKED_ROW, MASKED_ROW])
+    host.port("forced")[:2] = torch.tensor([len(chain), 0])
+    mask = host.port("mask").zero_()
+    for row, token in enumerate(allowed):
+        mask[row, token // 32] = 1 << token % 32
+    forced, masked = host.step(name)
+    assert (forced.tokens, forced.accepted) == ([*chain, allowed[0]], 3)
+    assert (masked.tokens, masked.accepted) == ([allowed[1]], 0)
+    scorer = PlanHost(alone)
+    scorer.give_pages(0)
+    ids = np.random.default_rng(8).integers(0, vocab, 21).tolist()
+    logits = scorer.score(0, [*ids, outputs[0][0], *chain])[len(ids) :]
+    expected = logits.log_softmax(1)[range(4), forced.tokens]
+    torch.testing.assert_close(torch.tensor(forced.logprobs), expected, atol=NEAR, rtol=NEAR)
 
 
 def draft_rows(lowered: LoweredEngine, host: PlanHost, row: int) -> torch.Tensor:

@@ -100,7 +100,9 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
         rows = b * (max(longest, *(shape.draft_tokens for shape in SHAPES)) + 1)
         top = (rows, MAX_TOP_LOGPROBS)
         ints["top_path"] = (rows,)
-        ints |= dict.fromkeys(("adjusted_done", "changes", "min_position", "top_count"), (b,))
+        ints |= dict.fromkeys(("adjusted_done", "changes"), (b,))
+        ints |= {"forced": (b,)} if manifest.drafted_logit_processors else {}
+        ints |= dict.fromkeys(("min_position", "top_count"), (b,))
         ints |= {"marks": (b, VOCAB), "mask": (b, -(-VOCAB // 32)), "top_ids": top}
         scalars = ("repetition", "frequency", "presence", "floor", "prefill.floor")
         floats |= dict.fromkeys(scalars, (b,))

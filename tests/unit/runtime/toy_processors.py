@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 
 from specbuild.plugins_cuda.registry import op_named
+from specbuild.runtime.engine_dir.plan import FORCED_ROWS
 from specbuild.runtime.generate_params import MAX_TOP_LOGPROBS
 
-_STATE = ("changes", "min_position", "repetition", "frequency", "presence", "bias", "mask", "marks")
+_STATE = (*("min_position", "repetition", "frequency", "presence", "bias", "mask", "marks"),)
 
 
 def processed(
@@ -25,11 +26,16 @@ def processed(
     likeliest tokens are written.
     """
     assert how[4] is not None
+    changes = port("changes", sequences)
+    # Older engines have no such port, and force no rows.
+    forced = torch.zeros_like(changes)
+    if (changes & FORCED_ROWS).any():
+        forced = port("forced", sequences)
     logits, raw = op_named("AdjustLogits").reference(
-        *(raw, *path, how[4]), *(port(name, sequences) for name in _STATE)
+        *(raw, *path, how[4], changes, forced), *(port(name, sequences) for name in _STATE)
     )
     choice, chosen = op_named("Choose").reference(logits, *how)
-    asked = (port("changes", sequences), port("top_count", sequences))
+    asked = (changes, forced, port("top_count", sequences))
     logprob, top_ids, top_logprobs = op_named("TopLogprobs").reference(
         logits, raw, choice, chosen, *asked, most=MAX_TOP_LOGPROBS
     )

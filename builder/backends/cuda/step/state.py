@@ -16,6 +16,7 @@ from specbuild.runtime.engine_dir.plan import (
     EXCHANGE_EPOCH,
     EXCHANGE_FAULT,
     EXCHANGE_LIMIT,
+    FORCED,
     LIST_BUDGET,
     OFFERED,
     TOP_PATH,
@@ -177,7 +178,10 @@ def _adjusted(s: StateSizes) -> Ports:
     b, row = (s.batch,), (s.batch, s.vocab)
     rows = max(s.batch, MAX_DECODE_ROWS)
     return {
-        **{name: (b, _INT) for name in (ADJUSTED_DONE, "changes", "min_position", "top_count")},
+        **{
+            name: (b, _INT)
+            for name in (ADJUSTED_DONE, "changes", FORCED, "min_position", "top_count")
+        },
         **{name: (b, _FLOAT) for name in ("repetition", "frequency", "presence")},
         "bias": (row, _FLOAT),
         "marks": (row, _INT),
