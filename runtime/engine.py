@@ -32,7 +32,8 @@ from specbuild.runtime.engine_dir.files import (
 from specbuild.runtime.engine_dir.generation_defaults import GenerationDefaults
 from specbuild.runtime.engine_dir.manifest import Manifest
 from specbuild.runtime.engine_dir.origin import Origin
-from specbuild.runtime.errors import RequestError
+from specbuild.runtime.engine_dir.ranks import unmeasured
+from specbuild.runtime.errors import RequestError, UnsupportedHereError
 from specbuild.runtime.executors.executor import DeviceExecutor, Executor
 from specbuild.runtime.executors.registry import gpu_numbers, open_engine
 from specbuild.runtime.guides.compiler import GrammarCompiler, Vocabulary
@@ -139,6 +140,9 @@ class Engine(EngineBase):
         directory, key = Path(path), settings.verify_key
         origin = Origin(None if key is None else Path(key), settings.pin)
         manifest = read_manifest(directory, origin)
+        warned = unmeasured(manifest)
+        if warned is not None and not settings.experimental:
+            raise UnsupportedHereError(f"{directory}: {warned}")
         gpus = gpu_numbers(directory, manifest, settings.device)
         check_sizes(directory, manifest)
         text = _text_codec(directory, manifest, settings.chat_template)

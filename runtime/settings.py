@@ -69,6 +69,7 @@ class RuntimeSettings:
     - ``generation_config``: ``none`` ignores the sampling parameters that the checkpoint recommends
       (:attr:`Engine.default_params`).
     - ``chat_template``: a Jinja template that replaces the engine's own.
+    - ``experimental``: also load engines of more than two GPUs, which have not been measured.
 
     Running:
 
@@ -96,6 +97,7 @@ class RuntimeSettings:
     pin: str | None = None
     generation_config: GenerationConfig = "auto"
     chat_template: str | None = None
+    experimental: bool = False
     prefill: PrefillSchedule = DEFAULT_PREFILL
     kv_policy: KvPolicy = DEFAULT_KV_POLICY
     prefix_caching: PrefixCaching = "off"

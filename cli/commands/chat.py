@@ -16,6 +16,7 @@ from specbuild.cli.options.generation import SamplingOptions
 from specbuild.cli.options.shared import (
     Debug,
     DrafterName,
+    Experimental,
     GenerationConfigName,
     NoSpec,
     Pin,
@@ -68,6 +69,7 @@ def chat(
     pin: Pin = None,
     threads: Threads = None,
     device: RunsOn = None,
+    experimental: Experimental = False,
     config: Config = None,
     _debug: Debug = False,
 ) -> None:
@@ -100,6 +102,7 @@ def chat(
     named = engine_for(model_reference(model), build, config, drafter=drafter)
     settings = RuntimeSettings(
         threads=threads, verify_key=verify_key, pin=pin, device=device,
+        experimental=experimental,
         generation_config=generation_config, prefix_caching="auto",
     )  # fmt: skip
     engine = load_engine(named.path, settings)

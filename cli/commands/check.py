@@ -34,12 +34,16 @@ def check(
     from specbuild.cli.terminal.console import say
     from specbuild.runtime.engine_dir.files import check_sizes, manifest_digest_of, read_manifest
     from specbuild.runtime.engine_dir.origin import Origin
+    from specbuild.runtime.engine_dir.ranks import unmeasured
     from specbuild.runtime.executors.registry import check_here
 
     manifest = read_manifest(engine, Origin(verify_key, pin))
     check_sizes(engine, manifest)
     reasons = check_here(manifest, engine)
     digest = f"manifest: {manifest_digest_of(engine)[:64]}"
+    warned = unmeasured(manifest)
+    if warned is not None:
+        say(f"note: {warned}")
     if not reasons:
         say(f"{engine} can run on this machine")
         say(digest)

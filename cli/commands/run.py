@@ -17,6 +17,7 @@ from specbuild.cli.options.shared import (
     DrafterName,
     DraftTree,
     Exact,
+    Experimental,
     GenerationConfigName,
     Json,
     KvPages,
@@ -62,6 +63,7 @@ def run(
     kv_policy: KvPages = DEFAULT_KV_POLICY,
     threads: Threads = None,
     device: RunsOn = None,
+    experimental: Experimental = False,
     trace: Trace = None,
     config: Config = None,
     as_json: Json = False,
@@ -131,6 +133,7 @@ def run(
     engine = engine_for(reference, build, config, drafter=drafter)
     settings = RuntimeSettings(
         threads=threads, verify_key=verify_key, pin=pin, device=device,
+        experimental=experimental,
         generation_config=generation_config,
         prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
     )  # fmt: skip

@@ -27,6 +27,7 @@ from specbuild.cli.options.shared import (
     DrafterName,
     DraftTree,
     Exact,
+    Experimental,
     GenerationConfigName,
     KvPages,
     NoSpec,
@@ -72,6 +73,7 @@ def serve(
     pages: PageOptions,
     threads: Threads = None,
     device: RunsOn = None,
+    experimental: Experimental = False,
     trace: Trace = None,
     config: Config = None,
     _debug: Debug = False,
@@ -115,6 +117,7 @@ def serve(
         _show_footprint(manifest, pages)
         settings = RuntimeSettings(
             threads=threads, verify_key=verify_key, pin=pin, device=device,
+            experimental=experimental,
             generation_config=generation_config, chat_template=naming.template,
             prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
             **prefix.settings,

@@ -116,6 +116,14 @@ RunsOn = Annotated[
         rich_help_panel=GENERAL,
     ),
 ]
+Experimental = Annotated[
+    bool,
+    typer.Option(
+        "--experimental",
+        help="Also run engines of more than 2 GPUs, which have not been measured.",
+        rich_help_panel=GENERAL,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

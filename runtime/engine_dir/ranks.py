@@ -20,6 +20,19 @@ from specbuild.runtime.engine_dir.manifest import (
 from specbuild.runtime.engine_dir.plan import RANKS
 from specbuild.runtime.errors import EngineFileError
 
+# Engines of more GPUs have not been measured on any.
+MOST_MEASURED = 2
+
+
+def unmeasured(manifest: Manifest) -> str | None:
+    """What is told of an engine of so many GPUs as have not been measured; None of others."""
+    if manifest.ranks <= MOST_MEASURED:
+        return None
+    return (
+        f"engines of {manifest.ranks} GPUs were tested with simulated GPUs only, and not measured; "
+        "--experimental runs them (RuntimeSettings(experimental=True))"
+    )
+
 
 def rank_weights_file(rank: int) -> str:
     """The file of a rank's parts of the sharded tensors."""

@@ -17,6 +17,7 @@ from specbuild.builder.engine.writer import EngineFolder
 from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import SilentProgress
 from specbuild.runtime.cache.layout import layouts
+from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.features import known_features, stored_json, stored_keys
 from specbuild.runtime.engine_dir.files import file_entry, read_manifest
 from specbuild.runtime.engine_dir.manifest import Manifest, StoredFile, StoredTensor
@@ -32,7 +33,12 @@ from specbuild.runtime.engine_dir.plan import (
     Plan,
     ProgramEntry,
 )
-from specbuild.runtime.engine_dir.ranks import check_ranks, groups_of_rank, weights_files
+from specbuild.runtime.engine_dir.ranks import (
+    check_ranks,
+    groups_of_rank,
+    unmeasured,
+    weights_files,
+)
 from specbuild.runtime.engine_dir.tensor_table import with_table
 from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
@@ -42,6 +48,7 @@ from specbuild.runtime.executors.cuda.memory import DeviceMemory, footprint
 from specbuild.runtime.executors.cuda.plan_check import check_plan
 from specbuild.runtime.executors.cuda.program_file import read_launches
 from specbuild.runtime.executors.cuda.programs import RankAddresses
+from specbuild.runtime.settings import RuntimeSettings
 
 INBOX, STATE, OTHER = 0, 1, 2
 ENTRY = ProgramEntry("p", "p.json", "prefill", 1, 1, 0, 0, 0, full_logits=True, launches=1)
@@ -276,3 +283,16 @@ def test_spans_are_those_of_the_file(tmp_path: Path) -> None:
     manifest = write_ranked(tmp_path / "engine")
     assert set(weight_spans(tmp_path / "engine", manifest)) == {"norm"}
     assert set(weight_spans(tmp_path / "engine", manifest, "weights.1.safetensors")) == {"proj"}
+
+
+@pytest.mark.parametrize("experimental", [False, True])
+def test_more_gpus_than_were_measured_are_asked_for_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, experimental: bool
+) -> None:
+    manifest = dataclasses.replace(kernels_manifest(), ranks=4)
+    monkeypatch.setattr("specbuild.runtime.engine.read_manifest", lambda *_: manifest)
+    # What comes next looks for the files.
+    message = "is missing" if experimental else "engines of 4 GPUs were tested with simulated"
+    with pytest.raises((EngineFileError, UnsupportedHereError), match=message):
+        Engine.load(tmp_path, RuntimeSettings(experimental=experimental))
+    assert unmeasured(dataclasses.replace(manifest, ranks=2)) is None
