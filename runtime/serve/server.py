@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,9 +26,6 @@ from specbuild.runtime.serve.connection import KEEP_ALIVE_S, Connection
 DRAIN_TIMEOUT_S = 30
 # Time for clients to read the error of an aborted request, and for the engine to end its step.
 CLOSE_TIMEOUT_S = 5.0
-# The engine's thread needs Python's lock as soon as a step has ended, while the event loop holds it
-# to send the tokens of the step before. Python's default lets a thread keep the lock for 5 ms.
-SWITCH_INTERVAL_S = 0.0002
 _BACKLOG = 2048
 
 
@@ -234,7 +230,6 @@ def serve(
     # visits them delays all streams.
     gc.collect()
     gc.freeze()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         Server(app, ready=ready, notify=notify, address=address).run(sockets=[listener])
     finally:
