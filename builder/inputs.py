@@ -61,8 +61,8 @@ class BuildInputs:
         chosen, most = self.plan.limits.max_seq_len, self.target.geometry.max_positions
         if options.limits.max_seq_len is None and chosen < most:
             said.append(
-                f"longest sequence: {chosen} tokens of the model's {most}; --max-seq-len N asks "
-                "for more, up to all"
+                f"max sequence length: {chosen} tokens; the model supports {most}, which "
+                "--max-seq-len sets"
             )
         if self.sources.converted:
             types = " and ".join(self.sources.converted)

@@ -19,7 +19,7 @@ def main() -> None:
     """Writes the picture, and its dark twin where asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("report", type=Path)
-    parser.add_argument("--section", default="speed")
+    parser.add_argument("--section", default="result")
     parser.add_argument("--output", type=Path, default=PICTURE)
     parser.add_argument("--width", type=int, default=820)
     parser.add_argument("--height", type=int, default=760)
