@@ -1,11 +1,16 @@
 """Time and correctness of RankSum alone, on the GPUs of one host; NCCL beside it.
 
     python benchmarks/exchange.py [--ranks 2] [--seconds 20] [--nccl] [--shapes] [--json FILE]
+    python benchmarks/exchange.py --one-gpu
 
 Each GPU runs a graph of exchanges, launched early as in a step. Their sums are compared with torch,
 bit for bit and between the ranks. Then rounds of values that follow from their numbers run for
 ``--seconds``, each after a wait of random length on either rank, and once over the end of the
 numbers; every sum of them is checked on the GPU. ``--shapes`` times other cuts too.
+
+``--one-gpu``: what a single GPU can show. All ranks are on it, and no launch starts early: what
+waits would hold what another rank needs. Times are those of a rank that is its own peer, launched
+early as in a step: all but the way between GPUs.
 """
 
 from __future__ import annotations
@@ -48,6 +53,7 @@ class Rank:
     gpu: DriverGpu
     number: int
     ranks: int
+    early: bool = True
     stream: Handle = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,7 +110,7 @@ class Rank:
         pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
         self._alive += [values, pointers]
         return LaunchConfig(
-            self._functions[kernel], (ctas, 1, 1), threads, 0, True, pointers.ctypes.data
+            self._functions[kernel], (ctas, 1, 1), threads, 0, self.early, pointers.ctypes.data
         )
 
     def graph(self, launches: Sequence[LaunchConfig]) -> Handle:
@@ -134,8 +140,7 @@ def exchange(
     world: Sequence[Rank], rank: Rank, cut: Cut, places: dict[str, int], *, rows: int, index: int
 ) -> LaunchConfig:
     """A launch of RankSum; ``places`` has partial, bias, residual and y."""
-    ranks = len(world)
-    behind = [world[(rank.number + k) % ranks].inbox for k in range(1, ranks)]
+    behind = [world[(rank.number + k) % len(world)].inbox for k in range(1, rank.ranks)]
     arguments = [
         places["partial"], places.get("bias", 0), places.get("residual", 0), rank.inbox,
         *behind, *[0] * (PEERS - len(behind)), rank.state, rank.fault.device_address,
@@ -308,6 +313,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20, help="of checked rounds")
     parser.add_argument("--nccl", action="store_true", help="time NCCL's all-reduce, at the end")
     parser.add_argument("--shapes", action="store_true", help="time other cuts")
+    parser.add_argument("--one-gpu", action="store_true", help="all ranks on the first GPU")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ranks: int = options.ranks
@@ -318,12 +324,15 @@ def main() -> int:
     kernels = [rank_sum(ranks, cut) for several in wanted.values() for cut in several]
     kernels += [ADVANCE, drawing(ranks, "draw_values"), drawing(ranks, "count_wrong")]
     compiled = required(Compiler("sm_90a").compile(kernels, lambda: None))
-    world = [Rank(open_gpu(i), i, ranks) for i in range(ranks)]
+    world = [
+        Rank(open_gpu(0 if options.one_gpu else i), i, ranks, early=not options.one_gpu)
+        for i in range(ranks)
+    ]
     record["gpus"] = [rank.gpu.facts.name for rank in world]
     record["driver"] = world[0].gpu.facts.driver_version
     for rank in world:
         for peer in world:
-            if peer is not rank:
+            if peer is not rank and not options.one_gpu:
                 assert rank.gpu.reaches(peer.gpu), f"{rank.number} does not reach {peer.number}"
                 rank.gpu.reach(peer.gpu)
         rank.load(compiled)
@@ -333,11 +342,15 @@ def main() -> int:
         compared(world, rows, rng)
     print("bits equal torch's on every rank", flush=True)
     record["rank_sum_us"] = times = {}
+    timed_world = world
+    if options.one_gpu:
+        timed_world = [Rank(world[0].gpu, 0, ranks)]
+        timed_world[0].load(compiled)
     for rows, several in wanted.items():
         own = cut_of(rows, WIDTH, ranks)
         for cut in sorted(several, key=lambda c: (c != own, c.threads, c.pairs)):
             times[f"{rows} rows, {cut.ctas}x{cut.threads}x{cut.pairs}"] = taken = timed(
-                world, rows, cut, 30
+                timed_world, rows, cut, 30
             )
             chosen = " (chosen)" if cut == own else ""
             print(f"{rows:4d} rows {cut}: {taken:7.2f} us{chosen}", flush=True)

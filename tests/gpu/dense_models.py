@@ -79,11 +79,13 @@ DRAFTS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def build_dense(folder: Path, geometry: str, **asked: Any) -> tuple[Path, Path]:
+def build_dense(
+    folder: Path, geometry: str, *, inner: int = SIZES["intermediate_size"], **asked: Any
+) -> tuple[Path, Path]:
     """A checkpoint of one of :data:`GEOMETRIES` under ``folder``, and its engine with a draft,
-    which has what else is ``asked``."""
+    which has what else is ``asked``. ``inner``: the width of a dense layer."""
     kind, changes = GEOMETRIES[geometry]
-    sizes = SIZES | changes
+    sizes = SIZES | {"intermediate_size": inner} | changes
     if kind in DEEPSEEK_KINDS:
         del sizes["head_dim"]
         write_deepseek(folder / "model", kind=kind, **sizes)

@@ -96,7 +96,7 @@ class DriverGpu:
         return bool(self._call("asking for peers", ask, self._device, peer.device))
 
     def reach(self, peer: DriverGpu) -> None:
-        """Lets this GPU's kernels address the memory of another one, by its addresses."""
+        """Lets this GPU's kernels address the memory of another one, by that one's addresses."""
         self.use()
         (status,) = self._driver.cuCtxEnablePeerAccess(peer.context, 0)
         if status != self._driver.CUresult.CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from specbuild.runtime.engine_dir.weights_file import weight_spans
 from specbuild.runtime.errors import EngineFileError, UnsupportedHereError
 from specbuild.runtime.executors.cuda.check import gpu_reasons, ranked_reasons, read_plan
 from specbuild.runtime.executors.cuda.driver import open_gpu
-from specbuild.runtime.executors.cuda.executor import CudaExecutor
+from specbuild.runtime.executors.cuda.executor import CudaExecutor, PlacedPlan
 from specbuild.runtime.executors.cuda.gpu import Gpu
 from specbuild.runtime.executors.cuda.kernel_arguments import ReadFile
 from specbuild.runtime.executors.cuda.plan_check import check_draft_offsets, draft_offsets
+from specbuild.runtime.executors.cuda.programs import RankAddresses
 from specbuild.runtime.executors.cuda.ranked import RankedExecutor
 from specbuild.runtime.executors.cuda.upload import Piece, WeightsUpload
 from specbuild.runtime.executors.executor import OpenedEngine
@@ -47,15 +49,18 @@ def open_executor(
     readers: int,
     open_device: Callable[[], Gpu] | None = None,
     recorded: bool = True,
+    loopback: bool = False,
 ) -> CudaExecutor:
     """The engine on this machine's first GPU, or the one that ``open_device`` gives.
 
-    ``readers`` threads load the weights. ``recorded`` false launches kernel by kernel. Raises
+    ``readers`` threads load the weights. ``recorded`` false launches kernel by kernel.
+    ``loopback``: of an engine of several ranks the first, which is its own peer. What it computes
+    is of no model; what it takes is what a rank takes, but for the way between GPUs. Raises
     UnsupportedHereError before anything is loaded where it does not run here, EngineFileError
     where a file is damaged.
     """
     plan = read_plan(directory, manifest)
-    if plan.ranks > 1:
+    if plan.ranks > 1 and not loopback:
         raise UnsupportedHereError(f"{directory} runs on {plan.ranks} GPUs, one is opened")
     gpu = (open_device or open_gpu)()
 
@@ -66,7 +71,12 @@ def open_executor(
 
     try:
         _require_fit(directory, gpu_reasons(plan, gpu))
-        return CudaExecutor(gpu, plan, _reader(directory, manifest), load, recorded=recorded)
+        placed = PlacedPlan.on(gpu, plan) if plan.ranks > 1 else None
+        if placed is not None:
+            own = placed.memory.addresses
+            placed = replace(placed, addresses=RankAddresses(own, 0, (own,) * (plan.ranks - 1)))
+        read = _reader(directory, manifest)
+        return CudaExecutor(gpu, plan, read, load, recorded=recorded, placed=placed)
     except BaseException:
         gpu.close()
         raise

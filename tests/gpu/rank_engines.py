@@ -1,0 +1,56 @@
+"""Engines of several ranks on GPUs of this machine, or all ranks on its only one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.files import read_manifest
+from specbuild.runtime.executors.cuda.driver import gpu_count, open_gpu
+from specbuild.runtime.executors.cuda.gpu import LaunchConfig
+from specbuild.runtime.executors.cuda.loading import open_ranked
+from specbuild.runtime.executors.cuda.ranked import RankedExecutor
+
+
+class SharedGpu:
+    """A rank of several on one GPU.
+
+    No launch starts early: what waits there would hold what another rank needs to come so far.
+    """
+
+    def __init__(self, number: int) -> None:
+        del number
+        self._gpu = open_gpu()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gpu, name)
+
+    def launch(self, config: LaunchConfig, stream: Any) -> None:
+        self._gpu.launch(replace(config, programmatic=False), stream)
+
+    def reaches(self, peer: SharedGpu) -> bool:
+        del peer
+        return True
+
+    def reach(self, peer: SharedGpu) -> None:
+        """All of the memory is its own."""
+
+
+@contextmanager
+def on_ranks(directory: Path) -> Iterator[Engine]:
+    """An engine of several ranks, whose memory is given back behind it."""
+    manifest = read_manifest(directory)
+    alone = gpu_count() < manifest.ranks
+    executor = open_ranked(
+        directory, manifest, range(manifest.ranks), readers=4,
+        open_device=SharedGpu if alone else open_gpu,
+    )  # fmt: skip
+    assert isinstance(executor, RankedExecutor)
+    try:
+        yield Engine(manifest, executor)
+    finally:
+        executor.close()

@@ -1,0 +1,146 @@
+"""Small random models on two ranks: against transformers, one GPU, and themselves.
+
+With one GPU both ranks are on it. What a draft, neighbours or the cuts of a prompt must not change
+on one GPU, they must not change here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_dense_gpu as dense
+import torch
+from dense_models import build_dense
+from example_engine import CHAIN, TREE, build_example, example_prompts, on_gpu, outputs, records
+from rank_engines import on_ranks
+from test_transformers_gpu import check_errors, near_tie, scores
+
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.request import GenerateParams
+
+pytestmark = pytest.mark.timeout(600)
+
+GEOMETRIES = (
+    "llama, heads of 64", "qwen3, heads of 128", "qwen3_moe, mxfp4", "qwen3_moe, bf16",
+    "llama, biases, as many KV heads",
+)  # fmt: skip
+# Of a dense layer: whole blocks on both ranks.
+INNER = 576
+
+
+@dataclass(frozen=True)
+class Model:
+    """A checkpoint, its engine on two ranks, and where the one for one GPU is built."""
+
+    path: Path
+    geometry: str
+    engine: Engine
+
+
+@pytest.fixture(scope="module", params=GEOMETRIES)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    folder = tmp_path_factory.mktemp("ranks")
+    path, output = build_dense(folder, request.param, inner=INNER, tensor_parallel=2)
+    with on_ranks(output) as engine:
+        yield Model(path, request.param, engine)
+
+
+def test_scores_are_as_near_to_transformers_as_bf16_allows(model: Model) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    greedy = GenerateParams(max_new_tokens=dense.TOKENS, ignore_eos=True)
+    (record,) = records(model.engine, dense.prompts()[1:2], greedy, None)
+    ids = (*(dense.prompts()[1].prompt_ids or ()), *record.output_ids)
+    wanted = dense.forward(model.path, ids)
+    check_errors(scores(model.engine, wanted), wanted)
+    rows = np.arange(dense.LENGTHS[1] - 1, len(ids) - 1)
+    chosen = np.array(record.output_ids)
+    lost = wanted.fp32[rows].max(axis=1) - wanted.fp32[rows, chosen]
+    assert lost.max() < near_tie(wanted)
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_a_draft_and_neighbours_change_no_bit(model: Model, shape: DraftShape) -> None:
+    plain = dense.alone(model.engine, None)
+    together = records(model.engine, dense.prompts(), dense.params(), None)
+    assert outputs(together) == plain
+    assert dense.alone(model.engine, shape) == plain
+
+
+def test_one_gpu_gives_the_same_scores_but_for_rounding(
+    model: Model, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _, output = build_dense(tmp_path_factory.mktemp("one"), model.geometry, inner=INNER)
+    ids = tuple(int(t) for t in np.random.default_rng(3).integers(3, dense.VOCAB, 200))
+    ours = np.concatenate([scored.logits for scored in model.engine.decoder.score(ids)])
+    with on_gpu(output) as engine:
+        theirs = np.concatenate([scored.logits for scored in engine.decoder.score(ids)])
+    wanted = dense.forward(model.path, ids)
+    error = [np.sqrt(np.square(got - wanted.fp32).mean()) for got in (ours, theirs)]
+    # Both round at the same places; only the order of sums over K differs.
+    assert error[0] < 1.3 * error[1] + 1e-4
+    same = (ours.argmax(axis=1) == theirs.argmax(axis=1)).mean()
+    assert same > 0.9
+
+
+def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) -> None:
+    """Experts in MXFP4, sinks and windows, and a draft that is often right."""
+    output = build_example(tmp_path / "engine", tensor_parallel=2)
+    prompts = example_prompts()[:4]
+    greedy = GenerateParams(max_new_tokens=48, ignore_eos=True)
+    with on_ranks(output) as engine:
+        plain = records(engine, prompts, greedy, None)
+        drafted = records(engine, prompts, greedy, TREE)
+        assert outputs(drafted) == outputs(plain)
+        assert sum(r.stats.mean_acceptance_length for r in drafted) > 1.5 * len(prompts)
+    with on_gpu(build_example(tmp_path / "one")) as engine:
+        alone = records(engine, prompts, greedy, None)
+    # Another order of sums: the same texts until a near tie.
+    agreed = [
+        next(
+            (i for i, (a, b) in enumerate(zip(x.output_ids, y.output_ids, strict=True)) if a != b),
+            48,
+        )
+        for x, y in zip(plain, alone, strict=True)
+    ]
+    assert sum(agreed) > 24 * len(prompts)
+
+
+_FAULT = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from rank_engines import on_ranks
+from example_engine import example_prompts, records
+from specbuild.runtime.request import GenerateParams
+with on_ranks(Path({engine!r})) as engine:
+    executor = engine.executor
+    executor.fill("exchange.limit_ms", 1500)
+    list(records(engine, example_prompts()[:1], GenerateParams(max_new_tokens=4), None))
+    executor.ranks[1].runner.start = lambda entry: None
+    try:
+        records(engine, example_prompts()[:1], GenerateParams(max_new_tokens=4), None)
+    except Exception as error:
+        print("said:", error, flush=True)
+        import os
+        os._exit(3)
+"""
+
+
+def test_a_rank_that_is_never_launched_is_told(tmp_path: Path) -> None:
+    """The other one's kernels give up; the process ends with a sentence."""
+    output = build_example(tmp_path / "engine", tensor_parallel=2)
+    code = _FAULT.format(path=sys.path, engine=str(output))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 3, done.stderr[-2000:]
+    assert "GPU 0 waited" in done.stdout and "for GPU 1 in exchange 0 of prefill" in done.stdout
