@@ -86,6 +86,7 @@ def fused_model(
             weights_dtype=asked.kernels.weights_dtype or "bf16",
             tied=g.tied_head,
             kept=kept if codes else None,
+            ranks=plan.ranks,
         )
         results += run_passes(role, model, passes, asked.dump_passes)
     return FusedModel(target, draft, plan, models, tuple(results), kept)

@@ -1,0 +1,152 @@
+"""The parts of weights that ranks store: whole weights are cut, whatever their form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from fused_graphs import fused_model
+from hypothesis import given
+from hypothesis import strategies as st
+from left_out import examples
+from llama_checkpoints import write_llama
+
+from specbuild.builder.backends.cuda.shard.split import (
+    by_columns,
+    by_heads,
+    by_rows,
+    expert_down,
+    expert_gate_up,
+    inner_of_rank,
+)
+from specbuild.builder.graph.passes.weights import Recipe, derived, recipe_of
+from specbuild.plugins_cuda.linear.packing import pack_rows, unpack_rows
+from specbuild.plugins_cuda.rms_moe.packing import (
+    pack_down,
+    pack_down_values,
+    pack_gate_up,
+    pack_gate_up_values,
+    unpack_down,
+    unpack_down_values,
+    unpack_gate_up,
+    unpack_gate_up_values,
+)
+
+RANKS = st.sampled_from([2, 4, 8])
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
+def test_codes_of_parts_are_parts_of_the_codes(tmp_path: Path, dtype: str) -> None:
+    """A rank's part is rounded as it would be within the whole: blocks of 32 columns are whole."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
+    write_llama(tmp_path, **sizes, intermediate_size=256)
+    limits = {"max_seq_len": 64, "max_batch_size": 1, "page_size": 16}
+    one, two = (
+        fused_model(tmp_path, **limits, weights_dtype=dtype, **several)
+        for several in ({}, {"tensor_parallel": 2})
+    )
+    whole = one.models["target"].graph.initializers
+    splits: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "qkv_proj": partial(by_heads, q_heads=8, kv_heads=2, ranks=2),
+        "o_proj": partial(by_columns, ranks=2),
+        "gate_up_proj": partial(by_rows, ranks=2),
+        "down_proj": partial(by_columns, ranks=2),
+    }
+    seen = set()
+    for name, value in two.models["target"].graph.initializers.items():
+        recipe = recipe_of(value)
+        if recipe is None or recipe.ranks == 1:
+            continue
+        expected = recipe_of(whole[name.replace(".sharded", "")])
+        assert expected is not None and name.endswith(f".packed.sharded.{dtype}"), name
+        kind = name.split(".packed")[0].rsplit(".", 1)[1]
+        assert torch.equal(recipe.checked(), splits[kind](expected.checked())), name
+        seen.add(kind)
+    assert seen == set(splits)
+
+
+@examples(20)
+@given(ranks=RANKS, seed=st.integers(0, 99))
+def test_dense_parts_are_rows_and_columns_of_the_weight(ranks: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(16 * ranks * 2, 32 * ranks, generator=generator)
+    for part, expected in zip(by_rows(pack_rows(weight), ranks), weight.chunk(ranks), strict=True):
+        assert torch.equal(unpack_rows(part), expected)
+    columns = zip(by_columns(pack_rows(weight), ranks), weight.chunk(ranks, 1), strict=True)
+    for part, expected in columns:
+        assert torch.equal(unpack_rows(part.contiguous()), expected)
+
+
+@examples(20)
+@given(ranks=RANKS, kv_heads=st.sampled_from([1, 2, 4, 8]), group=st.sampled_from([1, 2, 8]))
+def test_every_rank_has_the_heads_that_attend_together(
+    ranks: int, kv_heads: int, group: int
+) -> None:
+    q_heads = kv_heads * group
+    if q_heads % ranks:
+        return
+    # Each head is its number: queries from 0, keys from 100, values from 200.
+    numbers = [range(q_heads), range(100, 100 + kv_heads), range(200, 200 + kv_heads)]
+    rows = torch.tensor([n for part in numbers for n in part]).repeat_interleave(3)
+    own_kv = max(1, kv_heads // ranks)
+    for part in by_heads(rows, q_heads, kv_heads, ranks).tolist():
+        heads = part[::3]
+        assert part == [head for head in heads for _ in range(3)]
+        q, k, v = heads[: -2 * own_kv], heads[-2 * own_kv : -own_kv], heads[-own_kv:]
+        assert len(q) == q_heads // ranks
+        assert {head // group + 100 for head in q} == set(k) == {head - 100 for head in v}
+    queries = by_heads(rows, q_heads, kv_heads, ranks)[:, : 3 * (q_heads // ranks)]
+    assert sorted(set(queries.flatten().tolist())) == list(range(q_heads))
+
+
+@examples(12)
+@given(ranks=RANKS, blocks=st.integers(1, 5), seed=st.integers(0, 9), coded=st.booleans())
+def test_experts_are_cut_in_blocks_and_padded_with_zeros(
+    ranks: int, blocks: int, seed: int, coded: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    inner, hidden, own = 32 * blocks, 64, inner_of_rank(32 * blocks, ranks)
+    if coded:
+        up = [
+            torch.randint(0, 256, (2, 2 * inner, hidden // 32, 16), generator=generator),
+            torch.randint(1, 127, (2, 2 * inner, hidden // 32), generator=generator),
+        ]
+        down = [torch.randint(0, 256, (2, hidden, blocks, 16), generator=generator),
+                torch.randint(1, 127, (2, hidden, blocks), generator=generator)]  # fmt: skip
+        up, down = [t.byte() for t in up], [t.byte() for t in down]
+        w1 = expert_gate_up(pack_gate_up(*up), ranks)
+        w2 = expert_down(pack_down(*down), inner, ranks)
+        codes = torch.cat([unpack_gate_up(part)[0] for part in w1], dim=1)
+        of_down = torch.cat([unpack_down(part, own)[0] for part in w2], dim=2)
+        rows, columns, wanted = 1, 2, (up[0], down[0])
+    else:
+        wanted = (torch.randn(2, hidden, 2 * inner, generator=generator),
+                  torch.randn(2, inner, hidden, generator=generator))  # fmt: skip
+        w1 = expert_gate_up(pack_gate_up_values(wanted[0]), ranks)
+        w2 = expert_down(pack_down_values(wanted[1]), inner, ranks)
+        codes = torch.cat([unpack_gate_up_values(part) for part in w1], dim=2)
+        of_down = torch.cat([unpack_down_values(part, own) for part in w2], dim=1)
+        rows, columns = 2, 1
+    assert torch.equal(codes.narrow(rows, 0, 2 * inner), wanted[0])
+    assert torch.equal(of_down.narrow(columns, 0, columns_of(inner, coded=coded)), wanted[1])
+    assert not codes.narrow(rows, 2 * inner, codes.shape[rows] - 2 * inner).any()
+    behind = columns_of(inner, coded=coded)
+    assert not of_down.narrow(columns, behind, of_down.shape[columns] - behind).any()
+
+
+def columns_of(inner: int, *, coded: bool) -> int:
+    """Entries of the axis of ``inner`` columns: blocks of 32 where they are codes."""
+    return inner // 32 if coded else inner
+
+
+def test_what_is_made_of_parts_is_made_of_each() -> None:
+    parts = torch.arange(12.0).view(2, 3, 2)
+    sharded = Recipe((3, 2), torch.float32, ("a",), lambda: parts, ranks=2)
+    shared = Recipe((2,), torch.float32, ("b",), lambda: torch.tensor([10.0, 20.0]))
+    made = derived([sharded, shared, None], lambda a, b, _: a @ b)
+    assert (made.ranks, made.shape, made.sources) == (2, (3,), ("a", "b"))
+    assert torch.equal(made.checked(), parts @ torch.tensor([10.0, 20.0]))
+    assert not made.describes(shared)
