@@ -57,6 +57,11 @@ class _Outputs:
     wall_s: float
     cpu_s: float
 
+    @property
+    def per_sequence(self) -> float:
+        """The mean rate of a sequence between its first token and its last."""
+        return sum(1 / r.stats.tpot_s for r in self.records if r.stats.tpot_s) / len(self.records)
+
     def per_s(self, seconds: float) -> float:
         return sum(len(record.output_ids) - 1 for record in self.records) / seconds
 
@@ -73,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of an output without it (96)")
     parser.add_argument("--rounds", type=int, default=5, help="of all prompts, in pairs (5)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (0)")
-    parser.add_argument("--depth", type=int, help="of every draft; else what pays")
+    parser.add_argument("--depth", type=int, help="of every draft, 0 for none; else what pays")
     parser.add_argument(
         "--undrafted", action="store_true", help="decode without a draft where there is no schema"
     )
@@ -122,6 +127,8 @@ def _measured(
         "tokens_per_s": [
             median(side.per_s(side.wall_s) for side in each) for each in zip(*pairs, strict=True)
         ],
+        # Outputs of a schema have other lengths, so a group's last ones run alone.
+        "ratio_per_sequence": median(b.per_sequence / a.per_sequence for a, b in pairs),
         "ratio": median(b.per_s(b.wall_s) / a.per_s(a.wall_s) for a, b in pairs),
         "cpu_ratio": median(b.per_s(b.cpu_s) / a.per_s(a.cpu_s) for a, b in pairs),
     }
@@ -139,7 +146,7 @@ def _decoded(
 ) -> _Outputs:
     """The prompts, so many together; a group's clocks run from its first step to its last."""
     shape: str | DraftShape | None = "default"
-    if asked.undrafted and params.guide is None:
+    if asked.depth == 0 or (asked.undrafted and params.guide is None):
         shape = None
     elif asked.depth is not None:
         shape = DraftShape(1, asked.depth, asked.depth)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,6 +39,20 @@ def numbers(flag: str, text: str) -> tuple[int, ...]:
 def listed(values: Sequence[int]) -> str:
     """What ``numbers`` reads as these."""
     return ",".join(map(str, values))
+
+
+def probabilities(flag: str, given: float | str) -> float | tuple[float, float]:
+    """The probability ``0.7``, or both ends of ``0.4:0.9``; SpecbuildError for anything else."""
+    try:
+        ends = tuple(float(part) for part in str(given).split(":"))
+    except ValueError:
+        ends = ()
+    in_order = all(low <= high for low, high in pairwise((0.0, *ends, 1.0)))
+    if len(ends) not in (1, 2) or not in_order:
+        raise SpecbuildError(
+            f"{flag} {given} is no probability: give one from 0 to 1, or a range as 0.4:0.9"
+        )
+    return ends[0] if len(ends) == 1 else (ends[0], ends[1])
 
 
 def opposite(_flag: str, given: bool) -> bool:

@@ -19,7 +19,7 @@ LEVELS = 3
 CHAIN = DraftShape(draft_top_k=1, draft_depth=LEVELS, draft_tokens=LEVELS)
 
 
-def tiny(acceptance: float | None, **changes: Any) -> SynthModel:
+def tiny(acceptance: float | tuple[float, float] | None, **changes: Any) -> SynthModel:
     sizes = {"prompts": PROMPTS, "prompt_tokens": PROMPT_TOKENS, **changes}
     return SynthModel(SynthOptions("tiny", acceptance=acceptance, **sizes))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from statistics import mean
 from typing import Any
+
+import torch
 
 from specbuild.builder.checkpoint.config_fields import QUANTIZATION
 from specbuild.builder.checkpoint.config_json import Config
@@ -14,6 +17,7 @@ from specbuild.builder.checkpoint.quantization.registry import float_tensors
 from specbuild.builder.checkpoint.target_parts import TargetCheckpoint
 from specbuild.builder.families.family import SynthDraft
 from specbuild.builder.families.registry import retrofitted, synth_draft, target_family
+from specbuild.builder.option_readers import probabilities
 from specbuild.builder.synth.geometry import named_geometry
 from specbuild.builder.synth.noise import Noise
 from specbuild.builder.synth.options import DEFAULT_DRAFT_KIND, DEFAULT_TV, SynthOptions
@@ -22,7 +26,15 @@ from specbuild.builder.synth.quantized_weights import WEIGHTS_FORMATS, quantized
 from specbuild.builder.synth.spread import TokenSpread, token_spread
 from specbuild.builder.synth.target import synth_target
 from specbuild.builder.synth.tensor import SynthTensor
-from specbuild.builder.synth.tokens import DraftRules, TokenRules, draft_rules, prompts, token_rules
+from specbuild.builder.synth.tokens import (
+    DraftRules,
+    TokenRules,
+    draft_rules,
+    draft_rules_by_prompt,
+    prompt_places,
+    prompts,
+    token_rules,
+)
 from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
@@ -47,10 +59,10 @@ class SynthModel:
             self.target = self._with_latents(options.latent)
         if options.indexer:
             self.target = self._with_indexers(options.indexer)
-        if options.acceptance is not None and not 0 <= options.acceptance <= 1:
-            raise SpecbuildError(
-                f"--acceptance {options.acceptance} is a probability: choose one from 0 to 1"
-            )
+        if options.acceptance is not None:
+            ends = options.acceptance
+            text = ":".join(map(str, ends)) if isinstance(ends, tuple) else str(ends)
+            probabilities("--acceptance", text)
         self._refuse_spread()
         unique = options.unique_layers
         if unique is not None and not 1 <= unique <= self.target.layers:
@@ -143,8 +155,34 @@ class SynthModel:
     def draft_rules(self) -> DraftRules:
         """Which follows which in the draft."""
         assert self.options.acceptance is not None
-        rules = draft_rules(self.noise, self.rules, self.options.acceptance)
+        acceptance = self.options.acceptance
+        if isinstance(acceptance, tuple):
+            rules = draft_rules_by_prompt(
+                self.noise, self.rules, self._prompt_places, self.prompt_acceptances
+            )
+        else:
+            rules = draft_rules(self.noise, self.rules, acceptance)
         return replace(rules, spread=self.spread)
+
+    @property
+    def prompt_acceptances(self) -> list[float]:
+        """The probability that the draft is correct behind each prompt; empty without a draft.
+
+        It holds for as many tokens as lie between two prompts along the target's cycle.
+        """
+        acceptance, count = self.options.acceptance, self.options.prompts
+        if not isinstance(acceptance, tuple):
+            return [] if acceptance is None else [acceptance] * count
+        low, high = acceptance
+        order = torch.randperm(count, generator=self.noise.generator("acceptance of prompts"))
+        return [low + (high - low) * (place + 0.5) / count for place in order.tolist()]
+
+    @property
+    def _prompt_places(self) -> torch.Tensor:
+        asked = self.options
+        return prompt_places(
+            self.noise, self.rules, count=asked.prompts, length=asked.prompt_tokens
+        )[1]
 
     @cached_property
     def spread(self) -> TokenSpread | None:
@@ -187,11 +225,11 @@ class SynthModel:
     @cached_property
     def draft_tensors(self) -> dict[str, SynthTensor]:
         """By their names in a checkpoint; empty without a draft."""
-        acceptance = self.options.acceptance
-        if self.draft is None or acceptance is None:
+        acceptances = self.prompt_acceptances
+        if self.draft is None or not acceptances:
             return {}
         return self.made_draft.tensors(
-            self.noise, self.draft, self.target, self.draft_rules, acceptance
+            self.noise, self.draft, self.target, self.draft_rules, mean(acceptances)
         )
 
     @property

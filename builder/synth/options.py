@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from specbuild.builder.option_group import Described, OptionGroup
+from specbuild.builder.option_readers import probabilities
 from specbuild.runtime.engine_dir.drafters.registry import MODEL_NAMES
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ _PROMPTS = "Prompts"
 
 @dataclass(frozen=True)
 class SynthOptions(OptionGroup):
-    """``acceptance`` None is a model without a draft; ``unique_layers`` None stores every layer.
+    """``acceptance`` None is a model without a draft; a pair has a value between its ends for each
+    prompt. ``unique_layers`` None stores every layer.
 
     With ``target_entropy`` the next token is one of several, ``acceptance`` is 1 and ``draft_tv``
     sets how far the draft is from the target.
@@ -48,13 +50,14 @@ class SynthOptions(OptionGroup):
         Described("Number of layers, for tests.", "N", least=1, shown="the geometry's"),
     ] = None
     acceptance: Annotated[
-        float | None,
+        float | tuple[float, float] | None,
         Described(
-            "Probability that the draft is correct at each position; needs --draft.",
+            "Probability that the draft is correct at each position; needs --draft. With LOW:HIGH "
+            "every prompt has one of its own, spread evenly.",
             "P",
-            least=0.0,
-            most=1.0,
             usual=DEFAULT_ACCEPTANCE,
+            typed=str,
+            read=probabilities,
         ),
     ] = None
     target_entropy: Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,12 +74,35 @@ def token_rules(
 
 
 def draft_rules(noise: Noise, rules: TokenRules, acceptance: float) -> DraftRules:
-    """A draft over the tokens of the cycle; after the share ``acceptance`` of them it is right.
+    """A draft over the tokens of the cycle; after the share ``acceptance`` of them it is right."""
+    return _draft_rules(noise, rules, _right(noise, len(rules.cycle), acceptance))
+
+
+def draft_rules_by_prompt(
+    noise: Noise, rules: TokenRules, places: torch.Tensor, acceptances: Sequence[float]
+) -> DraftRules:
+    """The same, right after another share of the tokens from each of ``places`` on.
+
+    ``places`` int64 [count] are ascending along the cycle, but for where it begins anew.
+    """
+    size = len(rules.cycle)
+    right = torch.empty(size, dtype=torch.bool)
+    lengths = (places.roll(-1) - places) % size
+    if len(places) == 1:
+        lengths[:] = size
+    for i, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
+        segment = (place + torch.arange(length)) % size
+        right[segment] = _right(noise, length, acceptances[i], f"agreement {i}")
+    return _draft_rules(noise, rules, right)
+
+
+def _draft_rules(noise: Noise, rules: TokenRules, right: torch.Tensor) -> DraftRules:
+    """A draft that is ``right``, bool [S], after some tokens of the cycle.
 
     After every other one it says what follows another of these, so each token still follows one.
     """
     cycle = rules.cycle
-    wrong = (~_right(noise, len(cycle), acceptance)).nonzero().flatten()
+    wrong = (~right).nonzero().flatten()
     if len(wrong) == 1:
         # A lone one would be sent to itself.
         wrong = torch.cat([wrong, (wrong + 1) % len(cycle)])
@@ -91,15 +115,23 @@ def draft_rules(noise: Noise, rules: TokenRules, acceptance: float) -> DraftRule
 
 def prompts(noise: Noise, rules: TokenRules, *, count: int, length: int) -> list[list[int]]:
     """Prompts of random tokens of the cycle whose last ones stand evenly along it."""
+    drawn, places = prompt_places(noise, rules, count=count, length=length)
+    drawn[:, -1] = places
+    return rules.cycle[drawn].tolist()
+
+
+def prompt_places(
+    noise: Noise, rules: TokenRules, *, count: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random places in the cycle [count, length], and those of the prompts' ends [count]."""
     size = len(rules.cycle)
     generator = noise.generator("prompts")
-    drawn = rules.cycle[torch.randint(size, (count, length), generator=generator)]
+    drawn = torch.randint(size, (count, length), generator=generator)
     first = int(torch.randint(size, (1,), generator=generator))
-    drawn[:, -1] = rules.cycle[(first + torch.arange(count) * size // count) % size]
-    return drawn.tolist()
+    return drawn, (first + torch.arange(count) * size // count) % size
 
 
-def _right(noise: Noise, size: int, acceptance: float) -> torch.Tensor:
+def _right(noise: Noise, size: int, acceptance: float, name: str = "agreement") -> torch.Tensor:
     """bool [size]: where along the cycle the draft agrees.
 
     k or more agreements stand between two disagreements with the probability acceptance^k. Of
@@ -107,7 +139,7 @@ def _right(noise: Noise, size: int, acceptance: float) -> torch.Tensor:
     """
     if acceptance in (0, 1):
         return torch.full((size,), bool(acceptance))
-    generator = noise.generator("agreement")
+    generator = noise.generator(name)
     right = torch.ones(size, dtype=torch.bool)
     place = 0
     while place < size:

@@ -56,23 +56,23 @@ class DeviceProposals:
         ]
         # A chain that a guide may refuse is not proposed. After a refusal the draft ingests tokens
         # from the refused one on, and its buffer must still hold them.
-        free_tokens = [
-            0 if s.guide is not None else n for s, n in zip(sequences, max_tokens, strict=True)
-        ]
-        self._sequences = sequences
-        self._proposal = self._drafter.propose_chains(sequences, free_tokens)
-        if any(forced):
-            self._proposal = self._with_forced(forced, max_tokens)
-        return tuple(c[n:] for c, n in zip(self._proposal.cumulative_probs, unread, strict=True))
-
-    def _with_forced(self, forced: Sequence[bool], max_tokens: Sequence[int]) -> HostProposal:
-        """Return the proposal with chains of forced tokens for some of the sequences."""
-        tokens, probs = list(self._proposal.tokens), list(self._proposal.cumulative_probs)
-        for b, sequence in enumerate(self._sequences):
-            if forced[b] and sequence.guide is not None:
+        tokens: list[Sequence[int]] = [()] * len(sequences)
+        probs: list[tuple[float, ...]] = [()] * len(sequences)
+        free = [b for b, sequence in enumerate(sequences) if sequence.guide is None]
+        if free:
+            proposal = self._drafter.propose_chains(
+                [sequences[b] for b in free], [max_tokens[b] for b in free]
+            )
+            for b, chain, of_chain in zip(
+                free, proposal.tokens, proposal.cumulative_probs, strict=True
+            ):
+                tokens[b], probs[b] = chain, of_chain
+        for b, (sequence, is_forced) in enumerate(zip(sequences, forced, strict=True)):
+            if is_forced and sequence.guide is not None:
                 tokens[b] = sequence.guide.forced(sequence.output)[: max(max_tokens[b], 0)]
                 probs[b] = (1.0,) * len(tokens[b])
-        return HostProposal(tokens, tuple(probs))
+        self._sequences, self._proposal = sequences, HostProposal(tokens, tuple(probs))
+        return tuple(c[n:] for c, n in zip(probs, unread, strict=True))
 
     def write(
         self,
