@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from specbuild.builder.backends.cuda.fusions.checkpoint_codes import code_form
 from specbuild.builder.checkpoint.gguf.block_types import READ, BlockType
-from specbuild.builder.checkpoint.gguf.blocks import block_layout, is_quantised
-from specbuild.builder.checkpoint.gguf.values import scale_dtype
+from specbuild.builder.checkpoint.gguf.blocks import is_quantised
+from specbuild.builder.checkpoint.gguf.container import GgufTensor
+from specbuild.builder.checkpoint.gguf.values import quantized_form
 from specbuild.builder.checkpoint.quantization.registry import FORMATS
-from specbuild.plugins_cuda.linear.group_codes import CodeForm, code_storage
+from specbuild.plugins_cuda.linear.group_codes import code_storage
 
 PAGE = Path(__file__).with_name("quantised-checkpoints.md")
 BEGIN = "<!-- The table of formats is generated: `make docs` writes it. -->\n"
@@ -33,18 +35,17 @@ def on_cpu(stored: str) -> str:
 
 def on_cuda(stored: str) -> str:
     """How a CUDA engine stores what the table calls ``stored``, of safetensors."""
-    is_integer = "int4" in stored or "W4A16" in stored
-    return "codes of at most 4 bits, else bf16" if is_integer else "bf16"
+    if "MXFP8" in stored:
+        return "bf16"
+    if "int4" in stored or "W4A16" in stored:
+        return "codes of at most 4 bits, else bf16"
+    return "codes" if any(name in stored for name in ("FP8", "float8", "W8A8")) else "bf16"
 
 
 def on_cuda_of_gguf(kind: BlockType) -> str:
     """How a CUDA engine stores a type of GGUF."""
-    layout = block_layout(kind.name)
-    assert layout is not None
-    form = CodeForm(
-        layout.code_type, layout.bits, (1, layout.group), layout.has_minima, scale_dtype(kind)
-    )
-    return "bf16" if code_storage(form, _COLUMNS) is None else "codes"
+    form = quantized_form(GgufTensor(kind.name, (1, _COLUMNS), kind, Path(), 0, 0))
+    return "bf16" if code_storage(code_form(form), _COLUMNS) is None else "codes"
 
 
 def rows() -> Iterator[tuple[str, ...]]:

@@ -49,10 +49,8 @@ struct LinearShape {
   static constexpr bool kWholeUnits = kSliceBlocks % kUnitBlocks == 0;
   static constexpr int kDepthBlocks = kDepth * kUnitBlocks;
   static constexpr int kSteps = round_up(kSliceUnits, kDepth);
-  // With Units::kApart every step is a branch of its own: else the assembler decodes so far ahead
-  // that registers run out.
-  static constexpr bool kEven = kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits &&
-                                kWholeUnits && !Units::kApart;
+  static constexpr bool kEven =
+      kSliceBlocks * kSlices == kBlocks && kSteps == kSliceUnits && kWholeUnits;
   static constexpr int kWarpPartialBytes = kTiles * kTokenTiles * kHalfTileBytes;
   static constexpr int kPartialBytes = kWarps * kWarpPartialBytes;
   static constexpr int kRingBytes = kWarps * kRing * kTiles * Units::kBytes;
@@ -223,6 +221,10 @@ class WeightStream {
 
   // Whether no load follows the first ones.
   static constexpr bool kAllAtOnce = Chunks::kOnlyOne && Shape::kDepth == Shape::kSteps;
+  // Whether every step is a branch of its own: in one run of code the assembler decodes so far
+  // ahead that registers run out.
+  static constexpr bool kApart =
+      Units::kApart == Apart::kAlways || (kAllAtOnce && Units::kApart == Apart::kAllAtOnce);
 
   // Where a chunk's first tile begins for this lane, and which of its tiles the lane needs.
   struct Place {
@@ -251,7 +253,7 @@ class WeightStream {
 
   // Whether a unit is one of this slice, and whether a block of it is.
   __device__ __forceinline__ bool holds(int unit) const {
-    return Shape::kEven || max(first_block(unit), 0) < blocks_;
+    return (Shape::kEven && !kApart) || max(first_block(unit), 0) < blocks_;
   }
   __device__ __forceinline__ bool holds_block(int block) const {
     constexpr bool kWhole = Shape::kBlocks % Shape::kUnitBlocks == 0 && Shape::kWholeUnits;

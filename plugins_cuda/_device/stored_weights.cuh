@@ -1,7 +1,8 @@
 // The forms of dense weights by the number that a launch names (linear/storage.py).
 #pragma once
 
-#include "group_units.cuh"
+#include "byte_units.cuh"
+#include "nibble_units.cuh"
 #include "weight_units.cuh"
 
 template <int weights>
@@ -29,4 +30,32 @@ struct WeightUnits<4> {
 template <>
 struct WeightUnits<5> {
   using Units = Int4Units<32>;
+};
+template <>
+struct WeightUnits<6> {
+  using Units = Q8Units;
+};
+template <>
+struct WeightUnits<7> {
+  using Units = Fp8CodeUnits<false>;
+};
+template <>
+struct WeightUnits<8> {
+  using Units = Q41Units;
+};
+template <>
+struct WeightUnits<9> {
+  using Units = KUnits<4>;
+};
+template <>
+struct WeightUnits<10> {
+  using Units = KUnits<5>;
+};
+template <>
+struct WeightUnits<11> {
+  using Units = Q6KUnits;
+};
+template <>
+struct WeightUnits<12> {
+  using Units = Fp8CodeUnits<true>;
 };

@@ -15,6 +15,10 @@
 
 constexpr int kLoadBytes = 512;
 
+// When steps of a stream are branches of their own, for the registers that decoding takes: where
+// all loads are in flight at once, or in loops too.
+enum class Apart { kNever, kAllAtOnce, kAlways };
+
 // What a lane holds of a unit: its codes, and words of scales.
 template <int kLoads, int kScaleWords>
 struct HeldUnit {
@@ -28,7 +32,8 @@ struct HeldUnit<kLoads, 0> {
 
 struct Bf16Units {
   static constexpr int kBlocks = 1, kLoads = 2, kBytes = kLoads * kLoadBytes;
-  static constexpr bool kScaled = false, kApart = false;
+  static constexpr bool kScaled = false;
+  static constexpr Apart kApart = Apart::kNever;
   using Stored = uint16_t;
   using Held = HeldUnit<kLoads, 0>;
 
@@ -56,7 +61,8 @@ struct Bf16Units {
 template <int loads, int scale_bytes, int scale_words>
 struct CodedUnits {
   static constexpr int kBlocks = 2, kLoads = loads, kBytes = kLoads * kLoadBytes + scale_bytes;
-  static constexpr bool kScaled = true, kApart = false;
+  static constexpr bool kScaled = true;
+  static constexpr Apart kApart = Apart::kNever;
   using Stored = unsigned char;
   using Held = HeldUnit<kLoads, scale_words>;
 

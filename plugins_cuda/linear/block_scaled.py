@@ -15,7 +15,7 @@ Of a bf16 weight packed by ``pack_rows``, [N/16, K/32, 512], two blocks make a *
 block stands beside a block of zeros. A unit has, for lane 4·g + t and halves h (rows g + 8·h),
 
     mxfp4   [lane][block][h] u32       8 codes: columns 8t … 8t+7, placed as ``E2M1_WORDS``
-    fp8     [block][lane][h][2] u32    4 codes: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``_E4M3_WORDS``
+    fp8     [block][lane][h][2] u32    4 codes: columns 8t … 8t+3 or 8t+4 … 8t+7, as ``E4M3_WORDS``
     int8    [block][lane][h][2] u32    4 codes of the same columns, as ``_INT8_WORDS``
     all     [g][block][h] u8           the scales
 """
@@ -29,6 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.launches import TensorInfo
+from specbuild.plugins_cuda.linear.byte_codes import E4M3_WORDS
 from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, decoded_codes
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_VALUES
 from specbuild.plugins_cuda.linear.storage import (
@@ -50,16 +51,6 @@ if TYPE_CHECKING:
 # Values that are quantised at once: bounds the memory, about 100 bytes each.
 _CHUNK_VALUES = 1 << 22
 _SCALE_BIAS = 127
-# Four codes of a word: the first two come to stand in bf16 pairs by a mask, the others by a turn, a
-# shift and two masks.
-_E4M3_WORDS = PlacedWords(
-    (
-        (4, 5, 6, 7, 8, 9, 10, 15),
-        (20, 21, 22, 23, 24, 25, 26, 31),
-        (0, 1, 2, 11, 12, 13, 14, 19),
-        (16, 17, 18, 27, 28, 29, 30, 3),
-    )
-)
 # Magnitudes at the lower bits of a half, signs at its highest: by a mask, or by two turns of eight.
 _INT8_WORDS = PlacedWords(
     (
@@ -268,7 +259,7 @@ def _e2m1_values(codes: torch.Tensor) -> torch.Tensor:
 
 
 def _fp8_words(codes: torch.Tensor) -> torch.Tensor:
-    return _byte_words(codes, _E4M3_WORDS)
+    return _byte_words(codes, E4M3_WORDS)
 
 
 def _int8_words(codes: torch.Tensor) -> torch.Tensor:
@@ -282,7 +273,7 @@ def _byte_words(codes: torch.Tensor, placed: PlacedWords) -> torch.Tensor:
 
 
 def _read_fp8(words: torch.Tensor) -> torch.Tensor:
-    return _e4m3_values(_read_bytes(words, _E4M3_WORDS)).flatten(5)
+    return _e4m3_values(_read_bytes(words, E4M3_WORDS)).flatten(5)
 
 
 def _e4m3_values(codes: torch.Tensor) -> torch.Tensor:

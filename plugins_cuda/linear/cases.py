@@ -6,14 +6,26 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.group_codes import (
-    GROUP_STORAGES,
+from specbuild.plugins_cuda.linear.codec import (
+    BLOCK_MINIMUM,
+    BLOCK_SCALE,
+    MINIMUM,
+    SCALE,
+    ZERO,
     GroupedCodes,
-    group_columns,
-    pack_codes,
+    GroupPart,
 )
+from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, codec_of, pack_codes
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS, packed_shape
-from specbuild.plugins_cuda.linear.storage import BF16, FP8, LOAD_BYTES, MXFP4, Storage
+from specbuild.plugins_cuda.linear.storage import (
+    BF16,
+    FP8,
+    FP8_BLOCK,
+    FP8_ROWS,
+    LOAD_BYTES,
+    MXFP4,
+    Storage,
+)
 
 # Values of one large weight that are drawn; the rest of it repeats them, rescaled tile by tile.
 _DRAWN_VALUES = 1 << 24
@@ -44,18 +56,44 @@ def draw_packed(
 
 def draw_codes(rng: np.random.Generator, rows: int, columns: int, storage: Storage) -> np.ndarray:
     """A packed weight of random codes, with scales of such products."""
+    return pack_codes(draw_groups(rng, rows, columns, storage), storage).numpy()
+
+
+def draw_groups(
+    rng: np.random.Generator, rows: int, columns: int, storage: Storage
+) -> GroupedCodes:
+    """Random codes of a weight, and numbers of its groups that ``storage`` has."""
     import torch
 
-    group = group_columns(storage)
-    groups = -(-columns // group)
-    scales = rng.uniform(0.5, 1.0, (rows, groups)) * columns**-0.5 / 4
-    drawn = GroupedCodes(
-        torch.from_numpy(rng.integers(0, 16, (rows, columns), np.uint8)),
-        torch.from_numpy(scales).half().float(),
-        group,
-        zero_points=torch.from_numpy(rng.integers(0, 16, (rows, groups), np.int16)),
-    )
-    return pack_codes(drawn, storage).numpy()
+    codec = codec_of(storage)
+    most = 1 << codec.bits
+    if storage in (FP8_BLOCK, FP8_ROWS):
+        drawn = torch.from_numpy(rng.integers(0, 127, (rows, columns), np.uint8))
+        drawn |= torch.from_numpy(rng.integers(0, 2, (rows, columns), np.uint8)) << 7
+        codes, middle, size = drawn.view(torch.float8_e4m3fn), 0, 100.0
+    else:
+        signed = MINIMUM not in codec.parts and ZERO not in codec.parts
+        middle = most // 2 if signed else 0
+        codes = torch.from_numpy(rng.integers(0, most, (rows, columns))) - middle
+        size = most / 4.0
+    few = {SCALE: 64, MINIMUM: 64}
+    products = BLOCK_SCALE in codec.parts
+    parts: dict[str, GroupPart] = {}
+    for name, part in codec.parts.items():
+        shape = (rows, -(-columns // part))
+        if name == ZERO:
+            made = rng.integers(0, most, shape)
+        elif products and name in few:
+            low = 0 if MINIMUM in codec.parts else -few[name]
+            made = rng.integers(low, few[name], shape)
+        else:
+            sign = -most / 2.0 if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
+            rate = columns**-0.5 / size / (32 if products else 1)
+            made = (sign * rng.uniform(0.5, 1.0, shape) * rate).astype(np.float16)
+        if storage is FP8_BLOCK:
+            made = np.repeat(made[::8].astype(np.float32) * np.float32(1.1), 8, axis=0)[:rows]
+        parts[name] = GroupPart(torch.from_numpy(made).float(), part)
+    return GroupedCodes(codes, parts)
 
 
 def _coded(rng: np.random.Generator, drawn: np.ndarray, tiles: int, storage: Storage) -> np.ndarray:

@@ -91,7 +91,10 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     require_decode_rows(dense.op, dense.rows)
     require_tactic(dense.op, request.tactic, STREAMING_KEYS)
     tokens_weigh = dense.weight_bytes < 2 * request.target.multiprocessors * dense.token_bytes
-    fewest = _FEWEST_ROWS_BY_CODES if dense.storage.scaled and tokens_weigh else _FEWEST_ROWS
+    # Where decoding takes longer, sharing out the tokens gains less than adding up sums costs.
+    is_slow = dense.storage.heavy and dense.storage.loads == 1
+    shares = dense.storage.scaled and not is_slow and tokens_weigh
+    fewest = _FEWEST_ROWS_BY_CODES if shares else _FEWEST_ROWS
     wanted = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
     if not request.tactic.get("many", int(wanted)):
         return None
@@ -112,7 +115,7 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     groups, shares = _groups_and_shares(request, dense)
     passes = -(-dense.rows // (token_tiles * TOKENS_PER_TILE))
     usual = _LOADS_OF_CODES if storage.scaled else _LOADS
-    loads = request.tactic.get("loads", usual[token_tiles])
+    loads = request.tactic.get("loads", storage.held_loads(usual[token_tiles]))
     constants = (
         ("K_BLOCKS", dense.blocks),
         ("TILE_COUNT", dense.tiles),
@@ -159,7 +162,7 @@ def _by_panels(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     token_tiles = columns // TOKENS_PER_TILE
     by_three = storage.scaled and ready and columns <= _MOST_COLUMNS_OF_CODES
     multiplying = _PANEL_WARPS_OF_CODES if by_three else PANEL_WARPS
-    usual_loads = _panel_loads(dense, columns, ready=ready)
+    usual_loads = storage.held_loads(_panel_loads(dense, columns, ready=ready))
     constants = (
         ("K_BLOCKS", dense.blocks),
         ("TILE_COUNT", dense.tiles),

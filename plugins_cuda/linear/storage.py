@@ -6,8 +6,8 @@ A tile of 16 rows is cut into *units* of one or two blocks of 32 columns, which 
     fp8    [N/16, ⌈K/64⌉, 1056]      uint8  1024 e4m3 codes and 32 scales (``block_scaled.py``)
     mxfp4  [N/16, ⌈K/64⌉, 544]       uint8  1024 e2m1 codes, two a byte, and 32 scales
     int8   [N/16, ⌈K/64⌉, 1056]      uint8  1024 signs and magnitudes and 32 scales
-    int4   [N/16, ⌈K/64⌉, 560]       uint8  1024 codes, 16 scales and zeros (``group_codes.py``)
-    int4-g32  [N/16, ⌈K/64⌉, 592]    uint8  1024 codes, 32 scales and zeros
+    int4, int4-g32, q4_1, q4_k, q5_k, q6_k, q8, fp8-block, fp8-rows
+           [N/16, ⌈K/64⌉, elements]  uint8  codes of a checkpoint (``group_codes.py``)
 
 fp8, mxfp4 and int8 have powers of two for scales and round a bf16 weight. The others keep the codes
 of a quantized checkpoint. The weight's shape and type tell which form it has, K is that of the
@@ -23,6 +23,8 @@ from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS
 from specbuild.runtime.errors import SpecbuildError
 
 LOAD_BYTES = 512
+# Registers of a 16-byte load.
+_LOAD_WORDS = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Storage:
 
     ``loads``: 16-byte loads of a lane for a unit. ``elements``: a unit's size on the last axis.
     ``heavy``: decoding takes so many registers that steps stay apart (``kApart`` of the units).
+    ``scale_words``: registers of a lane for a unit beside the loads, and more that decoding takes.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Storage:
     loads: int
     elements: int
     heavy: bool = False
+    scale_words: int = 1
 
     @property
     def scaled(self) -> bool:
@@ -50,6 +54,11 @@ class Storage:
         """Units that hold ``blocks`` blocks."""
         return -(-blocks // self.unit_blocks)
 
+    def held_loads(self, usual: int) -> int:
+        """Loads in flight for the registers of ``usual`` loads with a word of scales each unit."""
+        words = _LOAD_WORDS * self.loads
+        return max(1, usual * (words + 1) // (words + self.scale_words))
+
 
 BF16 = Storage("bf16", 0, "bfloat16", 1, 2, LOAD_BYTES)
 FP8 = Storage("fp8", 1, "uint8", 2, 2, 2 * LOAD_BYTES + 2 * TILE_ROWS)
@@ -57,7 +66,16 @@ MXFP4 = Storage("mxfp4", 2, "uint8", 2, 1, LOAD_BYTES + 2 * TILE_ROWS)
 INT8 = Storage("int8", 3, "uint8", 2, 2, FP8.elements)
 INT4 = Storage("int4", 4, "uint8", 2, 1, LOAD_BYTES + 3 * TILE_ROWS, heavy=True)
 INT4_G32 = Storage("int4-g32", 5, "uint8", 2, 1, LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
-STORAGES = (BF16, FP8, MXFP4, INT4, INT4_G32)
+Q8 = Storage("q8", 6, "uint8", 2, 2, 2 * LOAD_BYTES + 4 * TILE_ROWS, heavy=True)
+FP8_BLOCK = Storage("fp8-block", 7, "uint8", 2, 2, 2 * LOAD_BYTES + TILE_ROWS, heavy=True)
+# The last 16 bytes of q4_1 and fp8-rows are free: sizes tell storages apart.
+Q4_1 = Storage("q4_1", 8, "uint8", 2, 1, LOAD_BYTES + 9 * TILE_ROWS, heavy=True)
+Q4_K = Storage("q4_k", 9, "uint8", 2, 1, LOAD_BYTES + 8 * TILE_ROWS, True, 3)
+Q5_K = Storage("q5_k", 10, "uint8", 2, 1, LOAD_BYTES + 16 * TILE_ROWS, True, 6)
+Q6_K = Storage("q6_k", 11, "uint8", 2, 1, LOAD_BYTES + 22 * TILE_ROWS, True, 7)
+FP8_ROWS = Storage("fp8-rows", 12, "uint8", 2, 2, 2 * LOAD_BYTES + 5 * TILE_ROWS, heavy=True)
+CODE_STORAGES = (INT4, INT4_G32, Q8, FP8_BLOCK, FP8_ROWS, Q4_1, Q4_K, Q5_K, Q6_K)
+STORAGES = (BF16, FP8, MXFP4, *CODE_STORAGES)
 
 
 def storage_named(name: str) -> Storage:

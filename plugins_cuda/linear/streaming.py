@@ -35,7 +35,7 @@ _MOST_TILES = {1: 4, 2: 3, 4: 2}
 # The same where a CTA walks through several chunks: fewer tiles leave more steps in flight.
 _MOST_TILES_OF_CHUNKS = 2
 # A slice of codes of four bits has few steps: tiles are what is in flight.
-_MOST_TILES_OF_CODE_CHUNKS = 3
+_MOST_TILES_OF_CODE_CHUNKS, _MOST_SCALE_WORDS_OF_TILES = 3, 3
 # 16-byte loads that a lane keeps in registers, by groups of 8 tokens: of weights where tokens
 # stand in shared memory, else of weights and tokens.
 _LOADS_OF_WEIGHTS = {1: 18, 2: 12, 4: 8}
@@ -254,11 +254,12 @@ def _cut(dense: Dense, token_tiles: int, target: Target, tactic: Tactic) -> Stre
     usual = _LOADS_OF_WEIGHTS if fragments else _LOADS_OF_BOTH
     if storage.scaled:
         usual = _LOADS_OF_CODES if fragments else _LOADS_OF_CODES_AND_TOKENS
-    loads = tactic.get("loads", usual[token_tiles])
+    loads = tactic.get("loads", storage.held_loads(usual[token_tiles]))
     # The fewest chunks whose partial sums fit.
     most_tiles = _MOST_TILES[token_tiles]
     if span > most_tiles:
-        few = storage.loads == 1 and (token_tiles == 1 or not storage.heavy)
+        few = storage.loads == 1 and storage.scale_words <= _MOST_SCALE_WORDS_OF_TILES
+        few = few and (token_tiles == 1 or not storage.heavy)
         most_tiles = _MOST_TILES_OF_CODE_CHUNKS if few else _MOST_TILES_OF_CHUNKS
     for most in range(most_tiles, 0, -1):
         chunks = -(-span // most)

@@ -17,15 +17,19 @@ from test_dense_invariance import normal, run
 
 from specbuild.plugins_cuda.launches import Phase, Tactic
 from specbuild.plugins_cuda.linear.block_scaled import decoded
-from specbuild.plugins_cuda.linear.cases import draw_codes
-from specbuild.plugins_cuda.linear.group_codes import (
-    GROUP_STORAGES,
+from specbuild.plugins_cuda.linear.cases import draw_codes, draw_groups
+from specbuild.plugins_cuda.linear.codec import (
+    BLOCK_MINIMUM,
+    BLOCK_SCALE,
+    MINIMUM,
+    SCALE,
+    ZERO,
     GroupedCodes,
-    group_columns,
-    pack_codes,
+    GroupPart,
 )
+from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES, pack_codes
 from specbuild.plugins_cuda.linear.packing import unpack_rows
-from specbuild.plugins_cuda.linear.storage import INT4, INT4_G32, Storage
+from specbuild.plugins_cuda.linear.storage import INT4, Storage
 from specbuild.runtime.errors import SpecbuildError
 
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
@@ -43,43 +47,35 @@ FORMS: tuple[tuple[int, Phase, Tactic], ...] = (
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
-    storage=st.sampled_from((INT4, INT4_G32)),
+    storage=st.sampled_from(GROUP_STORAGES),
     blocks=st.integers(1, 6),
-    groups=st.sampled_from((1, 2, 4)),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_four_bit_codes_have_the_values_of_their_formula(
-    storage: Storage, blocks: int, groups: int, seed: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    columns, group = 32 * blocks, groups * group_columns(storage)
-    codes = rng.integers(0, 16, (32, columns), np.uint8)
-    zeros = rng.integers(0, 16, (32, -(-columns // group)), np.int16)
-    exponents = rng.integers(-24, 5, zeros.shape)
-    scales = (rng.standard_normal(zeros.shape) * 2.0**exponents).astype(np.float16)
-    weight = GroupedCodes(
-        torch.from_numpy(codes),
-        torch.from_numpy(scales.astype(np.float32)),
-        group,
-        zero_points=torch.from_numpy(zeros),
-    )
+def test_codes_have_the_values_of_their_formula(storage: Storage, blocks: int, seed: int) -> None:
+    columns = 32 * blocks
+    weight = draw_groups(np.random.default_rng(seed), 32, columns, storage)
     packed = pack_codes(weight, storage)
     assert packed.shape == (2, storage.units(blocks), storage.elements)
-    spread = np.arange(columns) // group
-    exact = (codes - zeros[:, spread]).astype(np.float64) * scales[:, spread].astype(np.float64)
-    got = unpack_rows(decoded(packed, columns))
-    assert torch.equal(got, torch.from_numpy(exact).to(torch.bfloat16))
+
+    def spread(name: str) -> np.ndarray:
+        part = weight.parts.get(name)
+        if part is None:
+            return np.zeros((32, columns)) + (name in (BLOCK_SCALE, BLOCK_MINIMUM))
+        return part.numbers.double().numpy()[:, np.arange(columns) // part.columns]
+
+    codes = weight.codes.float().double().numpy() - spread(ZERO)
+    scaled = (codes * (spread(SCALE) * spread(BLOCK_SCALE))).astype(np.float32)
+    minima = (spread(MINIMUM) * spread(BLOCK_MINIMUM)).astype(np.float32)
+    exact = torch.from_numpy(scaled + minima).to(torch.bfloat16)
+    assert torch.equal(unpack_rows(decoded(packed, columns)), exact)
 
 
 def test_a_scale_that_is_no_fp16_number_is_refused() -> None:
-    weight = GroupedCodes(
-        torch.zeros(16, 64, dtype=torch.uint8),
-        torch.full((16, 1), 2.0**-30),
-        64,
-        zero_points=torch.zeros(16, 1, dtype=torch.int16),
-    )
+    scale = GroupPart(torch.full((16, 1), 2.0**-30), 64)
+    zeros = GroupPart(torch.zeros(16, 1), 64)
+    weight = GroupedCodes(torch.zeros(16, 64, dtype=torch.uint8), {SCALE: scale, ZERO: zeros})
     with pytest.raises(SpecbuildError, match=r"9\.31323e-10, expected a number of fp16"):
         pack_codes(weight, INT4)
 
@@ -128,3 +124,20 @@ def test_normed_projections_have_the_bits_of_bf16(storage: Storage) -> None:
             )
             for name, values in got.items():
                 np.testing.assert_array_equal(values, expected[name], err_msg=f"{op} {name} {rows}")
+
+
+@needs_compiler
+@every_storage
+def test_heads_have_the_bits_of_bf16(storage: Storage) -> None:
+    columns, vocab = 1504, 112
+    packed = torch.from_numpy(draw_codes(np.random.default_rng(9), vocab, columns, storage))
+    plain = decoded(packed, columns)
+    for rows in (1, 12, 40):
+        ids = torch.arange(rows, dtype=torch.int32)
+        inputs = {"x": normal(rows, columns), "logit_rows": ids, "norm": normal(columns)}
+        got, expected = (
+            run("RmsHead", inputs | {"weight": form}, {"logits": torch.zeros(rows, vocab)},
+                eps=1e-5, rounding="llama")["logits"]
+            for form in (packed, plain)
+        )  # fmt: skip
+        np.testing.assert_array_equal(got, expected, err_msg=f"{rows} rows")

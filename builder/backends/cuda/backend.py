@@ -44,6 +44,7 @@ from specbuild.builder.backends.cuda.tactics.measured_code import of_other_compi
 from specbuild.builder.backends.cuda.tactics.tactic_book import require_tuned, tactics_report
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.graph.passes.pipeline import PassResult
+from specbuild.builder.graph.weight_sources import WeightSources
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Unsupported
@@ -62,7 +63,9 @@ def fused_model(
     target_geometry = sources.target_geometry
     # Ranks share weights in bf16 and MXFP4: other codes of a checkpoint are dequantized for them.
     codes = taken.asked.kernels.weights_dtype in (None, "checkpoint") and graphs.plan.ranks == 1
-    kept = KeptCodes() if codes and sources.quantized else None
+    kept = None
+    if codes and sources.quantized:
+        kept = KeptCodes(bf16_head=_why_head_is_bf16(sources, taken))
     made = partial(
         cuda_passes,
         kept=kept,
@@ -76,6 +79,15 @@ def fused_model(
     quantized = None if kept is None else kept.record(sources.quantized.values())
     model = CudaModel(models, target_geometry, draft_parts(sources), screens, quantized)
     return model, passes
+
+
+def _why_head_is_bf16(sources: WeightSources, taken: TakenKernelOptions) -> str:
+    """Why a quantized head is dequantized, empty where kernels decode it."""
+    if sources.target_geometry.tied_head:
+        return "the embedding shares its table"
+    if sources.drafts:
+        return "drafts may read it"
+    return "--prefilter-head copies it" if taken.asked.kernels.prefilter_head else ""
 
 
 class CudaBackend:

@@ -19,7 +19,9 @@ from specbuild.plugins_cuda.moe.e2m1 import E2M1_CODES
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-Parts = tuple[NDArray[np.int8] | Bytes, Floats, Floats | None]
+Integers = NDArray[np.int8] | Bytes
+Parts = tuple[Integers, Floats, Floats | None]
+Factors = tuple[Floats, Integers, Floats | None, Integers | None]
 
 _LOW_NIBBLES = np.uint32(0x0F0F0F0F)
 _LOW_PAIRS = np.uint32(0x03030303)
@@ -61,7 +63,9 @@ class BlockLayout:
 
     ``unpack`` takes raw blocks u8 [n, bytes] and returns codes int8 or uint8 [n, elements], scales
     float32 [n, elements / group], and minima of that shape or None. An element is
-    code · scale + minimum.
+    code · scale + minimum. ``factors``, where scales are products, takes the same and returns a
+    scale of the block float32 [n, 1], whole numbers of the groups [n, elements / group], and the
+    same of minima or None.
     """
 
     unpack: Callable[[Bytes], Parts]
@@ -69,6 +73,7 @@ class BlockLayout:
     bits: int
     group: int
     has_minima: bool = False
+    factors: Callable[[Bytes], Factors] | None = None
 
 
 def _q4_0(raw: Bytes) -> Parts:
@@ -181,22 +186,6 @@ def _half_ue4m3() -> Floats:
 
 
 _HALF_UE4M3 = _half_ue4m3()
-_LAYOUTS = {
-    "Q4_0": BlockLayout(_q4_0, "int", 4, 32),
-    "Q4_1": BlockLayout(_q4_1, "int", 4, 32, has_minima=True),
-    "Q5_0": BlockLayout(_q5_0, "int", 5, 32),
-    "Q5_1": BlockLayout(_q5_1, "int", 5, 32, has_minima=True),
-    "Q8_0": BlockLayout(_q8_0, "int", 8, 32),
-    "Q2_K": BlockLayout(_q2_k, "int", 2, 16, has_minima=True),
-    "Q3_K": BlockLayout(_q3_k, "int", 3, 16),
-    "Q4_K": BlockLayout(_q4_k, "int", 4, 32, has_minima=True),
-    "Q5_K": BlockLayout(_q5_k, "int", 5, 32, has_minima=True),
-    "Q6_K": BlockLayout(_q6_k, "int", 6, 16),
-    "IQ4_NL": BlockLayout(_iq4_nl, "iq4", 4, 32),
-    "IQ4_XS": BlockLayout(_iq4_xs, "iq4", 4, 32),
-    "MXFP4": BlockLayout(_mxfp4, "e2m1", 4, 32),
-    "NVFP4": BlockLayout(_nvfp4, "e2m1", 4, 16),
-}
 
 
 def _less(codes: Bytes, middle: int) -> NDArray[np.int8]:
@@ -244,11 +233,39 @@ def _five_bits(high: Bytes, low: Bytes) -> Bytes:
 
 def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """Scales and minima of the eight parts of a block, [n, 8] each."""
+    scale, scales, minimum, minima = _k_factors(raw)
+    return scales * scale, minima * minimum
+
+
+def _k_factors(raw: Bytes) -> Factors:
+    """A block's scale and the multiples of its parts; the same of minima, which are negative."""
     first, second, third = np.ascontiguousarray(raw[:, 4:16]).view(np.uint32).T
     found = []
-    for place, low, high in ((0, first, third), (2, second, third >> np.uint32(4))):
+    for low, high in ((first, third), (second, third >> np.uint32(4))):
         six = np.empty((len(raw), 2), np.uint32)
         six[:, 0] = low & np.uint32(0x3F3F3F3F)
         six[:, 1] = (high & _LOW_NIBBLES) | ((low >> np.uint32(2)) & np.uint32(0x30303030))
-        found.append(six.view(np.uint8) * _halves(raw, place))
-    return found[0], -found[1]
+        found.append(six.view(np.uint8))
+    return _halves(raw, 0), found[0], -_halves(raw, 2), found[1]
+
+
+def _q6_k_factors(raw: Bytes) -> Factors:
+    return _halves(raw, 208), raw[:, 192:208].view(np.int8), None, None
+
+
+_LAYOUTS = {
+    "Q4_0": BlockLayout(_q4_0, "int", 4, 32),
+    "Q4_1": BlockLayout(_q4_1, "int", 4, 32, has_minima=True),
+    "Q5_0": BlockLayout(_q5_0, "int", 5, 32),
+    "Q5_1": BlockLayout(_q5_1, "int", 5, 32, has_minima=True),
+    "Q8_0": BlockLayout(_q8_0, "int", 8, 32),
+    "Q2_K": BlockLayout(_q2_k, "int", 2, 16, has_minima=True),
+    "Q3_K": BlockLayout(_q3_k, "int", 3, 16),
+    "Q4_K": BlockLayout(_q4_k, "int", 4, 32, has_minima=True, factors=_k_factors),
+    "Q5_K": BlockLayout(_q5_k, "int", 5, 32, has_minima=True, factors=_k_factors),
+    "Q6_K": BlockLayout(_q6_k, "int", 6, 16, factors=_q6_k_factors),
+    "IQ4_NL": BlockLayout(_iq4_nl, "iq4", 4, 32),
+    "IQ4_XS": BlockLayout(_iq4_xs, "iq4", 4, 32),
+    "MXFP4": BlockLayout(_mxfp4, "e2m1", 4, 32),
+    "NVFP4": BlockLayout(_nvfp4, "e2m1", 4, 16),
+}

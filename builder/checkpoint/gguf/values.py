@@ -19,7 +19,11 @@ from specbuild.builder.checkpoint.gguf.blocks import (
     is_quantised,
 )
 from specbuild.builder.checkpoint.gguf.container import GgufTensor
-from specbuild.builder.checkpoint.quantization.tensor import QuantizedForm, QuantizedTensor
+from specbuild.builder.checkpoint.quantization.tensor import (
+    QuantizedForm,
+    QuantizedTensor,
+    ScaleFactors,
+)
 from specbuild.runtime.errors import SpecbuildError
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -82,6 +86,17 @@ def read_quantized(tensor: GgufTensor) -> QuantizedTensor:
         torch.from_numpy(codes).reshape(rows, -1),
         torch.from_numpy(scales).reshape(rows, -1),
         None if minima is None else torch.from_numpy(minima).reshape(rows, -1),
+        factors=None if layout.factors is None else _factors(tensor, *layout.factors(raw)),
+    )
+
+
+def _factors(tensor: GgufTensor, *parts: np.ndarray | None) -> ScaleFactors:
+    rows = tensor.shape[0]
+    of_rows = [None if p is None else torch.from_numpy(p.copy()).reshape(rows, -1) for p in parts]
+    block_scales, group_scales, block_minima, group_minima = of_rows
+    assert block_scales is not None and group_scales is not None
+    return ScaleFactors(
+        tensor.kind.elements, block_scales, group_scales, block_minima, group_minima
     )
 
 
@@ -97,6 +112,7 @@ def quantized_form(tensor: GgufTensor) -> QuantizedForm:
         tensor.nbytes,
         has_minima=layout.has_minima,
         scale_dtype=scale_dtype(tensor.kind),
+        has_factors=layout.factors is not None,
     )
 
 

@@ -31,7 +31,8 @@ class QuantizedForm:
     bits in the checkpoint. ``block`` is the (rows, columns) that share a scale; blocks
     at the edges may be cut off. ``has_order``: columns of a group need not lie side by side.
     ``nbytes`` is what the checkpoint stores for the weight. ``scale_dtype`` is the type, as
-    safetensors spells it, that every scale is a number of.
+    safetensors spells it, that every scale is a number of. ``has_factors``: scales are products,
+    of which the tensor has the factors too.
     """
 
     name: str
@@ -43,6 +44,27 @@ class QuantizedForm:
     has_zero_points: bool = False
     has_order: bool = False
     scale_dtype: str = "F32"
+    has_factors: bool = False
+
+
+@dataclass(frozen=True)
+class ScaleFactors:
+    """Scales and minima [N, G] as products: a number of ``columns`` columns times a group's.
+
+    ``block_scales`` and ``block_minima`` are float32 [N, K / columns], numbers of fp16.
+    ``group_scales`` and ``group_minima`` are whole numbers of a byte, [N, G].
+    """
+
+    columns: int
+    block_scales: Tensor
+    group_scales: Tensor
+    block_minima: Tensor | None = None
+    group_minima: Tensor | None = None
+
+    def select_rows(self, rows: Tensor) -> ScaleFactors:
+        """The factors of these rows."""
+        parts = (self.block_scales, self.group_scales, self.block_minima, self.group_minima)
+        return ScaleFactors(self.columns, *(None if p is None else p[rows] for p in parts))
 
 
 @dataclass(frozen=True)
@@ -62,6 +84,7 @@ class QuantizedTensor:
     minima: Tensor | None = None
     zero_points: Tensor | None = None
     groups: Tensor | None = None
+    factors: ScaleFactors | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -105,6 +128,7 @@ class QuantizedTensor:
             None if self.minima is None else self.minima[places],
             None if self.zero_points is None else self.zero_points[places],
             self.groups,
+            None if self.factors is None else self.factors.select_rows(rows),
         )
 
     def _spread(self, parts: Tensor) -> Tensor:

@@ -16,13 +16,20 @@ from specbuild.builder.backends.cuda.fusions.fused_node import JoinedRows, joine
 from specbuild.builder.checkpoint.quantization.tensor import QuantizedForm, QuantizedTensor
 from specbuild.builder.checkpoint.source import SourceTensor
 from specbuild.builder.graph.passes.weights import Recipe, recipe_of, weight_value
-from specbuild.plugins_cuda.linear.group_codes import (
+from specbuild.plugins_cuda.linear.codec import (
+    BLOCK_MINIMUM,
+    BLOCK_SCALE,
+    MINIMUM,
+    SCALE,
+    ZERO,
     CodeForm,
     GroupedCodes,
-    code_bits,
+    GroupPart,
+)
+from specbuild.plugins_cuda.linear.group_codes import (
+    aligned_parts,
     code_storage,
-    group_columns,
-    grouped_for,
+    codec_of,
     pack_codes,
 )
 from specbuild.plugins_cuda.linear.storage import Storage
@@ -32,7 +39,14 @@ from specbuild.runtime.engine_dir.quantized import QuantizedProducts
 
 Sources = tuple[str, ...]
 # Ops whose kernels decode them, by the weight.
-_WEIGHTS = {"Linear": "weight", "RmsQkvRope": "weight", "RmsSwiglu": "gate_up"}
+_WEIGHTS = {
+    "Linear": "weight",
+    "RmsHead": "weight",
+    "RmsQkvRope": "weight",
+    "RmsSwiglu": "gate_up",
+}
+# Of these codes kernels have zero points, of others none.
+_FEW_BITS = 4
 _NO_PRODUCT = "the op that reads it has no kernel for codes"
 _MIXED = "it shares a launch with weights of another type"
 
@@ -41,9 +55,11 @@ _MIXED = "it shares a launch with weights of another type"
 class KeptCodes:
     """The weights of a checkpoint by their type: those in which storage, or why in bf16.
 
-    A weight is named by the tensors that it was read from.
+    A weight is named by the tensors that it was read from. ``bf16_head`` is why the head is stored
+    in bf16, empty where it may have codes.
     """
 
+    bf16_head: str = ""
     stored: dict[tuple[str, Storage], set[Sources]] = field(default_factory=dict)
     dequantized: dict[tuple[str, str], set[Sources]] = field(default_factory=dict)
 
@@ -69,7 +85,9 @@ class KeptCodes:
                 key = tensor.quantized.form.name, _NO_PRODUCT
                 self.dequantized.setdefault(key, set()).add(tensor.sources)
         forms = [
-            StoredForm(name, len(weights), bits=code_bits(storage), block=group_columns(storage))
+            StoredForm(
+                name, len(weights), bits=codec_of(storage).bits, block=codec_of(storage).columns
+            )
             for (name, storage), weights in self.stored.items()
         ]
         forms += [
@@ -95,6 +113,8 @@ def keep_codes(model: ir.Model, *, kept: KeptCodes) -> int:
         if weight is None or rows is None:
             continue
         found = _storage(rows.recipes)
+        if node.op_type == "RmsHead" and kept.bf16_head:
+            found = kept.bf16_head
         kept.add(rows.recipes, found)
         if isinstance(found, str):
             continue
@@ -122,11 +142,16 @@ def _storage_of(recipe: Recipe) -> Storage | str:
     form = recipe.quantized.form
     if form.has_order:
         return "its groups are no runs of columns"
-    return code_storage(_code_form(form), recipe.shape[1]) or "no kernel decodes its codes"
+    return code_storage(code_form(form), recipe.shape[1]) or "no kernel decodes its codes"
 
 
-def _code_form(form: QuantizedForm) -> CodeForm:
-    return CodeForm(form.code_type, form.bits, form.block, form.has_minima, form.scale_dtype)
+def code_form(form: QuantizedForm) -> CodeForm:
+    """What decides the storage of a weight."""
+    return CodeForm(
+        form.code_type, form.bits, form.block, form.scale_dtype,
+        has_minima=form.has_minima, has_zero_points=form.has_zero_points,
+        has_factors=form.has_factors,
+    )  # fmt: skip
 
 
 def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
@@ -136,31 +161,44 @@ def _coded(packed: Recipe | None, rows: JoinedRows, storage: Storage) -> Recipe:
     sources = [recipe.quantized for recipe in rows.recipes if recipe.quantized is not None]
 
     def load() -> torch.Tensor:
-        parts = [grouped_for(_grouped(source.load()), storage) for source in sources]
-        joined = GroupedCodes(
-            rows.join(*(part.codes for part in parts)),
-            rows.join(*(part.scales for part in parts)),
-            parts[0].columns,
-            _joined(rows, [part.zero_points for part in parts]),
-            _joined(rows, [part.minima for part in parts]),
+        parts = [aligned_parts(_grouped(source.load()), storage) for source in sources]
+        numbers = {
+            name: GroupPart(rows.join(*(part.numbers(name) for part in parts)), size)
+            for name, size in codec_of(storage).parts.items()
+        }
+        return pack_codes(
+            GroupedCodes(rows.join(*(part.codes for part in parts)), numbers), storage
         )
-        return pack_codes(joined, storage)
 
     shape = (tiles, storage.units(blocks), storage.elements)
     return Recipe(shape, torch.uint8, packed.sources, load)
 
 
-def _joined(rows: JoinedRows, parts: list[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [part for part in parts if part is not None]
-    return rows.join(*present) if present else None
-
-
 def _grouped(weight: QuantizedTensor) -> GroupedCodes:
-    """The weight; integer codes without minima are not negative and have zero points."""
+    """The weight; integer codes with zero points are not negative, and all have some."""
     form, codes, zeros = weight.form, weight.codes, weight.zero_points
-    if form.code_type == "int" and weight.minima is None:
+    scales, columns = _of_rows(weight, weight.scales), form.block[1]
+    parts = {SCALE: GroupPart(scales, columns)}
+    if weight.minima is not None:
+        parts[MINIMUM] = GroupPart(_of_rows(weight, weight.minima), columns)
+    if weight.factors is not None:
+        of = weight.factors
+        parts |= {
+            SCALE: GroupPart(of.group_scales.float(), columns),
+            BLOCK_SCALE: GroupPart(of.block_scales, of.columns),
+        }
+        if of.group_minima is not None and of.block_minima is not None:
+            parts[MINIMUM] = GroupPart(of.group_minima.float(), columns)
+            parts[BLOCK_MINIMUM] = GroupPart(of.block_minima, of.columns)
+    elif form.code_type == "int" and form.bits <= _FEW_BITS and weight.minima is None:
         middle = 1 << form.bits - 1 if codes.dtype == torch.int8 else 0
         codes = codes.to(torch.int16) + middle
         zeros = torch.zeros(weight.scales.shape, dtype=torch.int16) if zeros is None else zeros
-        zeros = zeros + middle
-    return GroupedCodes(codes, weight.scales, form.block[1], zeros, weight.minima)
+        parts[ZERO] = GroupPart(_of_rows(weight, zeros + middle), columns)
+    return GroupedCodes(codes, parts)
+
+
+def _of_rows(weight: QuantizedTensor, parts: torch.Tensor) -> torch.Tensor:
+    """Numbers of blocks as those of rows, [N, G]."""
+    rows = weight.form.block[0]
+    return parts if rows == 1 else parts.repeat_interleave(rows, dim=0)[: weight.shape[0]]

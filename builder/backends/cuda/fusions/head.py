@@ -9,7 +9,7 @@ import onnx_ir as ir
 from specbuild.builder.backends.cuda.fusions.fused_node import (
     LOGIT_ROWS,
     as_bf16,
-    packed,
+    packed_rows,
     place,
     static,
     stem,
@@ -23,7 +23,6 @@ from specbuild.builder.backends.cuda.fusions.matching import (
 )
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.builder.graph.passes.weights import recipe_of
-from specbuild.plugins_cuda.linear.packing import pack_rows
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ def fuse_head(graph: ir.Graph, node: ir.Node) -> bool:
         "x": chosen.x,
         "logit_rows": laid_out(chosen.rows),
         "norm": as_bf16(norm.weight),
-        "weight": packed(graph, f"{stem(head)}.packed", [head], pack_rows),
+        "weight": packed_rows(graph, f"{stem(head)}.packed", [head], lambda rows: rows),
     }
     sizes = [(LOGIT_ROWS, static(head, 0))]
     (logits,) = place(node, "RmsHead", inputs, sizes, eps=norm.eps, rounding=norm.rounding)

@@ -14,7 +14,9 @@ import torch
 from specbuild.builder.backends.cuda.tactics.tactic_book import rows_of
 from specbuild.plugins_cuda.launches import LoweringRequest, TensorInfo
 from specbuild.plugins_cuda.linear.block_scaled import quantised
-from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_VALUES
+from specbuild.plugins_cuda.linear.cases import draw_codes
+from specbuild.plugins_cuda.linear.group_codes import GROUP_STORAGES
+from specbuild.plugins_cuda.linear.packing import BLOCK, TILE_ROWS, TILE_VALUES
 from specbuild.plugins_cuda.linear.storage import storage_of
 from specbuild.plugins_cuda.rms_moe.packing import in_bf16, pack_down, pack_gate_up
 from specbuild.runtime.errors import SpecbuildError
@@ -164,9 +166,13 @@ def _packed(data: LaunchData, info: TensorInfo) -> np.ndarray:
     columns = data.request.tensors["x"].shape[1]
     tiles, blocks = info.shape[0], columns // BLOCK
     distinct = min(tiles, max(1, _TABLE_VALUES // (blocks * TILE_VALUES)))
+    storage = storage_of(info)
+    if storage in GROUP_STORAGES:
+        coded = draw_codes(data.rng, distinct * TILE_ROWS, columns, storage)
+        return coded[np.arange(tiles) % distinct]
     drawn = TensorInfo((distinct, blocks, TILE_VALUES), "bfloat16")
     bits = torch.from_numpy(data.normal(drawn, columns**-0.5).view(np.int16))
-    codes = quantised(bits.view(torch.bfloat16), storage_of(info)).numpy()
+    codes = quantised(bits.view(torch.bfloat16), storage).numpy()
     repeated: np.ndarray = codes[np.arange(tiles) % distinct]
     return repeated
 

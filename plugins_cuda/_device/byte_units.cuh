@@ -1,0 +1,79 @@
+// A byte for each code of a quantized checkpoint (linear/byte_codes.py).
+//
+// As nibble_units.cuh: a code becomes the number that the checkpoint dequantizes to, rounded once
+// to bf16.
+#pragma once
+
+#include "code_arithmetic.cuh"
+
+template <int scale_bytes>
+struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
+  static constexpr Apart kApart = Apart::kAlways;
+  using Held = typename CodedUnits<2, scale_bytes, 1>::Held;
+
+  // of_word(row, four codes, low pair, high pair) for each word of a block.
+  template <int block, class OfWord>
+  static __device__ __forceinline__ void decode_words(const Held& held, uint32_t (&first)[4],
+                                                      uint32_t (&second)[4],
+                                                      const OfWord& of_word) {
+    const uint4 codes = held.pieces[block];
+    uint32_t a[4], b[4];
+    of_word(Row<0>(), codes.x, a[0], a[1]);
+    of_word(Row<0>(), codes.y, a[2], a[3]);
+    of_word(Row<1>(), codes.z, b[0], b[1]);
+    of_word(Row<1>(), codes.w, b[2], b[3]);
+    Bf16Units::set_operand(first, a[0], b[0], a[1], b[1]);
+    Bf16Units::set_operand(second, a[2], b[2], a[3], b[3]);
+  }
+};
+
+// 128 + code, with an fp16 scale for 32 columns.
+struct Q8Units : ByteCodeUnits<64> {
+  template <class Load>
+  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
+                                                     const Load& load) {
+    const int lane = threadIdx.x % 32;
+    held.scales[0] = load(scales_at(unit) + (lane / 4 * 2 + lane % 2) * 4);
+  }
+
+  template <int block>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    const float2 scales = unpack_f16x2(word_of_lane(held.scales[0], block));
+    decode_words<block>(
+        held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
+          const float scale = row.value ? scales.y : scales.x;
+          const auto value = [&](auto i) { return signed_byte_to_float(word, i.value) * scale; };
+          low = pack_bf16x2(value(Row<0>()), value(Row<1>()));
+          high = pack_bf16x2(value(Row<2>()), value(Row<3>()));
+        });
+  }
+};
+
+// e4m3 with an fp32 scale for 64 columns of a row, or of eight rows.
+template <bool of_row>
+struct Fp8CodeUnits : ByteCodeUnits<of_row ? 80 : 16> {
+  using Base = ByteCodeUnits<of_row ? 80 : 16>;
+  using Held = typename Base::Held;
+
+  template <class Load>
+  static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
+                                                     const Load& load) {
+    const int lane = threadIdx.x % 32, row = of_row ? lane / 4 * 2 : 0;
+    held.scales[0] = load(Base::scales_at(unit) + (row + lane % 2) * 4);
+  }
+
+  template <int block>
+  static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
+                                                uint32_t (&second)[4]) {
+    // What stands in a pair is a code times 2^-120.
+    constexpr float kUnit = 1.329227995784916e36f;
+    const float own = __uint_as_float(held.scales[0]) * kUnit;
+    const float scales[2] = {float_of_lane(own, 0), float_of_lane(own, 1)};
+    Base::template decode_words<block>(
+        held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
+          low = scaled_pair(E4m3Code::low_pair(word), scales[row.value]);
+          high = scaled_pair(E4m3Code::high_pair(word), scales[row.value]);
+        });
+  }
+};

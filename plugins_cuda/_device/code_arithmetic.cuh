@@ -1,0 +1,73 @@
+// What decoders of a checkpoint's codes compute with: scales of rows, and pairs of bf16.
+#pragma once
+
+#include "bf16.cuh"
+#include "f16.cuh"
+#include "ptx_bf16.cuh"
+#include "weight_units.cuh"
+
+// A number that is known when code is compiled: of the rows g and g + 8, or a pair's.
+template <int value_>
+struct Row {
+  static constexpr int value = value_;
+};
+
+template <class Visit>
+__device__ __forceinline__ void each_pair(const Visit& visit) {
+  visit(Row<0>());
+  visit(Row<1>());
+  visit(Row<2>());
+  visit(Row<3>());
+}
+
+// A word that the lane 4g + ``from`` holds, for all four lanes of a row.
+__device__ __forceinline__ uint32_t word_of_lane(uint32_t word, int from) {
+  return __shfl_sync(0xFFFFFFFFu, word, (threadIdx.x & 28u) + from);
+}
+__device__ __forceinline__ float float_of_lane(float value, int from) {
+  return __uint_as_float(word_of_lane(__float_as_uint(value), from));
+}
+
+// To the left by ``by`` bits, to the right where that is negative.
+template <int by>
+__device__ __forceinline__ uint32_t shifted(uint32_t word) {
+  return by < 0 ? word >> (by < 0 ? -by : 0) : word << (by < 0 ? 0 : by);
+}
+
+// A byte as a float: it becomes the lowest mantissa bits of 2^23.
+template <int place>
+__device__ __forceinline__ float byte_to_float(uint32_t word) {
+  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388608.0f;
+}
+// A byte 128 + n as n.
+__device__ __forceinline__ float signed_byte_to_float(uint32_t word, int place) {
+  return __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7540u + place)) - 8388736.0f;
+}
+
+// Two bf16 numbers times a float, and plus another; each is rounded to fp32, or its exact product
+// plus the other once, and then to bf16.
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float scale) {
+  return pack_bf16x2(bf16_low_to_float(pair) * scale, bf16_high_to_float(pair) * scale);
+}
+__device__ __forceinline__ uint32_t fused_pair(uint32_t pair, float scale, float addend) {
+  return pack_bf16x2(fmaf(bf16_low_to_float(pair), scale, addend),
+                     fmaf(bf16_high_to_float(pair), scale, addend));
+}
+
+// fp16 scales of rows g and g + 8 as sums of two bf16, which eleven bits of mantissa allow.
+struct SplitScales {
+  uint32_t high, low;
+
+  __device__ __forceinline__ explicit SplitScales(uint32_t scales) {
+    const float2 exact = unpack_f16x2(scales);
+    high = pack_bf16x2(exact.x, exact.y);
+    low = pack_bf16x2(exact.x - bf16_low_to_float(high), exact.y - bf16_high_to_float(high));
+  }
+
+  // Whole numbers of at most five bits times the scale of one row: by the low part exactly, by the
+  // high part in the multiplication that rounds the sum.
+  template <int row>
+  __device__ __forceinline__ uint32_t multiply(uint32_t codes) const {
+    return fma_bf16x2_by_half<row>(codes, high, mul_bf16x2_by_half<row>(codes, low));
+  }
+};

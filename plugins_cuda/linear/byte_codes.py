@@ -1,0 +1,144 @@
+"""Storages with a byte for each code.
+
+A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h),
+
+    q8          [block][lane][h][2] u32   codes + 128 of columns 8t … 8t+3 and 8t+4 … 8t+7, in order
+                [g][block][h] fp16        scales
+    fp8         [block][lane][h][2] u32   e4m3 of the same columns, as ``E4M3_WORDS``
+    fp8-block   [h] fp32                  the scale of eight rows' 64 columns
+    fp8-rows    [g][h] fp32               the scale of a row's 64 columns
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.code_units import (
+    UNIT_COLUMNS,
+    by_lane,
+    by_row,
+    exact_fp16,
+    from_lanes,
+    joined_bytes,
+    split_bytes,
+    spread,
+    whole_units,
+)
+from specbuild.plugins_cuda.linear.codec import SCALE, Codec, CodeForm, GroupedCodes
+from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
+from specbuild.plugins_cuda.linear.storage import FP8_BLOCK, FP8_ROWS, LOAD_BYTES, Q8, Storage
+from specbuild.plugins_cuda.placed_words import PlacedWords
+from specbuild.runtime.errors import SpecbuildError
+
+if TYPE_CHECKING:
+    import torch
+
+BYTE_BITS = 8
+_BIAS = 128
+# Four e4m3 codes of a word: the first two come to stand in bf16 pairs by a mask, the others by a
+# turn, a shift and two masks.
+E4M3_WORDS = PlacedWords(
+    (
+        (4, 5, 6, 7, 8, 9, 10, 15),
+        (20, 21, 22, 23, 24, 25, 26, 31),
+        (0, 1, 2, 11, 12, 13, 14, 19),
+        (16, 17, 18, 27, 28, 29, 30, 3),
+    )
+)
+# Kernels multiply by 2^120 times a scale.
+_SCALE_LIMIT = 128.0
+
+
+def _lane_bytes(codes: torch.Tensor) -> torch.Tensor:
+    """Bytes [N, whole units] → [tile, unit, block, g, t, h, 8]."""
+    return by_lane(codes).permute(0, 1, 4, 2, 3, 5, 6)
+
+
+def _from_lane_bytes(raw: torch.Tensor) -> torch.Tensor:
+    """The inverse, of bytes [tile, unit, 1024]."""
+    lanes = raw.unflatten(-1, (2, HALF_ROWS, 4, 2, 8))
+    return from_lanes(lanes.permute(0, 1, 3, 4, 2, 5, 6))
+
+
+def _pack_q8(weight: GroupedCodes) -> torch.Tensor:
+    import torch
+
+    codes = (whole_units(weight.codes).to(torch.int16) + _BIAS).to(torch.uint8)
+    scales = by_row(exact_fp16(weight.numbers(SCALE)), 2).transpose(-1, -2)
+    return joined_bytes(_lane_bytes(codes), scales, size=Q8.elements)
+
+
+def _read_q8(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 4 * TILE_ROWS)
+    of_blocks = scales.view(torch.float16).unflatten(-1, (HALF_ROWS, 2, 2)).transpose(-1, -2)
+    return (_from_lane_bytes(raw).float() - _BIAS) * spread(of_blocks, BLOCK)
+
+
+def _pack_fp8_block(weight: GroupedCodes) -> torch.Tensor:
+    scales = by_row(weight.numbers(SCALE), 1)
+    if not (scales[:, :, :1] == scales).all():
+        raise AssertionError("eight rows of a tile have different scales")
+    return _pack_fp8(weight, scales[:, :, 0], FP8_BLOCK)
+
+
+def _pack_fp8_rows(weight: GroupedCodes) -> torch.Tensor:
+    return _pack_fp8(weight, by_row(weight.numbers(SCALE), 1), FP8_ROWS)
+
+
+def _pack_fp8(weight: GroupedCodes, scales: torch.Tensor, storage: Storage) -> torch.Tensor:
+    import torch
+
+    if not (scales.abs() < _SCALE_LIMIT).all():
+        raise SpecbuildError(
+            f"a scale of an FP8 weight is {float(scales.abs().max()):g}, expected less than "
+            f"{_SCALE_LIMIT:g}, which kernels decode; build with --weights-dtype bf16"
+        )
+    codes = whole_units(weight.codes.view(torch.uint8))
+    words = E4M3_WORDS.placed(_lane_bytes(codes).contiguous())
+    return joined_bytes(words, scales.float(), size=storage.elements)
+
+
+def _read_fp8_block(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 8)
+    halves = scales.view(torch.float32)[:, :, None, :, None].expand(-1, -1, HALF_ROWS, -1, -1)
+    return _e4m3_values(raw) * spread(halves, UNIT_COLUMNS)
+
+
+def _read_fp8_rows(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 4 * TILE_ROWS)
+    rows = scales.view(torch.float32).unflatten(-1, (HALF_ROWS, 2, 1))
+    return _e4m3_values(raw) * spread(rows, UNIT_COLUMNS)
+
+
+def _e4m3_values(raw: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    codes = E4M3_WORDS.natural(raw.view(torch.int32)).view(torch.float8_e4m3fn)
+    return _from_lane_bytes(codes.float())
+
+
+def _takes_q8(form: CodeForm) -> bool:
+    whole = form.code_type in ("int", "iq4") and form.block[0] == 1 and not form.has_minima
+    return whole and form.scale_dtype in ("F16", "BF16") and not form.has_zero_points
+
+
+def _takes_fp8_block(form: CodeForm) -> bool:
+    return form.code_type == "e4m3" and form.block[0] % HALF_ROWS == 0
+
+
+def _takes_fp8_rows(form: CodeForm) -> bool:
+    return form.code_type == "e4m3"
+
+
+_COLUMNS = {SCALE: UNIT_COLUMNS}
+BYTE_CODECS = {
+    Q8: Codec({SCALE: BLOCK}, BYTE_BITS, _takes_q8, _pack_q8, _read_q8),
+    FP8_BLOCK: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_block, _pack_fp8_block, _read_fp8_block),
+    FP8_ROWS: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_rows, _pack_fp8_rows, _read_fp8_rows),
+}

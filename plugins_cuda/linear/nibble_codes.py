@@ -1,0 +1,262 @@
+"""Storages with four bits of each code in a word, and what more it has behind it.
+
+A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h),
+
+    all         [lane][block][h] u32   four bits of columns 8t … 8t+7: column 2i at bits 4i, 2i + 1
+                                       at 16 + 4i
+    int4        [g][h] fp16            the scale of a row's 64 columns
+                [g][h] u8              its zero point
+    int4-g32    [g][block][h] fp16     scales
+                [g][h] u8              zero points, that of the first block in the low nibble
+    q4_1        [g][block][h] fp16     scales, then [g][block][h] fp16 minima: [g][2][block][h]
+    q5_k        [lane] u32             fifth bits: of column 2i at bit i + 4h + 8·block, of column
+                                       2i + 1 at 16 more
+    q4_k, q5_k  [g][h][2] fp16         scale and minimum of a row's 256 columns
+                [g][h][2][block] u8    the multiples of them in each block
+    q6_k        [lane][block] u32      two more bits: of column 2i at bits 2i + 8h, of column 2i + 1
+                                       at 16 more
+                [g][h][4] u8           128 + the multiples of the scale for 16 columns each
+                [g][h] fp16            the scale of a row's 256 columns
+
+Columns that fill the last unit have the code of zero, or numbers that are never multiplied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specbuild.plugins_cuda.linear.code_units import (
+    UNIT_COLUMNS,
+    by_lane,
+    by_row,
+    exact_fp16,
+    from_lanes,
+    joined_bytes,
+    split_bytes,
+    spread,
+    whole_units,
+)
+from specbuild.plugins_cuda.linear.codec import (
+    BLOCK_MINIMUM,
+    BLOCK_SCALE,
+    MINIMUM,
+    SCALE,
+    ZERO,
+    Codec,
+    CodeForm,
+    GroupedCodes,
+)
+from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
+from specbuild.plugins_cuda.linear.storage import (
+    INT4,
+    INT4_G32,
+    LOAD_BYTES,
+    Q4_1,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Storage,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+_NIBBLE, _NIBBLE_BITS, _SIX_BITS = 15, 4, 6
+_SIX_BIT_COLUMNS, _SIX_BIT_MIDDLE, _MULTIPLE_BIAS = 16, 32, 128
+
+
+def nibble_words(codes: torch.Tensor) -> torch.Tensor:
+    """Four bits of codes [N, whole units] → int32 [tile, unit, g, t, block, h]."""
+    return _bit_words(by_lane(codes), _NIBBLE_BITS)
+
+
+def _bit_words(lanes: torch.Tensor, step: int) -> torch.Tensor:
+    """Small codes [..., 8] → int32: column 2i at bits step · i, column 2i + 1 at 16 more."""
+    import torch
+
+    pairs = lanes.to(torch.int32).unflatten(-1, (4, 2))
+    shifts = torch.arange(4, dtype=torch.int32) * step
+    halves = (pairs << shifts[:, None]).sum(-2, dtype=torch.int32)
+    return halves[..., 0] | halves[..., 1] << 16
+
+
+def _word_bits(words: torch.Tensor, step: int, bits: int, first: torch.Tensor) -> torch.Tensor:
+    """The inverse: codes of ``bits`` bits [..., 8], which begin at bit ``first`` of the word."""
+    import torch
+
+    shifts = first[..., None, None] + torch.arange(4, dtype=torch.int32)[:, None] * step
+    shifts = shifts + torch.tensor([0, 16], dtype=torch.int32)
+    return (words[..., None, None] >> shifts & (1 << bits) - 1).flatten(-2)
+
+
+def _lane_words(raw: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Bytes of lanes as int32 [tile, unit, g, t, …]."""
+    import torch
+
+    return raw.view(torch.int32).unflatten(-1, (HALF_ROWS, 4, *shape))
+
+
+def _nibbles(raw: torch.Tensor) -> torch.Tensor:
+    """Bytes [tile, unit, 512] → lanes [tile, unit, g, t, block, h, 8]."""
+    import torch
+
+    words = _lane_words(raw, 2, 2)
+    return _word_bits(words, _NIBBLE_BITS, _NIBBLE_BITS, torch.zeros((), dtype=torch.int32))
+
+
+def _halves(raw: torch.Tensor, *shape: int) -> torch.Tensor:
+    """Bytes as fp16 [tile, unit, g, …]."""
+    import torch
+
+    return raw.view(torch.float16).unflatten(-1, (HALF_ROWS, *shape))
+
+
+def _few_bits(form: CodeForm, bits: int) -> bool:
+    plain = form.code_type == "int" and form.bits <= bits and form.block[0] == 1
+    return plain and form.scale_dtype in ("F16", "BF16")
+
+
+def _int4_codec(columns: int, storage: Storage) -> Codec:
+    of_unit = UNIT_COLUMNS // columns
+
+    def pack(weight: GroupedCodes) -> torch.Tensor:
+        import torch
+
+        zeros = weight.numbers(ZERO).to(torch.uint8)
+        codes = whole_units(weight.codes.to(torch.uint8), zeros[:, -1:])
+        scales = by_row(exact_fp16(weight.numbers(SCALE)), of_unit).transpose(-1, -2)
+        points = by_row(zeros, of_unit)
+        if of_unit == 2:
+            points = points[..., 0] | points[..., 1] << _NIBBLE_BITS
+        return joined_bytes(nibble_words(codes), scales, points, size=storage.elements)
+
+    def values(packed: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        words, scales, points = split_bytes(packed, LOAD_BYTES, 2 * TILE_ROWS * of_unit, TILE_ROWS)
+        zeros = points.unflatten(-1, (HALF_ROWS, 2, 1))
+        if of_unit == 2:
+            zeros = torch.cat((zeros & _NIBBLE, zeros >> _NIBBLE_BITS), dim=-1)
+        codes = from_lanes(_nibbles(words)).float() - spread(zeros, columns)
+        return codes * spread(_halves(scales, of_unit, 2).transpose(-1, -2), columns)
+
+    def takes(form: CodeForm) -> bool:
+        return _few_bits(form, _NIBBLE_BITS) and not form.has_minima
+
+    return Codec({SCALE: columns, ZERO: columns}, _NIBBLE_BITS, takes, pack, values)
+
+
+def _pack_q4_1(weight: GroupedCodes) -> torch.Tensor:
+    import torch
+
+    parts = [by_row(exact_fp16(weight.numbers(name)), 2) for name in (SCALE, MINIMUM)]
+    both = torch.stack(parts, dim=3).transpose(-1, -2)  # [tile, unit, g, part, block, h]
+    return joined_bytes(nibble_words(whole_units(weight.codes)), both, size=Q4_1.elements)
+
+
+def _read_q4_1(packed: torch.Tensor) -> torch.Tensor:
+    words, parts = split_bytes(packed, LOAD_BYTES, TILE_ROWS * 8)
+    both = _halves(parts, 2, 2, 2).transpose(-1, -2)
+    scales, minima = (spread(both[:, :, :, i], BLOCK) for i in (0, 1))
+    return from_lanes(_nibbles(words)).float() * scales + minima
+
+
+def _k_codec(bits: int, storage: Storage) -> Codec:
+    """Q4_K, and Q5_K with a fifth bit."""
+
+    def pack(weight: GroupedCodes) -> torch.Tensor:
+        import torch
+
+        codes = whole_units(weight.codes).to(torch.int32)
+        blocks = [by_row(exact_fp16(weight.numbers(n)), 1) for n in (BLOCK_SCALE, BLOCK_MINIMUM)]
+        groups = [by_row(weight.numbers(n).to(torch.uint8), 2) for n in (SCALE, MINIMUM)]
+        more = []
+        if bits > _NIBBLE_BITS:
+            fifth = _bit_words(by_lane(codes >> _NIBBLE_BITS), 1)
+            more = [(fifth << _fifth_places()).sum((-1, -2), dtype=torch.int32)]
+        return joined_bytes(
+            nibble_words(codes & _NIBBLE),
+            *more,
+            torch.cat(blocks, dim=-1),
+            torch.stack(groups, dim=-2),
+            size=storage.elements,
+        )
+
+    def values(packed: torch.Tensor) -> torch.Tensor:
+
+        fifth_bytes = storage.elements - LOAD_BYTES - 8 * TILE_ROWS
+        words, fifth, blocks, groups = split_bytes(
+            packed, LOAD_BYTES, fifth_bytes, 4 * TILE_ROWS, 4 * TILE_ROWS
+        )
+        lanes = _nibbles(words)
+        if fifth_bytes:
+            high = _lane_words(fifth)[..., None, None].expand(*lanes.shape[:-1])
+            lanes = lanes | _word_bits(high, 1, 1, _fifth_places()) << _NIBBLE_BITS
+        of_blocks = _halves(blocks, 2, 2)
+        of_groups = groups.unflatten(-1, (HALF_ROWS, 2, 2, 2))
+        scale, minimum = (
+            spread(of_blocks[..., i, None], UNIT_COLUMNS) * spread(of_groups[..., i, :], BLOCK)
+            for i in (0, 1)
+        )
+        return from_lanes(lanes).float() * scale + minimum
+
+    def takes(form: CodeForm) -> bool:
+        return form.has_factors and form.has_minima and form.bits == bits
+
+    parts = {SCALE: BLOCK, MINIMUM: BLOCK, BLOCK_SCALE: UNIT_COLUMNS, BLOCK_MINIMUM: UNIT_COLUMNS}
+    return Codec(parts, bits, takes, pack, values)
+
+
+def _fifth_places() -> torch.Tensor:
+    """Where the fifth bits of a lane's words begin, int32 [block, h]."""
+    import torch
+
+    return torch.tensor([[0, 4], [8, 12]], dtype=torch.int32)
+
+
+def _pack_q6_k(weight: GroupedCodes) -> torch.Tensor:
+    import torch
+
+    codes = whole_units(weight.codes).to(torch.int32) + _SIX_BIT_MIDDLE
+    high = _bit_words(by_lane(codes >> _NIBBLE_BITS), 2)
+    high = high[..., 0] | high[..., 1] << 8
+    groups = by_row((weight.numbers(SCALE) + _MULTIPLE_BIAS).to(torch.uint8), 4)
+    blocks = by_row(exact_fp16(weight.numbers(BLOCK_SCALE)), 1)
+    return joined_bytes(nibble_words(codes & _NIBBLE), high, groups, blocks, size=Q6_K.elements)
+
+
+def _read_q6_k(packed: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    words, more, groups, blocks = split_bytes(
+        packed, LOAD_BYTES, LOAD_BYTES // 2, 4 * TILE_ROWS, 2 * TILE_ROWS
+    )
+    high = _lane_words(more, 2)[..., None].expand(-1, -1, -1, -1, -1, 2)
+    codes = _nibbles(words) | _word_bits(high, 2, 2, torch.tensor([0, 8])) << _NIBBLE_BITS
+    scale = spread(groups.unflatten(-1, (HALF_ROWS, 2, 4)), _SIX_BIT_COLUMNS) - _MULTIPLE_BIAS
+    scale = scale * spread(_halves(blocks, 2, 1), UNIT_COLUMNS)
+    return (from_lanes(codes).float() - _SIX_BIT_MIDDLE) * scale
+
+
+def _takes_q4_1(form: CodeForm) -> bool:
+    return _few_bits(form, _NIBBLE_BITS) and form.has_minima
+
+
+def _takes_q6_k(form: CodeForm) -> bool:
+    return form.has_factors and not form.has_minima and form.bits == _SIX_BITS
+
+
+NIBBLE_CODECS = {
+    INT4: _int4_codec(UNIT_COLUMNS, INT4),
+    INT4_G32: _int4_codec(BLOCK, INT4_G32),
+    Q4_1: Codec({SCALE: BLOCK, MINIMUM: BLOCK}, 4, _takes_q4_1, _pack_q4_1, _read_q4_1),
+    Q4_K: _k_codec(4, Q4_K),
+    Q5_K: _k_codec(5, Q5_K),
+    Q6_K: Codec(
+        {SCALE: _SIX_BIT_COLUMNS, BLOCK_SCALE: UNIT_COLUMNS},
+        _SIX_BITS,
+        _takes_q6_k,
+        _pack_q6_k,
+        _read_q6_k,
+    ),
+}
