@@ -7,11 +7,10 @@
 
 constexpr int kVocab = Config::kTileCount * 16, kFoldThreads = 256;
 
-// A CTA of kFoldThreads a row; the arguments are those of choose_of_folds.
-__device__ __forceinline__ void fold_segments(const float4* workspace_folds,
-                                              const int* workspace_ids, int* choice,
-                                              float* logprob) {
-  __shared__ Fold folds[kFoldThreads];
+// What is known of a row, by its CTA of kFoldThreads: ``folds[0]`` of thread 0. Behind it the other
+// entries are of no use.
+__device__ __forceinline__ void fold_row(const float4* workspace_folds, const int* workspace_ids,
+                                         Fold (&folds)[kFoldThreads]) {
   pdl_launch_dependents();
   pdl_wait();
   const int row = blockIdx.x;
@@ -43,8 +42,17 @@ __device__ __forceinline__ void fold_segments(const float4* workspace_folds,
       folds[threadIdx.x].merge(folds[threadIdx.x + half]);
     }
   }
+}
+
+// The arguments are those of choose_of_folds.
+__device__ __forceinline__ void fold_segments(const float4* workspace_folds,
+                                              const int* workspace_ids, int* choice,
+                                              float* logprob) {
+  __shared__ Fold folds[kFoldThreads];
+  fold_row(workspace_folds, workspace_ids, folds);
   if (threadIdx.x == 0) {
     const Fold& all = folds[0];
+    const int row = blockIdx.x;
     // No score of a padding row that holds NaN is the best; any token will do for it.
     choice[row] = all.token < kVocab ? all.token : 0;
     logprob[row] = all.logit - (all.most + logf(all.sum));

@@ -23,7 +23,9 @@ struct Folding {
 
   __device__ __forceinline__ void operator()(const Chunks& chunks, int chunk,
                                              const float (&sums)[1][Config::kTokenTiles][4]) const {
-    const int lane = threadIdx.x % 32, token = chunks.first_tile(chunk) * 16 + lane / 4;
+    const int lane = threadIdx.x % 32;
+    int token = chunks.first_tile(chunk) * 16 + lane / 4;
+    if constexpr (Kept::kIsPart) token += kept.first;
     const bool ends = chunks.ends_segment(chunk);
 #pragma unroll
     for (int n = 0; n < Config::kTokenTiles; ++n) {

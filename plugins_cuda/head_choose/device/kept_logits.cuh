@@ -1,4 +1,5 @@
-// Where a head's logits go beside their folds: nowhere, or to the rows that ChooseCut cuts.
+// Where a head's logits go beside their folds: nowhere, or to the rows that ChooseCut cuts. With
+// kIsPart the weight has a part of the vocabulary, from token ``first`` on.
 #pragma once
 
 #include "../../_device/row_cut.cuh"
@@ -6,6 +7,7 @@
 #include "config.cuh"
 
 struct NoLogits {
+  static constexpr bool kIsPart = false;
   __device__ __forceinline__ bool wants(int row) const {
     return false;
   }
@@ -13,6 +15,7 @@ struct NoLogits {
 };
 
 struct KeptLogits {
+  static constexpr bool kIsPart = false;
   float* logits;  // [rows of the CTA, 16·kTileCount]
   int* is_cut;    // [rows of the CTA], in shared memory
 

@@ -39,7 +39,9 @@ struct PanelFolding {
       if (own.is_own(round) && row < live) {
         if (kept.wants(row)) keep_tile(place, row, own.first_tile(round) * 16);
         Fold& segment = folds[(turn / kTurns * kWarps + warp) * kColumns + row];
-        segment.merge(of_tile(place, sampling[row], own.first_tile(round) * 16));
+        int first_token = own.first_tile(round) * 16;
+        if constexpr (Kept::kIsPart) first_token += kept.first;
+        segment.merge(of_tile(place, sampling[row], first_token));
         if (own.ends_segment(round)) out.store(segment, first_row + row, own.segment(round));
       }
       __syncwarp();

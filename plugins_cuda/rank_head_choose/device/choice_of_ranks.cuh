@@ -1,0 +1,61 @@
+// What all ranks know of a row becomes its token, on every rank.
+#pragma once
+
+#include "../../_device/rank_exchange.cuh"
+#include "../../head_choose/device/choice.cuh"
+#include "../../head_choose/device/kept_logits.cuh"
+
+using Exchange = RankExchange<Config::kRanks, Config::kWords>;
+
+// The tokens of a rank follow those of the ranks before it.
+struct RankTokens : NoLogits {
+  static constexpr bool kIsPart = true;
+  int first;
+};
+
+__device__ __forceinline__ RankTokens tokens_of(int rank) {
+  RankTokens tokens;
+  tokens.first = rank * kVocab;
+  return tokens;
+}
+
+// A fold as three pairs of words.
+constexpr int kFoldPairs = 3;
+
+__device__ __forceinline__ float2 pair_of(const Fold& fold, int i) {
+  if (i == 0) return make_float2(fold.score, fold.logit);
+  if (i == 1) return make_float2(fold.most, fold.sum);
+  return make_float2(__int_as_float(fold.token), 0.0f);
+}
+
+__device__ __forceinline__ Fold fold_of(const float2 (&pairs)[kFoldPairs]) {
+  return {pairs[0].x, pairs[0].y, pairs[1].x, pairs[1].y, __float_as_int(pairs[2].x)};
+}
+
+// A CTA of kFoldThreads a row, all of them resident. Folds are merged in the order of the ranks:
+// their sums have the same bits on each.
+__device__ __forceinline__ void choose_among_ranks(const Exchange& peers, const Fold& own,
+                                                   int* choice, float* logprob) {
+  __shared__ float2 pairs[Config::kRanks][kFoldPairs];
+  const int row = blockIdx.x, i = threadIdx.x;
+  const uint32_t number = peers.number(0);
+  if (i < kFoldPairs) {
+    const int place = 2 * (row * kFoldPairs + i);
+    const float2 mine = pair_of(own, i);
+    peers.push(number, place, mine);
+    pairs[peers.rank][i] = mine;
+#pragma unroll
+    for (int k = 0; k < Exchange::kPeers; ++k) {
+      pairs[(peers.rank + k + 1) % Config::kRanks][i] =
+          peers.wait(peers.look(number, k, place), number, k, place);
+    }
+  }
+  __syncthreads();
+  if (i > 0) return;
+  Fold all = fold_of(pairs[0]);
+#pragma unroll
+  for (int r = 1; r < Config::kRanks; ++r) all.merge(fold_of(pairs[r]));
+  // As fold_segments has it.
+  choice[row] = all.token < Config::kRanks * kVocab ? all.token : 0;
+  logprob[row] = all.logit - (all.most + logf(all.sum));
+}

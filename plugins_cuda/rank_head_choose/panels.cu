@@ -1,0 +1,57 @@
+// RankHeadChoose of many rows, as panels that warps share: as head_choose/panels.cu, for the tokens
+// of a rank; names as kernel.cu's.
+#include "../_device/head_panels.cuh"
+#include "../head_choose/device/panel_folding.cuh"
+#include "device/choice_of_ranks.cuh"
+
+using Head = HeadOfPanels<Config>;
+using Chunks = Head::Chunks;
+using Panels = Head::Panels;
+constexpr int kColumns = Head::kColumns;
+using PanelFolds = PanelFolding<kColumns, Config::kTiles, Config::kWarps, RankTokens>;
+static_assert(Config::kSharedBytes == Panels::kBytes + PanelFolds::kBytes, "as the launch says");
+
+extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
+    rank_folds_of_panels(const Head::Units::Stored* weight, const float* temperature,
+                         const int* seed, const int* position,
+                         const unsigned char* workspace_tokens, float4* workspace_folds,
+                         int* workspace_ids, int rows, int rank) {
+  DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ Panels::Barriers barriers;
+  __shared__ Sampling sampling[kColumns];
+  __shared__ Fold folds[Config::kWarps * Config::kTiles * kColumns];
+  pdl_launch_dependents();
+  const Chunks chunks(blockIdx.x, gridDim.x);
+  const int first_row = blockIdx.y * kColumns;
+  const PanelFolds folding{sampling,
+                           folds,
+                           reinterpret_cast<float*>(shared + Panels::kBytes),
+                           {workspace_folds, workspace_ids, Config::kSegments},
+                           tokens_of(rank),
+                           first_row,
+                           min(kColumns, rows - first_row)};
+  stream_head_panels<Head::Shape, Panels>(
+      workspace_tokens + static_cast<int64_t>(blockIdx.y) * Config::kNormedBytes, weight, chunks,
+      shared, barriers,
+      [&] {
+        prepare_folds(sampling, folds, Config::kWarps * Config::kTiles * kColumns, first_row,
+                      folding.live, temperature, seed, position);
+      },
+      [&](int round, const float (&sums)[Config::kTiles][kColumns / 2]) {
+        folding(chunks, round, sums);
+      });
+}
+
+extern "C" __global__ void __launch_bounds__(kFoldThreads)
+    choose_of_ranks(uint64_t* inbox, uint64_t* inbox_on_1, uint64_t* inbox_on_2,
+                    uint64_t* inbox_on_3, uint64_t* inbox_on_4, uint64_t* inbox_on_5,
+                    uint64_t* inbox_on_6, uint64_t* inbox_on_7, const int* state, int* fault,
+                    int* choice, float* logprob, const float4* workspace_folds,
+                    const int* workspace_ids, int rank, int exchange) {
+  __shared__ Fold folds[kFoldThreads];
+  fold_row(workspace_folds, workspace_ids, folds);
+  const Exchange peers(inbox, inbox_on_1, inbox_on_2, inbox_on_3, inbox_on_4, inbox_on_5,
+                       inbox_on_6, inbox_on_7, state, fault, rank, exchange);
+  __syncthreads();
+  choose_among_ranks(peers, folds[0], choice, logprob);
+}

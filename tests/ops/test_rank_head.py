@@ -1,0 +1,95 @@
+"""RankHeadChoose on several ranks: the choice of the whole head, on each of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from emulation import has_compiler, tensor_info
+from rank_emulation import DONE, RankEmulator, placed
+
+from specbuild.builder.backends.cuda.tuning.kernel_case import bits
+from specbuild.plugins_cuda.head_choose.op import OP as HEAD_CHOOSE
+from specbuild.plugins_cuda.launches import LoweringRequest, Target
+from specbuild.plugins_cuda.linear.packing import pack_rows
+from specbuild.plugins_cuda.rank_head_choose.lowering import ROW_WORDS
+from specbuild.plugins_cuda.rank_head_choose.op import OP, contribution
+
+emulated = pytest.mark.skipif(not has_compiler(), reason="g++ is not installed")
+HIDDEN, VOCAB = 64, 192
+
+
+def head(rows: int, *, ties: bool) -> dict[str, torch.Tensor]:
+    """The inputs of HeadChoose; with ``ties`` every token's logit occurs on each rank."""
+    generator = torch.Generator().manual_seed(rows)
+    distinct = VOCAB // 4 if ties else VOCAB
+    weight = torch.randn(distinct, HIDDEN, generator=generator).repeat(VOCAB // distinct, 1)
+    return {
+        "x": torch.randn(rows, HIDDEN, generator=generator).bfloat16(),
+        "logit_rows": torch.arange(rows, dtype=torch.int32),
+        "norm": torch.ones(HIDDEN).bfloat16(),
+        "weight": pack_rows(weight.bfloat16()).contiguous(),
+        "temperature": torch.tensor([0.0, 1.0, 0.3])[torch.arange(rows) % 3],
+        "seed": torch.arange(rows, dtype=torch.int32) * 7919,
+        "position": torch.arange(rows, dtype=torch.int32) + 100,
+    }
+
+
+def of_ranks(whole: dict[str, torch.Tensor], ranks: int) -> list[dict[str, torch.Tensor]]:
+    """Each rank's tiles of the weight; an inbox and a count that have seen rounds."""
+    rows = len(whole["logit_rows"])
+    exchange = {
+        "inbox": torch.zeros(2, ranks - 1, rows * ROW_WORDS, 2, dtype=torch.int32),
+        "state": torch.tensor([9, 20_000], dtype=torch.int32),
+        "fault": torch.zeros(8, dtype=torch.int32),
+    }
+    parts = whole["weight"].chunk(ranks)
+    return [whole | {"weight": part.contiguous()} | exchange for part in parts]
+
+
+ATTRIBUTES = {"eps": 1e-5, "rounding": "gpt_oss"}
+
+
+@emulated
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(("rows", "ties"), [(5, False), (6, True), (40, False)])
+def test_every_rank_has_the_choice_of_the_whole_head(ranks: int, rows: int, ties: bool) -> None:
+    whole = head(rows, ties=ties)
+    choice, logprob = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
+    asked = ATTRIBUTES | {"ranks": ranks, "exchange": 0}
+    inputs = of_ranks(whole, ranks)
+    outputs = {"choice": np.zeros(rows, np.int32), "logprob": np.zeros(rows, np.float32)}
+    arrays = {name: bits(tensor) for name, tensor in inputs[0].items()} | outputs
+    request = LoweringRequest(
+        {name: tensor_info(array) for name, array in arrays.items()},
+        OP.complete(asked), "decode", Target(multiprocessors=3),
+    )  # fmt: skip
+    assert OP.lower is not None
+    lowering = OP.lower(request)
+    scratch = {w.name: np.zeros(w.nbytes, np.uint8) for w in lowering.workspaces}
+    memories = [
+        placed({n: bits(t) for n, t in of_rank.items()} | outputs | scratch) for of_rank in inputs
+    ]
+    emulator, (*alone, exchange) = RankEmulator(ranks), lowering.launches
+    for rank in range(ranks):
+        own = [alone if other == rank else [] for other in range(ranks)]
+        assert emulator.run(own, memories, seed=rank) == DONE
+    assert emulator.run([[exchange]] * ranks, memories, seed=rows) == DONE
+    seen = []
+    for memory in memories:
+        np.testing.assert_array_equal(memory["choice"].data.view(np.int32), choice.numpy())
+        seen.append(memory["logprob"].data.view(np.float32))
+        np.testing.assert_allclose(seen[-1], logprob.numpy(), atol=3e-3)
+        np.testing.assert_array_equal(seen[-1], seen[0])
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_reference_is_that_of_the_whole_head(ranks: int) -> None:
+    whole = head(12, ties=True)
+    inputs = [list(of_rank.values()) for of_rank in of_ranks(whole, ranks)]
+    sent = [contribution(*of_rank, **ATTRIBUTES) for of_rank in inputs]
+    expected = HEAD_CHOOSE.reference(*whole.values(), **ATTRIBUTES)
+    for of_rank in inputs:
+        got = OP.reference(*of_rank, **ATTRIBUTES, ranks=ranks, exchange=3, contributions=sent)
+        for ours, theirs in zip(got, expected, strict=True):
+            torch.testing.assert_close(ours, theirs)
