@@ -85,13 +85,15 @@ class ModelOptions(OptionGroup):
         Path | None, Described("Jinja chat template that replaces the engine's.", "FILE")
     ] = None
     reasoning_parser: Annotated[
-        str, Described("Format of reasoning: auto, harmony, think or none.", "PARSER")
+        str,
+        Described("Format of reasoning: auto, harmony, think, mistral, gemma4 or none.", "PARSER"),
     ] = "auto"
     tool_call_parser: Annotated[
         str,
         Described(
             "Format of tool calls: auto, harmony, hermes, qwen3_coder, deepseek3, deepseek31, "
-            "kimi2, glm47, llama3_json, pythonic or none; also vLLM's and SGLang's names.",
+            "kimi2, glm47, minimax, mistral, gemma4, llama3_json, pythonic or none; also vLLM's "
+            "and SGLang's names.",
             "PARSER",
         ),
     ] = "auto"

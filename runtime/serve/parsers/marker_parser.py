@@ -1,47 +1,22 @@
-"""Outputs with markers in the text: ``<think>`` around reasoning, and markers of tool calls.
+"""Outputs with markers in the text: around reasoning, such as ``<think>``, and of tool calls.
 
-``<think>`` is written by the model, or by the template at the end of the prompt (DeepSeek, Qwen3,
-GLM). For tool calls see tool_call_formats.py.
+The model writes the marker of reasoning, or the template does at the end of the prompt (DeepSeek,
+Qwen3, GLM). For tool calls see tool_call_formats.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 
 from specbuild.runtime.serve.parsers.arguments import Tools, UnclosedTextError
-from specbuild.runtime.serve.parsers.parser import ChatPrompt, Decode, Delta
-from specbuild.runtime.serve.parsers.tool_call_formats import ToolCallFormat
+from specbuild.runtime.serve.parsers.parser import Decode, Delta
+from specbuild.runtime.serve.parsers.reasoning import THINK, ReasoningMarkers, ReasoningState
+from specbuild.runtime.serve.parsers.tool_call_formats import Calls, ToolCallFormat
 from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
 
-THINK, THINK_END = "<think>", "</think>"
 # Markers that arguments of a call may contain before the call is rejected.
 _MAX_UNCLOSED = 16
 _MAX_MARKER_LENGTH = 32
-
-
-class ReasoningState(Enum):
-    """The state of the assistant's reasoning at the end of the prompt."""
-
-    OPEN = "the output starts within reasoning"
-    CLOSED = "the output starts with content"
-    UNMARKED = "the output may start with <think>"
-
-
-def reasoning_state(prompt: ChatPrompt) -> ReasoningState:
-    """Return the state of the reasoning at the end of a rendered prompt.
-
-    The template decides it. With ``enable_thinking`` false, Qwen3's template ends the prompt with
-    empty reasoning. Without ``thinking``, DeepSeek-V3.1's ends it with ``</think>``. Markers
-    elsewhere in the prompt belong to earlier messages.
-    """
-    if prompt.continued:
-        is_open = prompt.continued.rfind(THINK) > prompt.continued.rfind(THINK_END)
-        return ReasoningState.OPEN if is_open else ReasoningState.CLOSED
-    text = prompt.text.rstrip()
-    if text.endswith(THINK):
-        return ReasoningState.OPEN
-    return ReasoningState.CLOSED if text.endswith(THINK_END) else ReasoningState.UNMARKED
 
 
 class MarkerParser:
@@ -68,6 +43,7 @@ class MarkerParser:
         self._detokenizer = Detokenizer(decode)
         self._stop = StopText(stop)
         self._dropped = frozenset(dropped)
+        self._think, self._think_end = THINK.begin, THINK.end
         self._calls, self._tools = calls, tools
         self._section: tuple[str, ...] = () if calls is None else calls.section or ()
         self._call_markers = () if calls is None else (*self._section[:1], calls.begin)
@@ -84,6 +60,11 @@ class MarkerParser:
         self._buffer = ""
         self._num_calls = 0
         self._begin_call()
+
+    def between(self, markers: ReasoningMarkers) -> MarkerParser:
+        """Return the parser itself, with other markers of reasoning, before the first token."""
+        self._think, self._think_end = markers.begin, markers.end
+        return self
 
     @property
     def stopped(self) -> bool:
@@ -136,9 +117,10 @@ class MarkerParser:
         content.
         """
         stripped = self._buffer.lstrip()
-        if not stripped.startswith(THINK) and THINK.startswith(stripped) and not final:
+        begins = stripped.startswith(self._think)
+        if not begins and self._think.startswith(stripped) and not final:
             return None
-        self._state = "think" if stripped.startswith(THINK) else "content"
+        self._state = "think" if begins else "content"
         return []
 
     def _read_text(self, *, final: bool, truncated: bool) -> list[Delta] | None:
@@ -146,18 +128,18 @@ class MarkerParser:
         is_reasoning = self._state == "think"
         if is_reasoning and not self._has_reasoning_begun:
             stripped = self._buffer.lstrip()
-            if THINK.startswith(stripped) and stripped != THINK and not final:
+            if self._think.startswith(stripped) and stripped != self._think and not final:
                 return None
             self._has_reasoning_begun = True
-            self._buffer = stripped.removeprefix(THINK)
+            self._buffer = stripped.removeprefix(self._think)
         markers = self._call_markers
         if is_reasoning or self._may_end_reasoning:
-            markers = (*markers, THINK_END)
+            markers = (*markers, self._think_end)
         text, marker = self._text_before(markers, final=final, truncated=truncated)
         if not text and not marker:
             return None
         deltas = self._text_deltas(text)
-        if marker == THINK_END:
+        if marker == self._think_end:
             self._state = "content"
             self._may_end_reasoning = False
         elif marker:
@@ -203,9 +185,10 @@ class MarkerParser:
             self._is_call = begins is True
             if begins is False:
                 return self._reject_call(0)
-        end_markers = [call_format.end, call_format.begin, *self._section[1:]]
+        ends = () if call_format.end is None else (call_format.end,)
+        end_markers = [*ends, call_format.begin, *self._section[1:]]
         if self._outer_state == "think":
-            end_markers.append(THINK_END)
+            end_markers.append(self._think_end)
         while (match := _first_marker(buffer, end_markers, self._search_start)) is not None:
             index, marker = match
             self._search_start = index + len(marker)
@@ -231,7 +214,7 @@ class MarkerParser:
         """Read a call without an end marker, at the end of the output."""
         call_format, buffer = self._calls, self._buffer
         assert call_format is not None
-        if truncated:
+        if truncated and call_format.end is not None:
             self._end_call(len(buffer))
             return []
         if self._next_begin is not None:
@@ -240,23 +223,28 @@ class MarkerParser:
             call = call_format.read(buffer, self._tools)
         except UnclosedTextError:
             call = None
-        return (
-            self._reject_call(len(buffer)) if call is None else self._accept_call(call, len(buffer))
-        )
+        if call is not None:
+            return self._accept_call(call, len(buffer))
+        if truncated:
+            self._end_call(len(buffer))
+            return []
+        return self._reject_call(len(buffer))
 
-    def _accept_call(self, call: tuple[str, str], length: int) -> list[Delta]:
-        """Return the deltas of a call, which is the first ``length`` characters of the buffer."""
+    def _accept_call(self, calls: Calls, length: int) -> list[Delta]:
+        """Return the deltas of calls, which are the first ``length`` characters of the buffer."""
         assert self._calls is not None
-        name, arguments = call
-        number, self._num_calls = self._num_calls, self._num_calls + 1
-        call_id = "" if self._calls.call_id is None else self._calls.call_id(name, number)
         if self._outer_state == "think":
             self._outer_state, self._may_end_reasoning = "content", True
         self._end_call(length)
-        return [
-            Delta(tool=number, name=name, call_id=call_id),
-            Delta(tool=number, arguments=arguments),
-        ]
+        deltas = []
+        for name, arguments in calls if isinstance(calls, list) else [calls]:
+            number, self._num_calls = self._num_calls, self._num_calls + 1
+            call_id = "" if self._calls.call_id is None else self._calls.call_id(name, number)
+            deltas += [
+                Delta(tool=number, name=name, call_id=call_id),
+                Delta(tool=number, arguments=arguments),
+            ]
+        return deltas
 
     def _reject_call(self, length: int) -> list[Delta]:
         """Return the first ``length`` characters of the buffer, and the marker before them, as
@@ -288,7 +276,7 @@ class MarkerParser:
         An incomplete marker stays in the buffer.
         """
         buffer = self._buffer
-        if "<" not in buffer:  # every marker starts with it
+        if not any(first in buffer for first in {marker[0] for marker in markers}):
             self._buffer = ""
             return buffer, ""
         match = _first_marker(buffer, markers, 0)

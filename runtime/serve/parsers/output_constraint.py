@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbuild.runtime.guides.guide import Guide
-from specbuild.runtime.serve.parsers.marker_parser import THINK, THINK_END, ReasoningState
+from specbuild.runtime.serve.parsers.reasoning import THINK, ReasoningMarkers, ReasoningState
 from specbuild.runtime.serve.parsers.tool_call_formats import ToolCallFormat
 
 _TEXT = "TEXT: /(?s:.*)/"
@@ -80,12 +80,14 @@ def marker_guide(
     constraint: OutputConstraint,
     *,
     reasoning: ReasoningState | None,
+    markers: ReasoningMarkers = THINK,
     call_format: ToolCallFormat | None,
 ) -> Guide:
     """Return a guide: reasoning if the prompt allows it, then the answer or calls.
 
-    ``token_id`` returns the id of a marker that is one token, else None. RequestError if a strict
-    schema of arguments has keywords that the call format cannot enforce.
+    Reasoning is between ``markers``. ``token_id`` returns the id of a marker that is one token,
+    else None. RequestError if a strict schema of arguments has keywords that the call format cannot
+    enforce.
     """
     reasoning_rule = {
         ReasoningState.OPEN: "thought ",
@@ -101,11 +103,12 @@ def marker_guide(
 
     rules = [f"start: {reasoning_rule}({constraint.alternatives})", r"SPACE: /[ \n]{0,2}/"]
     if reasoning_rule:
-        rules.append(f"open: {marker(THINK)}")
-        if token_id(THINK_END) is None:
-            rules += ["thought: reasons SPACE", f"reasons[suffix={_literal(THINK_END)}]: TEXT"]
+        header = f" {_literal(markers.header)}" if markers.header else ""
+        rules.append(f"open: {marker(markers.begin_token)}{header}")
+        if token_id(markers.end) is None:
+            rules += ["thought: reasons SPACE", f"reasons[suffix={_literal(markers.end)}]: TEXT"]
         else:
-            rules.append(f"thought: TEXT {marker(THINK_END)} SPACE")
+            rules.append(f"thought: TEXT {marker(markers.end)} SPACE")
     parts: dict[str, Guide] = {}
     if constraint.answer is not None:
         rules.append("answer: @content")
@@ -131,10 +134,8 @@ def _call_rules(
     """Return the rule ``calls`` and its dependencies; ``bodies`` are the expressions between
     markers.
     """
-    call = (
-        f"call: {marker(call_format.begin)} SPACE ({' | '.join(bodies)}) SPACE "
-        f"{marker(call_format.end)}"
-    )
+    end = "" if call_format.end is None else f" SPACE {marker(call_format.end)}"
+    call = f"call: {marker(call_format.begin)} SPACE ({' | '.join(bodies)}){end}"
     calls = f"call {'(SPACE call)*' if constraint.allows_several else ''}"
     if call_format.section is not None:
         first, last = map(marker, call_format.section)

@@ -11,19 +11,21 @@ from specbuild.runtime.guides.reasoning_budget import ReasoningBudget
 from specbuild.runtime.serve.parsers.arguments import Tools
 from specbuild.runtime.serve.parsers.call_outputs import CALL_STYLES, CallOutputFormat
 from specbuild.runtime.serve.parsers.harmony import CONTROL_TOKENS, HarmonyParser
-from specbuild.runtime.serve.parsers.marker_parser import (
-    THINK,
-    THINK_END,
-    MarkerParser,
-    ReasoningState,
-    reasoning_state,
-)
+from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
 from specbuild.runtime.serve.parsers.output_constraint import (
     OutputConstraint,
     harmony_guide,
     marker_guide,
 )
 from specbuild.runtime.serve.parsers.parser import ChatPrompt, OutputParser, TextParser
+from specbuild.runtime.serve.parsers.reasoning import (
+    REASONING_MARKERS,
+    THINK,
+    ReasoningMarkers,
+    ReasoningState,
+    detect_reasoning,
+    reasoning_state,
+)
 from specbuild.runtime.serve.parsers.tool_call_formats import (
     TOOL_CALL_FORMATS,
     MakeCallId,
@@ -34,7 +36,7 @@ from specbuild.runtime.text.codec import TextCodec
 from specbuild.runtime.text.stream import Stop
 
 # Values of the two options; "auto" selects by the engine's template.
-REASONING_PARSERS = ("auto", "harmony", "think", "none")
+REASONING_PARSERS = ("auto", "harmony", *REASONING_MARKERS, "none")
 TOOL_CALL_PARSERS = ("auto", "harmony", *TOOL_CALL_FORMATS, *CALL_STYLES, "none")
 # Names of vLLM and SGLang for the same formats.
 REASONING_ALIASES = {
@@ -63,6 +65,8 @@ TOOL_CALL_ALIASES = {
     "kimi_k2": "kimi2",
     "glm": "glm47",
     "glm45": "glm47",
+    "minimax_m2": "minimax",
+    "minimax-m2": "minimax",
     "llama3": "llama3_json",
     "llama4_json": "llama3_json",
     "llama4_pythonic": "pythonic",
@@ -208,23 +212,23 @@ class HarmonyFormat:
 class MarkerFormat:
     """Outputs with markers of reasoning and tool calls in the text."""
 
-    stop_token_ids: tuple[int, ...] = ()
-
     def __init__(
         self,
         codec: TextCodec,
         *,
-        has_reasoning: bool,
+        markers: ReasoningMarkers | None,
         call_format: ToolCallFormat | None,
         eos: Sequence[int],
     ) -> None:
         self._codec = codec
-        self._has_reasoning, self._call_format = has_reasoning, call_format
+        self.markers, self._call_format = markers, call_format
         self.supports_tools = call_format is not None
         self.call_id = None if call_format is None else call_format.call_id
-        self._eos = tuple(eos)
-        has_markers = None not in (codec.token_id(THINK), codec.token_id(THINK_END))
-        self.limits_reasoning = has_reasoning and has_markers
+        names = () if call_format is None else call_format.stop_tokens
+        stops = [codec.token_id(name) for name in names]
+        self.stop_token_ids = tuple(token_id for token_id in stops if token_id is not None)
+        self._eos = (*eos, *self.stop_token_ids)
+        self.limits_reasoning = None not in self._marker_ids()
 
     def parser(
         self,
@@ -244,25 +248,36 @@ class MarkerFormat:
             else None,
             tools=tools,
             dropped=self._eos if skip_special_tokens else (),
-        )
+        ).between(self.markers or THINK)
 
     def guide(self, constraint: OutputConstraint, prompt: ChatPrompt = _NO_PROMPT) -> Guide:
         """Return a grammar of the reasoning, if any, followed by the answer or calls."""
         token_id, reasoning = self._codec.token_id, self._reasoning(prompt)
         return marker_guide(
-            token_id, constraint, reasoning=reasoning, call_format=self._call_format
+            token_id,
+            constraint,
+            reasoning=reasoning,
+            markers=self.markers or THINK,
+            call_format=self._call_format,
         )
 
     def reasoning_budget(self, tokens: int, prompt: ChatPrompt) -> ReasoningBudget | None:
         """Return a limit of the text between the markers of reasoning."""
-        start, end = (self._codec.token_id(marker) for marker in (THINK, THINK_END))
+        start, end = self._marker_ids()
         state = self._reasoning(prompt)
         if start is None or end is None or state is None:
             return None
         return ReasoningBudget(tokens, (start,), end, state is ReasoningState.OPEN)
 
+    def _marker_ids(self) -> tuple[int | None, int | None]:
+        """Return the tokens of the markers of reasoning, None for what is not one token."""
+        if self.markers is None:
+            return None, None
+        token_id = self._codec.token_id
+        return token_id(self.markers.begin_token), token_id(self.markers.end)
+
     def _reasoning(self, prompt: ChatPrompt) -> ReasoningState | None:
-        return reasoning_state(prompt) if self._has_reasoning else None
+        return None if self.markers is None else reasoning_state(prompt, self.markers)
 
 
 def output_format(
@@ -280,7 +295,7 @@ def output_format(
     template = codec.template_source or ""
     if reasoning == "auto":
         harmony = "<|channel|>" in template
-        reasoning = "harmony" if harmony else "think" if THINK in template else "none"
+        reasoning = "harmony" if harmony else detect_reasoning(template)
     if tool_calls == "auto":
         tool_calls = "harmony" if reasoning == "harmony" else detect_tool_call_format(template)
     if "harmony" in (reasoning, tool_calls):
@@ -297,9 +312,7 @@ def output_format(
                 "combined: calls in this format are a complete output without reasoning"
             )
         return CallOutputFormat(codec, CALL_STYLES[tool_calls], eos=eos_token_ids)
-    has_reasoning, call_format = reasoning == "think", TOOL_CALL_FORMATS.get(tool_calls)
-    if not has_reasoning and call_format is None:
+    markers, call_format = REASONING_MARKERS.get(reasoning), TOOL_CALL_FORMATS.get(tool_calls)
+    if markers is None and call_format is None:
         return TextFormat(codec)
-    return MarkerFormat(
-        codec, has_reasoning=has_reasoning, call_format=call_format, eos=eos_token_ids
-    )
+    return MarkerFormat(codec, markers=markers, call_format=call_format, eos=eos_token_ids)

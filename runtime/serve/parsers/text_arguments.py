@@ -215,3 +215,17 @@ QWEN3_CODER = TextArguments(
     end_marker="\n</parameter>",
     whitespace=r"\n",
 )
+MINIMAX = TextArguments(
+    name_pattern=re.compile(r'\s*name="([^">\s]+)">\s*'),
+    argument_pattern=re.compile(
+        r'<parameter name="([^">\n]+)">(.*?)</parameter>\s*(?=<parameter |\Z)', re.DOTALL
+    ),
+    unclosed_pattern=re.compile(r'<parameter name="[^">\n]+">(?!.*</parameter>)', re.DOTALL),
+    nested_pattern=re.compile(r'<invoke\s+name="'),
+    end="",
+    header=' name="{}">',
+    name_markers=('<parameter name="',),
+    value_markers=('">',),
+    end_marker="</parameter>",
+    whitespace=r"\n?",
+)

@@ -18,13 +18,10 @@ from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
 from specbuild.runtime.serve.output import Output
 from specbuild.runtime.serve.parsers.harmony import HarmonyParser
-from specbuild.runtime.serve.parsers.marker_parser import (
-    MarkerParser,
-    ReasoningState,
-    reasoning_state,
-)
+from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
 from specbuild.runtime.serve.parsers.output_formats import output_format
 from specbuild.runtime.serve.parsers.parser import ChatPrompt
+from specbuild.runtime.serve.parsers.reasoning import ReasoningState, reasoning_state
 from specbuild.runtime.serve.parsers.tool_call_formats import TOOL_CALL_FORMATS
 from specbuild.runtime.serve.token_batches import TokenBatch
 

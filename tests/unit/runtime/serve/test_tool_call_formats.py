@@ -1,8 +1,4 @@
-"""Calls of tools as families write them: read back wherever a text is cut, written by grammars.
-
-What is written here follows the chat templates of DeepSeek-V3 and V3.1, Kimi-K2, GLM-4.7,
-Qwen3 and Qwen3-Coder.
-"""
+"""Calls of tools as families write them: read back wherever a text is cut, written by grammars."""
 
 from __future__ import annotations
 
@@ -18,83 +14,23 @@ from hypothesis import strategies as st
 from serve.served import toy_codec
 from serve.test_parsers import decode, read, texts
 from serve.test_structured import tool
+from serve.written_calls import WRITERS, Call, glm47, hermes, kimi2, qwen3_coder
 
 from specbuild.runtime.serve.output import Output
-from specbuild.runtime.serve.parsers.marker_parser import MarkerParser, ReasoningState
+from specbuild.runtime.serve.parsers.marker_parser import MarkerParser
 from specbuild.runtime.serve.parsers.output_formats import (
     TOOL_CALL_PARSERS,
     MarkerFormat,
     output_format,
 )
+from specbuild.runtime.serve.parsers.reasoning import ReasoningState
 from specbuild.runtime.serve.parsers.tool_call_formats import (
     TOOL_CALL_FORMATS,
     detect_tool_call_format,
 )
 
-Call = tuple[str, dict[str, Any]]
-
-
-def deepseek(calls: Sequence[Call], body: str) -> str:
-    written = [
-        f"<｜tool▁call▁begin｜>{body.format(name=name, arguments=json.dumps(arguments))}"
-        "<｜tool▁call▁end｜>"
-        for name, arguments in calls
-    ]
-    return "<｜tool▁calls▁begin｜>" + "\n".join(written) + "<｜tool▁calls▁end｜>"
-
-
-def kimi2(calls: Sequence[Call]) -> str:
-    written = [
-        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>"
-        f"{json.dumps(arguments)}<|tool_call_end|>"
-        for i, (name, arguments) in enumerate(calls)
-    ]
-    return f"<|tool_calls_section_begin|>{''.join(written)}<|tool_calls_section_end|>"
-
-
-def glm47(calls: Sequence[Call], gap: str = "") -> str:
-    """``gap``: GLM-4.5 ends lines where GLM-4.7 does not."""
-
-    def value(argument: Any) -> str:
-        return argument if isinstance(argument, str) else json.dumps(argument)
-
-    def pairs(arguments: dict[str, Any]) -> str:
-        return "".join(
-            f"{gap}<arg_key>{k}</arg_key>{gap}<arg_value>{value(v)}</arg_value>"
-            for k, v in arguments.items()
-        )
-
-    return "".join(f"<tool_call>{name}{pairs(a)}{gap}</tool_call>" for name, a in calls)
-
-
-def hermes(calls: Sequence[Call]) -> str:
-    written = [json.dumps({"name": name, "arguments": a}, ensure_ascii=False) for name, a in calls]
-    return "".join(f"<tool_call>\n{call}\n</tool_call>" for call in written)
-
-
-def qwen3_coder(calls: Sequence[Call]) -> str:
-    def parameter(name: str, value: Any) -> str:
-        text = value if isinstance(value, str) else json.dumps(value)
-        return f"<parameter={name}>\n{text}\n</parameter>\n"
-
-    return "".join(
-        f"<tool_call>\n<function={name}>\n"
-        f"{''.join(parameter(k, v) for k, v in arguments.items())}</function>\n</tool_call>"
-        for name, arguments in calls
-    )
-
-
-V3 = "function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
-V31 = "{name}<｜tool▁sep｜>{arguments}"
-WRITERS = {
-    "deepseek3": lambda calls: deepseek(calls, V3),
-    "deepseek31": lambda calls: deepseek(calls, V31),
-    "kimi2": kimi2,
-    "hermes": hermes,
-    "qwen3_coder": qwen3_coder,
-    "glm47": glm47,
-    "glm47, lines": lambda calls: glm47(calls, "\n"),
-}
+# Their arguments have no types without a schema.
+UNTYPED = ("glm47", "qwen3_coder", "minimax")
 words = st.text("abc_", min_size=1, max_size=6)
 plain = texts.filter(lambda text: "```" not in text)
 arguments = st.dictionaries(words, st.integers() | plain | st.booleans(), max_size=3)
@@ -123,6 +59,8 @@ def output(
 def test_calls_are_read_as_they_are_written(
     form: str, before: str, after: str, calls: list[Call], cuts: list[int]
 ) -> None:
+    if form.startswith("mistral"):
+        after = ""  # its calls have no end
     tools = [
         tool(name, {"properties": {k: {"type": TYPES[type(v)]} for k, v in asked.items()}})
         for name, asked in calls[:1]
@@ -135,7 +73,7 @@ def test_calls_are_read_as_they_are_written(
     assert [name for name, _ in read_calls] == [name for name, _ in calls]
     assert read_calls[0] == calls[0]
     assert found.finish_reason == "tool_calls"
-    if not form.startswith(("glm47", "qwen3_coder")):
+    if not form.startswith(UNTYPED):
         assert read_calls == calls
 
 
@@ -254,11 +192,14 @@ def test_an_output_that_is_cut_off_shows_no_markup(
     text = WRITERS[form](calls)
     made = output(form, "Yes." + text[: data.draw(st.integers(2, len(text) - 1))], end="length")
     # One sign is more likely text than the beginning of the next call.
-    assert made.content.removesuffix("<").strip() == "Yes." and made.finish_reason == "length"
+    assert (
+        made.content.removesuffix("<").removesuffix("[").strip() == "Yes."
+        and made.finish_reason == "length"
+    )
     assert [call.name for call in made.calls] == [name for name, _ in calls][: len(made.calls)]
 
 
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize("form", [form for form in WRITERS if not form.startswith("mistral")])
 def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
     write = WRITERS[form]
     good, text = write([("g", {"b": "2"})]), write([("f", {"a": "1"})])
@@ -273,7 +214,9 @@ def test_a_call_that_is_none_leaves_the_next_one(form: str) -> None:
             assert json.loads(made.calls[-1].arguments) in ({"b": "2"}, {"b": 2})
 
 
-@pytest.mark.parametrize("form", ["hermes", "qwen3_coder", "glm47", "kimi2", "deepseek31"])
+@pytest.mark.parametrize(
+    "form", ["hermes", "qwen3_coder", "glm47", "kimi2", "deepseek31", "gemma4", "minimax"]
+)
 def test_texts_in_arguments_may_hold_marks(form: str) -> None:
     name = form.partition(",")[0]
     marks = (
@@ -304,6 +247,9 @@ PIECES = [
     "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", "functions.f:0",
     "<|tool_call_argument_begin|>", "{}", '{"a": "', '"}', '{"name": "f", "arguments": {}}',
     "STOP", "ST", "<", "</", "<tool", "é😀", " ", "\n", "f", "\x00", "\ud7ff",
+    "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[", "]", "<|tool_call>", "<tool_call|>", '<|"|>',
+    "call:f{", "a:", "<minimax:tool_call>", '<invoke name="f">', "</invoke>",
+    '<parameter name="a">', "</parameter>",
     *(write([("f", {"a": "1"})]) for write in WRITERS.values()),
 ]  # fmt: skip
 
@@ -380,7 +326,7 @@ def test_without_tools_marks_of_calls_are_content(form: str) -> None:
     text = WRITERS[form]([("f", {"a": 1})])
     codec: Any = SimpleNamespace(decode_all=decode, token_id=lambda _: None)
     call_format = TOOL_CALL_FORMATS[form.partition(",")[0]]
-    made = MarkerFormat(codec, has_reasoning=False, call_format=call_format, eos=())
+    made = MarkerFormat(codec, markers=None, call_format=call_format, eos=())
     ids = [ord(letter) for letter in text]
     assert [call.name for call in read(made.parser((), [tool("f")]), ids).calls] == ["f"]
     without = read(made.parser((), ()), ids)

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from serve.lettered import TEMPLATE
 from serve.test_structured import SCHEMA, chat, client_of, tool
-from serve.test_tool_call_formats import WRITERS, output
+from serve.test_tool_call_formats import output
+from serve.written_calls import WRITERS
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.guides.guide import Guide
@@ -68,3 +69,37 @@ def test_grammars_write_what_is_read(client: httpx.Client, choice: Any) -> None:
     assert {call["name"] for call in calls} <= ({"a", "b"} if choice == "required" else {"b"})
     for call in calls:
         jsonschema.validate(json.loads(call["arguments"]), SCHEMA)
+
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "$defs": {"Place": {"type": "object", "properties": {
+        "name": {"type": "string"}, "near": {"$ref": "#/$defs/Place"}}, "required": ["name"]}},
+    "properties": {
+        "first": {"type": ["integer", "null"], "maximum": 9},
+        "place": {"$ref": "#/$defs/Place"},
+        "flags": {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
+        "either": {"anyOf": [{"const": "x"}, {"type": "number", "minimum": 1, "maximum": 2}]},
+    },
+    "required": ["place", "flags"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grammars_of_gemma_hold_nested_values(seed: int) -> None:
+    shown = WRITERS["gemma4"]([("f", {})])
+    for client in client_of("auto", f"{TEMPLATE}{{# {shown} #}}"):
+        made = chat(client, tools=[tool("f", NESTED)], tool_choice="required", temperature=1,
+                    seed=seed, max_tokens=400)  # fmt: skip
+        for call in made["message"].get("tool_calls", ()):  # none where it is cut off
+            jsonschema.validate(json.loads(call["function"]["arguments"]), NESTED)
+        assert made["finish_reason"] in ("tool_calls", "length")
+
+
+def test_what_a_grammar_of_gemma_leaves_out_is_refused_if_strict() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "string", "pattern": "a+"}}}
+    grammar = TOOL_CALL_FORMATS["gemma4"].grammar
+    with pytest.raises(RequestError, match="has 'pattern', which this model's call format"):
+        grammar("p", "f", Guide.json(schema, name="f"), json.dumps, json.dumps)
+    guide = Guide.json(schema, lenient=True, name="f")
+    assert grammar("p", "f", guide, json.dumps, json.dumps).rules
