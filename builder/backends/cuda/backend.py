@@ -61,8 +61,7 @@ def fused_model(
     models = {role: graphs.models[role] for role in model_roles(sources)}
     dtype = (draft.dtype if draft is not None else None) or SIZES.draft_dtype
     target_geometry = sources.target_geometry
-    # Ranks share weights in bf16 and MXFP4: other codes of a checkpoint are dequantized for them.
-    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint") and graphs.plan.ranks == 1
+    codes = taken.asked.kernels.weights_dtype in (None, "checkpoint")
     kept = None
     if codes and sources.quantized:
         kept = KeptCodes(bf16_head=_why_head_is_bf16(sources, taken))

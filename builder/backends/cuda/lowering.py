@@ -104,11 +104,12 @@ def cuda_passes(
     storage = storage_named(draft_dtype if role in _DRAFT_ROLES else weights_dtype)
     *fusions, unused, known = CUDA_PASSES
     last = [GraphPass("share-tied-tables", partial(share_tied_tables, tied=tied))]
+    if storage is BF16 and kept is not None and role not in _DRAFT_ROLES:
+        last.append(GraphPass("keep-codes", partial(keep_codes, kept=kept)))
+    # Codes of a checkpoint are cut as they are; parts of bf16 weights are rounded part by part.
     if ranks > 1 and role == "target":
         last.append(shard_pass(ranks))
     if storage is not BF16:
         quantise = partial(quantise_weights, storage=storage)
         last.append(GraphPass("quantise-weights", quantise))
-    elif kept is not None and role not in _DRAFT_ROLES:
-        last.append(GraphPass("keep-codes", partial(keep_codes, kept=kept)))
     return (*fusions, *last, unused, known)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fused_graphs import fused_model
 from hypothesis import given
 from hypothesis import strategies as st
-from left_out import examples
+from left_out import examples, slow
 from llama_checkpoints import write_llama
+from quantized_checkpoints import write_quantized
+from quantized_formats import FORMATS
 
 from specbuild.builder.backends.cuda.shard.split import (
     by_columns,
@@ -34,18 +37,44 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     unpack_gate_up,
     unpack_gate_up_values,
 )
+from specbuild.runtime.errors import SpecbuildError
 
 RANKS = st.sampled_from([2, 4, 8])
+SIZES: dict[str, Any] = {
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 256,
+}  # fmt: skip
+LIMITS: dict[str, Any] = {"max_seq_len": 64, "max_batch_size": 1, "page_size": 16}
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "mxfp4"])
 def test_codes_of_parts_are_parts_of_the_codes(tmp_path: Path, dtype: str) -> None:
     """A rank's part is rounded as it would be within the whole: blocks of 32 columns are whole."""
-    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32}
-    write_llama(tmp_path, **sizes, intermediate_size=256)
-    limits = {"max_seq_len": 64, "max_batch_size": 1, "page_size": 16}
+    write_llama(tmp_path, **SIZES)
+    require_parts(tmp_path, f".packed.sharded.{dtype}", weights_dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["awq", *slow("gptq")])
+def test_codes_of_a_checkpoint_are_cut_as_they_are(tmp_path: Path, name: str) -> None:
+    """Scales and zero points of a group go with its columns."""
+    write_llama(tmp_path / "model", **SIZES)
+    write_quantized(tmp_path, FORMATS[name])
+    require_parts(tmp_path / "model", ".sharded")
+
+
+def test_codes_that_ranks_cannot_share_are_refused(tmp_path: Path) -> None:
+    """Three units of 64 columns, of which two ranks would have one and a half."""
+    write_llama(tmp_path / "model", **{**SIZES, "intermediate_size": 192})
+    write_quantized(tmp_path, FORMATS["awq"])
+    message = r"down_proj.* has 3 units of codes along K, .*; build with --weights-dtype bf16"
+    with pytest.raises(SpecbuildError, match=message):
+        fused_model(tmp_path / "model", **LIMITS, tensor_parallel=2)
+    fused_model(tmp_path / "model", **LIMITS, tensor_parallel=2, weights_dtype="bf16")
+
+
+def require_parts(path: Path, suffix: str, **options: Any) -> None:
+    """Of the codes of every projection two ranks have the parts, under names with this suffix."""
     one, two = (
-        fused_model(tmp_path, **limits, weights_dtype=dtype, **several)
+        fused_model(path, **LIMITS, **options, **several)
         for several in ({}, {"tensor_parallel": 2})
     )
     whole = one.models["target"].graph.initializers
@@ -61,7 +90,8 @@ def test_codes_of_parts_are_parts_of_the_codes(tmp_path: Path, dtype: str) -> No
         if recipe is None or recipe.ranks == 1:
             continue
         expected = recipe_of(whole[name.replace(".sharded", "")])
-        assert expected is not None and name.endswith(f".packed.sharded.{dtype}"), name
+        assert expected is not None and name.endswith(suffix), name
+        assert expected.dtype == torch.uint8
         kind = name.split(".packed")[0].rsplit(".", 1)[1]
         assert torch.equal(recipe.checked(), splits[kind](expected.checked())), name
         seen.add(kind)

@@ -15,7 +15,7 @@ from typing import Any
 import onnx_ir as ir
 import torch
 
-from specbuild.builder.backends.cuda.fusions.fused_node import ROWS, Sizes, place, static
+from specbuild.builder.backends.cuda.fusions.fused_node import ROWS, Sizes, place, static, stem
 from specbuild.builder.backends.cuda.shard.split import (
     by_columns,
     by_heads,
@@ -33,6 +33,7 @@ from specbuild.builder.graph.passes.weights import derive_shards
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.ranks import heads_of_rank
+from specbuild.runtime.errors import SpecbuildError
 
 # Inputs of ops that exchange data, as graph inputs.
 EXCHANGE = {name: f"exchange.{name}" for name in ("inbox", "state", "fault")}
@@ -146,6 +147,7 @@ def _linear(at: _Node) -> int:
     x, (y,) = at.inputs["x"], at.node.outputs
     before = None if x is None else x.producer()
     if before is not None and before.op_type in _SHARDED_ROWS:
+        _require_units(at)
         weight = at.shards("weight", partial(by_columns, ranks=at.ranks))
         assert y.shape is not None
         (sums,) = place(at.node, "LinearPartial", {"x": x, "weight": weight}, [y.shape])
@@ -157,6 +159,17 @@ def _linear(at: _Node) -> int:
         at.becomes(shards, (ROWS, static(y, 1) // at.ranks))
         return 1
     raise AssertionError(f"{y.name}: a projection that ranks do not share")
+
+
+def _require_units(at: _Node) -> None:
+    """SpecbuildError where ranks do not share a weight's units of columns and scales evenly."""
+    weight = at.inputs["weight"]
+    units = static(weight, 1)
+    if units % at.ranks:
+        raise SpecbuildError(
+            f"--tensor-parallel {at.ranks}: {stem(weight)} has {units} units of codes along K, "
+            f"which do not divide into {at.ranks}; build with --weights-dtype bf16"
+        )
 
 
 def _low_rank(at: _Node) -> int:
