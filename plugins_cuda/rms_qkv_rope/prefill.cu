@@ -18,7 +18,7 @@
 // 2·KV_HEADS) heads of D (prefill_heads.cuh). Numbers, 2048 rows, 2880 → 5120: 60.4 GFLOP; 29 MB of
 // weights, 12 MB of x twice, 21 MB out. 256 tokens a tile: 320 tiles are 2.4 waves of 132 CTAs;
 // about 115 µs at 525 TFLOP/s, and 5 µs for the panels.
-#include "../_device/cache_codes.cuh"
+#include "device/cache_codes.cuh"
 #include "../_device/prefill_heads.cuh"
 #include "../_device/prefill_rows.cuh"
 #include "device/config.cuh"

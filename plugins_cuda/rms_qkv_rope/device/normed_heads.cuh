@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../../_device/angles.cuh"
-#include "../../_device/cache_codes.cuh"
+#include "cache_codes.cuh"
 #include "../../_device/normed_rows.cuh"
 
 template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, bool kCodes = false>

@@ -1,7 +1,7 @@
 // A pair of outputs of RmsQkvRope, rows g and g + 8 of a tile for one token.
 #pragma once
 
-#include "../../_device/cache_codes.cuh"
+#include "cache_codes.cuh"
 #include "../../_device/ptx.cuh"
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"

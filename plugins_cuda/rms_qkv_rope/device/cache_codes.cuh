@@ -1,7 +1,7 @@
 // Keys and values as caches in fp8 hold them (kv_write/codes.py).
 #pragma once
 
-#include "e4m3.cuh"
+#include "../../_device/e4m3.cuh"
 
 // Two values in the lower 16 bits; zeros have no sign.
 __device__ __forceinline__ uint32_t cache_codes(float low, float high) {
