@@ -28,6 +28,7 @@ COLUMN_STEP, MOST_COLUMNS = 16, 256
 # none where sums are stored from registers.
 ROWS_STAGING, PAIRS_STAGING, UNSTAGED = 72, 40, 0
 _MOST_STAGES = 8
+_SHARED_BYTES = 227 * 1024
 _STATIC_SHARED_BYTES = 2048
 # Cycles of a panel: tensor cores take 4 a column, and L2 gives about 34 bytes a cycle.
 _CYCLES_PER_COLUMN = 4
@@ -108,9 +109,9 @@ def ring_bytes(columns: int, staging: int, stages: int) -> int:
     return columns * (stages * PANEL_ROW_BYTES + 2 * staging * 2)
 
 
-def stages_for(columns: int, staging: int, shared_bytes: int = 227 * 1024) -> int:
+def stages_for(columns: int, staging: int) -> int:
     """How many panels of ``columns`` tokens a ring can hold."""
-    free = shared_bytes - _STATIC_SHARED_BYTES - ring_bytes(columns, staging, 0)
+    free = _SHARED_BYTES - _STATIC_SHARED_BYTES - ring_bytes(columns, staging, 0)
     return min(_MOST_STAGES, free // (columns * PANEL_ROW_BYTES))
 
 

@@ -24,6 +24,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 LARGEST_HEADER_BYTES = LARGEST_JSON_BYTES = 100 << 20
 _MAX_AXES = 8
 _MAX_FILE_NAME = 255
+_SHOWN_NAMES = 3
 # What may lie beside a checkpoint and is read by its own name.
 SIDE_FILES = ("mla_kv.safetensors", "dsa_indexer.safetensors")
 DTYPE_BITS = {
@@ -284,10 +285,10 @@ def _fetch_hint(path: Path) -> str:
     )
 
 
-def shorten(names: list[str], shown: int = 3) -> str:
+def shorten(names: list[str]) -> str:
     """The first few names, and how many more there are."""
-    rest = len(names) - shown
-    return ", ".join(names[:shown]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - _SHOWN_NAMES
+    return ", ".join(names[:_SHOWN_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _find_index(path: Path) -> Path | None:

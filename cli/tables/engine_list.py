@@ -13,9 +13,9 @@ from specbuild.cli.terminal.console import size_text
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60))
 
 
-def engine_list(engines: Sequence[CachedEngine], *, now: float | None = None) -> Table:
+def engine_list(engines: Sequence[CachedEngine]) -> Table:
     """Return one row for each engine: model, backend, draft, size, age, and when it was used."""
-    now = time.time() if now is None else now
+    now = time.time()
     table = Table(title="engines", title_justify="left")
     for heading in ("id", "model", "backend", "draft"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("id", "backend"))

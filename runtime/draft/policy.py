@@ -137,10 +137,9 @@ class MeasuredPolicy:
     Acceptance is counted separately for greedy and for sampled requests. A batch with both expects
     the mean of their tokens.
 
-    ``prior`` is the prior of p_1 of a chain for greedy requests, ``prior_sampled`` that for sampled
-    ones. ``before`` is an earlier policy over the same shapes: its step times are reused, and half
-    of what it learned of acceptance. ``exploration_share`` is the share of the time that
-    exploration may cost.
+    ``prior`` is the prior of p_1 of a chain for greedy requests. ``before`` is an earlier policy
+    over the same shapes: its step times are reused, and half of what it learned of acceptance.
+    ``exploration_share`` is the share of the time that exploration may cost.
     """
 
     def __init__(
@@ -148,7 +147,6 @@ class MeasuredPolicy:
         costs: DraftCosts,
         *,
         prior: float = PRIOR_GREEDY,
-        prior_sampled: float = PRIOR_SAMPLED,
         before: MeasuredPolicy | None = None,
         exploration_share: float = EXPLORATION_SHARE,
     ) -> None:
@@ -170,7 +168,7 @@ class MeasuredPolicy:
                 prior=general,
                 priors={} if before is None else before._learned_priors(sampled=sampled),
             )
-            for sampled, general in ((False, prior), (True, prior_sampled))
+            for sampled, general in ((False, prior), (True, PRIOR_SAMPLED))
         }
 
     def _learned_priors(self, *, sampled: bool) -> dict[str, float]:

@@ -13,7 +13,7 @@ from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
 
 READ_BYTES = 8 << 30
 # More than the last level of caches.
-HOST_READ_BYTES = 512 << 20
+_HOST_READ_BYTES = 512 << 20
 _NOISE_BYTES = 64 << 20
 _VECTOR_BYTES, _CHECKSUM_BYTES = 16, 512
 _LAUNCHES, _REPEATS, _WARM_UP = 4, 10, 2
@@ -52,9 +52,9 @@ def streaming_read(gpu: Gpu, kernel: ReadKernel, *, nbytes: int = READ_BYTES) ->
         gpu.release(data)
 
 
-def host_streaming_read(threads: int, *, nbytes: int = HOST_READ_BYTES) -> float:
+def host_streaming_read(threads: int) -> float:
     """Bytes a second that so many threads read of the host's memory, the median of five reads."""
-    words = np.arange(nbytes // 8, dtype=np.uint64)
+    words = np.arange(_HOST_READ_BYTES // 8, dtype=np.uint64)
     parts = np.array_split(words, threads)
     times = []
     with ThreadPoolExecutor(threads) as pool:

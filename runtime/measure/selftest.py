@@ -67,9 +67,9 @@ def run_checks(
     yield from test.drafts()
 
 
-def tokens_per_s(engine: Engine, *, tokens: int = MAX_TOKENS) -> float:
+def tokens_per_s(engine: Engine) -> float:
     """The speed of one sequence without a draft, from its second token on."""
-    params = exact_params(engine, GREEDY, tokens)
+    params = exact_params(engine, GREEDY, MAX_TOKENS)
     (record,) = _decoded(engine, _prompts(engine)[:1], params, _PLAIN)
     tpot_s = record.stats.tpot_s
     return 1 / tpot_s if tpot_s else record.stats.output_tokens_per_s

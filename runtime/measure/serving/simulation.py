@@ -22,7 +22,6 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.measure.serving.costs import ServingCosts, ServingDraftCosts
 from specbuild.runtime.measure.serving.simulated_stepper import Clock, SimulatedStepper
 from specbuild.runtime.request import GenerateParams, Request, TokenEvent
-from specbuild.runtime.settings import DEFAULT_PREFILL, PrefillSchedule
 
 # Launches that a device has queued while its oldest runs, as DeviceStepper keeps them.
 _DEVICE_LAUNCHES = 2
@@ -81,7 +80,6 @@ def simulate(
     traffic: Traffic,
     *,
     acceptance: Sequence[float] = (),
-    prefill: PrefillSchedule = DEFAULT_PREFILL,
 ) -> Simulated:
     """What clients of one engine see. Without ``acceptance`` steps have no draft.
 
@@ -99,7 +97,7 @@ def simulate(
     )
     limits = replace(manifest.limits, max_rows=min(manifest.limits.max_rows, costs.chunk_rows))
     cut = replace(manifest, limits=limits)
-    loop = _loop(cut, stepper, _policy(costs, acceptance), prefill)
+    loop = _loop(cut, stepper, _policy(costs, acceptance))
     params = GenerateParams(max_new_tokens=budget, ignore_eos=True)
     request = Request("simulated", (0,) * traffic.prompt_tokens, params, budget)
     arrivals, held = _arrivals(traffic)
@@ -142,15 +140,13 @@ def _policy(costs: ServingCosts, acceptance: Sequence[float]) -> DraftPolicy:
     return MeasuredPolicy(ServingDraftCosts(costs))
 
 
-def _loop(
-    manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy, prefill: PrefillSchedule
-) -> Loop:
+def _loop(manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy) -> Loop:
     # As executors of the kernels' own plugins hold pages.
     facts = facts_of(manifest.backend)
     fixed = facts.has_engines and facts.launches_kernels
     kv = KvPools(manifest.cache_groups, manifest.limits, fixed=fixed)
     emission = Emission((), max_depth=policy.max_depth, text_stream=lambda _: None)
-    loop = Loop(stepper, Scheduler(manifest.limits, kv, prefill=prefill), emission, policy)
+    loop = Loop(stepper, Scheduler(manifest.limits, kv), emission, policy)
     loop.open()
     return loop
 
