@@ -50,9 +50,11 @@ class BenchmarkBatch:
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:
-    """The engine's executor; UnsupportedHereError where its steps run on the host."""
+    """The engine's executor; UnsupportedHereError where its steps do not run on one GPU."""
     if not isinstance(engine.executor, CudaExecutor):
-        raise UnsupportedHereError("steps are timed on a GPU, this engine runs on the host")
+        ranks = engine.manifest.ranks
+        where = "the host" if ranks == 1 else f"{ranks} GPUs; time one without --tensor-parallel"
+        raise UnsupportedHereError(f"steps are timed on one GPU, this engine runs on {where}")
     return engine.executor
 
 

@@ -12,9 +12,10 @@ from toy_device import toy_cuda
 from toy_engine import run
 
 from specbuild.runtime.engine_dir.plan import EXCHANGE_EPOCH, EXCHANGE_LIMIT
-from specbuild.runtime.errors import SpecbuildError
+from specbuild.runtime.errors import SpecbuildError, UnsupportedHereError
 from specbuild.runtime.executors.cuda import ranked
 from specbuild.runtime.executors.cuda.check import ranked_reasons
+from specbuild.runtime.measure.benchmark_batch import cuda_executor
 from specbuild.runtime.request import GenerateParams
 
 PROMPTS = ([3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7])
@@ -126,3 +127,10 @@ def test_values_are_written_to_all_and_read_from_one() -> None:
     assert executor.fetch("limit")().tolist() == [9, 5, 6, 5]
     executor.synchronize()
     assert toy.devices[1].port("limit").tolist() == [9, 5, 6, 5]
+
+
+def test_steps_of_several_gpus_are_not_timed() -> None:
+    toy = toy_ranks(2)
+    toy.engine.manifest = dataclasses.replace(toy.engine.manifest, ranks=2)
+    with pytest.raises(UnsupportedHereError, match="this engine runs on 2 GPUs"):
+        cuda_executor(toy.engine)
