@@ -182,22 +182,28 @@ def derive_shards(
     The shape is found on the meta device.
     """
     name, recipe = f"{value.name}.sharded", recipe_of(value)
-    assert recipe is not None and recipe.ranks == 1, value.name
+    assert recipe is not None, value.name
     if name in graph.initializers:
         return graph.initializers[name]
+    sharded = weight_value(name, sharded_recipe(recipe, ranks, split))
+    graph.register_initializer(sharded)
+    return sharded
+
+
+def sharded_recipe(
+    recipe: Recipe, ranks: int, split: Callable[[torch.Tensor], torch.Tensor]
+) -> Recipe:
+    """The recipe of the parts of all ranks, which ``split`` of the tensor gives."""
     parts = split(torch.empty(recipe.shape, dtype=recipe.dtype, device="meta"))
-    assert parts.shape[0] == ranks, (value.name, parts.shape)
+    assert recipe.ranks == 1 and parts.shape[0] == ranks, (recipe.sources, parts.shape)
     load = recipe.load
-    made = Recipe(
+    return Recipe(
         shape=tuple(parts.shape[1:]),
         dtype=parts.dtype,
         sources=recipe.sources,
         load=lambda: split(load()).contiguous(),
         ranks=ranks,
     )
-    sharded = weight_value(name, made)
-    graph.register_initializer(sharded)
-    return sharded
 
 
 def derive_stacked(graph: ir.Graph, name: str, parents: Sequence[ir.Value | None]) -> ir.Value:

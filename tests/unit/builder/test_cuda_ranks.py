@@ -256,6 +256,24 @@ def test_ranks_choose_what_one_gpu_chooses(
         assert gaps[0] - gaps[1] < NEAR_TIE, (several, one)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_ranks_share_the_vocabulary(
+    engines: Callable[[str, int], LoweredEngine], temperature: float
+) -> None:
+    """Each rank folds its tokens; programs that write logits have the whole head."""
+    engine, runs = engines("llama", 2), []
+    assert {"lm_head.packed", "lm_head.packed.sharded"} <= set(engine.weights)
+    for full_logits in (False, True):
+        host = RankHost(engine)
+        host.port("ignore_eos").fill_(1)
+        first, _ = host.admit(0, IDS, TOKENS, temperature=temperature, seed=11)
+        steps = step_name(1, full_logits=full_logits)
+        runs.append([first, *host.generate(0, steps, TOKENS - 1)])
+        ops = [call.op for call in host._programs[steps].ops]
+        assert ("RankHeadChoose" in ops, "HeadChoose" in ops) == (not full_logits, False)
+    assert runs[0] == runs[1]
+
+
 @pytest.mark.parametrize(("temperature", "shape"), [(0.0, CHAIN), *slow((0.8, CHAIN), (0.8, TREE))])
 def test_a_draft_changes_no_token_of_several_ranks(
     temperature: float, shape: DraftShape, drafted: LoweredEngine
@@ -279,7 +297,7 @@ def drafted() -> LoweredEngine:
 
 def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
     """With the launches of kernels: pointers to other ranks pass the checks of the runtime."""
-    write_llama(tmp_path, **WIDE, num_hidden_layers=1)
+    write_llama(tmp_path, **WIDE, num_hidden_layers=1, vocab_size=64)
     engine = lowered_engine(tmp_path, None, **LIMITS, tensor_parallel=4)
     host = RankHost(engine)
     files = {e.file: program_bytes(engine.writer.program(low)) for e, low in engine.programs}
@@ -288,17 +306,15 @@ def test_programs_of_ranks_are_read_and_lowered_again(tmp_path: Path) -> None:
         arguments = [argument for launch in launches for argument in launch.arguments]
         assert {a[1] for a in arguments if a[0] == PEER} == {1, 2, 3}
         assert (RANK,) in arguments
-        # Two sums a layer; the rounds of many rows are several.
-        exchanged = [
-            call
-            for call in read_program(files[entry.file], entry).ops
-            if call.op in ("RankSum", "RankAdvance")
-        ]
-        assert [call.op for call in exchanged] == ["RankSum", "RankSum", "RankAdvance"]
+        # Two sums a layer, of several rounds where rows are many; a head that keeps no logits.
+        calls = read_program(files[entry.file], entry).ops
+        exchanged = [call for call in calls if call.op.startswith("Rank")]
+        head = [] if entry.full_logits else ["RankHeadChoose"]
+        assert [call.op for call in exchanged] == ["RankSum", "RankSum", *head, "RankAdvance"]
         of_one = -(-entry.rows // 256)
-        numbers = [call.attributes.get("exchange") for call in exchanged]
-        assert numbers == [0, of_one, None]
-        assert exchanged[-1].attributes["rounds"] == entry.rounds == 2 * of_one
+        numbers = [call.attributes.get("exchange") for call in exchanged[:-1]]
+        assert numbers == [0, of_one, 2 * of_one][: len(numbers)]
+        assert exchanged[-1].attributes["rounds"] == entry.rounds == 2 * of_one + len(head)
     found = read_programs(host.plan, files.__getitem__)
     writer, programs = lowered_again(found, CallLowering(target_of("sm_90a")))
     assert {e.file: program_bytes(writer.program(low)) for e, low in programs} == files

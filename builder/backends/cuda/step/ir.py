@@ -126,8 +126,8 @@ class ProgramIr:
                 made[spec.name] = self.scratch(spec.name, _info(op, spec, axes))
         if op.contribution is not None:
             filled["exchange"] = self.rounds
-            (result,) = made.values()
-            self.rounds += exchange_rounds(result.shape[0])
+            rows = next(iter(made.values())).shape[0]
+            self.rounds += exchange_rounds(rows)
         # Of what has no elements a plan has no place.
         placed = {name: tensor for name, tensor in made.items() if tensor.info.nbytes}
         self.calls.append(Call(op, filled, present, placed, self.section))

@@ -10,6 +10,7 @@ from specbuild.builder.backends.cuda.step.engine_parts import LISTS_ASKED, Engin
 from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, attributes_of
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
+from specbuild.builder.backends.cuda.step.shared_head import shared_head
 from specbuild.builder.backends.cuda.step.state import PARTIAL_TABLE
 from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
@@ -181,7 +182,8 @@ def choose(
 
     ``sampling`` has the tensors [R] of ``SAMPLING``, among others. ``kept``: whose logits are
     written. Where no row's are, what cuts is left out; where all are, they may lie where
-    ``outputs`` says. A screened head gives no log-probability: it is infinite there.
+    ``outputs`` says. A screened head gives no log-probability: it is infinite there. Several ranks
+    share the tokens of a head whose logits are not written.
     """
     head = placement.graph.head
     assert head is not None
@@ -196,10 +198,15 @@ def choose(
     }
     if kept == "cut":
         return _choose_cut(placement, inputs, {name: sampling[name] for name in SAMPLING})
-    if not placement.screens or sampling["seed"].shape[0] > MOST_SCREENED_ROWS:
-        return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
     weight = head.inputs[_WEIGHT]
     assert weight is not None
+    if not placement.screens or sampling["seed"].shape[0] > MOST_SCREENED_ROWS:
+        shared = shared_head(placement, weight)
+        if shared is None:
+            return program.call("HeadChoose", inputs, attributes_of(head), outputs=outputs)
+        ranks = {"ranks": shared["inbox"].shape[1] + 1, "exchange": 0}
+        of_rank = {**attributes_of(head), **ranks}
+        return program.call("RankHeadChoose", inputs | shared, of_rank, outputs=outputs)
     inputs |= screen_tensors(placement.weights, weight)
     return program.call("HeadScreen", inputs, attributes_of(head), outputs=outputs)
 
