@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    ROOT / "examples" / "smollm2" / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 LANGUAGES = {"sh", "python", "pycon", "json", "ini", "text", "yaml"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -23,13 +27,13 @@ class Left:
 
 
 LEFT = (
-    Left(r"^make setup", "installs from PyPI", 2),
+    Left(r"^make setup", "installs from PyPI", 3),
     Left(r"^(docker|kubectl) ", "needs Docker or Kubernetes", 5),
     Left(r"^(python3 -m venv /opt|/opt/|install|systemctl) ?", "installs a service", 4),
     Left(r"^pip install", "installs from PyPI", 6),
     Left(r"^(ray|serve) ", "needs Ray, and tests/replicas runs it", 2),
     Left(r"dynamo", "needs Dynamo, and tests/e2e/test_dynamo.py runs it", 4),
-    Left(r"^make test", "runs the tests", 1),
+    Left(r"^make (test|lint)$|pre-commit", "runs the tests and linters", 4),
     Left(r"^specbuild bench sweep ", "needs a GPU", 8),
     Left(r"^specbuild inspect gpu-engine", "needs kernels that take minutes to compile", 2),
     Left(r"^specbuild tune ", "needs a GPU", 5),
@@ -41,7 +45,8 @@ LEFT = (
     Left(r"--model \S+\.gguf", "needs weights that nobody keeps here", 4),
     Left(r"^specbuild compare bf16 fp8", "needs engines that nobody keeps here", 1),
     Left(r"HuggingFaceTB/", "needs Hugging Face, and tests/e2e/test_hub.py runs it", 5),
-    Left(r"SmolLM2|smollm2", "needs PyPI", 3),
+    # tests/e2e/test_smollm2_example.py runs its scripts.
+    Left(r"SmolLM2|smollm2", "needs PyPI", 9),
     Left(r"--resume", "goes on from a run that was stopped", 1),
 )
 # Left out of `make test` for their time; `make test-slow` runs them.
@@ -89,7 +94,8 @@ def as_tested(command: str, port: int) -> str:
     """``command`` with what tests add, and its server at this port."""
     added = [options for pattern, options in ADDED if re.search(pattern, command)]
     if command.startswith("make demo"):
-        command = "make -o setup demo SPECBUILD=specbuild"
+        # With the packages of this environment instead of a new one.
+        command = "make -o .venv/.installed-demo demo"
     if command.startswith("specbuild serve") and "--uds" not in command:
         added.append(f"--port {port}")
     command = command.replace("/run/specbuild.sock", "./socket")
