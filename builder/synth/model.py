@@ -35,7 +35,6 @@ from specbuild.builder.synth.tokens import (
     prompts,
     token_rules,
 )
-from specbuild.runtime.engine_dir.drafters.eagle3 import Eagle3Geometry
 from specbuild.runtime.engine_dir.drafters.record import DraftGeometry
 from specbuild.runtime.engine_dir.geometry import IndexerGeometry, TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
@@ -191,7 +190,7 @@ class SynthModel:
         if entropy is None:
             return None
         space = None
-        if isinstance(self.draft, Eagle3Geometry):
+        if self.draft is not None:
             space = self.draft.kv_heads * self.draft.head_dim
         tv = DEFAULT_TV if tv is None else tv
         return token_spread(self.rules, entropy=entropy, tv=tv, draft_space=space)

@@ -91,12 +91,13 @@ def _test(directory: Path, manifest: Manifest) -> SelfTestReport:
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.cli.terminal.machine import nvidia_driver
     from specbuild.runtime.device import this_device
+    from specbuild.runtime.engine_dir.backends import facts_of
     from specbuild.runtime.errors import UnsupportedHereError
     from specbuild.runtime.executors.registry import check_here
 
     machine = this_device().cpu_name
     driver = nvidia_driver()
-    if manifest.backend != "cpu" and driver is not None:
+    if facts_of(manifest.backend).on_gpu and driver is not None:
         machine = f"driver for CUDA {driver.cuda_version}"
     reasons = check_here(manifest, directory)
     if not reasons:

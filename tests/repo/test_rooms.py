@@ -43,8 +43,8 @@ RUNTIME = {
     "executors draft decode decode/host decode/device settings",
     "serve": "errors engine_dir cache generate_params guides parameters records sampling text "
     "request draft decode engine settings",
-    "measure": "errors engine_dir cache executors request draft decode decode/device engine "
-    "settings",
+    "measure": "errors engine_dir cache executors records request sampling draft decode "
+    "decode/device engine settings",
 }
 BUILDER = {
     "durable": "",
@@ -85,7 +85,7 @@ BUILDER = {
     "kept_graphs": "durable progress graph graphs engine inputs backends/backend",
     "build": "options progress graph graphs engine inputs kept_graphs backends/backend "
     "backends/registry",
-    "synth": "durable progress option_group options checkpoint families build",
+    "synth": "durable progress option_group option_readers options checkpoint families build",
     "training": "durable progress svg option_group option_readers checkpoint families",
     "verify": "progress checkpoint families training",
 }
