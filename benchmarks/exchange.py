@@ -293,10 +293,11 @@ def nccl_rank(rank: int, ranks: int, port: int, found: Any) -> None:
 
 def nccl(ranks: int) -> dict[str, float]:
     """Microseconds of NCCL's all-reduce in a graph, by type and rows."""
-    import torch.multiprocessing as processes
+    from torch import multiprocessing
+    from torch.multiprocessing.spawn import spawn
 
-    found = processes.Manager().dict()
-    processes.spawn(nccl_rank, (ranks, 29533, found), nprocs=ranks)
+    found = multiprocessing.Manager().dict()
+    spawn(nccl_rank, (ranks, 29533, found), nprocs=ranks)
     return dict(found)
 
 

@@ -20,9 +20,9 @@ struct RankExchange {
   static_assert(kRanks >= 2 && kRanks <= 8 && kWords % 2 == 0);
   static constexpr int kPeers = kRanks - 1;
 
-  uint64_t* inbox;           // own: [2 slots, kPeers senders by their distance − 1, kWords]
+  uint64_t* inbox;             // own: [2 slots, kPeers senders by their distance − 1, kWords]
   uint64_t* inbox_on[kPeers];  // of the rank that is i + 1 further, modulo all
-  int* fault;                // [8], in the host's memory
+  int* fault;                  // [8], in the host's memory
   int rank, exchange;
   uint32_t epoch, limit_ms;
 

@@ -9,6 +9,6 @@ extern "C" __global__ void advance_rounds(int* state, int rounds) {
   pdl_launch_dependents();
   pdl_wait();
   // Unsigned: the count wraps.
-  state[0] = static_cast<int>(static_cast<uint32_t>(load_l2_int(state)) +
-                              static_cast<uint32_t>(rounds));
+  state[0] =
+      static_cast<int>(static_cast<uint32_t>(load_l2_int(state)) + static_cast<uint32_t>(rounds));
 }

@@ -1,4 +1,4 @@
-"""Opening an engine of several ranks: each GPU has its part, or a sentence says which one lacks it."""
+"""Opening an engine of several ranks: each GPU has its part, or a sentence names one without."""
 
 from __future__ import annotations
 
