@@ -27,6 +27,7 @@ from specbuild.builder.backends.cuda.shard.split import (
     first_rows_by_rank,
     only_first,
 )
+from specbuild.builder.backends.cuda.step.state import EXCHANGE
 from specbuild.builder.graph.passes.cleanup import remove_unused
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.builder.graph.passes.weights import derive_shards
@@ -35,8 +36,6 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.ranks import heads_of_rank
 from specbuild.runtime.errors import SpecbuildError
 
-# Inputs of ops that exchange data, as graph inputs.
-EXCHANGE = {name: f"exchange.{name}" for name in ("inbox", "state", "fault")}
 # Ops whose rows hold a rank's share of what the next projection multiplies.
 _SHARDED_ROWS = ("PagedTreeAttention", "MlaAttention", "RmsSwiglu")
 

@@ -34,6 +34,8 @@ CHECK_FIELDS = 5
 SCORE_LOGIT_ROWS = 64
 
 _INT, _FLOAT, _BF16 = "int32", "float32", "bfloat16"
+# The inputs of ops that exchange data between ranks, as inputs of graphs.
+EXCHANGE = {name: f"exchange.{name}" for name in ("inbox", "state", "fault")}
 PARTIAL_TABLES, PARTIAL_TABLE = "partial_tables", "partial_table"
 Shape = tuple[int, ...]
 Ports = dict[str, tuple[Shape, str]]
@@ -98,7 +100,7 @@ class StatePorts:
         # single words of it.
         self.exchange = _exchange(sizes)
         if self.exchange:
-            state = self.exchange["exchange.state"]
+            state = self.exchange[EXCHANGE["state"]]
             self.tensors[EXCHANGE_EPOCH] = state.rows(0, 1)
             self.tensors[EXCHANGE_LIMIT] = state.rows(1, 1)
             self.tensors[EXCHANGE_FAULT] = self.exchange[EXCHANGE_FAULT]
@@ -130,9 +132,9 @@ def _exchange(s: StateSizes) -> dict[str, Tensor]:
         return {}
     inbox = (2, s.ranks - 1, ROUND_ROWS * s.exchange_width, 2)
     buffers: tuple[tuple[str, Space, Shape], ...] = (
-        ("exchange.inbox", "exchange", inbox),
-        ("exchange.state", "state", (2,)),
-        (EXCHANGE_FAULT, "ring", (8,)),
+        (EXCHANGE["inbox"], "exchange", inbox),
+        (EXCHANGE["state"], "state", (2,)),
+        (EXCHANGE["fault"], "ring", (8,)),
     )
     return {name: _whole_buffer(name, space, shape, _INT) for name, space, shape in buffers}
 
