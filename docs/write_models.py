@@ -69,6 +69,8 @@ GGUF = {
     "mixtral": ("llama",),
     "olmo3": ("olmo2",),
     "gemma3_text": ("gemma3",),
+    "gemma4_text": ("gemma4",),
+    "gemma4_unified_text": (),
     "glm4_moe": ("glm4moe",),
     "minimax_m2": ("minimax-m2",),
     "qwen3_5_text": ("qwen35",),

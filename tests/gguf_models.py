@@ -64,6 +64,26 @@ EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
 PAIRS = ("llama", "mixtral", "ministral3", "smollm3", "granite")
 # What some models call otherwise than :data:`COMMON` says, by the beginning of their type.
 OWN_NAMES = {
+    "gemma4": {
+        "post_attention_layernorm.weight": "post_attention_norm.weight",
+        "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+        "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+        "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+        "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+        "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+        "router.proj.weight": "ffn_gate_inp.weight",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight",
+        "layer_scalar": "layer_output_scale.weight",
+        "per_layer_input_gate.weight": "inp_gate.weight",
+        "per_layer_projection.weight": "proj.weight",
+        "post_per_layer_input_norm.weight": "post_norm.weight",
+        "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+        "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+        "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+    },
     "gemma": {
         "post_attention_layernorm.weight": "post_attention_norm.weight",
         "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
@@ -204,7 +224,7 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
     experts: dict[str, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in load_file(model / "model.safetensors").items():
         parts = name.split(".")
-        if "experts" in parts:
+        if "experts" in parts and not own_type.startswith("gemma4"):
             experts.setdefault(_stack_of(parts), []).append((name, tensor))
             continue
         twin.same(name, tensor)
@@ -214,7 +234,7 @@ def llama_twin(model: Path, config: Mapping[str, Any]) -> dict[str, Stored]:
         if name.endswith("shared_expert_gate.weight"):
             array, dtype = twin.gguf[twin.called(name)]
             twin.gguf[twin.called(name)] = array.reshape(-1), dtype
-        if own_type.startswith(("gemma", "qwen3_5")) and name.endswith("norm.weight"):
+        if own_type.startswith(("gemma3", "qwen3_5")) and name.endswith("norm.weight"):
             array, dtype = twin.gguf[twin.called(name)]
             twin.gguf[twin.called(name)] = array + np.float32(1), dtype
             twin.hf[name] = torch.from_numpy(twin.gguf[twin.called(name)][0] - np.float32(1))

@@ -27,7 +27,10 @@ ROUNDINGS = {Path("builder/backends/cuda/fusions") / f"{name}.py" for name in
 VOCABULARIES = {
     Path("builder/checkpoint/gguf/pre_tokenizers.py"),
     Path("builder/checkpoint/gguf/tokenizer.py"),
+    Path("cli/options/server.py"),
     Path("runtime/serve/parsers/output_formats.py"),
+    Path("runtime/serve/parsers/reasoning.py"),
+    Path("runtime/serve/parsers/tool_call_formats.py"),
 }
 
 

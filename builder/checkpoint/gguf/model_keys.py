@@ -44,6 +44,14 @@ class ModelKeys:
         self._asked.add(name)
         return self.fields.integer(name, default, least=least)
 
+    def integers(self, name: str) -> list[int]:
+        """Whole numbers above 0, one alone where all are equal; SpecbuildError without."""
+        self._asked.add(name)
+        found = self.fields.integers(name)
+        if not found or min(found) < 1:
+            raise self.fields.wrong(name, "a whole number above 0, or one for each layer")
+        return list(found)
+
     def parts(self, name: str, default: int | None = None) -> int:
         """A number of layers or experts, which no model has without bound."""
         self._asked.add(name)

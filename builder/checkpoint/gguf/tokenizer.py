@@ -30,7 +30,7 @@ def text_files(vocabulary: Vocabulary, keys: Mapping[str, Value]) -> dict[str, b
 
     Raises SpecbuildError for a kind of vocabulary or of words that is not read.
     """
-    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece, "gemma4": _merged_pieces}
     if vocabulary.model not in makers:
         raise SpecbuildError(
             f"{vocabulary.where}: {PREFIX}model {vocabulary.model!r} is not read (read: "
@@ -92,6 +92,12 @@ def _sentence_piece(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Me
         ),
     }
     return tokenizer, _merges_by_score(vocabulary)
+
+
+def _merged_pieces(vocabulary: Vocabulary) -> tuple[dict[str, Any], Iterable[Merge]]:
+    """Gemma 4's: SentencePiece's pieces, with the merges listed."""
+    tokenizer, _ = _sentence_piece(vocabulary)
+    return tokenizer, (_halves(vocabulary, merge) for merge in vocabulary.texts("merges"))
 
 
 def _pre_tokenizer(vocabulary: Vocabulary) -> PreTokenizer:

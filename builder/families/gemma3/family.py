@@ -15,6 +15,7 @@ from specbuild.builder.families.family import (
 from specbuild.builder.families.gemma3.checkpoint import FORMS, engine_tensors, read_config
 from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -117,5 +118,6 @@ GEMMA3 = TargetFamily(
         tensor=_tensor,
         norms_less=_NORMS_LESS,
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

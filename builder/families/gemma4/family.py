@@ -9,6 +9,7 @@ from specbuild.builder.families.family import (
     TargetFamily,
 )
 from specbuild.builder.families.gemma4.checkpoint import UNIFIED, read_config
+from specbuild.builder.families.gemma4.gguf import FORMS
 from specbuild.builder.families.gemma4.model import Gemma4Model
 from specbuild.builder.families.gemma4.reference import prepare_teacher, routers, routing_margin
 from specbuild.builder.families.gemma4.synth import GEOMETRIES, config, router_logits, tensor
@@ -29,4 +30,5 @@ GEMMA4 = TargetFamily(
         geometries=GEOMETRIES, config=config, tensor=tensor, router_logits=router_logits
     ),
     teacher=prepare_teacher,
+    gguf=FORMS,
 )

@@ -13,7 +13,10 @@ from specbuild.builder.families.family import (
 )
 from specbuild.builder.families.glm4_moe.checkpoint import FORMS, read_config
 from specbuild.builder.families.parts.grouped_model import GroupedModel
-from specbuild.builder.families.parts.grouped_reference import routers
+from specbuild.builder.families.parts.grouped_reference import (
+    prepare_teacher,
+    routers,
+)
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -107,5 +110,6 @@ GLM4_MOE = TargetFamily(
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

@@ -8,6 +8,7 @@ from specbuild.builder.families.family import CheckpointFormat, SynthTarget, Tar
 from specbuild.builder.families.granite.checkpoint import FORMS, read_config
 from specbuild.builder.families.parts.grouped_config import dense_inner
 from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -66,5 +67,6 @@ GRANITE = TargetFamily(
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

@@ -17,6 +17,7 @@ from specbuild.builder.families.minimax_m2.checkpoint import (
     read_config,
 )
 from specbuild.builder.families.parts.grouped_model import GroupedModel
+from specbuild.builder.families.parts.grouped_reference import prepare_teacher
 from specbuild.builder.families.parts.grouped_synth import (
     GroupedSizes,
     Vocabulary,
@@ -87,5 +88,6 @@ MINIMAX_M2 = TargetFamily(
         },
         config=config_writer(_MODEL_TYPES, _own_fields),
     ),
+    teacher=prepare_teacher,
     gguf=FORMS,
 )

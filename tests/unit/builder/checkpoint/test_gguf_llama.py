@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,3 +78,44 @@ def test_factors_of_longrope_are_tensors_of_the_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", architecture, LLAMA_KEYS | keys, tensors)
     with pytest.raises(SpecbuildError, match=r"rope_factors_short\.weight and"):
         read_target(file, strict=True)
+
+
+GEMMA4: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "keys as values, experts": (
+        {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 3,
+         "moe_intermediate_size": 24},
+        {".attention.head_count_kv": [2, 1, 2, 1], ".expert_count": 8, ".expert_used_count": 3,
+         ".expert_feed_forward_length": 24},
+    ),
+    "shared caches, inputs of layers": (
+        {"attention_k_eq_v": False, "num_global_key_value_heads": None,
+         "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+         "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 32},
+        {".attention.shared_kv_layers": 2, ".feed_forward_length": [96, 96, 192, 192],
+         ".embedding_length_per_layer_input": 8},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", GEMMA4)
+def test_gemma_4(tmp_path: Path, case: str) -> None:
+    changes, own = GEMMA4[case]
+    model = tmp_path / "model"
+    write_llama(model, "gemma4_text", **changes)
+    tensors = llama_twin(model, json.loads((model / "config.json").read_text()))
+    factors = torch.tensor([1.0] * 4 + [1e30] * 12)
+    tensors["rope_freqs.weight"] = stored(factors, "F32")[0]
+    keys = {
+        ".block_count": 4, ".attention.key_length": 32, ".attention.value_length": 32,
+        ".attention.key_length_swa": 16, ".attention.value_length_swa": 16,
+        ".rope.dimension_count": 32, ".rope.dimension_count_swa": 16, ".rope.freq_base": 1e6,
+        ".rope.freq_base_swa": 1e4, ".attention.sliding_window": 12,
+        ".attention.sliding_window_pattern": [True, False, True, False],
+        ".final_logit_softcapping": 3.0,
+    }  # fmt: skip
+    file = write_gguf(tmp_path / "model.gguf", "gemma4", LLAMA_KEYS | keys | own, tensors)
+    found, expected = read_target(file, strict=True), read_target(model, strict=True)
+    assert found.geometry == replace(expected.geometry, eos_token_ids=())
+    assert set(found.tensors) == set(expected.tensors)
+    for name, source in found.tensors.items():
+        assert torch.equal(source.load().float(), expected.tensors[name].load().float()), name

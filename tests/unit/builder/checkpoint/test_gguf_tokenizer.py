@@ -162,6 +162,12 @@ def test_sentence_pieces(tmp_path: Path, prefixed: bool) -> None:
     assert list(codec.encode("fox", raw=True, most_tokens=9)) == [1, *own.encode("fox")]
     codec = codec_of(written(tmp_path, keys | {"tokenizer.ggml.add_bos_token": False})[1])
     assert_equal(codec, own)
+    if not prefixed:
+        # Gemma 4's lists the merges, and no score counts.
+        listed = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": proto["merges"]}
+        flat = {"tokenizer.ggml.scores": [0.0] * len(vocabulary.tokens)}
+        keys = keys | listed | flat | {"tokenizer.ggml.add_bos_token": False}
+        assert_equal(codec_of(written(tmp_path, keys)[1]), own)
 
 
 WORDS = {
