@@ -27,20 +27,25 @@ struct ByteCodeUnits : CodedUnits<2, scale_bytes, 1> {
   }
 };
 
-// 128 + code, with an fp16 scale for 32 columns.
-struct Q8Units : ByteCodeUnits<64> {
+// 128 + code, with a scale for 32 columns, of fp16 or bf16.
+template <bool bf16>
+struct Q8Units : ByteCodeUnits<bf16 ? 96 : 64> {
+  using Base = ByteCodeUnits<bf16 ? 96 : 64>;
+  using Held = typename Base::Held;
+
   template <class Load>
   static __device__ __forceinline__ void load_scales(Held& held, const unsigned char* unit,
                                                      const Load& load) {
     const int lane = threadIdx.x % 32;
-    held.scales[0] = load(scales_at(unit) + (lane / 4 * 2 + lane % 2) * 4);
+    held.scales[0] = load(Base::scales_at(unit) + (lane / 4 * 2 + lane % 2) * 4);
   }
 
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const float2 scales = unpack_f16x2(word_of_lane(held.scales[0], block));
-    decode_words<block>(
+    const uint32_t stored = word_of_lane(held.scales[0], block);
+    const float2 scales = bf16 ? unpack_bf16x2(stored) : unpack_f16x2(stored);
+    Base::template decode_words<block>(
         held, first, second, [&](auto row, uint32_t word, uint32_t& low, uint32_t& high) {
           const float scale = row.value ? scales.y : scales.x;
           const auto value = [&](auto i) { return signed_byte_to_float(word, i.value) * scale; };

@@ -56,6 +56,7 @@ __device__ __forceinline__ uint32_t fused_pair(uint32_t pair, float scale, float
 
 // fp16 scales of rows g and g + 8 as sums of two bf16, which eleven bits of mantissa allow.
 struct SplitScales {
+  static constexpr int kFreeBytes = 0;  // at the end of a unit
   uint32_t high, low;
 
   __device__ __forceinline__ explicit SplitScales(uint32_t scales) {
@@ -69,5 +70,18 @@ struct SplitScales {
   template <int row>
   __device__ __forceinline__ uint32_t multiply(uint32_t codes) const {
     return fma_bf16x2_by_half<row>(codes, high, mul_bf16x2_by_half<row>(codes, low));
+  }
+};
+
+// bf16 scales of rows g and g + 8.
+struct WholeScales {
+  static constexpr int kFreeBytes = 16;
+  uint32_t scales;
+
+  __device__ __forceinline__ explicit WholeScales(uint32_t scales_) : scales(scales_) {}
+
+  template <int row>
+  __device__ __forceinline__ uint32_t multiply(uint32_t codes) const {
+    return mul_bf16x2_by_half<row>(codes, scales);
   }
 };

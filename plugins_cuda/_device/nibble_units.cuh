@@ -41,10 +41,10 @@ struct NibbleUnits : CodedUnits<1, scale_bytes, scale_words> {
   }
 };
 
-// With an fp16 scale and a zero point for ``group`` columns.
-template <int group>
-struct Int4Units : NibbleUnits<group == 32 ? 80 : 48, 1> {
-  using Base = NibbleUnits<group == 32 ? 80 : 48, 1>;
+// With a scale, of fp16 or bf16, and a zero point for ``group`` columns.
+template <int group, class Scales = SplitScales>
+struct Int4Units : NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1> {
+  using Base = NibbleUnits<(group == 32 ? 80 : 48) + Scales::kFreeBytes, 1>;
   using Held = typename Base::Held;
   static constexpr Apart kApart = Apart::kAllAtOnce;
   static constexpr bool kByBlock = group == 32;
@@ -62,7 +62,7 @@ struct Int4Units : NibbleUnits<group == 32 ? 80 : 48, 1> {
   template <int block>
   static __device__ __forceinline__ void decode(const Held& held, uint32_t (&first)[4],
                                                 uint32_t (&second)[4]) {
-    const SplitScales scales(word_of_lane(held.scales[0], kByBlock ? block : 0));
+    const Scales scales(word_of_lane(held.scales[0], kByBlock ? block : 0));
     // Two bytes for the two rows; with groups of 32 a nibble of each belongs to a block.
     uint32_t zeros = word_of_lane(held.scales[0], kScaleWords) >> (threadIdx.x % 8 / 4 * 16);
     if (kByBlock) zeros = zeros >> (4 * block) & 0x0F0Fu;

@@ -33,7 +33,7 @@ struct WeightUnits<5> {
 };
 template <>
 struct WeightUnits<6> {
-  using Units = Q8Units;
+  using Units = Q8Units<false>;
 };
 template <>
 struct WeightUnits<7> {
@@ -58,4 +58,16 @@ struct WeightUnits<11> {
 template <>
 struct WeightUnits<12> {
   using Units = Fp8CodeUnits<true>;
+};
+template <>
+struct WeightUnits<13> {
+  using Units = Int4Units<64, WholeScales>;
+};
+template <>
+struct WeightUnits<14> {
+  using Units = Int4Units<32, WholeScales>;
+};
+template <>
+struct WeightUnits<15> {
+  using Units = Q8Units<true>;
 };

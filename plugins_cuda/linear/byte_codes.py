@@ -3,7 +3,7 @@
 A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h),
 
     q8          [block][lane][h][2] u32   codes + 128 of columns 8t … 8t+3 and 8t+4 … 8t+7, in order
-                [g][block][h] fp16        scales
+                [g][block][h] fp16        scales, or bf16
     fp8         [block][lane][h][2] u32   e4m3 of the same columns, as ``E4M3_WORDS``
     fp8-block   [h] fp32                  the scale of eight rows' 64 columns
     fp8-rows    [g][h] fp32               the scale of a row's 64 columns
@@ -17,16 +17,24 @@ from specbuild.plugins_cuda.linear.code_units import (
     UNIT_COLUMNS,
     by_lane,
     by_row,
-    exact_fp16,
+    exact,
     from_lanes,
     joined_bytes,
+    scale_type,
     split_bytes,
     spread,
     whole_units,
 )
 from specbuild.plugins_cuda.linear.codec import SCALE, Codec, CodeForm, GroupedCodes
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
-from specbuild.plugins_cuda.linear.storage import FP8_BLOCK, FP8_ROWS, LOAD_BYTES, Q8, Storage
+from specbuild.plugins_cuda.linear.storage import (
+    FP8_BLOCK,
+    FP8_ROWS,
+    LOAD_BYTES,
+    Q8,
+    Q8_BF16,
+    Storage,
+)
 from specbuild.plugins_cuda.placed_words import PlacedWords
 from specbuild.runtime.errors import SpecbuildError
 
@@ -60,20 +68,26 @@ def _from_lane_bytes(raw: torch.Tensor) -> torch.Tensor:
     return from_lanes(lanes.permute(0, 1, 3, 4, 2, 5, 6))
 
 
-def _pack_q8(weight: GroupedCodes) -> torch.Tensor:
-    import torch
+def _q8_codec(storage: Storage, scale_dtype: str) -> Codec:
+    def pack(weight: GroupedCodes) -> torch.Tensor:
+        import torch
 
-    codes = (whole_units(weight.codes).to(torch.int16) + _BIAS).to(torch.uint8)
-    scales = by_row(exact_fp16(weight.numbers(SCALE)), 2).transpose(-1, -2)
-    return joined_bytes(_lane_bytes(codes), scales, size=Q8.elements)
+        codes = (whole_units(weight.codes).to(torch.int16) + _BIAS).to(torch.uint8)
+        scales = by_row(exact(weight.numbers(SCALE), scale_type(scale_dtype)), 2).transpose(-1, -2)
+        return joined_bytes(_lane_bytes(codes), scales, size=storage.elements)
 
+    def values(packed: torch.Tensor) -> torch.Tensor:
+        raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 4 * TILE_ROWS)
+        of_blocks = (
+            scales.view(scale_type(scale_dtype)).unflatten(-1, (HALF_ROWS, 2, 2)).transpose(-1, -2)
+        )
+        return (_from_lane_bytes(raw).float() - _BIAS) * spread(of_blocks, BLOCK)
 
-def _read_q8(packed: torch.Tensor) -> torch.Tensor:
-    import torch
+    def takes(form: CodeForm) -> bool:
+        whole = form.code_type in ("int", "iq4") and form.block[0] == 1 and not form.has_minima
+        return whole and form.scale_dtype == scale_dtype and not form.has_zero_points
 
-    raw, scales = split_bytes(packed, 2 * LOAD_BYTES, 4 * TILE_ROWS)
-    of_blocks = scales.view(torch.float16).unflatten(-1, (HALF_ROWS, 2, 2)).transpose(-1, -2)
-    return (_from_lane_bytes(raw).float() - _BIAS) * spread(of_blocks, BLOCK)
+    return Codec({SCALE: BLOCK}, BYTE_BITS, takes, pack, values)
 
 
 def _pack_fp8_block(weight: GroupedCodes) -> torch.Tensor:
@@ -123,11 +137,6 @@ def _e4m3_values(raw: torch.Tensor) -> torch.Tensor:
     return _from_lane_bytes(codes.float())
 
 
-def _takes_q8(form: CodeForm) -> bool:
-    whole = form.code_type in ("int", "iq4") and form.block[0] == 1 and not form.has_minima
-    return whole and form.scale_dtype in ("F16", "BF16") and not form.has_zero_points
-
-
 def _takes_fp8_block(form: CodeForm) -> bool:
     return form.code_type == "e4m3" and form.block[0] % HALF_ROWS == 0
 
@@ -138,7 +147,8 @@ def _takes_fp8_rows(form: CodeForm) -> bool:
 
 _COLUMNS = {SCALE: UNIT_COLUMNS}
 BYTE_CODECS = {
-    Q8: Codec({SCALE: BLOCK}, BYTE_BITS, _takes_q8, _pack_q8, _read_q8),
+    Q8: _q8_codec(Q8, "F16"),
+    Q8_BF16: _q8_codec(Q8_BF16, "BF16"),
     FP8_BLOCK: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_block, _pack_fp8_block, _read_fp8_block),
     FP8_ROWS: Codec(_COLUMNS, BYTE_BITS, _takes_fp8_rows, _pack_fp8_rows, _read_fp8_rows),
 }

@@ -22,8 +22,11 @@ from specbuild.plugins_cuda.linear.storage import (
     FP8,
     FP8_BLOCK,
     FP8_ROWS,
+    INT4_BF16,
+    INT4_G32_BF16,
     LOAD_BYTES,
     MXFP4,
+    Q8_BF16,
     Storage,
 )
 
@@ -90,6 +93,8 @@ def draw_groups(
             sign = -most / 2.0 if name in (MINIMUM, BLOCK_MINIMUM) else 1.0
             rate = columns**-0.5 / size / (32 if products else 1)
             made = (sign * rng.uniform(0.5, 1.0, shape) * rate).astype(np.float16)
+            if storage in (INT4_BF16, INT4_G32_BF16, Q8_BF16):
+                made = torch.from_numpy(made).bfloat16().float().numpy()
         if storage is FP8_BLOCK:
             made = np.repeat(made[::8].astype(np.float32) * np.float32(1.1), 8, axis=0)[:rows]
         parts[name] = GroupPart(torch.from_numpy(made).float(), part)

@@ -13,18 +13,24 @@ if TYPE_CHECKING:
 UNIT_COLUMNS = 2 * BLOCK
 
 
-def exact_fp16(scales: torch.Tensor) -> torch.Tensor:
-    """The same numbers in fp16. SpecbuildError where one is none of fp16."""
-    import torch
-
-    stored = scales.to(torch.float16)
+def exact(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers in another type. SpecbuildError where one is none of it."""
+    stored = scales.to(dtype)
     wrong = scales[stored.float() != scales]
     if len(wrong):
+        name = str(dtype).removeprefix("torch.")
         raise SpecbuildError(
-            f"a scale of a quantized weight is {float(wrong[0]):g}, expected a number of fp16, "
-            "which kernels decode; build with --weights-dtype bf16"
+            f"a scale of a quantized weight is {float(wrong[0]):g}, expected a number of {name}, "
+            "as the checkpoint says; build with --weights-dtype bf16"
         )
     return stored
+
+
+def scale_type(name: str) -> torch.dtype:
+    """A type of scales that safetensors calls so."""
+    import torch
+
+    return {"F16": torch.float16, "BF16": torch.bfloat16}[name]
 
 
 def whole_units(codes: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:

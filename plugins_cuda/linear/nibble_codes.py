@@ -4,9 +4,9 @@ A unit has, for lane 4·g + t, blocks of 32 columns and halves h (rows g + 8·h)
 
     all         [lane][block][h] u32   four bits of columns 8t … 8t+7: column 2i at bits 4i, 2i + 1
                                        at 16 + 4i
-    int4        [g][h] fp16            the scale of a row's 64 columns
+    int4        [g][h] fp16, or bf16   the scale of a row's 64 columns
                 [g][h] u8              its zero point
-    int4-g32    [g][block][h] fp16     scales
+    int4-g32    [g][block][h] the same scales
                 [g][h] u8              zero points, that of the first block in the low nibble
     q4_1        [g][block][h] fp16     scales, then [g][block][h] fp16 minima: [g][2][block][h]
     q5_k        [lane] u32             fifth bits: of column 2i at bit i + 4h + 8·block, of column
@@ -29,9 +29,10 @@ from specbuild.plugins_cuda.linear.code_units import (
     UNIT_COLUMNS,
     by_lane,
     by_row,
-    exact_fp16,
+    exact,
     from_lanes,
     joined_bytes,
+    scale_type,
     split_bytes,
     spread,
     whole_units,
@@ -49,7 +50,9 @@ from specbuild.plugins_cuda.linear.codec import (
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
 from specbuild.plugins_cuda.linear.storage import (
     INT4,
+    INT4_BF16,
     INT4_G32,
+    INT4_G32_BF16,
     LOAD_BYTES,
     Q4_1,
     Q4_K,
@@ -112,11 +115,10 @@ def _halves(raw: torch.Tensor, *shape: int) -> torch.Tensor:
 
 
 def _few_bits(form: CodeForm, bits: int) -> bool:
-    plain = form.code_type == "int" and form.bits <= bits and form.block[0] == 1
-    return plain and form.scale_dtype in ("F16", "BF16")
+    return form.code_type == "int" and form.bits <= bits and form.block[0] == 1
 
 
-def _int4_codec(columns: int, storage: Storage) -> Codec:
+def _int4_codec(columns: int, storage: Storage, scale_dtype: str) -> Codec:
     of_unit = UNIT_COLUMNS // columns
 
     def pack(weight: GroupedCodes) -> torch.Tensor:
@@ -124,7 +126,8 @@ def _int4_codec(columns: int, storage: Storage) -> Codec:
 
         zeros = weight.numbers(ZERO).to(torch.uint8)
         codes = whole_units(weight.codes.to(torch.uint8), zeros[:, -1:])
-        scales = by_row(exact_fp16(weight.numbers(SCALE)), of_unit).transpose(-1, -2)
+        scales = exact(weight.numbers(SCALE), scale_type(scale_dtype))
+        scales = by_row(scales, of_unit).transpose(-1, -2)
         points = by_row(zeros, of_unit)
         if of_unit == 2:
             points = points[..., 0] | points[..., 1] << _NIBBLE_BITS
@@ -138,10 +141,12 @@ def _int4_codec(columns: int, storage: Storage) -> Codec:
         if of_unit == 2:
             zeros = torch.cat((zeros & _NIBBLE, zeros >> _NIBBLE_BITS), dim=-1)
         codes = from_lanes(_nibbles(words)).float() - spread(zeros, columns)
-        return codes * spread(_halves(scales, of_unit, 2).transpose(-1, -2), columns)
+        halves = scales.view(scale_type(scale_dtype)).unflatten(-1, (HALF_ROWS, of_unit, 2))
+        return codes * spread(halves.transpose(-1, -2), columns)
 
     def takes(form: CodeForm) -> bool:
-        return _few_bits(form, _NIBBLE_BITS) and not form.has_minima
+        fits = _few_bits(form, _NIBBLE_BITS) and not form.has_minima
+        return fits and form.scale_dtype == scale_dtype
 
     return Codec({SCALE: columns, ZERO: columns}, _NIBBLE_BITS, takes, pack, values)
 
@@ -149,7 +154,7 @@ def _int4_codec(columns: int, storage: Storage) -> Codec:
 def _pack_q4_1(weight: GroupedCodes) -> torch.Tensor:
     import torch
 
-    parts = [by_row(exact_fp16(weight.numbers(name)), 2) for name in (SCALE, MINIMUM)]
+    parts = [by_row(exact(weight.numbers(name), torch.float16), 2) for name in (SCALE, MINIMUM)]
     both = torch.stack(parts, dim=3).transpose(-1, -2)  # [tile, unit, g, part, block, h]
     return joined_bytes(nibble_words(whole_units(weight.codes)), both, size=Q4_1.elements)
 
@@ -168,7 +173,9 @@ def _k_codec(bits: int, storage: Storage) -> Codec:
         import torch
 
         codes = whole_units(weight.codes).to(torch.int32)
-        blocks = [by_row(exact_fp16(weight.numbers(n)), 1) for n in (BLOCK_SCALE, BLOCK_MINIMUM)]
+        blocks = [
+            by_row(exact(weight.numbers(n), torch.float16), 1) for n in (BLOCK_SCALE, BLOCK_MINIMUM)
+        ]
         groups = [by_row(weight.numbers(n).to(torch.uint8), 2) for n in (SCALE, MINIMUM)]
         more = []
         if bits > _NIBBLE_BITS:
@@ -221,7 +228,7 @@ def _pack_q6_k(weight: GroupedCodes) -> torch.Tensor:
     high = _bit_words(by_lane(codes >> _NIBBLE_BITS), 2)
     high = high[..., 0] | high[..., 1] << 8
     groups = by_row((weight.numbers(SCALE) + _MULTIPLE_BIAS).to(torch.uint8), 4)
-    blocks = by_row(exact_fp16(weight.numbers(BLOCK_SCALE)), 1)
+    blocks = by_row(exact(weight.numbers(BLOCK_SCALE), torch.float16), 1)
     return joined_bytes(nibble_words(codes & _NIBBLE), high, groups, blocks, size=Q6_K.elements)
 
 
@@ -239,7 +246,7 @@ def _read_q6_k(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _takes_q4_1(form: CodeForm) -> bool:
-    return _few_bits(form, _NIBBLE_BITS) and form.has_minima
+    return _few_bits(form, _NIBBLE_BITS) and form.has_minima and form.scale_dtype == "F16"
 
 
 def _takes_q6_k(form: CodeForm) -> bool:
@@ -247,8 +254,10 @@ def _takes_q6_k(form: CodeForm) -> bool:
 
 
 NIBBLE_CODECS = {
-    INT4: _int4_codec(UNIT_COLUMNS, INT4),
-    INT4_G32: _int4_codec(BLOCK, INT4_G32),
+    INT4: _int4_codec(UNIT_COLUMNS, INT4, "F16"),
+    INT4_G32: _int4_codec(BLOCK, INT4_G32, "F16"),
+    INT4_BF16: _int4_codec(UNIT_COLUMNS, INT4_BF16, "BF16"),
+    INT4_G32_BF16: _int4_codec(BLOCK, INT4_G32_BF16, "BF16"),
     Q4_1: Codec({SCALE: BLOCK, MINIMUM: BLOCK}, 4, _takes_q4_1, _pack_q4_1, _read_q4_1),
     Q4_K: _k_codec(4, Q4_K),
     Q5_K: _k_codec(5, Q5_K),
