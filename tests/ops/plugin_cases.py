@@ -14,6 +14,7 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
     KernelCase,
     cases_for,
     kernel_case,
+    kernel_ops,
     phases_of,
 )
 from specbuild.builder.backends.tensorrt.plugins.fields import PluginForm, PluginOp, plugin_record
@@ -38,6 +39,11 @@ def emulated_fields(plugin: PluginOp) -> dict[str, bytes]:
     """The plugin's fields, its kernels compiled for the emulator."""
     compiled = emulated_cubins(plugin.kernels, [plugin])
     return write_fields(*plugin_record(plugin, compiled, "sm_90a"))
+
+
+def plugin_ops() -> list[OpSpec]:
+    """Every op that a plugin can run: an engine of TensorRT has one rank."""
+    return [op for op in kernel_ops() if op.contribution is None]
 
 
 def every_case(op: OpSpec) -> Iterator[tuple[str, dict[str, bytes]]]:

@@ -24,7 +24,7 @@ from called_plugins import (
     registered,
 )
 from emulation import has_compiler, run_lowering
-from plugin_cases import EmulatedGpu, every_case, plugin_of, run_plugin
+from plugin_cases import EmulatedGpu, every_case, plugin_of, plugin_ops, run_plugin
 from tensorrt_caller import BUILD, DATA_TYPES, RUNTIME, tensor_descs
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
@@ -32,7 +32,6 @@ from specbuild.builder.backends.cuda.tuning.kernel_case import (
     bits,
     cases_for,
     kernel_case,
-    kernel_ops,
     phases_of,
 )
 from specbuild.plugins_cuda.opspec import OpSpec
@@ -46,7 +45,7 @@ from specbuild.runtime.executors.tensorrt.plugin_record import (
     read_fields,
 )
 
-OPS = pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
+OPS = pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
 
 
 @pytest.fixture(scope="module", params=MODULES)
@@ -68,7 +67,7 @@ def lean() -> ModuleType:
 @pytest.fixture(scope="module")
 def cases() -> Mapping[str, list[dict[str, bytes]]]:
     """The fields of a plugin for each case of each op."""
-    return {op.name: [fields for _, fields in every_case(op)] for op in kernel_ops()}
+    return {op.name: [fields for _, fields in every_case(op)] for op in plugin_ops()}
 
 
 def test_the_lean_runtime_has_what_loading_uses(lean: ModuleType) -> None:

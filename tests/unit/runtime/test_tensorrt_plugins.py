@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "ops"))
-from plugin_cases import emulated_fields, every_case, plugin_of
+from plugin_cases import emulated_fields, every_case, plugin_of, plugin_ops
 from tensorrt_bindings_over_nothing import bindings_reason, load_bindings
 
 from specbuild.builder.backends.cuda.tuning.kernel_case import (
@@ -75,7 +75,7 @@ def trt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def records() -> dict[str, list[tuple[str, Fields]]]:
-    return {op.name: list(every_case(op)) for op in kernel_ops()}
+    return {op.name: list(every_case(op)) for op in plugin_ops()}
 
 
 def created(trt: Any, fields: Fields) -> tuple[OpPlugin, PluginRecord]:
@@ -127,7 +127,7 @@ def test_the_library_has_all_that_is_asked_of_its_module(trt: Any) -> None:
     assert {"VERSION_COMPATIBLE", "WEIGHT_STREAMING"} <= set(dir(trt.BuilderFlag))
 
 
-@pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
 def test_creators_make_every_case_in_the_real_registry(
     trt: Any, records: dict[str, list[tuple[str, Fields]]], op: OpSpec
 ) -> None:
@@ -150,7 +150,7 @@ def test_creators_make_every_case_in_the_real_registry(
         )
 
 
-@pytest.mark.parametrize("op", kernel_ops(), ids=lambda op: op.name)
+@pytest.mark.parametrize("op", plugin_ops(), ids=lambda op: op.name)
 def test_answers_agree_with_the_schema(
     trt: Any,
     records: dict[str, list[tuple[str, Fields]]],
