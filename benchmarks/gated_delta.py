@@ -65,7 +65,7 @@ def data_of(
         "replay_path": np.tile(np.arange(NODES), (batch, 1)),
         "replay_count": np.full(batch, committed),
     }
-    found = {name: array.astype(np.int32) for name, array in arrays.items()}
+    found: dict[str, np.ndarray] = {n: array.astype(np.int32) for n, array in arrays.items()}
     for name, (shape, dtype) in shapes.items():
         if name not in found and name != "output":
             values = drawn.standard_normal(shape, np.float32) * 0.1

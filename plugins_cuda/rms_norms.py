@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     import torch
 
 # "gpt_oss": times the weight in fp32, then the cast; "llama": the cast, then times the weight.
-Rounding: TypeAlias = Literal["gpt_oss", "llama"]
-ROUNDINGS: tuple[Rounding, ...] = ("gpt_oss", "llama")
+# "offset": as "gpt_oss", of a weight that is stored less 1: times 1 + w in fp32.
+Rounding: TypeAlias = Literal["gpt_oss", "llama", "offset"]
+ROUNDINGS: tuple[Rounding, ...] = ("gpt_oss", "llama", "offset")
 
 
 def rounding_of(op: str, attributes: Mapping[str, object]) -> Rounding:
@@ -21,9 +22,14 @@ def rounding_of(op: str, attributes: Mapping[str, object]) -> Rounding:
         if attributes["rounding"] == rounding:
             return rounding
     raise SpecbuildError(
-        f"{op}: rounding {attributes['rounding']!r} is unknown, expected {' or '.join(ROUNDINGS)}; "
-        "export the model again"
+        f"{op}: rounding {attributes['rounding']!r} is unknown, expected one of "
+        f"{', '.join(ROUNDINGS)}; export the model again"
     )
+
+
+def rounding_code(rounding: str) -> int:
+    """The number of a rounding in kernels: ``NormRounding`` and ``Norm`` of ``_device/``."""
+    return [str(name) for name in ROUNDINGS].index(rounding)
 
 
 def rms_norm(
@@ -37,6 +43,7 @@ def rms_norm(
         raise ValueError(f"rounding {rounding!r} is none of {', '.join(ROUNDINGS)}")
     wide = x.float()
     normed = wide * (wide.square().mean(dim=-1, keepdim=True) + eps).rsqrt()
-    if rounding == "gpt_oss":
-        return (normed * weight.float()).to(x.dtype)
+    if rounding != "llama":
+        offset = 1.0 if rounding == "offset" else 0.0
+        return (normed * (offset + weight.float())).to(x.dtype)
     return (normed.to(x.dtype).float() * weight.float()).to(x.dtype)

@@ -124,6 +124,8 @@ class PlanHost:
             table = self.port(f"page_table.{group.name}")
             count = KvLayout(group).logical_pages(limits)
             table[row] = first + torch.arange(count, dtype=torch.int32) % held
+        if self.engine.parts.states is not None:
+            self.port("state_slot")[row] = row
 
     def write_slots(self, group: CacheGroup, row: int, positions: torch.Tensor) -> torch.Tensor:
         """Where these positions of a sequence lie in the group's pools."""

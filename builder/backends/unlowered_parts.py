@@ -19,7 +19,8 @@ def require_lowered_parts(
 ) -> None:
     """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has.
 
-    ``fused`` are parts that its fusions make others of: ``unrotated``, ``scale``, ``growth``.
+    ``fused`` are parts that its fusions make others of, or take in: ``unrotated``, ``scale``,
+    ``growth``, ``states`` (with gates and partial RoPE).
     """
     part = next(_parts(target, fused), None)
     if part is not None:
@@ -32,11 +33,9 @@ def require_lowered_parts(
 def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
     """What a target does, as the end of a sentence about it."""
     attention = g.attention
-    yield from _states_and_gates(g)
+    if "states" not in fused:
+        yield from _states_and_gates(g)
     yield from _of_layer_types(g)
-    for rope in (g.rope, g.window_rope):
-        if rope is not None and rope.width is not None:
-            yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
     if g.unrotated_layers and "unrotated" not in fused:
         yield f"has {len(g.unrotated_layers)} layers without RoPE"
     if g.window_rope is not None:
@@ -62,7 +61,7 @@ def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
 
 
 def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
-    """What hybrid models have beside keys and values."""
+    """What hybrid models have beside keys and values, and how they turn these."""
     if g.gated_delta is not None:
         yield f"has {len(g.linear_layers)} layers with a recurrent state (gated delta nets)"
     if g.attention.output_gate:
@@ -70,6 +69,9 @@ def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
     for feed_forward in g.feed_forwards:
         if isinstance(feed_forward, BothFeedForward) and feed_forward.gated:
             yield "multiplies what its shared expert gives by a gate"
+    for rope in (g.rope, g.window_rope):
+        if rope is not None and rope.width is not None:
+            yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
 
 
 def _of_layer_types(g: TargetGeometry) -> Iterator[str]:

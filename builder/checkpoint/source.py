@@ -67,7 +67,8 @@ class SourceTensor:
     ``file`` and ``offset`` (bytes) are None where the tensor is no verbatim slice of one file.
     ``load_as`` gives it in another float type, as ``load().to(…)`` would, but without holding it
     whole in its own; None where that takes no less memory. ``quantized`` has the codes of a matrix
-    that the checkpoint stores quantized, of which ``load`` gives the numbers.
+    that the checkpoint stores quantized, of which ``load`` gives the numbers. ``less_1``: the
+    weight of a norm that the checkpoint stores less 1, to which 1 was added in fp32.
     """
 
     name: str
@@ -79,6 +80,7 @@ class SourceTensor:
     offset: int | None
     load_as: Callable[[torch.dtype], torch.Tensor] | None = None
     quantized: QuantizedSource | None = None
+    less_1: bool = False
 
 
 # The tensors of a checkpoint by name.

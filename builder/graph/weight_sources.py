@@ -20,7 +20,8 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 DRAFT_PREFIX = "draft."
 _DRAFT_ROPE = "draft_rope_"
 # What experts are chosen by besides their scores: a difference in its last bits is another choice.
-_EXACT = "e_score_correction_bias"
+# What stays in fp32 whatever the activations are.
+_EXACT = ("e_score_correction_bias", "linear_attn.decay_scale", "linear_attn.dt_bias")
 _WINDOW_ROPE = "window_rope_"
 _ROPES = tuple(
     f"{prefix}{side}" for prefix in ("rope_", _WINDOW_ROPE, _DRAFT_ROPE) for side in ("cos", "sin")
@@ -150,7 +151,7 @@ class WeightSources:
         }
 
     def _converts(self, source: SourceTensor) -> bool:
-        if self._floats is None or source.dtype not in FLOAT_DTYPES:
+        if self._floats is None or source.dtype not in FLOAT_DTYPES or source.less_1:
             return False
         return TORCH_DTYPES[source.dtype] != self._floats and not source.name.endswith(_EXACT)
 
@@ -160,7 +161,9 @@ class WeightSources:
         else:
             assert self._floats is not None
             dtype, load = self._floats, _converting(source, self._floats)
-        return Recipe(source.shape, dtype, source.sources, load, source.quantized)
+        return Recipe(
+            source.shape, dtype, source.sources, load, source.quantized, less_1=source.less_1
+        )
 
     def _rope(self, name: str, shape: tuple[int, ...], group: str) -> Recipe:
         target = self._target.geometry

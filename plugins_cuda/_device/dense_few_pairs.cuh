@@ -9,7 +9,7 @@
 
 #include "dense_few.cuh"
 
-// C: as DenseFew takes it; kFragments, kHasNorm, kCastFirst (the norm's rounding), kEps.
+// C: as DenseFew takes it; kFragments, kHasNorm, kNormRounding, kEps.
 template <class C>
 using PairsOfFew = DenseFew<C, C::kFragments != 0, C::kHasNorm != 0>;
 
@@ -45,8 +45,7 @@ __device__ __forceinline__ void project_pairs(const Tensors& tensors, const uint
   // The launch behind reads early what was there before (launches.py).
   pdl_launch_dependents();
   if (ahead) early.load_place(tensors);
-  constexpr NormRounding kRounding =
-      C::kCastFirst ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
+  constexpr NormRounding kRounding = static_cast<NormRounding>(C::kNormRounding);
   stream_tokens<Places, C::kFragments != 0, C::kHasNorm != 0, kRounding>(
       stream, shared, x + static_cast<int64_t>(first_token) * (C::kKBlocks * 32), tokens, C::kEps,
       [&] {

@@ -54,15 +54,14 @@ struct SegmentChunks {
 
 // The types of such a launch. C: kKBlocks and kTileCount of the weight and kWeights, how it is
 // stored; kSegments, kSegmentTiles; kWarps, kTokenTiles (groups of 8 rows of a CTA), kDepth (steps
-// in flight), kNormSlices (warps that norm a row), kCastFirst (the norm's rounding), kSharedBytes.
+// in flight), kNormSlices (warps that norm a row), kNormRounding, kSharedBytes.
 template <class C>
 struct HeadOfFew {
   using Units = typename WeightUnits<C::kWeights>::Units;
   using Shape = LinearShape<C::kKBlocks, C::kWarps, 1, 1, 1, C::kTokenTiles, C::kDepth, 0, Units>;
   using Chunks = SegmentChunks<C::kSegments, C::kSegmentTiles, C::kTileCount, C::kWarps, false>;
   using Fragments = TokenFragments<C::kKBlocks, C::kNormSlices, C::kTokenTiles>;
-  static constexpr NormRounding kRounding =
-      C::kCastFirst ? NormRounding::kCastFirst : NormRounding::kWeightInFp32;
+  static constexpr NormRounding kRounding = static_cast<NormRounding>(C::kNormRounding);
   static_assert(C::kSharedBytes == Fragments::kBytes + Fragments::kNormBytes, "as the launch says");
 };
 

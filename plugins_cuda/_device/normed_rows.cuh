@@ -10,7 +10,8 @@
 
 constexpr int kPieceElements = 256;
 
-enum class NormRounding { kWeightInFp32, kCastFirst };
+// As rms_norms.py numbers them. kOffsetInFp32: as kWeightInFp32, of 1 + the weight.
+enum class NormRounding { kWeightInFp32, kCastFirst, kOffsetInFp32 };
 
 __device__ __forceinline__ float sum_of_squares(uint4 v) {
   const uint32_t words[4] = {v.x, v.y, v.z, v.w};
@@ -37,6 +38,9 @@ __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t weight, flo
   const float2 v = unpack_bf16x2(x), w = unpack_bf16x2(weight);
   if (rounding == NormRounding::kCastFirst) {
     return mul_bf16x2(pack_bf16x2(v.x * scale, v.y * scale), weight);
+  }
+  if (rounding == NormRounding::kOffsetInFp32) {
+    return pack_bf16x2(v.x * scale * (1.0f + w.x), v.y * scale * (1.0f + w.y));
   }
   return pack_bf16x2(v.x * scale * w.x, v.y * scale * w.y);
 }

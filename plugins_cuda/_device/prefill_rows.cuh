@@ -11,8 +11,9 @@
 
 constexpr int kRowsThreads = 256;
 
-// kNone: as it is. kGptOss: times the weight in fp32, then rounded. kLlama: rounded before, too.
-enum class Norm { kNone, kGptOss, kLlama };
+// As rms_norms.py numbers them. kGptOss: times the weight in fp32, then rounded. kLlama: rounded
+// before, too. kOffset: as kGptOss, of 1 + the weight. kNone: as it is.
+enum class Norm { kGptOss, kLlama, kOffset, kNone };
 
 // 1 / rms of a row of K values, in every lane of the warp.
 template <int blocks>
@@ -41,7 +42,9 @@ __device__ __forceinline__ float inverse_rms(const uint16_t* row, float eps) {
 template <Norm norm>
 __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t weight, float scale) {
   if constexpr (norm == Norm::kNone) return x;
-  const float2 value = unpack_bf16x2(x), factor = unpack_bf16x2(weight);
+  const float2 value = unpack_bf16x2(x);
+  float2 factor = unpack_bf16x2(weight);
+  if constexpr (norm == Norm::kOffset) factor = make_float2(1.0f + factor.x, 1.0f + factor.y);
   float low = value.x * scale, high = value.y * scale;
   if constexpr (norm == Norm::kLlama) {
     low = bf16_to_float(float_to_bf16(low));

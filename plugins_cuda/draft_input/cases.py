@@ -16,6 +16,7 @@ def inputs(
     embedding: bool = True,
     segments: int = 1,
     packed: bool = False,
+    rounding: str = "llama",
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows of states ``width`` wide, so many side by side."""
@@ -33,8 +34,9 @@ def inputs(
 
     kind = "embedding and hidden" if embedding else "hidden"
     kind += ", packed" * packed + f", {segments} segments" * (segments > 1)
+    kind += f", {rounding} norm" * (rounding != "llama")
     name = f"{prefix}{tokens} rows of {width}, {kind}"
-    return Case(name, make, {"eps": 1e-5, "segments": segments})
+    return Case(name, make, {"eps": 1e-5, "segments": segments, "rounding": rounding})
 
 
 CASES: tuple[Case, ...] = (
@@ -43,6 +45,8 @@ CASES: tuple[Case, ...] = (
     inputs(5, 96, embedding=False),
     inputs(3, 64, embedding=False, segments=3),
     inputs(6, 288, packed=True),
+    inputs(4, 96, rounding="offset"),
+    inputs(4, 96, embedding=False, rounding="gpt_oss"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -9,14 +9,14 @@
 //   hidden_norm  [SEGMENTS·WIDTH] bf16, in, constant
 //   u            [rows, SEGMENTS·WIDTH or, with HAS_TABLE, 2·WIDTH] bf16, out
 //
-// One CTA norms one part of a row: grid (rows, parts), the embedding first. The norms cast before
-// their weight.
+// One CTA norms one part of a row: grid (rows, parts), the embedding first.
 #include "../_device/normed_rows.cuh"
 #include "../_device/table_row.cuh"
 
 CONFIG
 
-using Rows = NormedRows<Config::kWidth, Config::kWarps, NormRounding::kCastFirst>;
+using Rows =
+    NormedRows<Config::kWidth, Config::kWarps, static_cast<NormRounding>(Config::kNormRounding)>;
 static_assert(Rows::bytes(1) == Config::kSharedBytes, "as the launch says");
 
 extern "C" __global__ void __launch_bounds__(Config::kWarps * 32)

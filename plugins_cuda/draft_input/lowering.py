@@ -5,6 +5,7 @@ from __future__ import annotations
 from specbuild.plugins_cuda.embed.lowering import vectors_of
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
 from specbuild.plugins_cuda.linear.streaming import normed_bytes
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 _MOST_WARPS = 16
@@ -31,6 +32,7 @@ def lower(request: LoweringRequest) -> Lowering:
         ("HAS_TABLE", int(embeds)),
         ("PACKED", int(embeds and len(request.tensors["table"].shape) == 3)),
         ("SEGMENTS", segments),
+        ("NORM_ROUNDING", rounding_code(rounding_of("DraftInput", request.attributes))),
         ("EPS", request.attributes["eps"]),
         ("SHARED_BYTES", shared),
     )

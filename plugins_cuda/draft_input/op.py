@@ -23,21 +23,23 @@ def reference(
     *,
     eps: float,
     segments: int,
+    rounding: str = "llama",
 ) -> torch.Tensor:
     """``[rms(table[token_ids]); rms(hidden)]`` [T, 2H], or ``rms(hidden)`` [T, H] without a table.
 
-    ``hidden`` [T, H]; the norms are LLaMA's. Each of ``segments`` equal parts of a hidden state is
-    normed for itself, by its part of ``hidden_norm``; beside a table there is one. ``table``, in
-    order or packed as Embed's, and ``embed_norm`` come together, and with ``token_ids``, which
-    nothing reads without them.
+    ``hidden`` [T, H]; the norms have this ``rounding``. Each of ``segments`` equal parts of a
+    hidden state is normed for itself, by its part of ``hidden_norm``; beside a table there is one.
+    ``table``, in order or packed as Embed's, and ``embed_norm`` come together, and with
+    ``token_ids``, which nothing reads without them.
     """
     import torch
 
     parts = zip(hidden.chunk(segments, dim=-1), hidden_norm.chunk(segments), strict=True)
-    normed = torch.cat([rms_norm(part, weight, eps, "llama") for part, weight in parts], dim=-1)
+    normed = torch.cat([rms_norm(part, weight, eps, rounding) for part, weight in parts], dim=-1)
     if table is None or embed_norm is None or token_ids is None:
         return normed
-    embedded = rms_norm(table_rows(table, token_ids).to(hidden.dtype), embed_norm, eps, "llama")
+    tokens = table_rows(table, token_ids).to(hidden.dtype)
+    embedded = rms_norm(tokens, embed_norm, eps, rounding)
     return torch.cat([embedded, normed], dim=-1)
 
 
@@ -52,7 +54,11 @@ OP = OpSpec(
         TensorSpec("hidden_norm", "W", ("H",)),
     ),
     outputs=(TensorSpec("u", "T", ("T", "width")),),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("segments", int, 1)),
+    attributes=(
+        AttributeSpec("eps", float),
+        AttributeSpec("segments", int, 1),
+        AttributeSpec("rounding", str, "llama"),
+    ),
     reference=reference,
     lower=lower,
     traffic=Weights(looked_up=("table",)),

@@ -16,7 +16,7 @@
 //   workspace_arrived  i32 [B, Hk], zeros before and after
 //
 // Grid (value heads, sequences). A CTA holds the state of its head in registers: a warp 8 columns,
-// a lane a quarter of a column. It reads and writes the state once: 128 KB for heads of 128, 6.3 MB
+// a lane a 16th of 4 columns. It reads and writes the state once: 128 KB for heads of 128, 6.3 MB
 // for the 48 heads of a layer of 27B, 1.4 µs at 4.53 TB/s. Rows follow one another without a
 // barrier, since columns do not depend on each other.
 //
@@ -42,8 +42,8 @@ static_assert(kChannels == 2 * kKeys + kValues, "queries, keys and values");
 
 // Shared memory, in words of 4 bytes.
 struct Held {
-  float* q;       // [HELD][kKeyStride]
-  float* k;       // [HELD][kKeyStride]
+  float* q;       // [HELD][kKeyWidth]
+  float* k;       // [HELD][kKeyWidth]
   float* v;       // [HELD][kValueWidth]
   float* change;  // [HELD][kValueWidth]: δ
   float* mixed;   // [HELD][kValueWidth]: outputs
@@ -58,8 +58,8 @@ struct Held {
   __device__ explicit Held(float* shared) {
     constexpr int rows = Config::kHeld;
     q = shared;
-    k = q + rows * kKeyStride;
-    v = k + rows * kKeyStride;
+    k = q + rows * kKeyWidth;
+    v = k + rows * kKeyWidth;
     change = v + rows * kValueWidth;
     mixed = change + rows * kValueWidth;
     decay = mixed + rows * kValueWidth;
@@ -70,16 +70,16 @@ struct Held {
     entry = bits + rows * Config::kWords;
     last = entry + kTail;
   }
+
+  // δ of a row, of 4 columns.
+  __device__ __forceinline__ float4 change_of(int row, int column) const {
+    return *reinterpret_cast<const float4*>(change + row * kValueWidth + column);
+  }
 };
-static_assert(4 * (Config::kHeld * (2 * kKeyStride + 3 * kValueWidth + 2) + kTail * kMixed +
+static_assert(4 * (Config::kHeld * (2 * kKeyWidth + 3 * kValueWidth + 2) + kTail * kMixed +
                    Config::kHeld * (kTail + Config::kWords) + kTail + 1) ==
                   Config::kSharedBytes,
               "as the launch says");
-
-// Where element i of a key is in a row of Held::q and Held::k.
-__device__ __forceinline__ int key_place(int i) {
-  return i / kLaneRows * kGroupStride + i % kLaneRows;
-}
 
 // The channel of element i of a CTA's convolved inputs: its key head's query and key, its values.
 __device__ __forceinline__ int channel_of(int i, int head) {
@@ -109,7 +109,7 @@ __device__ __forceinline__ int ancestor_before(const int* bits, int node) {
 
 }  // namespace
 
-extern "C" __global__ void __launch_bounds__(kThreads)
+extern "C" __global__ void __launch_bounds__(kThreads, kLaneRows == 1 ? 1024 / kThreads : 1)
     lazy_gated_delta(const uint16_t* rows, const uint16_t* conv_weight, const float* decay_scale,
                      const float* dt_bias, const uint16_t* norm, const int* positions,
                      const int* row_start, const int* ancestor_bits, const int* state_slot,
@@ -136,16 +136,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   const int64_t slot = load_l2_int(state_slot + b);
   uint16_t* const tail = tail_pool + slot * kWindow * kChannels;
   float* const factors = factor_pool + slot * Config::kNodes * kFactors;
-  const int column = warp * kColumns + lane % kColumns, group = lane / kColumns;
+  const int columns = warp * kColumns + lane % 2 * kLaneColumns;
+  const int column = columns + LaneState::own_column(lane), row_of_lane = lane / 2 * kLaneRows;
   float* const state =
-      state_pool +
-      ((slot * Config::kValueHeads + head) * kKeyWidth + group * kLaneRows) * kValueWidth + column;
+      state_pool + ((slot * Config::kValueHeads + head) * kKeyWidth + row_of_lane) * kValueWidth +
+      columns;
   const int replayed = starts ? 0 : min(load_l2_int(replay_count + b), Config::kPath);
   const auto node_of = [&](int i) {
     const int node = load_l2_int(replay_path + b * Config::kPath + i);
     return min(max(node, 0), Config::kNodes - 1);
   };
-  Column s;
+  LaneState s;
   if (starts) {
     s.clear();
   } else {
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
   for (int i = thread; i < replayed * kKeyWidth; i += kThreads) {
     const int64_t node = node_of(i / kKeyWidth);
-    held.k[i / kKeyWidth * kKeyStride + key_place(i % kKeyWidth)] =
+    held.k[i / kKeyWidth * kKeyWidth + i % kKeyWidth] =
         load_l2_float(factors + node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth);
   }
   for (int i = thread; i < replayed * kValueWidth; i += kThreads) {
@@ -181,8 +182,8 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll 1
   for (int i = 0; i < replayed; ++i) {
-    s.replay(held.k + i * kKeyStride + group * kGroupStride, held.decay[i],
-             held.change[i * kValueWidth + column]);
+    s.replay(LaneVector(held.k + i * kKeyWidth + row_of_lane), held.decay[i],
+             held.change_of(i, columns));
   }
   if (!kStores && replayed > 0) s.store(state);
 
@@ -233,9 +234,9 @@ extern "C" __global__ void __launch_bounds__(kThreads)
         sum = __fmaf_rn(weight[kTail], input_of(base + r, i), sum);
         const float value = rounded(silu(rounded(sum)));
         if (i < kKeyWidth) {
-          held.q[r * kKeyStride + key_place(i)] = value;
+          held.q[r * kKeyWidth + i] = value;
         } else if (i < 2 * kKeyWidth) {
-          held.k[r * kKeyStride + key_place(i - kKeyWidth)] = value;
+          held.k[r * kKeyWidth + i - kKeyWidth] = value;
         } else {
           held.v[r * kValueWidth + i - 2 * kKeyWidth] = value;
         }
@@ -243,15 +244,15 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();
     for (int item = warp; item < 2 * live; item += kWarps) {
-      float* const vector = (item % 2 ? held.k : held.q) + item / 2 * kKeyStride;
+      float* const vector = (item % 2 ? held.k : held.q) + item / 2 * kKeyWidth;
       float sum = 0.0f;
       for (int i = lane; i < kKeyWidth; i += 32) {
-        const float value = vector[key_place(i)];
+        const float value = vector[i];
         sum = __fmaf_rn(value, value, sum);
       }
       float scale = rsqrtf(warp_sum(sum) + kUnitEps);
       if (item % 2 == 0) scale *= rsqrtf(static_cast<float>(kKeyWidth));
-      for (int i = lane; i < kKeyWidth; i += 32) vector[key_place(i)] *= scale;
+      for (int i = lane; i < kKeyWidth; i += 32) vector[i] *= scale;
     }
     __syncthreads();
 
@@ -264,17 +265,17 @@ extern "C" __global__ void __launch_bounds__(kThreads)
           s.load(state);
           for (int i = 0; i < r; ++i) {
             if (!(static_cast<unsigned>(bits[i / 32]) >> i % 32 & 1)) continue;
-            s.replay(held.k + i * kKeyStride + group * kGroupStride, held.decay[i],
-                     held.change[i * kValueWidth + column]);
+            s.replay(LaneVector(held.k + i * kKeyWidth + row_of_lane), held.decay[i],
+                     held.change_of(i, columns));
           }
         }
       }
-      const int place = r * kKeyStride + group * kGroupStride;
+      const int place = r * kKeyWidth + row_of_lane;
       float change;
       const float mixed =
-          s.advance(held.q + place, held.k + place, held.v[r * kValueWidth + column], held.decay[r],
-                    held.beta[r], change);
-      if (group == 0) {
+          s.advance(held.q + place, LaneVector(held.k + place), held.v[r * kValueWidth + column],
+                    held.decay[r], held.beta[r], change);
+      if (lane < 8) {
         held.change[r * kValueWidth + column] = change;
         held.mixed[r * kValueWidth + column] = rounded(mixed);
       }
@@ -322,6 +323,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
   for (int i = thread; i < kept * kKeyWidth; i += kThreads) {
     const int64_t node = i / kKeyWidth;
     factors[node * kFactors + kValues + key_head * kKeyWidth + i % kKeyWidth] =
-        held.k[i / kKeyWidth * kKeyStride + key_place(i % kKeyWidth)];
+        held.k[i / kKeyWidth * kKeyWidth + i % kKeyWidth];
   }
 }

@@ -12,9 +12,10 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 from specbuild.runtime.errors import SpecbuildError
 
-# Columns of a state that a warp holds, and warps that share the rows of a column.
-WARP_COLUMNS, ROW_GROUPS = 8, 4
-MOST_WARPS = 16
+# Columns of a state that a warp holds.
+WARP_COLUMNS = 8
+# Registers hold no wider keys.
+MOST_WARPS, MOST_KEYS = 16, 128
 # Rows of a prompt that are convolved at once.
 PROMPT_ROWS = 16
 _ARRIVED = "workspace_arrived"
@@ -40,8 +41,8 @@ _POINTERS = (
 
 def refused_widths(key_width: int, value_width: int) -> str | None:
     """Why no kernel holds states of these widths, None where one does."""
-    if key_width % 16 or key_width > 256:
-        return f"keys of {key_width}, CUDA kernels take multiples of 16 up to 256"
+    if key_width % 16 or key_width > MOST_KEYS:
+        return f"keys of {key_width}, CUDA kernels take multiples of 16 up to {MOST_KEYS}"
     if value_width % WARP_COLUMNS or value_width > WARP_COLUMNS * MOST_WARPS:
         most = WARP_COLUMNS * MOST_WARPS
         return (
@@ -69,9 +70,8 @@ def lower(request: LoweringRequest) -> Lowering:
             "largest draft"
         )
     held = max(held, path)
-    key_stride = key_width + 4 * ROW_GROUPS
     mixed = 2 * key_width + value_width
-    numbers = held * (2 * key_stride + 3 * value_width + 2) + (taps - 1) * mixed
+    numbers = held * (2 * key_width + 3 * value_width + 2) + (taps - 1) * mixed
     numbers += held * (taps - 1 + words) + taps
     shared = numbers * ITEM_BYTES["float32"]
     if shared > request.target.shared_bytes_per_block:

@@ -21,6 +21,7 @@ from specbuild.plugins_cuda.linear.streaming import (
     require_tactic,
     streaming_tactics,
 )
+from specbuild.plugins_cuda.rms_norms import rounding_code
 
 SUMS, ARRIVED, TOKENS = "workspace_sums", "workspace_arrived", "workspace_tokens"
 # From here on the tokens that every CTA would read and norm cost more than sharing them out.
@@ -297,7 +298,7 @@ def normed_tokens(
         ("TOKEN_TILES", token_tiles),
         ("TOKENS", _NORMED_TOKENS),
         ("PANELS", int(panels)),
-        ("CAST_FIRST", int(rounding == "llama")),
+        ("NORM_ROUNDING", rounding_code(rounding)),
         ("HAS_ROWS", int(gathered)),
         ("EPS", eps),
         ("SHARED_BYTES", shared_bytes),

@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(Config::kSlices * 32)
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
-  fragments.norm<Config::kCastFirst ? NormRounding::kCastFirst : NormRounding::kWeightInFp32>(
+  fragments.norm<static_cast<NormRounding>(Config::kNormRounding)>(
       shared + Fragments::kBytes, static_cast<float>(Config::kEps));
   constexpr int kSliceBlocks = Fragments::kSliceBlocks;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

@@ -13,6 +13,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
 )
 from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import Dense, streaming
+from specbuild.plugins_cuda.rms_norms import rounding_code
 
 
 def projection_of(op: str, request: LoweringRequest) -> Dense:
@@ -43,7 +44,7 @@ def lower_projection(
     cut = many.cut if many else streaming(request, dense)
     eps = float(request.attributes["eps"])
     rounding = str(request.attributes.get("rounding", "gpt_oss"))
-    norm = (("HAS_NORM", int(dense.normed)), ("CAST_FIRST", int(rounding == "llama")))
+    norm = (("HAS_NORM", int(dense.normed)), ("NORM_ROUNDING", rounding_code(rounding)))
     built = (*cut.constants, *norm, *constants, ("EPS", eps))
     launch = OpLaunch(
         dense_kernel(folder, built, many),

@@ -12,6 +12,7 @@ from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.plugins_cuda.paged_tree_attention.geometry import (
     WGMMA_WIDTHS,
     WIDE,
+    WIDEST_OF_MANY,
     Geometry,
     geometry_of,
 )
@@ -93,6 +94,13 @@ def _has_several_rows(facts: Facts) -> bool:
 
 
 TABLE: tuple[Rule[Facts], ...] = (
+    Rule(
+        "wide",
+        ("wide_heads.cu",),
+        "the sums of a head do not fit into the registers of a warp: eight warps share its columns",
+        lambda facts: facts.shape.width > WIDEST_OF_MANY,
+        width="256, in bf16",
+    ),
     Rule(
         "prompt",
         ("prefill_full.cu",),

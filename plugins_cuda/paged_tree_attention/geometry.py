@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
-WIDTHS = (16, 32, 64, 80, 96, 128)
+WIDTHS = (16, 32, 64, 80, 96, 128, 256)
+WIDEST_OF_MANY = 128  # wider heads have one kernel (wide_heads.cu)
 CODED_WIDTHS = (32, 64, 96, 128)  # of keys that are codes: two steps of 16 columns at once
 WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma
 WIDE = 64  # of wider heads registers hold half as many rows, and shared memory half as many tiles

@@ -51,6 +51,7 @@ from specbuild.plugins_cuda.paged_tree_attention.splits import (
     power_of_two,
     splits_of,
 )
+from specbuild.plugins_cuda.paged_tree_attention.wide_heads import lower_wide
 
 USUAL_ROWS = 4  # of sequences beside those with many
 CTAS_OF_AN_SM = 2  # of one warp a team; registers allow no more
@@ -154,7 +155,12 @@ def _lower_plain(request: LoweringRequest, facts: Facts) -> Lowering:
     return _lowered(request, facts.shape, _cut(request, facts.shape))
 
 
+def _lower_wide(request: LoweringRequest, facts: Facts) -> Lowering:
+    return lower_wide(request, facts.shape)
+
+
 _FORMS: Mapping[str, Callable[[LoweringRequest, Facts], Lowering]] = {
+    "wide": _lower_wide,
     "prompt": _lower_prompt,
     "listed": _lower_listed,
     "many": _lower_many,
@@ -220,6 +226,8 @@ def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
         return ({},)
     facts = facts_of(request)
     shape, splits = facts.shape, facts.splits
+    if first_rule(TABLE, facts).form == "wide":
+        return ({},)
     if shape.window and splits_of(shape)[0] == 1:
         return ({}, {"stages": 3})
     if first_rule(TABLE, facts).form == "many":

@@ -46,6 +46,7 @@ def head(
 CASES: tuple[Case, ...] = (
     head(1, [0], 96, 64),
     head(7, [6, 2, 2], 192, 80, rounding="llama"),
+    head(5, [4, 1], 96, 48, rounding="offset"),
     head(9, range(9), 32, 48),
 )
 

@@ -38,7 +38,7 @@ from specbuild.plugins_cuda.linear.streaming import (
     slices_of,
     token_tiles_for,
 )
-from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 Constants: TypeAlias = tuple[tuple[str, int | float | str], ...]
@@ -206,7 +206,7 @@ def _cut(request: LoweringRequest, weight: Dense, token_tiles: int, shared: int)
         ("WARPS", WARPS),
         ("NORM_SLICES", slices_of(weight.blocks)),
         ("DEPTH", _depth(request, weight, token_tiles)),
-        ("CAST_FIRST", int(request.attributes["rounding"] == "llama")),
+        ("NORM_ROUNDING", rounding_code(str(request.attributes["rounding"]))),
         ("SHARED_BYTES", shared),
         ("EPS", request.attributes["eps"]),
     )

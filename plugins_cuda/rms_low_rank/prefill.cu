@@ -13,9 +13,7 @@
 #include "../_device/prefill_store.cuh"
 #include "device/entries.cuh"
 
-constexpr Norm kNorm = !Config::kHasNorm    ? Norm::kNone
-                       : Config::kCastFirst ? Norm::kLlama
-                                            : Norm::kGptOss;
+constexpr Norm kNorm = Config::kHasNorm ? static_cast<Norm>(Config::kNormRounding) : Norm::kNone;
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_low_rank_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,

@@ -17,6 +17,7 @@ from specbuild.plugins_cuda.rms_low_rank.entries import (
     projected_rows,
     write_entries,
 )
+from specbuild.plugins_cuda.rms_norms import rounding_code
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -27,7 +28,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     constants = (
         ("HAS_NORM", int("norm" in request.tensors)),
-        ("CAST_FIRST", int(request.attributes["rounding"] == "llama")),
+        ("NORM_ROUNDING", rounding_code(str(request.attributes["rounding"]))),
         ("EPS", float(request.attributes["eps"])),
         *entry_constants(request),
     )

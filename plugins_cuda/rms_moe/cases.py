@@ -198,6 +198,9 @@ CASES: tuple[Case, ...] = (
     Layer(rows=1, hidden=704, inner=704).case("K of 22 blocks, one row"),
     replace(_QWEN3, rows=5, hidden=192, inner=96, experts=24).case("LLaMA's norm, plain SwiGLU"),
     replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24).case("bf16"),
+    replace(QWEN3_BF16, rows=5, hidden=192, inner=96, experts=24, rounding="offset").case(
+        "bf16, a norm whose weight is stored less 1"
+    ),
     Layer(rows=13, bf16=True, hidden=544, inner=32, popular=True).case("bf16, K of 17 blocks"),
     _V3.case("DeepSeek-V3's choice and a shared expert"),
     replace(_V3, rows=1, bf16=True).case("the same, one row, bf16"),

@@ -31,7 +31,7 @@ from specbuild.plugins_cuda.rms_moe.packing import (
     in_bf16,
 )
 from specbuild.plugins_cuda.rms_moe.prefill import lower_prefill, prefill_tactics
-from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 FOLDER = "rms_moe"
@@ -278,7 +278,7 @@ def _route(request: LoweringRequest, sizes: Sizes) -> OpLaunch:
         ("ROUTER_EXPERTS", experts),
         ("ROUTER_WARPS", warps),
         ("STAGED", int(staged)),
-        ("CAST_FIRST", int(rounding_of("RmsMoe", request.attributes) == "llama")),
+        ("NORM_ROUNDING", rounding_code(rounding_of("RmsMoe", request.attributes))),
         ("EPS", float(request.attributes["eps"])),
         *choice.of_router(sizes.rows),
     )

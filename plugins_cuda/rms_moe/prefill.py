@@ -43,7 +43,7 @@ from specbuild.plugins_cuda.rms_moe.prefill_few import (
 )
 from specbuild.plugins_cuda.rms_moe.prefill_few import MOST_COLUMNS as FEW_COLUMNS
 from specbuild.plugins_cuda.rms_moe.prefill_few import WARPS as FEW_WARPS
-from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.runtime.errors import SpecbuildError
 
 _SORT_THREADS = 1024
@@ -216,7 +216,7 @@ def _row_constants(request: LoweringRequest, layer: Layer) -> tuple[tuple[str, i
     return layer.constants(
         K_BLOCKS=layer.hidden // BLOCK,
         SEQUENCES=layer.sequences,
-        CAST_FIRST=int(rounding_of("RmsMoe", request.attributes) == "llama"),
+        NORM_ROUNDING=rounding_code(rounding_of("RmsMoe", request.attributes)),
         EPS=float(request.attributes["eps"]),
         ROUTER_ROWS=rows,
         SHARED_BYTES=_router_bytes(layer, choice.routed, rows),

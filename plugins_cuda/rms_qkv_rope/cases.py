@@ -79,7 +79,13 @@ def project(
     return Case(
         name,
         make,
-        {"q_heads": heads.q, "kv_heads": heads.kv, "eps": 1e-5, "rounding": rounding},
+        {
+            "q_heads": heads.q,
+            "kv_heads": heads.kv,
+            "eps": 1e-5,
+            "rounding": rounding,
+            "head_rounding": "offset" if rounding == "offset" else "llama",
+        },
         atol=1e-4,
         compare={"k_pool_out": np.s_[1:], "v_pool_out": np.s_[1:]},
         # A product that rounds the other way counts twice where the rotation subtracts, and twice
@@ -95,6 +101,7 @@ CASES: tuple[Case, ...] = (
     project(3, 32, bias=False, page_size=32),
     project(4, 96, bias=False, padding=1, rounding="llama"),
     project(6, 64, Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
+    project(4, 64, Heads(q=3, kv=1, width=32), padding=1, rounding="offset", head_norms=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.launches import (
     OpLaunch,
     Workspace,
 )
+from specbuild.plugins_cuda.rms_norms import rounding_code
 from specbuild.runtime.errors import SpecbuildError
 
 # Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
@@ -57,6 +58,7 @@ def with_heads(
         constants = (
             *head_sizes(request),
             ("THREADS", _CODED_THREADS),
+            ("HEAD_ROUNDING", rounding_code(str(request.attributes["head_rounding"]))),
             ("EPS", float(request.attributes["eps"])),
         )
         kernel = Kernel(

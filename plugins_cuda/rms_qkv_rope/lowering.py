@@ -8,7 +8,7 @@ from __future__ import annotations
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, Tactic
 from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
-from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
 
@@ -37,7 +37,12 @@ def lower(request: LoweringRequest) -> Lowering:
         ),
         triggers_late=True,
     )
-    constants = (*sizes, ("THREADS", _HEADS_THREADS), ("EPS", float(attributes["eps"])))
+    constants = (
+        *sizes,
+        ("THREADS", _HEADS_THREADS),
+        ("HEAD_ROUNDING", rounding_code(str(attributes["head_rounding"]))),
+        ("EPS", float(attributes["eps"])),
+    )
     kernel = Kernel("rms_qkv_rope", "rms_qkv_rope_heads", constants, file="normed_heads.cu")
     return with_heads(request, lowering, kernel, _HEADS_THREADS)
 

@@ -51,12 +51,13 @@ def reference(
     kv_heads: int,
     eps: float,
     rounding: str,
+    head_rounding: str = "llama",
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Rotated q [T, q_heads, D] and the written pools.
 
     ``x`` [T, K], through the norm of this ``rounding`` if there is one; ``weight`` and ``bias`` [N]
     packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
-    ``k_norm`` [D] come together and are LLaMA's, of the same ``eps``; ``cos``, ``sin`` fp32
+    ``k_norm`` [D] come together, of ``head_rounding`` and the same ``eps``; ``cos``, ``sin`` fp32
     [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
     With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
     """
@@ -68,9 +69,9 @@ def reference(
     heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)
     q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None:
-        q = rms_norm(q, q_norm, eps, "llama")
+        q = rms_norm(q, q_norm, eps, head_rounding)
     if k_norm is not None:
-        k = rms_norm(k, k_norm, eps, "llama")
+        k = rms_norm(k, k_norm, eps, head_rounding)
     return (
         rotate(q, cos, sin, positions),
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
@@ -105,6 +106,7 @@ OP = OpSpec(
         AttributeSpec("kv_heads", int),
         AttributeSpec("eps", float),
         AttributeSpec("rounding", str, "gpt_oss"),
+        AttributeSpec("head_rounding", str, "llama"),
     ),
     aliases=(("k_pool_out", "k_pool"), ("v_pool_out", "v_pool")),
     reference=reference,

@@ -12,7 +12,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_launches,
     dense_tactics,
 )
-from specbuild.plugins_cuda.rms_norms import rounding_of
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
 
 
@@ -26,8 +26,9 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     constants = (
         ("HAS_NORM", int("norm" in tensors)),
         ("HAS_BIAS", int("bias" in tensors)),
-        ("CAST_FIRST", int(rounding_of("RmsQkvRope", attributes) == "llama")),
+        ("NORM_ROUNDING", rounding_code(rounding_of("RmsQkvRope", attributes))),
         ("HEAD_NORMS", int("k_norm" in tensors)),
+        ("HEAD_ROUNDING", rounding_code(str(attributes["head_rounding"]))),
         ("EPS", float(attributes["eps"])),
         *head_sizes(request),
     )

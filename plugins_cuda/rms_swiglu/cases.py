@@ -16,6 +16,7 @@ def swiglu(
     *,
     bias: bool = False,
     storage: Storage = BF16,
+    rounding: str = "llama",
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
@@ -32,8 +33,9 @@ def swiglu(
         f"{prefix}{tokens} rows, {columns} to {inner}"
         + ", bias" * bias
         + f", {storage.name}" * storage.scaled
+        + f", {rounding} norm" * (rounding != "llama")
     )
-    return Case(name, make, {"eps": 1e-5}, atol=1e-4)
+    return Case(name, make, {"eps": 1e-5, "rounding": rounding}, atol=1e-4)
 
 
 CASES: tuple[Case, ...] = (
@@ -41,6 +43,7 @@ CASES: tuple[Case, ...] = (
     swiglu(5, 96, 24),
     swiglu(8, 32, 8),
     swiglu(3, 64, 16, bias=True),
+    swiglu(4, 96, 16, rounding="offset"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -52,6 +55,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(40, 1280, 40, bias=True),
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
+    swiglu(21, 96, 24, rounding="offset"),
     swiglu(52, 1280, 104),
     # Of codes: all of K of 32 tokens, twice, and of an odd number of blocks.
     swiglu(52, 1280, 104, storage=MXFP4),

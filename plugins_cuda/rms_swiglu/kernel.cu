@@ -1,5 +1,4 @@
-// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x), cast before its weight; gate and up may
-// have biases.
+// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x); gate and up may have biases.
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
 //   norm     [32·K_BLOCKS] bf16, in, constant
@@ -44,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
         activated(gate, up, bias + tile * 16 + e.g);
   };
   pdl_wait();
-  stream_tokens<Places, true, true, NormRounding::kCastFirst>(
+  stream_tokens<Places, true, true, static_cast<NormRounding>(Config::kNormRounding)>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,
       static_cast<float>(Config::kEps), [] {},
       [&](int chunk, const Dense::Stream::Sums& sums) {

@@ -14,6 +14,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
 )
 from specbuild.plugins_cuda.linear.storage import weight_tiles
 from specbuild.plugins_cuda.linear.streaming import PAIRS_PER_TILE, Dense, streaming
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 from specbuild.plugins_cuda.rms_swiglu.prefill import lower_prefill, prefill_tactics
 
 
@@ -25,7 +26,13 @@ def lower(request: LoweringRequest) -> Lowering:
     many = many_tokens(request, dense)
     cut = many.cut if many else streaming(request, dense)
     eps = float(request.attributes["eps"])
-    constants = (*cut.constants, ("HAS_BIAS", int("bias" in request.tensors)), ("EPS", eps))
+    rounding = rounding_of("RmsSwiglu", request.attributes)
+    constants = (
+        *cut.constants,
+        ("HAS_BIAS", int("bias" in request.tensors)),
+        ("NORM_ROUNDING", rounding_code(rounding)),
+        ("EPS", eps),
+    )
     launch = OpLaunch(
         dense_kernel("rms_swiglu", constants, many),
         grid=cut.grid,
@@ -40,7 +47,7 @@ def lower(request: LoweringRequest) -> Lowering:
     )
     if not many:
         return Lowering((launch,))
-    norm = ready_tokens(dense, many, eps=eps, rounding="llama")
+    norm = ready_tokens(dense, many, eps=eps, rounding=rounding)
     return Lowering((norm, launch), many.workspaces)
 
 

@@ -23,14 +23,15 @@ def reference(
     bias: torch.Tensor | None,
     *,
     eps: float,
+    rounding: str = "llama",
 ) -> torch.Tensor:
-    """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = LLaMA's norm of ``x`` [T, K].
+    """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = the norm of ``x`` [T, K] with this ``rounding``.
 
     ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both joined by ``join_gate_up``.
     Gate, up, the activation and the product are each
     rounded.
     """
-    normed = rms_norm(x, norm, eps, "llama").float()
+    normed = rms_norm(x, norm, eps, rounding).float()
     gate, up = (normed @ part.float().T for part in unpack_gate_up(decoded(gate_up, x.shape[1])))
     if bias is not None:
         gate_bias, up_bias = unpack_gate_up_bias(bias)
@@ -50,7 +51,7 @@ OP = OpSpec(
         TensorSpec("bias", "W", ("N",), optional=True),
     ),
     outputs=(TensorSpec("h", "T", ("T", "inner")),),
-    attributes=(AttributeSpec("eps", float),),
+    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str, "llama")),
     reference=reference,
     lower=lower,
     tactics=tactics,

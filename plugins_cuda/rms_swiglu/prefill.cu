@@ -1,4 +1,4 @@
-// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = LLaMA's norm of x.
+// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = rms(x).
 //
 //   x           bf16 [rows, K]               in
 //   norm        bf16 [K]                     in
@@ -18,8 +18,8 @@
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_swiglu_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                     int rows, int panel_rows) {
-  write_panel_rows<Config::kKBlocks, Norm::kLlama>(x, norm, static_cast<float>(Config::kEps),
-                                                   workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, static_cast<Norm>(Config::kNormRounding)>(
+      x, norm, static_cast<float>(Config::kEps), workspace_panels, rows, panel_rows);
 }
 
 struct SwigluGemm : BiasedGemm<Config> {

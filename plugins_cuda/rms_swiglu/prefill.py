@@ -9,6 +9,7 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_launches,
     dense_tactics,
 )
+from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -19,6 +20,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     gemm = dense_gemm(request, "gate_up", PAIRS_STAGING)
     constants = (
         ("HAS_BIAS", int("bias" in request.tensors)),
+        ("NORM_ROUNDING", rounding_code(rounding_of("RmsSwiglu", request.attributes))),
         ("EPS", float(request.attributes["eps"])),
     )
     return dense_launches(

@@ -35,6 +35,16 @@ _EXPERTS: dict[str, Any] = {
     "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
     "moe_intermediate_size": 64, "first_k_dense_replace": 1,
 }  # fmt: skip
+# One layer in three has keys and values; the others have a recurrent state.
+_HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}  # fmt: skip
+_HYBRID_EXPERTS: dict[str, Any] = {
+    **_HYBRID, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}  # fmt: skip
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, heads of 64": ("llama", {}),
     "llama, tied, heads of 128": ("llama", {
@@ -57,6 +67,10 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
     "phi3": ("phi3", {"num_attention_heads": 4}),
+    "qwen3_5": ("qwen3_5_text", _HYBRID),
+    "qwen3_5, heads of 256": ("qwen3_5_text", _HYBRID | {"head_dim": 256}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID_EXPERTS),
+    "qwen3_next": ("qwen3_next", _HYBRID_EXPERTS | {"linear_key_head_dim": 64}),
     "youtu": ("youtu", {
         **_LATENTS, "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 256,
         "qk_nope_head_dim": 128, "v_head_dim": 128}),

@@ -21,9 +21,9 @@ SWEEPS: dict[str, tuple[Sequence[Rule[Any]], Callable[[], Iterator[LoweringReque
     "PagedTreeAttention": (
         attention.TABLE,
         lambda: swept(
-            plain, batch=(1, 8, 16), rows=(1, 2, 5, 20), width=(64, 96, 128), pages=(2, 128, 1024),
-            window=(0, 128, 2048), phase=("decode", "prefill"), lists=(False, True),
-            views=(1, 8), tactic=({}, {"slot_teams": 4}),
+            plain, batch=(1, 8, 16), rows=(1, 2, 5, 20), width=(64, 96, 128, 256),
+            pages=(2, 128, 1024), window=(0, 128, 2048), phase=("decode", "prefill"),
+            lists=(False, True), views=(1, 8), tactic=({}, {"slot_teams": 4}),
         ),
     ),
     "MlaAttention": (
@@ -90,6 +90,7 @@ def test_every_rule_is_reached_and_launches_its_kernels(op: str) -> None:
         ({"rows": 12, "pages": 128, "width": 32}, "split", ["attend_split"]),
         ({"rows": 12, "pages": 128, "width": 96}, "split", ["attend_split"]),
         ({"rows": 12, "pages": 128, "width": 128}, "many", ["attend_many", "join_slots"]),
+        ({"rows": 12, "pages": 128, "width": 256}, "wide", ["attend_wide"]),
         ({"rows": 5, "pages": 1024}, "many", ["attend_many", "join_slots"]),
         ({"rows": 5, "pages": 1024, "views": 8}, "split", ["attend_split"]),
         (

@@ -21,6 +21,7 @@ LLAMA = Geometry(group=4, width=128, page_size=64)
 QWEN = replace(LLAMA, group=8)
 MOST_HEADS = replace(LLAMA, group=16)
 SMALL_GROUP = replace(LLAMA, width=64, group=3)
+WIDEST = replace(LLAMA, width=256, group=6, page_size=16)  # wide_heads.cu
 MANY_PAGES = 1024  # fewer and the plain kernel is as quick
 
 
@@ -35,9 +36,9 @@ def close(found: np.ndarray, shape: Geometry, text: Text, position: int) -> None
     [
         LLAMA, replace(LLAMA, group=11),
         *slow(QWEN, MOST_HEADS, replace(LLAMA, window=40), replace(LLAMA, group=2, width=80)),
-        replace(LLAMA, group=5, width=96, page_size=16),
+        replace(LLAMA, group=5, width=96, page_size=16), WIDEST,
     ],
-    ids=["4", "11", "8", "16", "window", "80", "96"],
+    ids=["4", "11", "8", "16", "window", "80", "96", "256"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "position",
@@ -124,8 +125,8 @@ def test_rows_that_two_warps_hold_stay_with_the_plain_kernel(
 
 @pytest.mark.parametrize(
     "shape",
-    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP, replace(LLAMA, width=96)],
-    ids=["4", "8", "16", "3 of width 64", "96"],
+    [LLAMA, *slow(QWEN, MOST_HEADS), SMALL_GROUP, replace(LLAMA, width=96), WIDEST],
+    ids=["4", "8", "16", "3 of width 64", "96", "256"],
 )
 @pytest.mark.parametrize("window", [0, 40])
 def test_prefill_does_not_depend_on_where_a_prompt_is_cut(shape: Geometry, window: int) -> None:
@@ -137,7 +138,8 @@ def test_prefill_does_not_depend_on_where_a_prompt_is_cut(shape: Geometry, windo
 
     launch = Launch(shape, [chunk(0, 150)], phase="prefill")
     full = not window and shape.width in (64, 128)
-    assert launch.entries() == ["attend_full_prompt" if full else "attend_prompt"]
+    usual = "attend_full_prompt" if full else "attend_prompt"
+    assert launch.entries() == ["attend_wide" if shape.width == WIDEST.width else usual]
     whole = launch.attended()[0]
     for position in (0, 1, 63, 64, 101, 149):
         close(whole[position], shape, text, position)

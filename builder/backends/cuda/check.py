@@ -20,6 +20,7 @@ from specbuild.builder.engine.draft_shapes import NO_DRAFT
 from specbuild.builder.engine.sizes import EnginePlan, longest_sequence
 from specbuild.builder.families.registry import draft_family
 from specbuild.plugins_cuda.dsa_indexer.lowering import MOST_HEADS, MOST_WIDTH
+from specbuild.plugins_cuda.lazy_gated_delta.lowering import refused_widths
 from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.mla_attention.geometry import (
     MOST_REBUILT,
@@ -37,6 +38,7 @@ from specbuild.runtime.engine_dir.feed_forward import (
     routed_part,
 )
 from specbuild.runtime.engine_dir.geometry import (
+    GatedDelta,
     IndexerGeometry,
     TargetGeometry,
 )
@@ -67,7 +69,8 @@ def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:
 
 def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) -> None:
     """SpecbuildError naming what this target or draft has that no CUDA kernel computes."""
-    require_lowered_parts(target, "CUDA kernels", fused=_FUSED)
+    states = {"states"} if target.gated_delta is not None else set()
+    require_lowered_parts(target, "CUDA kernels", fused=_FUSED | states)
     widths = _require_feed_forwards(target)
     if target.indexer is not None:
         _require_indexers(target.indexer)
@@ -76,6 +79,8 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         rows={"vocab_size": target.vocab},
         columns={"hidden_size": target.hidden, **widths},
     )
+    if target.gated_delta is not None:
+        _require_states(target.gated_delta)
     if target.mla is None:
         _require_keys(target)
     else:
@@ -97,6 +102,16 @@ def _require_keys(target: TargetGeometry) -> None:
             "build with --backend cpu or --no-mla"
         )
     require_heads("model", target)
+
+
+def _require_states(delta: GatedDelta) -> None:
+    """SpecbuildError naming widths of states that no kernel holds."""
+    refused = refused_widths(delta.key_width, delta.value_width)
+    if refused is not None:
+        raise SpecbuildError(
+            f"the model's recurrent states have {refused}; build with --backend cpu"
+        )
+    require_tiles("model", rows={}, columns={"width of all recurrent values": delta.values})
 
 
 def _require_no_lists(target: TargetGeometry) -> None:

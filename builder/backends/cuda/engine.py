@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import TypeAlias
 
@@ -54,6 +54,7 @@ from specbuild.builder.graph.passes.weights import Recipe
 from specbuild.builder.progress import Progress
 from specbuild.plugins_cuda.launches import Lowering, Target, Unsupported, parameter_bytes
 from specbuild.runtime.cache.layout import layouts
+from specbuild.runtime.cache.state_layout import state_layout
 from specbuild.runtime.engine_dir.features import stored_keys
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -140,7 +141,7 @@ def lower_engine(
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
-        (*parts.caches.values(), *([parts.summaries] if parts.summaries else [])),
+        (*parts.caches.values(), *filter(None, (parts.summaries, parts.state_cache))),
         parts.ports.tensors,
         [tensor for tensor in parts.ports.exchange.values() if tensor.storage.space == "exchange"],
         plan.ranks,
@@ -240,9 +241,12 @@ def _parts(
     score_rows: int,
 ) -> EngineParts:
     limits, groups = plan.limits, layouts(plan.groups, plan.ranks)
+    (states,) = (*map(partial(state_layout, limits=limits), plan.states), None)[:1]
+    offered = 0 if plan.host_drafter is None else plan.host_drafter.max_tokens
+    depth = max(map(deepest, _shapes(model, plan).values()), default=0)
     sizes = StateSizes(
         batch=batch_buckets(limits.max_batch_size)[-1],
-        depth=max(map(deepest, _shapes(model, plan).values()), default=0),
+        depth=depth,
         aux_width=max((draft.layers for draft in model.drafts), default=0) * model.target.hidden,
         words=-(-(limits.draft_tokens + 1) // 32),
         logical_pages={name: layout.logical_pages(limits) for name, layout in groups.items()},
@@ -253,7 +257,8 @@ def _parts(
         sparse=plan.dsa is not None,
         checks=plan.dsa is not None and plan.dsa.check_interval > 0,
         adjusts=plan.adjusted_steps,
-        offered=0 if plan.host_drafter is None else plan.host_drafter.max_tokens,
+        offered=offered,
+        replayed=0 if states is None else max(depth, offered) + 1,
         ranks=plan.ranks,
         exchange_width=model.target.hidden,
     )
@@ -266,6 +271,7 @@ def _parts(
         plan.views,
         plan.dsa,
         screens=model.screens,
+        states=states,
     )
 
 

@@ -19,6 +19,8 @@ from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_state_norms,
 )
 from specbuild.builder.backends.cuda.fusions.embed import fuse_embed
+from specbuild.builder.backends.cuda.fusions.gated_delta import fuse_gated_delta
+from specbuild.builder.backends.cuda.fusions.gates import fuse_gate
 from specbuild.builder.backends.cuda.fusions.head import fuse_head
 from specbuild.builder.backends.cuda.fusions.indexer import (
     fuse_indexer,
@@ -60,12 +62,14 @@ CUDA_PASSES = (
     GraphPass("unstack-page-tables", unstack_page_tables),
     GraphPass("unstack-violations", unstack_violations),
     GraphPass("turn-by-nothing", _everywhere(turn_by_nothing)),
+    GraphPass("fuse-gated-delta", _everywhere(fuse_gated_delta)),
     GraphPass("fuse-indexer", _everywhere(fuse_indexer)),
     GraphPass("fuse-qkv", _everywhere(fuse_qkv)),
     GraphPass("fuse-context", _everywhere(fuse_context)),
     GraphPass("fuse-latent", _everywhere(fuse_latent)),
     GraphPass("fuse-low-rank", _everywhere(fuse_low_rank)),
     GraphPass("fuse-moe", _everywhere(fuse_moe)),
+    GraphPass("fuse-gates", _everywhere(fuse_gate)),
     GraphPass("fuse-swiglu", _everywhere(fuse_swiglu)),
     GraphPass("fuse-draft-input", _everywhere(fuse_draft_input)),
     GraphPass("fuse-state-norms", _everywhere(fuse_state_norms)),

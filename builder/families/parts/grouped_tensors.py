@@ -81,7 +81,8 @@ def split_gate(queries: SourceTensor, heads: int) -> Tensors:
 
 def whole_norm(tensor: SourceTensor) -> SourceTensor:
     """The weight of a norm that is stored less 1, in fp32: rounded to bf16 it would be another."""
-    return remade(tensor.name, tensor, lambda weight: 1.0 + weight.float(), dtype="F32")
+    whole = remade(tensor.name, tensor, lambda weight: 1.0 + weight.float(), dtype="F32")
+    return replace(whole, less_1=True)
 
 
 def renamed_layers(tensors: Tensors, names: Mapping[str, str]) -> Tensors:

@@ -34,7 +34,8 @@ class Recipe:
     ``quantized`` has the codes of a weight that the checkpoint stores quantized. ``stacked`` are
     the recipes whose rows, one after the other, are those of the weight; none for other weights.
     With ``ranks`` > 1 the weight is sharded: ``shape`` is that of a rank's part, and ``load`` gives
-    the parts of all ranks [ranks, *shape].
+    the parts of all ranks [ranks, *shape]. ``less_1``: a norm's weight, 1 more than the checkpoint
+    stores; kernels read it less 1, in bf16, and add 1 in fp32.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +45,7 @@ class Recipe:
     quantized: QuantizedSource | None = None
     stacked: tuple[Recipe, ...] = ()
     ranks: int = 1
+    less_1: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -5,7 +5,7 @@
 //   kSegments              of the vocabulary, each of kSegmentTiles tiles
 //   kTokenTiles            groups of 8 rows of a CTA
 //   kernel.cu              kWarps, kDepth (steps in flight), kNormSlices (warps that norm a row),
-//                          kCastFirst (the norm's rounding), kEps, kSharedBytes
+//                          kNormRounding, kEps, kSharedBytes
 //   panels.cu              kWarps, kTiles (of a warp at once), kDepth, kStages (panels' places),
 //                          kNormedBytes (of a CTA's panels), kSharedBytes
 #pragma once

@@ -5,7 +5,7 @@
 //   kSegments              of the vocabulary, each of kSegmentTiles tiles
 //   kTokenTiles            groups of 8 rows of a CTA
 //   of a CTA               kWarps, kDepth (steps in flight), kNormSlices (warps that norm a row),
-//                          kCastFirst (the norm's rounding), kEps, kSharedBytes; kCtaTiles
+//                          kNormRounding, kEps, kSharedBytes; kCtaTiles
 #pragma once
 
 CONFIG

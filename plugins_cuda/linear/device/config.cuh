@@ -4,8 +4,8 @@
 //
 //   kHasBias, kHasResidual   the op's own
 //   kFragments               tokens of few rows come as fragments
-//   normed_tokens.cu         kSlices, kTokens (of a CTA), kHasRows (rows are named), kCastFirst (the
-//                            norm's rounding), kEps
+//   normed_tokens.cu         kSlices, kTokens (of a CTA), kHasRows (rows are named),
+//                            kNormRounding, kEps
 //   token_panels.cu          kColumns (tokens of a panel)
 #pragma once
 

@@ -2,7 +2,7 @@
 // for each launch (CONFIG). A launch has those that its kernels read.
 //
 //   of the layer    kHidden, kInner, kExperts, kTopK, kBf16 (how experts are stored), kClamped (the
-//                   activation; kAlpha, kLimit), kCastFirst (the norm's rounding), kEps
+//                   activation; kAlpha, kLimit), kNormRounding, kEps
 //   of the choice   kRounded (logits, to bf16), kScored (scored_choice.cuh chooses, which reads
 //                   kGating, kGroups, kGroupsChosen, kGroupBest, kScaling, kSharedExperts; else
 //                   rounded_choice.cuh), kScores (that stand in front of the logits)

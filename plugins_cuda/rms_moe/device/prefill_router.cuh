@@ -5,7 +5,7 @@
 // L2, 0.4 GFLOP on mma.sync: about 6 µs.
 //
 // Config: kKBlocks (hidden/32), kExperts, kTopK, kSequences, kEps, kSharedBytes, kRouterRows,
-// kCastFirst (LLaMA's norm), kRounded (logits, as a linear layer's output is), kScored, kScores.
+// kNormRounding, kRounded (logits, as a linear layer's output is), kScored, kScores.
 #pragma once
 
 #include "../../_device/prefill_rows.cuh"
@@ -13,7 +13,7 @@
 #include "expert_choice.cuh"
 #include "router_logit.cuh"
 
-constexpr Norm kNorm = Config::kCastFirst ? Norm::kLlama : Norm::kGptOss;
+constexpr Norm kNorm = static_cast<Norm>(Config::kNormRounding);
 constexpr int kRouterRows = Config::kRouterRows, kRouterRowTiles = kRouterRows / 8;
 using Choice = ChoiceOf<Config>;
 constexpr int kRouterWarps = kRowsThreads / 32;

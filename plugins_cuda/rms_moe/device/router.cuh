@@ -4,7 +4,7 @@
 // not fit beside a slice of x, in shared memory.
 //
 // Config: kRows, kSequences, kHidden, kExperts (that are chosen among), kRouterExperts,
-// kRouterWarps, kCastFirst, kEps, kStaged, kRounded (logits, as a linear layer's output is),
+// kRouterWarps, kNormRounding, kEps, kStaged, kRounded (logits, as a linear layer's output is),
 // kScores.
 #pragma once
 
@@ -39,8 +39,12 @@ __device__ __forceinline__ float sum_of_squares(uint4 v) {
 }
 
 __device__ __forceinline__ uint32_t normed_pair(uint32_t x, uint32_t norm, float rate) {
-  const float2 value = unpack_bf16x2(x), weight = unpack_bf16x2(norm);
-  if (Config::kCastFirst) return mul_bf16x2(pack_bf16x2(value.x * rate, value.y * rate), norm);
+  // As rms_norms.py numbers them: GPT-OSS's, LLaMA's, and that of a weight less 1.
+  const float2 value = unpack_bf16x2(x);
+  float2 weight = unpack_bf16x2(norm);
+  if (Config::kNormRounding == 2) weight = make_float2(1.0f + weight.x, 1.0f + weight.y);
+  if (Config::kNormRounding == 1)
+    return mul_bf16x2(pack_bf16x2(value.x * rate, value.y * rate), norm);
   return pack_bf16x2(value.x * rate * weight.x, value.y * rate * weight.y);
 }
 

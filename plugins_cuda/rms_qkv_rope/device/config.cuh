@@ -3,7 +3,7 @@
 // (_device/dense_few_pairs.cuh, dense_many.cuh, prefill_heads.cuh). The others:
 //
 //   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
-//                   kCastFirst (the norm's rounding), kEps
+//                   kNormRounding, kHeadRounding (of the heads' norms), kEps
 //   of the caches   kPageSize, kCodes (e4m3, else bf16)
 //   of a CTA        kThreads (of normed_heads.cu)
 #pragma once

@@ -2,15 +2,16 @@
 //
 // kLanes lanes share a head: a lane has 8 values of its first half and those 8 that the rotation
 // mixes with them. The sum of squares is taken over a lane's 16 in order, then over lanes by
-// halving: it belongs to the head's width alone. The norm is LLaMA's: cast before its weight. Of a
-// pool of codes (kCodes) keys come from `projected`.
+// halving: it belongs to the head's width alone. Of a pool of codes (kCodes) keys come from
+// `projected`.
 #pragma once
 
 #include "../../_device/angles.cuh"
 #include "cache_codes.cuh"
 #include "../../_device/normed_rows.cuh"
 
-template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, bool kCodes = false>
+template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, NormRounding kRounding,
+          bool kCodes = false>
 struct NormedHeads {
   static constexpr int kHeads = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
   static constexpr int kUsed = kHeadDim / 16;
@@ -63,8 +64,8 @@ struct NormedHeads {
     }
     if (!live) return;
     const float scale = rsqrtf(sum * (1.0f / kHeadDim) + eps);
-    first = normed_vector<NormRounding::kCastFirst>(first, weight[0], scale);
-    second = normed_vector<NormRounding::kCastFirst>(second, weight[1], scale);
+    first = normed_vector<kRounding>(first, weight[0], scale);
+    second = normed_vector<kRounding>(second, weight[1], scale);
     at.rotate(first, second);
     if (kCodes && head >= kQHeads) {
       uint8_t* codes = reinterpret_cast<uint8_t*>(k_pool) + entry_of(row, head) + 8 * lane;

@@ -89,7 +89,9 @@ class GuideChecks:
         self._processors = processors
         self.has_draft = has_draft
         self._shares_steps = shares_steps
-        self._can_check = shares_steps or extends or not has_draft
+        # A rollback ignores keys and values of refused tokens; recurrent states have taken them in.
+        can_follow = shares_steps or extends or not has_draft
+        self._can_check = can_follow and not rows.has_states
         self._checked: dict[int, _CheckedSequence] = {}
 
     def __contains__(self, sequence: SequenceState) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specbuild.runtime.cache.state_paths import StateSlot
 from specbuild.runtime.decode.device.processor_rows import (
     CHANGES,
     COLUMNS,
@@ -14,6 +15,7 @@ from specbuild.runtime.decode.device.processor_rows import (
     unmasked_changes,
     uses_processor_steps,
 )
+from specbuild.runtime.engine_dir.manifest import STATE_GROUP
 from specbuild.runtime.engine_dir.plan import ADJUSTED_DONE
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.request import SequenceState
@@ -30,6 +32,8 @@ _SCALARS = (
     *(name for name in CHOOSE_INPUTS if name != "floor"),
 )
 _OPTIONAL = ("floor", ADJUSTED_DONE, CHANGES, TOP_COUNT)
+# Of recurrent states: the slot, and the rows of the last step that the next launch applies.
+STATES = ("state_slot", "replay_path", "replay_count")
 VIEWS = ("verified_len", "view_blocks", "summarised", "budget", "buffered_tokens")
 PARTIAL_TABLE = "partial_table."
 # Device state of a sequence besides its page tables.
@@ -52,6 +56,7 @@ class DeviceRows:
         # Capacity of the draft's buffer of pending tokens.
         self.max_pending = 0 if pending is None else pending.shape[1]
         views = executor.port(VIEWS[0]) is not None
+        self.has_states = executor.port(STATES[0]) is not None
         # Engines that were built without these features lack the ports.
         self._optional = tuple(name for name in _OPTIONAL if executor.port(name) is not None)
         self._columns = (
@@ -60,6 +65,7 @@ class DeviceRows:
             *self._tables,
             *(PENDING if self.has_draft else ()),
             *((*VIEWS, *_partial_tables(executor)) if views else ()),
+            *(STATES if self.has_states else ()),
         )
         self._device_eos: frozenset[int] = frozenset()
         self.sequences: list[SequenceState] = []
@@ -92,6 +98,11 @@ class DeviceRows:
         """Give a sequence the next row. Steps skip it until :meth:`begin`."""
         self.sequences.append(sequence)
         self.write_tables(sequence, self._groups)
+        if self.has_states:
+            holder = sequence.pages[STATE_GROUP]
+            assert isinstance(holder, StateSlot)
+            # Entry s − 1 of the pools is slot s: the empty one has no memory on a device.
+            self._executor.fill(STATES[0], holder.slot - 1, row=self.row_of(sequence))
 
     def write_tables(self, sequence: SequenceState, groups: Sequence[str]) -> None:
         """Write a sequence's pages of these groups into its row."""

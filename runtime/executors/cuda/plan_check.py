@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from specbuild.runtime.cache.layout import KvLayout, layouts, validate_caches
+from specbuild.runtime.cache.state_layout import state_layout
 from specbuild.runtime.engine_dir.cache_groups import choosing_group
 from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.manifest import Manifest
@@ -90,6 +91,9 @@ def _cache_buffers(manifest: Manifest) -> dict[str, int]:
     """Bytes of every cache group's pools, and of the block summaries (SpecPV), by buffer."""
     found = layouts(manifest.cache_groups, manifest.ranks)
     caches = {layout.name: layout.bytes for layout in found.values()}
+    for group in manifest.state_groups:
+        states = state_layout(group, manifest.limits)
+        caches[states.name] = states.bytes
     if manifest.specpv is not None:
         layout = found.get(choosing_group(manifest.specpv))
         if layout is not None:

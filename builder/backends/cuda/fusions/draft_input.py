@@ -36,8 +36,8 @@ def fuse_draft_input(graph: ir.Graph, node: ir.Node) -> bool:
     gather = made_by(embed_norm.x, "Gather")
     if gather is None or recipe_of(gather.inputs[0]) is None:
         return False
-    if embed_norm.eps != hidden_norm.eps:
-        raise AssertionError("the draft's two input norms have one eps")
+    if (embed_norm.eps, embed_norm.rounding) != (hidden_norm.eps, hidden_norm.rounding):
+        raise AssertionError("the draft's two input norms have one eps and rounding")
     inputs = {
         "token_ids": gather.inputs[1],
         "table": as_bf16(gather.inputs[0]),
@@ -60,8 +60,8 @@ def fuse_state_norms(graph: ir.Graph, node: ir.Node) -> bool:
     if states is None:
         return False
     kinds = {(norm.eps, norm.rounding, static(norm.weight, 0)) for norm in parts}
-    if len(kinds) != 1 or not parts[0].casts_first:
-        raise AssertionError("the norms of the states before fc are LLaMA's, of one width and eps")
+    if len(kinds) != 1:
+        raise AssertionError("the norms of the states before fc are of one width, kind and eps")
     weights = [norm.weight for norm in parts]
     name = stem(weights[0]).removesuffix(".0")
     joined = packed(graph, f"{name}.joined", weights, lambda *w: torch.cat(w))
@@ -113,5 +113,13 @@ def _place(  # noqa: PLR0917
     segments: int = 1,
 ) -> None:
     inputs = inputs | {"hidden": norm.x, "hidden_norm": as_bf16(norm.weight)}
-    (u,) = place(node, "DraftInput", inputs, [(ROWS, width)], eps=norm.eps, segments=segments)
+    (u,) = place(
+        node,
+        "DraftInput",
+        inputs,
+        [(ROWS, width)],
+        eps=norm.eps,
+        segments=segments,
+        rounding=norm.rounding,
+    )
     take_place(node.outputs[0], u, graph)

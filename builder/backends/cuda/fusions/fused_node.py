@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import onnx_ir as ir
@@ -150,8 +150,9 @@ def _retyped(value: ir.Value | None, dtype: torch.dtype) -> ir.Value | None:
     recipe = recipe_of(weight)
     assert recipe is not None
     if recipe.dtype != dtype:
-        load = recipe.load
-        set_recipe(weight, Recipe(recipe.shape, dtype, recipe.sources, lambda: load().to(dtype)))
+        load, less = recipe.load, int(recipe.less_1)
+        made = Recipe(recipe.shape, dtype, recipe.sources, lambda: (load() - less).to(dtype))
+        set_recipe(weight, replace(made, less_1=recipe.less_1))
     return weight
 
 

@@ -17,6 +17,7 @@ FUSED_OPS = frozenset(
         "Embed",
         "KvBlockSelect",
         "KvBlockSummary",
+        "LazyGatedDelta",
         "Linear",
         "LinearPartial",
         "MlaAttention",
@@ -30,6 +31,7 @@ FUSED_OPS = frozenset(
         "RmsQkvRope",
         "RmsQueryLatent",
         "RmsSwiglu",
+        "SigmoidGate",
         "WeighHeads",
     )
 )

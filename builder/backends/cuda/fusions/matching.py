@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import onnx_ir as ir
 
 from specbuild.builder.graph.passes.rewriting import attribute, producer
+from specbuild.builder.graph.passes.weights import recipe_of
+from specbuild.plugins_cuda.rms_norms import Rounding
 
 _LAYOUT = ("Reshape", "Unsqueeze")
 
@@ -16,13 +17,14 @@ _LAYOUT = ("Reshape", "Unsqueeze")
 class Norm:
     """An RMS norm of ``x``. ``rounding`` "gpt_oss": the weight is multiplied before the cast.
 
-    "llama": it is multiplied after the cast to the activations' type.
+    "llama": it is multiplied after the cast to the activations' type. "offset": as "gpt_oss", by
+    1 + a weight that is stored less 1.
     """
 
     x: ir.Value
     weight: ir.Value
     eps: float
-    rounding: Literal["gpt_oss", "llama"]
+    rounding: Rounding
 
     @property
     def casts_first(self) -> bool:
@@ -71,6 +73,9 @@ def read_norm(node: ir.Node) -> Norm:
     assert x is not None and weight is not None
     in_fp32 = node.outputs[0].dtype == ir.DataType.FLOAT
     eps = float(attribute(node, "epsilon", 1e-5))
+    recipe = recipe_of(weight)
+    if in_fp32 and recipe is not None and recipe.less_1:
+        return Norm(x, weight, eps, "offset")
     return Norm(x, weight, eps, "gpt_oss" if in_fp32 else "llama")
 
 

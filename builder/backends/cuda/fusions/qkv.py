@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import onnx_ir as ir
+import torch
+from torch.nn import functional as F
 
 from specbuild.builder.backends.cuda.fusions.fused_node import (
     ROWS,
@@ -34,7 +36,8 @@ from specbuild.builder.graph.passes.attention_layers import (
     attention_layer,
     rotated_projection,
 )
-from specbuild.builder.graph.passes.rewriting import producer, take_place
+from specbuild.builder.graph.passes.rewriting import attribute, producer, take_place
+from specbuild.builder.graph.passes.weights import derive
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.rms_qkv_rope.packing import join_qkv
 
@@ -126,21 +129,24 @@ def _place_projections(
     """RmsQkvRope in front of a node: rotated q [T, Hq, D]; the written pools take their places."""
     _require_one_input(made)
     rotary, width = made.k.rotary, static(made.k_write.inputs[1], 2)
+    turned = _turned(rotary, width)
     pools = [write.inputs[0] for write in made.writes]
-    weight, bias = _joined_weights(graph, made, width)
+    weight, bias = _joined_weights(graph, made, width, turned)
     norms = _head_norms(made)
     x = made.k.gemm.inputs[0]
     norm = _taken_norm(x, norms)
     inputs: dict[str, ir.Value | None] = {"x": origin(x)}
     if norm is not None:
         inputs = {"x": norm.x, "norm": as_bf16(norm.weight)}
-    inputs |= {f"{name}_norm": as_bf16(of.weight) for name, of in norms.items()}
+    inputs |= {
+        f"{name}_norm": _in_order(graph, of.weight, width, turned) for name, of in norms.items()
+    }
     of_all = [*norms.values(), *([norm] if norm else [])]
     inputs |= {
         "weight": weight,
         "bias": bias,
-        "cos": as_fp32(rotary.inputs[1]),
-        "sin": as_fp32(rotary.inputs[2]),
+        "cos": _whole_table(graph, rotary.inputs[1], width, 1.0),
+        "sin": _whole_table(graph, rotary.inputs[2], width, 0.0),
         "positions": laid_out(rotary.inputs[3]),
         "write_slot": made.k_write.inputs[2],
         "k_pool": pools[0],
@@ -155,6 +161,7 @@ def _place_projections(
         kv_heads=static(made.k_write.inputs[1], 1),
         eps=of_all[0].eps if of_all else 0.0,
         rounding=norm.rounding if norm else "gpt_oss",
+        head_rounding=next(iter(norms.values())).rounding if norms else "llama",
     )
     for write, pool in zip(made.writes, written, strict=True):
         take_place(write.outputs[0], pool, graph)
@@ -164,12 +171,12 @@ def _place_projections(
 def _head_norms(made: _Projections) -> dict[str, Norm]:
     """The norms of the heads of queries and keys, by ``q`` and ``k``; empty where there are none.
 
-    AssertionError where only one has one, or the two are not LLaMA's of one eps.
+    AssertionError where only one has one, or the two differ in kind or eps.
     """
     nodes = {name: part.norm for name, part in made.rotated.items()}
     norms = {name: read_norm(node) for name, node in nodes.items() if node is not None}
-    alike = len({norm.eps for norm in norms.values()}) <= 1 and len(norms) in (0, len(nodes))
-    if not alike or not all(norm.casts_first for norm in norms.values()):
+    kinds = {(norm.eps, norm.rounding) for norm in norms.values()}
+    if len(kinds) > 1 or len(norms) not in (0, len(nodes)):
         raise AssertionError(f"{stem(made.k.gemm.inputs[1])}: heads of Q and K normed differently")
     return norms
 
@@ -194,20 +201,66 @@ def input_and_norm(x: ir.Value | None) -> tuple[dict[str, ir.Value | None], floa
 
 
 def _joined_weights(
-    graph: ir.Graph, made: _Projections, head_dim: int
+    graph: ir.Graph, made: _Projections, head_dim: int, turned: int
 ) -> tuple[ir.Value, ir.Value | None]:
-    """Packed weight and bias of the projections."""
+    """Packed weight and bias of the projections; ``turned`` values of a head turn."""
     weights = [gemm.inputs[1] for gemm in made.gemms]
     biases = [bias_of(gemm) for gemm in made.gemms]
     joined = "kv_proj" if made.q is None else "qkv_proj"
     name = f"{stem(made.k.gemm.inputs[1]).removesuffix('k_proj')}{joined}"
-    join = partial(join_qkv, head_dim=head_dim)
+    join = partial(_join, head_dim=head_dim, turned=turned)
     weight = packed_rows(graph, f"{name}.packed", weights, join)
     if all(bias is None for bias in biases):
         return weight, None
     if None in biases:
         raise AssertionError(f"{name}: biases on some of Q, K and V only")
     return weight, packed(graph, f"{name}.packed_bias", biases, join)
+
+
+def _turned(rotary: ir.Node, width: int) -> int:
+    """How many values of a head turn."""
+    return int(attribute(rotary, "rotary_embedding_dim", 0)) or width
+
+
+def _head_order(width: int, turned: int) -> list[int]:
+    """A head's values in an order in which those i and i + width/2 turn together.
+
+    The others follow in both halves; they turn by no angle. Scores do not depend on the order.
+    """
+    half, rest = turned // 2, (width - turned) // 2
+    first, second = [*range(half)], [*range(half, turned)]
+    return [*first, *range(turned, turned + rest), *second, *range(turned + rest, width)]
+
+
+def _join(*parts: torch.Tensor, head_dim: int, turned: int) -> torch.Tensor:
+    """``join_qkv`` of projections, values last, with the rows of heads that turn in their order."""
+    order = _head_order(head_dim, turned)
+    *rotated, values = parts
+    inner = [part.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) for part in rotated]
+    return join_qkv(*inner, values, head_dim=head_dim)
+
+
+def _in_order(graph: ir.Graph, weight: ir.Value, width: int, turned: int) -> ir.Value | None:
+    """The weight of a norm of heads in the order of their values."""
+    order = _head_order(width, turned)
+    plain = as_bf16(weight)
+    if order == list(range(width)):
+        return plain
+    return packed(graph, f"{stem(weight)}.in_order", [plain], lambda w: w[order])
+
+
+def _whole_table(
+    graph: ir.Graph, table: ir.Value | None, width: int, value: float
+) -> ir.Value | None:
+    """Cosines or sines of whole heads: ``value`` where nothing turns."""
+    known = as_fp32(table)
+    missing = width // 2 - static(known, 1)
+    if not missing:
+        return known
+    assert known is not None
+    return derive(
+        graph, f"{known.name}.whole", [known], lambda t: F.pad(t, (0, missing), value=value)
+    )
 
 
 def _place_attention(graph: ir.Graph, old: ir.Node, q: ir.Value) -> None:

@@ -24,7 +24,7 @@ from specbuild.plugins_cuda.rms_swiglu.packing import join_gate_up
 
 
 def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``, where the norm is LLaMA's."""
+    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``."""
     if node.op_type != "Mul":
         return False
     silu, up = made_by(node.inputs[0], "Mul"), linear_of(node.inputs[1])
@@ -34,7 +34,7 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
     if gate is None or sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
         return False
     norm = norm_of(gate.inputs[0])
-    if norm is None or not norm.casts_first or norm_of(up.inputs[0]) != norm:
+    if norm is None or norm_of(up.inputs[0]) != norm:
         return False
     biases = [bias_of(gate), bias_of(up)]
     if (biases[0] is None) != (biases[1] is None):
@@ -48,6 +48,13 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
     }
     if biases[0] is not None:
         inputs["bias"] = packed(graph, f"{name}gate_up_proj.packed_bias", biases, join_gate_up)
-    (h,) = place(node, "RmsSwiglu", inputs, [(ROWS, static(weights[0], 0))], eps=norm.eps)
+    (h,) = place(
+        node,
+        "RmsSwiglu",
+        inputs,
+        [(ROWS, static(weights[0], 0))],
+        eps=norm.eps,
+        rounding=norm.rounding,
+    )
     take_place(node.outputs[0], h, graph)
     return True

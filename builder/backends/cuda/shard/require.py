@@ -49,6 +49,8 @@ def _problems(target: TargetGeometry, ranks: int) -> Iterator[str]:
     """What ``ranks`` GPUs cannot share."""
     if target.latent_dims and target.mla is None:
         yield "trained latents (mla_kv.safetensors) are not built for several GPUs"
+    if target.gated_delta is not None:
+        yield "recurrent states (gated delta nets) are not built for several GPUs"
     if target.q_heads % ranks:
         yield f"the model has {target.q_heads} query heads, which {ranks} GPUs cannot share"
     kv_heads = target.kv_heads

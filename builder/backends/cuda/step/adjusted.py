@@ -18,6 +18,7 @@ from specbuild.builder.backends.cuda.step.programs import (
     row_sampling,
     verify_rows,
 )
+from specbuild.builder.backends.cuda.step.states import keep_path
 from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_target
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
 
@@ -44,6 +45,7 @@ def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -
     sampling = row_sampling(rows.inputs)
     chosen = choose_processed(parts, program, logits(target.placement), sampling, rows=rows)
     program.section = ACCEPT
+    keep_path(parts, program, batch, rows.inputs, {})
     advanced = advanced_state(parts, batch, marks=True, pending=extends)
     advanced["captured"] = target.aux_hidden if extends else None
     program.call("Advance", {**chosen, **advanced, **state}, {"extended": int(extends)})

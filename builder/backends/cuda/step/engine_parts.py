@@ -23,6 +23,7 @@ from specbuild.plugins_cuda.launches import TensorInfo
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.plugins_cuda.tree_select.op import pack_bits
 from specbuild.runtime.cache.layout import KvLayout
+from specbuild.runtime.cache.state_layout import StateLayout
 from specbuild.runtime.engine_dir.cache_groups import (
     FULL_GROUP,
     LATENT_GROUP,
@@ -55,6 +56,7 @@ class EngineParts:
     views: ViewGeometry | None = None
     dsa: Dsa | None = None
     screens: bool = False
+    states: StateLayout | None = None
 
     @property
     def target_groups(self) -> tuple[str, ...]:
@@ -87,6 +89,25 @@ class EngineParts:
                 TensorInfo((layout.bytes,), "uint8"),
             )
             for name, layout in self.layouts.items()
+        }
+
+    @cached_property
+    def state_cache(self) -> Tensor | None:
+        """The buffer of recurrent states, as bytes; None without."""
+        if self.states is None:
+            return None
+        info = TensorInfo((self.states.bytes,), "uint8")
+        return Tensor(Storage(self.states.name, "cache", info.nbytes), 0, info)
+
+    @cached_property
+    def state_pools(self) -> dict[str, Tensor]:
+        """The pools of recurrent states under the names of their graph inputs."""
+        if self.states is None or self.state_cache is None:
+            return {}
+        storage = self.state_cache.storage
+        return {
+            pool.name: Tensor(storage, pool.offset, TensorInfo(pool.shape, pool.dtype))
+            for pool in self.states.pools
         }
 
     def stacks(self, group: str) -> tuple[Tensor, ...]:
@@ -215,6 +236,7 @@ class EngineParts:
         *,
         rows: int,
         logit_rows: int,
+        stores: bool = False,
     ) -> Placement:
         """A role's graph on its way into a program of these sizes."""
         sizes = {"T": rows, "R": logit_rows}
@@ -222,7 +244,8 @@ class EngineParts:
         if budget is not None:
             words = ports["ancestor_bits"].shape[1]
             sizes |= {"B": budget.shape[0], "S": self._list_length(words)}
-        everything = {**self.pools, **self.summary_pools, **self.ports.exchange, **ports}
+        everything = {**self.pools, **self.summary_pools, **self.state_pools}
+        everything |= {**self.ports.exchange, **ports}
         return Placement(
             self.graphs[role],
             program,
@@ -231,6 +254,7 @@ class EngineParts:
             sizes,
             sparse=budget is not None,
             screens=self.screens and role == "target",
+            stores=stores,
         )
 
     def _list_length(self, words: int) -> int:

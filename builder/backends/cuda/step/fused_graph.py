@@ -23,7 +23,9 @@ from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 
 HEAD = "RmsHead"
-_POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out")
+_POOL_OUTPUTS = ("k_pool.out", "v_pool.out", "c_pool.out", "state_pool.out")
+# The attribute of ops whose rows a program either commits or leaves to the next launch.
+_STORES = "stores"
 _CHOSEN = ("full.partial_table", f"{INDEXER_GROUP}.partial_table")
 _VIOLATIONS = f"{INDEXER_GROUP}.violations"
 # What only sparse attention reads: elsewhere it and what makes it are left out.
@@ -97,7 +99,7 @@ class FusedGraph:
 
     @property
     def pools(self) -> list[ir.Value]:
-        """The graph outputs that are written pools of keys and values, or of latents."""
+        """The graph outputs that are written pools of keys and values, latents or states."""
         return [v for v in self.model.graph.outputs if v.name and v.name.endswith(_POOL_OUTPUTS)]
 
     @property
@@ -118,7 +120,8 @@ class Placement:
     """A fused graph on its way into a program: values so far, by identity.
 
     ``sparse``: attention reads lists of slots where the graph has them (DSA). ``screens``: the head
-    has a screened form.
+    has a screened form. ``stores``: recurrent states take the rows in; else the next launch does
+    so.
     """
 
     graph: FusedGraph
@@ -128,6 +131,7 @@ class Placement:
     sizes: Mapping[str, int]
     sparse: bool = False
     screens: bool = False
+    stores: bool = False
 
     def __post_init__(self) -> None:
         self._values: dict[int, Tensor] = {}
@@ -175,9 +179,10 @@ class Placement:
             for spec, value in zip(op.outputs, node.outputs, strict=True)
             if spec.name not in aliased
         }
-        made = self.program.call(
-            node.op_type, self.arguments(node), attributes_of(node), outputs=outputs
-        )
+        attributes = attributes_of(node)
+        if _STORES in attributes:
+            attributes[_STORES] = int(self.stores)
+        made = self.program.call(node.op_type, self.arguments(node), attributes, outputs=outputs)
         for spec, value in zip(op.outputs, node.outputs, strict=True):
             self._values[id(value)] = made[spec.name]
 

@@ -11,6 +11,7 @@ from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
 from specbuild.builder.backends.cuda.step.offered import keep_accepted, offered_chains
 from specbuild.builder.backends.cuda.step.state import SCORE_LOGIT_ROWS
+from specbuild.builder.backends.cuda.step.states import keep_path
 from specbuild.builder.backends.cuda.step.target import (
     SAMPLING,
     KeptLogits,
@@ -168,6 +169,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
     top_path = parts.ports[TOP_PATH] if processes else None
     path = {} if tree is None else _accept(program, trees, tree, chosen, shape, path=top_path)
+    keep_path(parts, program, batch, trees.inputs, path)
     if form.offered and tree is not None and aux_hidden is not None:
         keep_accepted(parts, program, tree, {**chosen, **path}, aux_hidden)
     if shape.draft_top_k > 1:
@@ -316,7 +318,9 @@ def prefill_program(parts: EngineParts, rows: int) -> ProgramIr:
     """A chunk of prompts; drafts take up the same rows, keys and values only."""
     program = ProgramIr(f"prefill@{rows}", "prefill")
     batch = parts.ports.sizes.batch
-    target = run_target(parts, program, _given_rows(parts, rows, "prefill.logit_rows"))
+    prompts = _given_rows(parts, rows, "prefill.logit_rows")
+    target = run_target(parts, program, prompts)
+    keep_path(parts, program, batch, prompts.inputs, None)
     kept = ("choice", "logprob", *(("logits",) if parts.ports.sizes.adjusts else ()))
     choose(
         target.placement,
@@ -351,6 +355,7 @@ def score_program(parts: EngineParts, rows: int) -> ProgramIr:
     target = run_target(parts, program, given, aux_hidden)
     wanted = parts.ports.first("score.logits", given.logit_rows)
     logits(target.placement, {"logits": wanted})
+    keep_path(parts, program, given.batch, given.inputs, None)
     return program
 
 
@@ -368,4 +373,4 @@ def _given_rows(
     slots = {
         group: ports.first(f"prefill.write_slot.{group}", rows) for group in parts.target_groups
     }
-    return TargetRows(batch, rows, inputs, slots)
+    return TargetRows(batch, rows, inputs, slots, stores=True)

@@ -62,6 +62,7 @@ class StateSizes:
     them with attention to everything. ``adjusts``: there are steps that change logits as requests
     ask, and list the likeliest tokens. The host proposes chains of up to ``offered`` tokens.
     ``ranks`` GPUs exchange rows of ``exchange_width`` values.
+    Recurrent states take in up to ``replayed`` rows of a step, 0 where there are none.
     """
 
     batch: int
@@ -79,6 +80,7 @@ class StateSizes:
     offered: int = 0
     ranks: int = 1
     exchange_width: int = 0
+    replayed: int = 0
 
 
 class StatePorts:
@@ -157,6 +159,12 @@ def _sequences(s: StateSizes) -> Ports:
         ports |= _views(s, s.views)
     if s.adjusts:
         ports |= _adjusted(s)
+    if s.replayed:
+        ports |= {
+            "state_slot": (b, _INT),
+            "replay_path": ((*b, s.replayed), _INT),
+            "replay_count": (b, _INT),
+        }
     if s.offered:
         ports[OFFERED] = ((s.batch * (s.offered + 2),), _INT)
     if s.sparse:

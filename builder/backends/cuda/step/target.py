@@ -13,6 +13,7 @@ from specbuild.builder.backends.cuda.step.fused_graph import HEAD, Placement, at
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
 from specbuild.builder.backends.cuda.step.screened_head import screen_tensors
 from specbuild.builder.backends.cuda.step.state import EXCHANGE, PARTIAL_TABLE
+from specbuild.builder.backends.cuda.step.states import state_inputs
 from specbuild.builder.graph.passes.weights import recipe_of, sharded_recipe
 from specbuild.plugins_cuda.head_screen.lowering import MOST_ROWS as MOST_SCREENED_ROWS
 from specbuild.plugins_cuda.launches import TensorInfo
@@ -51,7 +52,7 @@ class TargetRows:
     """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R].
 
     ``budget`` [B]: how many tokens each sequence's rows may choose; None where they attend to
-    everything.
+    everything. ``stores``: recurrent states take the rows in.
     """
 
     batch: int
@@ -60,6 +61,7 @@ class TargetRows:
     write_slots: Mapping[str, Tensor]
     views: TargetViews | None = None
     budget: Tensor | None = None
+    stores: bool = False
 
     @property
     def logit_rows(self) -> int:
@@ -91,7 +93,7 @@ def run_target(
 
     A ``bare`` pass keeps no features and chooses no views.
     """
-    inputs = dict(rows.inputs)
+    inputs = {**rows.inputs, **state_inputs(parts, rows.batch)}
     for group in parts.target_groups:
         table = parts.page_table(group, rows.batch)
         inputs |= {
@@ -110,7 +112,12 @@ def run_target(
         info = TensorInfo((rows.rows, parts.ports.sizes.aux_width), "bfloat16")
         inputs[_BLANK] = aux_hidden or program.scratch("captured", info)
     placement = parts.placement(
-        "target", program, inputs, rows=rows.rows, logit_rows=rows.logit_rows
+        "target",
+        program,
+        inputs,
+        rows=rows.rows,
+        logit_rows=rows.logit_rows,
+        stores=rows.stores,
     )
     assert graph.head is not None
     hidden = graph.head.inputs[0]

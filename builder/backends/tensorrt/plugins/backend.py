@@ -27,6 +27,7 @@ from specbuild.builder.backends.tensorrt.plugins.engine import (
 )
 from specbuild.builder.backends.tensorrt.plugins.plans import build_plugin_plans
 from specbuild.builder.backends.tensorrt.plugins.sizes import SIZES
+from specbuild.builder.backends.unlowered_parts import require_lowered_parts
 from specbuild.builder.engine.sizes import EnginePlan
 from specbuild.builder.families.registry import draft_family
 from specbuild.builder.options import BuildOptions
@@ -60,6 +61,8 @@ class PluginBackend:
         draft: DraftGeometry | None,
     ) -> None:
         """See :class:`Backend`."""
+        if target.gated_delta is not None:
+            require_lowered_parts(target, "TensorRT plugins")
         require_cuda_support(target, draft)
         require_length(target, asked.limits.max_seq_len)
         family = None if draft is None else draft_family(draft.architecture)

@@ -1,0 +1,373 @@
+// PagedTreeAttention of heads wider than 128, for all rows: prompts, steps and drafts.
+//
+//   q … sinks, attended  as kernel.cu's; selected is null
+//   workspace_arrivals   i32  [T, KV_HEADS], zeros before and after; all three with CONTEXT_CTAS >
+//   1 workspace_sums       f32  [T, KV_HEADS, SLOTS, GROUP, 2] workspace_values     f32  [T,
+//   KV_HEADS, SLOTS, GROUP, WIDTH]
+//
+// Grid (CONTEXT_CTAS · ROW_CTAS, KV_HEADS, B). A CTA takes two rows of a sequence at once where
+// both see a chain of positions, else one, and every CONTEXT_CTASth split of SPLIT_KEYS positions.
+// Eight warps multiply: each 8 keys of a tile by the queries, then all keys' weights by its columns
+// of the values. Splits lie at absolute positions, have states of their own and join in order, in
+// registers or from the workspace by the same operations: so a row's bits depend neither on the
+// grid nor on what shares the launch. Bytes: 4·WIDTH a key and KV head, read once for two rows.
+#include "../_device/arrival.cuh"
+#include "../_device/attention_rows.cuh"
+#include "../_device/attention_tile.cuh"
+#include "../_device/bf16.cuh"
+#include "../_device/infinity.cuh"
+#include "device/config.cuh"
+#include "device/pool_row.cuh"
+
+namespace {
+
+constexpr int kWidth = Config::kWidth, kUnits = kWidth / 8;
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+constexpr int kKeys = 64;                     // of a tile
+constexpr int kRows = 2, kHeads = 8;          // of the 16 rows of an mma
+constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
+constexpr int kTileUnits = kKeys * kUnits;
+constexpr int kScoreStride = kKeys + 4, kWeightStride = kKeys + 8;
+constexpr float kLog2E = 1.44269504f;
+static_assert(Config::kSplitKeys % kKeys == 0 && Config::kGroup <= kHeads, "whole tiles");
+
+struct Shared {
+  uint4* keys;     // [2][kTileUnits]
+  uint4* values;   // [2][kTileUnits]
+  uint4* queries;  // [16 rows][kUnits]
+  float* scores;   // [16][kScoreStride]
+  float* most;     // [16]: of a split so far, as the next three
+  float* sum;      // [16]
+  float* scale;    // [16]: of what was added up before this tile
+  int* last;
+  uint16_t* weights;  // [16][kWeightStride]
+
+  __device__ explicit Shared(uint4* shared) {
+    keys = shared;
+    values = keys + 2 * kTileUnits;
+    queries = values + 2 * kTileUnits;
+    scores = reinterpret_cast<float*>(queries + 16 * kUnits);
+    most = scores + 16 * kScoreStride;
+    sum = most + 16;
+    scale = sum + 16;
+    last = reinterpret_cast<int*>(scale + 16);
+    weights = reinterpret_cast<uint16_t*>(last + 4);
+  }
+};
+static_assert(16 * (4 * kTileUnits + 16 * kUnits) + 4 * (16 * kScoreStride + 3 * 16 + 4) +
+                      2 * 16 * kWeightStride ==
+                  Config::kSharedBytes,
+              "as the launch says");
+
+// The rows of a group and the positions that they see.
+struct Group {
+  RowView views[kRows];
+  const int* bits;  // of the first row, whose tree it may be
+  int first, count, low, high;
+
+  // Where a position's key is among the slots of the sequence.
+  __device__ __forceinline__ int slot_of(int position) const {
+    const RowView& view = views[0];
+    if (view.last < 0 || position <= view.chain) return position;
+    return view.tree_start + set_bit<Config::kWords>(bits, position - view.tree_start);
+  }
+};
+
+// What splits join to: of the lane's two rows g and g + 8 of the mma.
+struct Joined {
+  float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {0.0f, 0.0f};
+  float of[kParts][2][4] = {};
+
+  template <class Value>
+  __device__ __forceinline__ void take(int half, float m, float l, Value value) {
+    if (m == minus_infinity()) return;
+    const float top = fmaxf(most[half], m);
+    const float mine = exp2_fast(most[half] - top), theirs = exp2_fast(m - top);
+    most[half] = top;
+    sum[half] = __fmaf_rn(l, theirs, __fmul_rn(sum[half], mine));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float& at = of[part][i / 2][2 * half + i % 2];
+        at = __fmaf_rn(value(part, i / 2, i % 2), theirs, __fmul_rn(at, mine));
+      }
+    }
+  }
+};
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1)
+    attend_wide(const uint4* q, const uint4* k_pool, const uint4* v_pool, const int* page_table,
+                const int* row_start, const int* row_slot, const int* tree_start,
+                const int* ancestor_bits, const float* sinks, const int* selected,
+                uint16_t* attended, int* workspace_arrivals, float* workspace_sums,
+                float* workspace_values) {
+  DYNAMIC_SHARED(uint4, memory);
+  pdl_launch_dependents();
+  pdl_wait();
+  const Shared shared(memory);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4,
+            t = lane % 4;
+  const int sequence = blockIdx.z, kv_head = blockIdx.y;
+  const int cta = static_cast<int>(blockIdx.x) / Config::kRowCtas;
+  const int row_cta = static_cast<int>(blockIdx.x) % Config::kRowCtas;
+  const int begin = load_l2_int(row_start + sequence), stop = load_l2_int(row_start + sequence + 1);
+  const int start = load_l2_int(tree_start + sequence);
+  const int view = sequence * Config::kViews + (Config::kViews > 1 ? kv_head / Config::kShare : 0);
+  const int* const table = page_table + view * Config::kTable;
+
+  const auto view_at = [&](int row) {
+    return view_of<Config::kWords, Config::kWindow>(load_l2_int(row_slot + row), start,
+                                                    ancestor_bits + row * Config::kWords);
+  };
+  const auto attend = [&](const Group& rows) {
+    const int splits_from = rows.low / Config::kSplitKeys;
+    const int splits = rows.high / Config::kSplitKeys - splits_from + 1;
+    // The first split of this CTA: they are dealt by their number.
+    const int own =
+        splits_from +
+        (cta - splits_from % Config::kContextCtas + Config::kContextCtas) % Config::kContextCtas;
+    if (own >= splits_from + splits) return;
+    const auto first_tile = [&](int split) {
+      return max(split * Config::kSplitKeys, rows.low / kKeys * kKeys);
+    };
+    const auto tile_after = [&](int tile) {
+      const int next = tile + kKeys;
+      if (next % Config::kSplitKeys != 0) return next;
+      return (tile / Config::kSplitKeys + Config::kContextCtas) * Config::kSplitKeys;
+    };
+    const auto fetch = [&](int tile, int buffer) {
+      if (tile > rows.high) return;
+      const int unit = thread % 32;
+#pragma unroll 4
+      for (int key = warp; key < kKeys; key += kWarps) {
+        const int position = tile + key;
+        const bool seen = position >= rows.low && position <= rows.high;
+        const int slot = seen ? rows.slot_of(position) : 0;
+        const int64_t page = seen ? load_l2_int(table + slot / Config::kPageSize) : 0;
+        const int64_t row =
+            pool_row_of<Config::kKvHeads, Config::kShare, Config::kPageSize>(page, kv_head, slot);
+#pragma unroll
+        for (int u = unit; u < kUnits; u += 32) {
+          const int place = buffer * kTileUnits + tile_unit<kWidth>(key, u);
+          cp_async_16_or_zero(shared.keys + place, k_pool + row * kUnits + u, seen);
+          cp_async_16_or_zero(shared.values + place, v_pool + row * kUnits + u, seen);
+        }
+      }
+    };
+
+    for (int i = thread; i < 16 * kUnits; i += kThreads) {
+      const int row = i / kUnits / kHeads, head = i / kUnits % kHeads;
+      const bool real = row < rows.count && head < Config::kGroup;
+      const int64_t from =
+          (static_cast<int64_t>(rows.first + (real ? row : 0)) * Config::kKvHeads + kv_head) *
+              Config::kGroup +
+          (real ? head : 0);
+      cp_async_16_or_zero(shared.queries + tile_unit<kWidth>(i / kUnits, i % kUnits),
+                          q + from * kUnits + i % kUnits, real);
+    }
+    int tile = first_tile(own), buffer = 0;
+    fetch(tile, 0);
+    cp_async_commit();
+    Joined joined;
+    float sums[kParts][2][4];
+    bool opens = true;  // a split
+#pragma unroll 1
+    while (tile <= rows.high) {
+      const int next = tile_after(tile);
+      fetch(next, buffer ^ 1);
+      cp_async_commit();
+      if (opens) {
+        if (thread < 16) shared.most[thread] = minus_infinity(), shared.sum[thread] = 0.0f;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part)
+#pragma unroll
+          for (int i = 0; i < 8; ++i) sums[part][i / 4][i % 4] = 0.0f;
+      }
+      cp_async_wait<1>();
+      __syncthreads();
+
+      // Scores of the warp's 8 keys.
+      const uint4* const keys = shared.keys + buffer * kTileUnits;
+      float score[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+      for (int step = 0; step < kWidth / 16; step += 2) {
+        uint32_t b[4], first[4], second[4];
+        ldmatrix_x4(b, keys + tile_unit<kWidth>(8 * warp + lane % 8, 2 * step + lane / 8));
+        const int row = lane % 8 + lane / 8 % 2 * 8, unit = 2 * step + lane / 16;
+        ldmatrix_x4(first, shared.queries + tile_unit<kWidth>(row, unit));
+        ldmatrix_x4(second, shared.queries + tile_unit<kWidth>(row, unit + 2));
+        const uint32_t low[2] = {b[0], b[1]}, high[2] = {b[2], b[3]};
+        mma_bf16(score, first, low);
+        mma_bf16(score, second, high);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        shared.scores[(g + i / 2 * 8) * kScoreStride + 8 * warp + 2 * t + i % 2] = score[i];
+      __syncthreads();
+
+      // Weights: 16 lanes a row, each with 4 keys.
+      {
+        const int row = thread / 16, from = thread % 16 * 4, of = row / kHeads;
+        float value[4], top = minus_infinity();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool seen = of < rows.count && rows.views[of].sees(tile + from + i);
+          value[i] = seen ? shared.scores[row * kScoreStride + from + i] *
+                                (static_cast<float>(Config::kScale) * kLog2E)
+                          : minus_infinity();
+          top = fmaxf(top, value[i]);
+        }
+#pragma unroll
+        for (int mask = 8; mask > 0; mask /= 2)
+          top = fmaxf(top, __shfl_xor_sync(kAllLanes, top, mask));
+        const float before = shared.most[row], most = fmaxf(before, top);
+        float sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float weight = value[i] == minus_infinity() ? 0.0f : exp2_fast(value[i] - most);
+          sum += weight;
+          shared.weights[row * kWeightStride + from + i] = float_to_bf16(weight);
+        }
+#pragma unroll
+        for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(kAllLanes, sum, mask);
+        __syncwarp();
+        if (thread % 16 == 0) {
+          const float scale = most == minus_infinity() ? 1.0f : exp2_fast(before - most);
+          shared.scale[row] = scale;
+          shared.sum[row] = __fmaf_rn(shared.sum[row], scale, sum);
+          shared.most[row] = most;
+        }
+      }
+      __syncthreads();
+
+      // The warp's columns of the values.
+      const uint4* const values = shared.values + buffer * kTileUnits;
+      const float scales[2] = {shared.scale[g], shared.scale[g + 8]};
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sums[part][i / 4][i % 4] *= scales[i % 4 / 2];
+#pragma unroll
+      for (int step = 0; step < kKeys / 16; ++step) {
+        uint32_t a[4];
+        const int row = lane % 8 + lane / 8 % 2 * 8;
+        ldmatrix_x4(a, shared.weights + row * kWeightStride + 16 * step + lane / 16 * 8);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          uint32_t left[2], right[2];
+          load_value_columns<kWidth>(left, right, values, 16 * step, kParts * warp + part);
+          mma_bf16(sums[part][0], a, left);
+          mma_bf16(sums[part][1], a, right);
+        }
+      }
+      const bool ends = next > rows.high || next / Config::kSplitKeys != tile / Config::kSplitKeys;
+      if (ends) {
+        const int split = tile / Config::kSplitKeys;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float m = shared.most[g + 8 * half], l = shared.sum[g + 8 * half];
+          if constexpr (Config::kContextCtas == 1) {
+            joined.take(half, m, l,
+                        [&](int part, int side, int i) { return sums[part][side][2 * half + i]; });
+          } else if (half < rows.count && g < Config::kGroup) {
+            const int64_t state =
+                ((static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) *
+                     Config::kSlots +
+                 split) *
+                    Config::kGroup +
+                g;
+            if (warp == 0 && t == 0) {
+              workspace_sums[2 * state] = m;
+              workspace_sums[2 * state + 1] = l;
+            }
+#pragma unroll
+            for (int part = 0; part < kParts; ++part)
+#pragma unroll
+              for (int side = 0; side < 2; ++side)
+                *reinterpret_cast<float2*>(workspace_values + state * kWidth +
+                                           16 * (kParts * warp + part) + 8 * side + 2 * t) =
+                    make_float2(sums[part][side][2 * half], sums[part][side][2 * half + 1]);
+          }
+        }
+      }
+      opens = ends;
+      tile = next;
+      buffer ^= 1;
+      __syncthreads();
+    }
+    cp_async_wait<0>();
+    if constexpr (Config::kContextCtas > 1) {
+      int* const count = workspace_arrivals + rows.first * Config::kKvHeads + kv_head;
+      if (!is_last_of(count, min(splits, Config::kContextCtas), shared.last)) return;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (half >= rows.count || g >= Config::kGroup) continue;
+#pragma unroll 1
+        for (int split = splits_from; split < splits_from + splits; ++split) {
+          const int64_t state =
+              ((static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) *
+                   Config::kSlots +
+               split) *
+                  Config::kGroup +
+              g;
+          const float m = load_l2_float(workspace_sums + 2 * state);
+          const float l = load_l2_float(workspace_sums + 2 * state + 1);
+          joined.take(half, m, l, [&](int part, int side, int i) {
+            return load_l2_float(workspace_values + state * kWidth + 16 * (kParts * warp + part) +
+                                 8 * side + 2 * t + i);
+          });
+        }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (half >= rows.count || g >= Config::kGroup) continue;
+      float scale = 1.0f, sum = joined.sum[half];
+      if (Config::kHasSinks != 0) {
+        const float sink = load_l2_float(sinks + kv_head * Config::kGroup + g) * kLog2E;
+        const float top = fmaxf(joined.most[half], sink);
+        scale = exp2_fast(joined.most[half] - top);
+        sum = __fmaf_rn(sum, scale, exp2_fast(sink - top));
+      }
+      const int64_t head =
+          (static_cast<int64_t>(rows.first + half) * Config::kKvHeads + kv_head) * Config::kGroup +
+          g;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part)
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const float* const pair = &joined.of[part][side][2 * half];
+          *reinterpret_cast<uint32_t*>(attended + head * kWidth + 16 * (kParts * warp + part) +
+                                       8 * side + 2 * t) =
+              pack_bf16x2(pair[0] * scale / sum, pair[1] * scale / sum);
+        }
+    }
+  };
+
+#pragma unroll 1
+  for (int first = begin + row_cta * kRows; first < stop; first += Config::kRowCtas * kRows) {
+    const int count = min(kRows, stop - first);
+    Group rows;
+    rows.bits = ancestor_bits + first * Config::kWords;
+    rows.views[0] = view_at(first);
+    rows.views[1] = view_at(first + count - 1);
+    const bool together = rows.views[0].last < 0 && rows.views[1].last < 0;
+#pragma unroll 1
+    for (int one = 0; one < (together ? 1 : count); ++one) {
+      rows.first = first + one;
+      rows.count = together ? count : 1;
+      if (one > 0) {
+        rows.bits += Config::kWords;
+        rows.views[0] = rows.views[1];
+      }
+      const RowView& other = rows.views[rows.count - 1];
+      rows.low = min(rows.views[0].first, other.first);
+      rows.high = max(rows.views[0].end(), other.end());
+      attend(rows);
+      __syncthreads();
+    }
+  }
+}

@@ -1,0 +1,66 @@
+"""PagedTreeAttention of heads wider than 128: one kernel for steps and prompts."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import (
+    Kernel,
+    Lowering,
+    LoweringRequest,
+    OpLaunch,
+    Workspace,
+)
+from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geometry
+from specbuild.plugins_cuda.paged_tree_attention.splits import power_of_two
+from specbuild.runtime.errors import SpecbuildError
+
+THREADS, TILE_KEYS, ROWS = 256, 64, 2
+# Positions of a split, of which the longest contexts have so many at most.
+SPLIT_KEYS, MOST_SLOTS = 256, 128
+# CTAs that share the rows of a sequence.
+MOST_ROW_CTAS = 1024
+_ARRIVALS, _SUMS, _VALUES = "workspace_arrivals", "workspace_sums", "workspace_values"
+
+
+def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
+    """One launch for any number of rows. SpecbuildError for lists of slots (DSA)."""
+    if "selected" in request.tensors:
+        raise SpecbuildError(
+            f"PagedTreeAttention: lists of slots with heads of {shape.width}, the CUDA kernels "
+            "take them with heads of up to 128: build for the cpu target."
+        )
+    split = SPLIT_KEYS
+    while split * MOST_SLOTS < shape.capacity:
+        split *= 2
+    slots = -(-shape.capacity // split)
+    row_ctas = min(MOST_ROW_CTAS, -(-shape.most_rows // ROWS))
+    groups = row_ctas * shape.batch * shape.kv_heads
+    free = request.target.multiprocessors // groups
+    context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)
+    units = shape.width // 8
+    shared = 16 * (4 * TILE_KEYS * units + 16 * units)
+    shared += 4 * (16 * (TILE_KEYS + 4) + 3 * 16 + 4) + 2 * 16 * (TILE_KEYS + 8)
+    constants = (
+        *shape.constants(),
+        ("SPLIT_KEYS", split),
+        ("SLOTS", slots),
+        ("CONTEXT_CTAS", context_ctas),
+        ("ROW_CTAS", row_ctas),
+        ("SHARED_BYTES", shared),
+    )
+    workspaces: tuple[Workspace, ...] = ()
+    if context_ctas > 1:
+        states = shape.rows * shape.kv_heads * slots * shape.group
+        workspaces = (
+            Workspace(_ARRIVALS, 4 * shape.rows * shape.kv_heads, zeroed=True),
+            Workspace(_SUMS, 8 * states),
+            Workspace(_VALUES, 4 * states * shape.width),
+        )
+    names = tuple(w.name for w in workspaces) or (None, None, None)
+    launch = OpLaunch(
+        Kernel("paged_tree_attention", "attend_wide", constants, file="wide_heads.cu"),
+        grid=(context_ctas * row_ctas, shape.kv_heads, shape.batch),
+        block=THREADS,
+        shared_bytes=shared,
+        arguments=(*ARGUMENTS, *names),
+    )
+    return Lowering((launch,), workspaces)

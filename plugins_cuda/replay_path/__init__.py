@@ -1,0 +1,1 @@
+"""The accepted rows that the next launch applies to recurrent states."""

@@ -1,0 +1,26 @@
+"""ReplayPath on a GPU: a warp a sequence."""
+
+from __future__ import annotations
+
+from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.runtime.errors import SpecbuildError
+
+
+def lower(request: LoweringRequest) -> Lowering:
+    """One launch; SpecbuildError where a path does not fit into the port."""
+    shapes = {name: info.shape for name, info in request.tensors.items()}
+    batch, kept = shapes["replay_path"]
+    path = shapes["path"][1] if "path" in shapes else 1
+    if path > kept:
+        raise SpecbuildError(
+            f"ReplayPath: paths of {path} rows, but {kept} are kept; build it for the deepest draft"
+        )
+    constants = (("PATH", path), ("KEPT", kept), ("STORES", int(request.attributes["stores"])))
+    launch = OpLaunch(
+        Kernel("replay_path", "replay_path_of_rows", constants),
+        grid=(batch, 1, 1),
+        block=32,
+        shared_bytes=0,
+        arguments=("path", "accepted", "positions", "row_start", "replay_path", "replay_count"),
+    )
+    return Lowering((launch,))

@@ -1,0 +1,1 @@
+"""Rows times the sigmoid of a gate."""

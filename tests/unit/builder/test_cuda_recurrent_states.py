@@ -1,0 +1,155 @@
+"""Plans of models with recurrent states, interpreted on the CPU, against transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import write_draft
+from llama_checkpoints import HIDDEN, VOCAB, write_llama
+from plan_host import PlanHost, lowered_engine, step_name
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.engine_dir.plan import OFFERED
+
+TREE = DraftShape(3, 3, 7)
+PROMPT, TOKENS = 70, 40
+# Widths that kernels hold, and a shared expert that is no multiple of a routed one.
+SIZES = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
+EXPERTS = {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 96}
+KINDS = {
+    "qwen3_5_text": SIZES,
+    "qwen3_5_moe_text": SIZES | EXPERTS,
+    "qwen3_next": SIZES | EXPERTS,
+}
+# What bf16 costs transformers at most, times so much, and a part of the largest logit.
+FACTOR, ALLOWANCE = 2.0, 0.02
+
+
+@dataclass(frozen=True)
+class Model:
+    """A random checkpoint, the programs of its engine, and a prompt."""
+
+    path: Path
+    engine: LoweredEngine
+    ids: list[int]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Model]:
+    folder = tmp_path_factory.mktemp("hybrid")
+    write_llama(folder / "model", request.param, **KINDS[request.param])
+    write_draft(
+        folder / "draft", target_layers=4, target_hidden=HIDDEN, target_vocab=VOCAB, hidden=HIDDEN,
+        inner=64, head_dim=16, draft_vocab=32, aux_layers=(0, 1, 3),
+    )  # fmt: skip
+    engine = lowered_engine(
+        folder / "model", folder / "draft", max_seq_len=256, max_batch_size=2, drafter="suffix",
+        draft_top_k=TREE.draft_top_k, draft_depth=TREE.draft_depth, draft_tokens=TREE.draft_tokens,
+    )  # fmt: skip
+    drawn = torch.Generator().manual_seed(3)
+    yield Model(
+        folder / "model", engine, torch.randint(0, VOCAB, (PROMPT,), generator=drawn).tolist()
+    )
+
+
+def logits(path: Path, ids: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """Transformers' logits [T, V]."""
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=dtype)
+    with torch.no_grad():
+        return theirs(torch.tensor([ids])).logits[0].float()
+
+
+def host_of(model: Model) -> PlanHost:
+    host = PlanHost(model.engine)
+    host.port("ignore_eos").fill_(1)
+    return host
+
+
+def test_scores_are_as_near_to_fp32_as_those_of_transformers(model: Model) -> None:
+    host = host_of(model)
+    host.give_pages(0)
+    ours = torch.cat([host.score(0, model.ids[:64]), host.score(0, model.ids[64:], 64)])
+    wanted = logits(model.path, model.ids, torch.float32)
+    theirs = logits(model.path, model.ids, torch.bfloat16)
+    error, allowed = (
+        (ours - wanted).square().mean().sqrt(),
+        (theirs - wanted).square().mean().sqrt(),
+    )
+    assert error <= FACTOR * allowed + ALLOWANCE * wanted.abs().max()
+
+
+def test_steps_follow_a_prompt(model: Model) -> None:
+    """Each token that a step chooses is the best but for a near tie, given those before it."""
+    host = host_of(model)
+    first, _ = host.admit(0, model.ids, TOKENS)
+    tokens = [first, *host.generate(0, step_name(1), TOKENS - 1)]
+    ids = [*model.ids, *tokens]
+    wanted = logits(model.path, ids, torch.float32)[PROMPT - 1 : -1]
+    theirs = logits(model.path, ids, torch.bfloat16)[PROMPT - 1 : -1]
+    near = FACTOR * (theirs - wanted).abs().max() + ALLOWANCE * wanted.abs().max()
+    lost = wanted.max(1).values - wanted[torch.arange(TOKENS), torch.tensor(tokens)]
+    assert lost.max() <= near
+
+
+def test_drafts_change_no_token(model: Model) -> None:
+    """Chains of which 0 to 3 tokens are accepted, and trees; but for near ties.
+
+    References of products round by the number of rows, unlike kernels. The bits of states are
+    compared in tests/ops/test_lazy_gated_delta.py.
+    """
+    plain, chains, trees = host_of(model), host_of(model), host_of(model)
+    for host in (plain, chains, trees):
+        host.admit(0, model.ids, TOKENS)
+    wanted = plain.generate(0, step_name(1), TOKENS - 1)
+    tokens: list[int] = []
+    accepted: set[int] = set()
+    while len(tokens) < TOKENS - 1:
+        # The right tokens, of which one is made wrong.
+        proposed = (wanted[len(tokens) :] + [0] * 3)[:3]
+        wrong = len(tokens) % 4
+        proposed = [(t + 1) % VOCAB if i == wrong else t for i, t in enumerate(proposed)]
+        chains.port(OFFERED)[: 1 + 4 + 1] = torch.tensor([4, 0, *proposed, 0], dtype=torch.int32)
+        step = chains.step("step@1.offered-3")[0]
+        accepted.add(step.accepted)
+        tokens += step.tokens
+        if tokens != wanted[: len(tokens)]:
+            break
+    assert len(accepted) > 2
+    check_but_for_near_ties(model, wanted, tokens[: len(wanted)])
+    check_but_for_near_ties(model, wanted, trees.generate(0, step_name(1, TREE), TOKENS - 1))
+
+
+def check_but_for_near_ties(model: Model, wanted: list[int], tokens: list[int]) -> None:
+    """AssertionError where two outputs part and the two tokens are not as good as equal."""
+    pairs = enumerate(zip(wanted, tokens, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), None)
+    if same is None:
+        return
+    first, _ = host_of(model).admit(0, model.ids, TOKENS)
+    ids = [*model.ids, first, *wanted[:same]]
+    last, theirs = (logits(model.path, ids, t)[-1] for t in (torch.float32, torch.bfloat16))
+    near = FACTOR * (theirs - last).abs().max() + ALLOWANCE * last.abs().max()
+    assert (last[wanted[same]] - last[tokens[same]]).abs() <= near
+
+
+def test_sequences_have_states_of_their_own(model: Model) -> None:
+    """A sequence that joins, and one that leaves, change no token of another."""
+    alone, together = host_of(model), host_of(model)
+    alone.admit(0, model.ids, TOKENS)
+    wanted = alone.generate(0, step_name(2), 12)
+    together.admit(0, model.ids, TOKENS)
+    tokens = together.step(step_name(2))[0].tokens
+    together.admit(1, model.ids[:9], 6)
+    while len(tokens) < 12:
+        tokens += together.step(step_name(2))[0].tokens
+    assert int(together.port("done")[1]) == 1
+    assert tokens == wanted
