@@ -76,7 +76,7 @@ BUILDER = {
     "backends/cuda/step",
     "backends/tensorrt": "durable tensorrt_options options progress backends/foreign_options",
     "backends/tensorrt/plugins": "options progress families graph engine backends/backend "
-    "backends/cuda backends/cuda/step backends/tensorrt",
+    "backends/cuda backends/cuda/step backends/tensorrt backends/unlowered_parts",
     "backends/tensorrt/standard": "options progress families graph engine backends/backend "
     "backends/tensorrt backends/unlowered_parts",
     "backends/registry": "backends/backend backends/cpu backends/cuda backends/tensorrt/plugins "
