@@ -20,7 +20,7 @@ def require_lowered_parts(
     """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has.
 
     ``fused`` are parts that its fusions make others of, or take in: ``unrotated``, ``scale``,
-    ``growth``, ``states`` (with gates and partial RoPE).
+    ``growth``, ``partial`` (RoPE), ``states`` (with gates).
     """
     part = next(_parts(target, fused), None)
     if part is not None:
@@ -36,6 +36,8 @@ def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
     if "states" not in fused:
         yield from _states_and_gates(g)
     yield from _of_layer_types(g)
+    if "partial" not in fused:
+        yield from _partial_ropes(g)
     if g.unrotated_layers and "unrotated" not in fused:
         yield f"has {len(g.unrotated_layers)} layers without RoPE"
     if g.window_rope is not None:
@@ -46,14 +48,7 @@ def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
         yield "multiplies queries by a factor of their position (llama_4_scaling_beta)"
     if attention.scale is not None and "scale" not in fused:
         yield f"multiplies scores by {attention.scale:g}, not by the head's width"
-    for feed_forward in g.feed_forwards:
-        if isinstance(feed_forward, DenseFeedForward) and isinstance(
-            feed_forward.activation, Geglu
-        ):
-            yield "has a feed-forward with GELU"
-        moe = routed_part(feed_forward)
-        if moe is not None and isinstance(moe.activation, Geglu):
-            yield "has experts with GELU"
+    yield from _feed_forwards(g)
     if g.norm_places != "inputs":
         yield "norms what attention and feed-forward give"
     if g.multipliers is not None:
@@ -61,7 +56,7 @@ def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
 
 
 def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
-    """What hybrid models have beside keys and values, and how they turn these."""
+    """What hybrid models have beside keys and values."""
     if g.gated_delta is not None:
         yield f"has {len(g.linear_layers)} layers with a recurrent state (gated delta nets)"
     if g.attention.output_gate:
@@ -69,9 +64,6 @@ def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
     for feed_forward in g.feed_forwards:
         if isinstance(feed_forward, BothFeedForward) and feed_forward.gated:
             yield "multiplies what its shared expert gives by a gate"
-    for rope in (g.rope, g.window_rope):
-        if rope is not None and rope.width is not None:
-            yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
 
 
 def _of_layer_types(g: TargetGeometry) -> Iterator[str]:
@@ -88,3 +80,20 @@ def _of_layer_types(g: TargetGeometry) -> Iterator[str]:
         yield "gives each layer an embedding of its own"
     if g.attention.value_norm:
         yield "norms values"
+
+
+def _partial_ropes(g: TargetGeometry) -> Iterator[str]:
+    for rope in (g.rope, g.window_rope):
+        if rope is not None and rope.width is not None:
+            yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
+
+
+def _feed_forwards(g: TargetGeometry) -> Iterator[str]:
+    for feed_forward in g.feed_forwards:
+        if isinstance(feed_forward, DenseFeedForward) and isinstance(
+            feed_forward.activation, Geglu
+        ):
+            yield "has a feed-forward with GELU"
+        moe = routed_part(feed_forward)
+        if moe is not None and isinstance(moe.activation, Geglu):
+            yield "has experts with GELU"

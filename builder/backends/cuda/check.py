@@ -46,7 +46,7 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
 
 # Parts that fusions express by those that kernels have.
-_FUSED = frozenset({"growth", "scale", "unrotated"})
+_FUSED = frozenset({"growth", "partial", "scale", "unrotated"})
 
 
 def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:

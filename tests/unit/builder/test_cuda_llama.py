@@ -61,6 +61,8 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "mscale_all_dim": 1.0, "original_max_position_embeddings": 64,
         "llama_4_scaling_beta": 0.5}}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "num_hidden_layers": 3}),
+    "partial phi3": ("phi3", {"head_dim": 32, "num_attention_heads": 2, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip
 QUICK = ("one KV head of 8", "qwen2", "biased qwen3")
@@ -78,6 +80,20 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     model = fused.models["target"]
     ops = [node.op_type for node in model.graph]
     assert ops == ["Embed", *LAYER * LAYERS, "RmsHead"]
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
+    require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
+
+
+def test_glm_4_5_turns_a_part_of_each_head_beside_shared_experts(tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 32, "use_qk_norm": True, "dtype": "bfloat16"}
+    write_llama(tmp_path, "glm4_moe", **sizes)
+    fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
+    require_cuda_support(fused.target.geometry, None)
+    model = fused.models["target"]
+    attention, dense = LAYER[:3], LAYER[3:]
+    layers = [*attention, *dense, *([*attention, "RmsMoe"] * (LAYERS - 1))]
+    assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
     require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
