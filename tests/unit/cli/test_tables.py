@@ -98,7 +98,17 @@ def test_bench_table_has_a_column_a_prompt_set() -> None:
     assert (report.ratio, report.same_output) == (1.5, 2)
     assert report.acceptance_histogram == (5, 4)
     text = drawn(bench_table(BenchReport(8, 1, "chain of 2", 1.5, (report, other))))
-    for part in ("[code], 3 prompts", "prose, 1 prompt", "100.0", "150.0", "1.50", "2.50", "0:5 1:4", "2 of 3", "20.0 ms"):
+    for part in (
+        "[code], 3 prompts",
+        "prose, 1 prompt",
+        "100.0",
+        "150.0",
+        "1.50",
+        "2.50",
+        "0:5 1:4",
+        "2 of 3",
+        "20.0 ms",
+    ):
         assert part in text
 
 
