@@ -94,8 +94,8 @@ def many_tokens(request: LoweringRequest, dense: Dense) -> ManyTokens | None:
     tokens_weigh = dense.weight_bytes < 2 * request.target.multiprocessors * dense.token_bytes
     # Where decoding takes longer, sharing out the tokens gains less than adding up sums costs.
     is_slow = dense.storage.heavy and dense.storage.loads == 1
-    shares = dense.storage.scaled and not is_slow and tokens_weigh
-    fewest = _FEWEST_ROWS_BY_CODES if shares else _FEWEST_ROWS
+    weighs_tokens = dense.storage.scaled and not is_slow and tokens_weigh
+    fewest = _FEWEST_ROWS_BY_CODES if weighs_tokens else _FEWEST_ROWS
     wanted = dense.rows >= fewest and dense.blocks >= _FEWEST_BLOCKS
     if not request.tactic.get("many", int(wanted)):
         return None

@@ -31,8 +31,8 @@ from specbuild.runtime.sampling import MASKED, SamplingParams
 # draft predicts them badly.
 CANDIDATES = 64
 # Temperature of the draft over that of the request: drafts are flatter than their targets. 0.7
-# gives the most tokens per step for two trained drafts at temperatures from 0.6 to 1, within 0.1 % of the
-# best ratio of each (benchmarks/sampling_rules.py).
+# gives the most tokens per step for two trained drafts at temperatures from 0.6 to 1, within 0.1 %
+# of the best ratio of each (benchmarks/sampling_rules.py).
 TEMPERATURE_RATIO = np.float32(0.7)
 
 # A token of this probability is proposed without noise.

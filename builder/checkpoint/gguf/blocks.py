@@ -234,6 +234,7 @@ def _five_bits(high: Bytes, low: Bytes) -> Bytes:
 def _scales_and_minima(raw: Bytes) -> tuple[Floats, Floats]:
     """Scales and minima of the eight parts of a block, [n, 8] each."""
     scale, scales, minimum, minima = _k_factors(raw)
+    assert minimum is not None and minima is not None
     return scales * scale, minima * minimum
 
 

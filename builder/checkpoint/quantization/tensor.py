@@ -63,8 +63,13 @@ class ScaleFactors:
 
     def select_rows(self, rows: Tensor) -> ScaleFactors:
         """The factors of these rows."""
-        parts = (self.block_scales, self.group_scales, self.block_minima, self.group_minima)
-        return ScaleFactors(self.columns, *(None if p is None else p[rows] for p in parts))
+        minima = (self.block_minima, self.group_minima)
+        return ScaleFactors(
+            self.columns,
+            self.block_scales[rows],
+            self.group_scales[rows],
+            *(None if part is None else part[rows] for part in minima),
+        )
 
 
 @dataclass(frozen=True)

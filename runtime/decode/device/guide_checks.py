@@ -94,8 +94,8 @@ class GuideChecks:
         self._can_check = can_follow and not rows.has_states
         self._checked: dict[int, _CheckedSequence] = {}
 
-    def __contains__(self, sequence: SequenceState) -> bool:
-        return sequence.index in self._checked
+    def __contains__(self, sequence: object) -> bool:
+        return isinstance(sequence, SequenceState) and sequence.index in self._checked
 
     def admit(self, sequence: SequenceState) -> None:
         """Check a sequence if a choice that its guide allows is the masked choice.
