@@ -343,7 +343,7 @@ def test_a_context_that_becomes_shorter_by_default_is_said(target_path: Path) ->
     )
     options = BuildOptions(model=target_path, output=target_path)
     (note,) = inputs.notes(options)
-    assert "4096 tokens of the model's 131072" in note and "--max-seq-len" in note
+    assert "4096 tokens; the model supports 131072" in note and "--max-seq-len" in note
     assert not inputs.notes(replace(options, limits=LimitOptions(max_seq_len=4096)))
 
 

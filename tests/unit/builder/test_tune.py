@@ -195,7 +195,8 @@ def test_a_quantised_weight_is_drawn_as_its_kernels_read_it(storage: Storage) ->
     assert drawn.shape == shape
     values = decoded(as_tensor(drawn, storage.dtype), 32 * blocks).float()
     assert values.shape == (tiles, blocks, 512)
-    assert 0.8 < values.std().item() * (32 * blocks) ** 0.5 < 1.2
+    # Zero points and products of two scales widen the distribution.
+    assert 0.5 < values.std().item() * (32 * blocks) ** 0.5 < 2.0
 
 
 def test_attention_is_timed_at_contexts_that_its_tables_hold() -> None:

@@ -326,7 +326,7 @@ def test_config_over_pickled_weights(target: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quant_method: got 'gptq'"),
         ({"quantization_config": {"bits": 4, "quant_method": "mxfp4"}}, None),
         ({"quantization_config": 4}, "quantization_config: got 4, expected an object"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not implemented"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type 'ntk' is not implemented"),
         (
             {"rope_scaling": None, "rope_parameters": None},
             "neither rope_parameters nor rope_scaling",
