@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -38,11 +39,11 @@ class Drafted:
 
 def watched(patch: pytest.MonkeyPatch) -> Drafted:
     """Filled by every step that an interpreter runs from now on."""
-    seen, call_op = Drafted(), PlanInterpreter._call
+    seen, call_op = Drafted(), PlanInterpreter.call
     passes: list[torch.Tensor] = []
 
-    def spy(self: PlanInterpreter, call: OpCall) -> None:
-        call_op(self, call)
+    def spy(self: PlanInterpreter, call: OpCall, *contributions: Sequence[torch.Tensor]) -> None:
+        call_op(self, call, *contributions)
         if call.op == "TreeExpand":
             passes.append(self._tensor(call.inputs["logits"]).clone())
         if call.op == "TreeSelect":
@@ -50,5 +51,5 @@ def watched(patch: pytest.MonkeyPatch) -> Drafted:
             passes.clear()
             seen.trees = {n: self._tensor(of).clone() for n, of in call.outputs.items()}
 
-    patch.setattr(PlanInterpreter, "_call", spy)
+    patch.setattr(PlanInterpreter, "call", spy)
     return seen

@@ -6,6 +6,7 @@ positions of the rows that verify them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -35,16 +36,16 @@ def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
 def expanded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tensor]]:
     """The inputs and outputs of every TreeExpand that an interpreter runs from now on."""
     seen: list[dict[str, torch.Tensor]] = []
-    call_op = PlanInterpreter._call
+    call_op = PlanInterpreter.call
 
-    def spy(self: PlanInterpreter, call: OpCall) -> None:
-        call_op(self, call)
+    def spy(self: PlanInterpreter, call: OpCall, *contributions: Sequence[torch.Tensor]) -> None:
+        call_op(self, call, *contributions)
         if call.op == "TreeExpand":
             tensors = {**call.inputs, **call.outputs}
             found = {n: self._tensor(of).clone() for n, of in tensors.items() if of is not None}
             seen.append({**found, "offset": torch.tensor(call.attributes["offset"])})
 
-    monkeypatch.setattr(PlanInterpreter, "_call", spy)
+    monkeypatch.setattr(PlanInterpreter, "call", spy)
     return seen
 
 

@@ -156,7 +156,7 @@ def test_draft_of_a_wider_target(tmp_path: Path, geometry: TargetGeometry) -> No
         ({"sliding_window": 9}, "sliding_window 9 is given without use_sliding_window"),
         ({"use_sliding_window": True}, "sliding_window: got None, expected the width"),
         ({"layer_types": ["chunked_attention"]}, "layer_types: got ['chunked_attention']"),
-        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_type 'dynamic' is not implemented"),
+        ({"rope_scaling": {"rope_type": "ntk"}}, "rope_type 'ntk' is not implemented"),
         ({"model_type": "gpt_oss"}, "model_type 'gpt_oss' is not implemented"),
         (
             {"model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"]},
