@@ -64,7 +64,7 @@ def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, Lo
     made = {
         "qkv": ("RmsQkvRope", LoweringRequest(qkv, heads)),
         "o": ("Linear", linear(width)),
-        "gate and up": ("RmsSwiglu", LoweringRequest(swiglu, {"eps": 1e-5})),
+        "gate and up": ("RmsSwiglu", LoweringRequest(swiglu, {"eps": 1e-5, "rounding": "llama"})),
         "down": ("Linear", linear(s.inner)),
         "head": ("HeadChoose", LoweringRequest(head, {"eps": 1e-5, "rounding": "llama"})),
     }

@@ -97,7 +97,9 @@ def linear(n: int, k: int, storage: Storage = BF16) -> Rows:
 def swiglu(inner: int, k: int, storage: Storage = BF16) -> Rows:
     shared = {"norm": normal(k), "gate_up": dense(2 * inner, k, storage)}
     outputs = {"h": ((inner,), torch.bfloat16)}
-    return Rows("RmsSwiglu", shared, {"x": normal(ROWS, k)}, outputs, {"eps": 1e-5})
+    return Rows(
+        "RmsSwiglu", shared, {"x": normal(ROWS, k)}, outputs, {"eps": 1e-5, "rounding": "llama"}
+    )
 
 
 def draft_head(vocab: int, k: int, storage: Storage) -> Rows:
