@@ -209,6 +209,7 @@ class SequenceState:
 
     Launches in flight may refer to a ``released`` sequence, which has finished or was preempted.
     After a preemption tokens up to ``replay_until`` are replayed without events.
+    ``times_overtaken``: how many later requests were admitted while it waited.
     """
 
     request: Request
@@ -228,6 +229,7 @@ class SequenceState:
     paused: bool = False
     released: bool = False
     replay_until: int = 0
+    times_overtaken: int = 0
     prefix: SequencePrefix | None = None
     guide: GuideState | None = None
     awaits_mask: bool = False

@@ -237,6 +237,8 @@ class Loop:
         else:
             sequence = self._emission.restore(queued.preempted, pages)
         sequence.prefix, sequence.length = queued.prefix, queued.match.tokens
+        # The queue may have raised the priority, which a later preemption must not undo.
+        sequence.request, sequence.times_overtaken = queued.request, queued.times_overtaken
         self._stepper.admit(sequence)
         return sequence
 

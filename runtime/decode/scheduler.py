@@ -216,7 +216,13 @@ class Scheduler:
                 self._prompts.remove(sequence)
             self._trace("preempt", sequence, sequence.request)
             self._waiting.add(
-                QueuedRequest(sequence.index, sequence.request, sequence, prefix=sequence.prefix)
+                QueuedRequest(
+                    sequence.index,
+                    sequence.request,
+                    sequence,
+                    sequence.times_overtaken,
+                    sequence.prefix,
+                )
             )
         return changes
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_loop import ENGINES, pages_of
 from test_on_demand import few
@@ -53,6 +54,9 @@ operations = st.one_of(st.integers(-2, 2), st.sampled_from(["take", "take", "lea
 
 
 @settings(max_examples=150, deadline=None)
+@example(
+    [0, 0, -1, -1, "take", "take", "take", "preempt", "preempt", "take", "take"], random.Random(0)
+)
 @given(st.lists(operations, max_size=60), st.randoms(use_true_random=False))
 def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object) -> None:
     before, request_queue.MAX_OVERTAKES = request_queue.MAX_OVERTAKES, MOST
@@ -66,7 +70,9 @@ def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object
             elif operation == "preempt" and taken:
                 # It comes back as it left: with its age and its urgency.
                 again = taken.pop(drawn.randrange(len(taken)))  # type: ignore[attr-defined]
-                queue.add(QueuedRequest(again.index, again.request))
+                queue.add(
+                    QueuedRequest(again.index, again.request, times_overtaken=again.times_overtaken)
+                )
                 model.add(again.index, again.request.priority)
             elif operation == "leave" and len(queue):
                 gone = drawn.choice(model.waiting)  # type: ignore[attr-defined]
@@ -87,6 +93,34 @@ def test_the_queue_is_that_of_the_rule(given_ops: list[int | str], drawn: object
 
 def requests_of(engine: Engine, count: int) -> list[Request]:
     return engine.check_prompts([prompt([i, 3], str(i)) for i in range(count)], PARAMS)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_preempted_request_waits_with_the_count_that_it_left_with(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, add = RequestQueue.take, RequestQueue.add
+    left: dict[int, int] = {}
+    returned: list[tuple[int, int]] = []
+
+    def taken(queue: RequestQueue, entry: QueuedRequest) -> None:
+        left[entry.index] = entry.times_overtaken
+        take(queue, entry)
+
+    def added(queue: RequestQueue, entry: QueuedRequest) -> None:
+        if entry.preempted is not None:
+            returned.append((left[entry.index], entry.times_overtaken))
+        add(queue, entry)
+
+    monkeypatch.setattr(RequestQueue, "take", taken)
+    monkeypatch.setattr(RequestQueue, "add", added)
+    engine = few(kind, 24)
+    loop = engine.decoder.loop(DraftSetting(None), text_stream=engine._text_stream)
+    for request, priority in zip(requests_of(engine, 6), [5, 5, 1, 1, 0, 0], strict=True):
+        loop.add(replace(request, priority=priority))
+    assert len([event for event in loop.run() if isinstance(event, FinishEvent)]) == 6
+    assert any(before for before, _ in returned)
+    assert all(before == after for before, after in returned)
 
 
 @pytest.mark.parametrize("kind", ENGINES)
