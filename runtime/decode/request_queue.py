@@ -28,6 +28,13 @@ class QueuedRequest:
     prefix: SequencePrefix | None = None
     match: MatchResult = NOTHING_CACHED
 
+    @classmethod
+    def of_preempted(cls, sequence: SequenceState) -> QueuedRequest:
+        """Return a sequence that lost its pages, with the priority and count that it left with."""
+        return cls(
+            sequence.index, sequence.request, sequence, sequence.times_overtaken, sequence.prefix
+        )
+
     @property
     def num_tokens(self) -> int:
         """Number of tokens at the start: the prompt, and tokens emitted before a preemption."""

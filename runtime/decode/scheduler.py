@@ -215,15 +215,7 @@ class Scheduler:
             if sequence in self._prompts:
                 self._prompts.remove(sequence)
             self._trace("preempt", sequence, sequence.request)
-            self._waiting.add(
-                QueuedRequest(
-                    sequence.index,
-                    sequence.request,
-                    sequence,
-                    sequence.times_overtaken,
-                    sequence.prefix,
-                )
-            )
+            self._waiting.add(QueuedRequest.of_preempted(sequence))
         return changes
 
     def schedule(self) -> Batch:
