@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlparse
@@ -37,16 +39,21 @@ def server() -> Iterator[tuple[httpx.Client, App]]:
         yield client, app
 
 
-def logged(capfd: pytest.CaptureFixture[str], count: int) -> list[dict[str, str]]:
+def standard_error(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """What is written to standard error from here on. Call it in a test, not in a fixture.
+
+    pytest's capture reads and truncates its file in two steps, and loses a line that the server's
+    thread writes in between.
+    """
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
+    return text
+
+
+def logged(log: io.StringIO, count: int) -> list[dict[str, str]]:
     """The lines on standard error, in order of status; each of them must match."""
-    text = ""
-
-    def complete() -> bool:
-        nonlocal text
-        text += capfd.readouterr().err
-        return text.count("\n") >= count
-
-    wait_until(complete)
+    wait_until(lambda: log.getvalue().count("\n") >= count)
+    text = log.getvalue()
     found = [LINE.fullmatch(line) for line in text.splitlines()]
     assert all(found) and len(found) == count, text
     lines = [match.groupdict() for match in found if match is not None]
@@ -55,12 +62,12 @@ def logged(capfd: pytest.CaptureFixture[str], count: int) -> list[dict[str, str]
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_log_line_has_the_tokens_of_a_request(
-    server: tuple[httpx.Client, App], capfd: pytest.CaptureFixture[str], stream: bool
+    server: tuple[httpx.Client, App], monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     client, _ = server
-    capfd.readouterr()
+    log = standard_error(monkeypatch)
     client.post(COMPLETIONS, json=BODY | {"stream": stream}, headers={"X-Request-Id": "mine-1"})
-    (line,) = logged(capfd, 1)
+    (line,) = logged(log, 1)
     assert (line["id"], line["method"], line["route"]) == ("mine-1", "POST", COMPLETIONS)
     assert (line["status"], line["prompt"], line["output"]) == ("200", "4", "20")
     assert line["client"].startswith("127.0.0.1:")
@@ -68,14 +75,14 @@ def test_a_log_line_has_the_tokens_of_a_request(
 
 
 def test_refused_requests_are_logged_and_counted(
-    server: tuple[httpx.Client, App], capfd: pytest.CaptureFixture[str]
+    server: tuple[httpx.Client, App], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = server
-    capfd.readouterr()
+    log = standard_error(monkeypatch)
     client.post(COMPLETIONS, json=BODY | {"n": 0})
     client.get("/nowhere%0aroute=/x%20status=200?secret=1")
     client.put(COMPLETIONS)
-    lines = logged(capfd, 3)
+    lines = logged(log, 3)
     assert [line["status"] for line in lines] == ["400", "404", "405"]
     assert [line["prompt"] for line in lines] == ["-", "-", "-"]
     assert lines[1]["route"] == "/nowhere%0Aroute=/x%20status=200"
