@@ -2,58 +2,30 @@
 
 from __future__ import annotations
 
-from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, OpLaunch, Tactic
-from specbuild.plugins_cuda.linear.many_tokens import (
-    ARRIVED,
-    SUMS,
-    TOKENS,
-    dense_kernel,
-    dense_tactics,
-    many_tokens,
-    ready_tokens,
-)
+from specbuild.plugins_cuda.launches import Lowering, LoweringRequest, Tactic
+from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.prefill import lower_prefill, prefill_tactics
-from specbuild.plugins_cuda.linear.storage import weight_tiles
-from specbuild.plugins_cuda.linear.streaming import Dense, streaming
+from specbuild.plugins_cuda.linear.projection import lower_product, projection_of
 
 
 def lower(request: LoweringRequest) -> Lowering:
     """The launches; SpecbuildError for a decode launch of more than 256 rows."""
     if request.phase == "prefill":
         return lower_prefill(request)
-    tensors = request.tensors
-    dense = _dense(request)
-    many = many_tokens(request, dense)
-    cut = many.cut if many else streaming(request, dense)
-    constants = (
-        *cut.constants,
-        ("HAS_BIAS", int("bias" in tensors)),
-        ("HAS_RESIDUAL", int("residual" in tensors)),
-    )
-    launch = OpLaunch(
-        dense_kernel("linear", constants, many),
-        grid=cut.grid,
-        block=cut.block,
-        shared_bytes=cut.shared_bytes,
-        arguments=(
-            *("x", "weight", "bias", "residual", "y"),
-            *((TOKENS if many.ready else None, SUMS, ARRIVED) if many else ()),
-            dense.rows,
+    return lower_product(
+        request,
+        projection_of("Linear", request),
+        folder="linear",
+        constants=(
+            ("HAS_BIAS", int("bias" in request.tensors)),
+            ("HAS_RESIDUAL", int("residual" in request.tensors)),
         ),
+        arguments=("x", "weight", "bias", "residual", "y"),
     )
-    if not many or not many.ready:
-        return Lowering((launch,), many.workspaces if many else ())
-    return Lowering((ready_tokens(dense, many), launch), many.workspaces)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:
     """Loads in flight and where they wait, rows a unit, and whether CTAs also split K."""
     if request.phase == "prefill":
         return prefill_tactics(request)
-    return dense_tactics(request, _dense(request))
-
-
-def _dense(request: LoweringRequest) -> Dense:
-    rows, width = request.tensors["x"].shape
-    tiles, blocks, storage = weight_tiles(request.tensors["weight"], width)
-    return Dense("Linear", tiles, blocks, rows, normed=False, storage=storage)
+    return dense_tactics(request, projection_of("Linear", request))

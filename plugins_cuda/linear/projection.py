@@ -1,4 +1,4 @@
-"""Projections of normed rows with an epilogue of their own: the launches that they share."""
+"""Projections with an epilogue of their own: the launches that they share."""
 
 from __future__ import annotations
 
@@ -65,3 +65,32 @@ def lower_projection(
         return Lowering((launch,), many.workspaces)
     tokens = ready_tokens(dense, many, eps=eps, rounding=rounding)
     return Lowering((tokens, launch), many.workspaces)
+
+
+def lower_product(
+    request: LoweringRequest,
+    dense: Dense,
+    *,
+    folder: str,
+    constants: tuple[tuple[str, int | float], ...],
+    arguments: tuple[str, ...],
+) -> Lowering:
+    """As :func:`lower_projection`, of an op that never norms: a launch in front of it only brings
+    rows into panels. ``arguments`` begin with ``x``.
+    """
+    many = many_tokens(request, dense)
+    cut = many.cut if many else streaming(request, dense)
+    launch = OpLaunch(
+        dense_kernel(folder, (*cut.constants, *constants), many),
+        grid=cut.grid,
+        block=cut.block,
+        shared_bytes=cut.shared_bytes,
+        arguments=(
+            *arguments,
+            *((TOKENS if many.ready else None, SUMS, ARRIVED) if many else ()),
+            dense.rows,
+        ),
+    )
+    if not many or not many.ready:
+        return Lowering((launch,), many.workspaces if many else ())
+    return Lowering((ready_tokens(dense, many), launch), many.workspaces)
