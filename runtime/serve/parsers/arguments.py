@@ -35,19 +35,24 @@ def json_value(text: str) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def json_object(text: str) -> dict[str, Any] | None:
-    """Return the object of a JSON text; None if it is not an object.
+def parsed_json(text: str) -> Any:
+    """Return the value of a JSON text; None if it is invalid.
 
     UnclosedTextError if the text ends within a string.
     """
     try:
-        value = json_value(text)
+        return json_value(text)
     except json.JSONDecodeError as error:
         if error.msg.startswith("Unterminated string"):
             raise UnclosedTextError from error
         return None
     except ValueError:
         return None
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """Return the object of a JSON text as :func:`parsed_json` does; None if it is not an object."""
+    value = parsed_json(text)
     return value if isinstance(value, dict) else None
 
 

@@ -16,9 +16,8 @@ from typing import TypeAlias
 from specbuild.runtime.guides.guide import Guide
 from specbuild.runtime.serve.parsers.arguments import (
     Tools,
-    UnclosedTextError,
     json_object,
-    json_value,
+    parsed_json,
 )
 from specbuild.runtime.serve.parsers.gemma_arguments import read_gemma_call
 from specbuild.runtime.serve.parsers.gemma_grammar import GemmaGrammar
@@ -129,15 +128,7 @@ def _read_mistral(body: str, tools: Tools) -> Calls | None:
     """Read ``name[ARGS]{…}``, with an id or without ``[ARGS]``, or a list of objects (until v7)."""
     text = body.strip()
     if text.startswith("["):
-        try:
-            listed = json_value(text)
-        except json.JSONDecodeError as error:
-            if error.msg.startswith("Unterminated string"):
-                raise UnclosedTextError from error
-            return None
-        except ValueError:
-            return None
-        calls = [_read_hermes(json.dumps(one), tools) for one in listed]
+        calls = [_read_hermes(json.dumps(one), tools) for one in parsed_json(text) or ()]
         return None if not calls or None in calls else [call for call in calls if call is not None]
     header = _MISTRAL_HEADER.match(text)
     return None if header is None else _checked_call(header[1], text[header.end() :])
