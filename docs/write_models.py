@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from generated_tables import markdown_table, replace_table
+
 from specbuild.builder.backends.registry import BACKENDS
 from specbuild.builder.families.eagle3.synth import draft_geometry
 from specbuild.builder.families.family import DraftSizes
@@ -26,8 +28,6 @@ from specbuild.runtime.engine_dir.geometry import AttentionParts, MlaGeometry, N
 from specbuild.runtime.errors import SpecbuildError
 
 PAGE = Path(__file__).with_name("models.md")
-BEGIN = "<!-- The table of models is generated: `make docs` writes it. -->\n"
-END = "<!-- End of the table of models. -->\n"
 
 # A published model of every type: its title, and the geometry that the backends' checks receive.
 MODELS = {
@@ -255,17 +255,14 @@ def fits(architecture: str, kind: str, kinds: object) -> bool:
 
 
 def table() -> str:
-    """The table as Markdown."""
-    head = ("model", "`model_type`", "weights", "drafts", *[f"`{name}`" for name in BACKENDS])
-    lines = [head, ("---",) * len(head), *rows()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    """Return the table as Markdown."""
+    header = ("model", "`model_type`", "weights", "drafts", *[f"`{name}`" for name in BACKENDS])
+    return markdown_table(header, rows())
 
 
 def page(text: str) -> str:
     """Return the page with the table replaced."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return replace_table(text, "models", table())
 
 
 if __name__ == "__main__":

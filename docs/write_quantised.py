@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from generated_tables import markdown_table, replace_table
+
 from specbuild.builder.backends.cuda.fusions.checkpoint_codes import code_form
 from specbuild.builder.checkpoint.gguf.block_types import READ, BlockType
 from specbuild.builder.checkpoint.gguf.blocks import is_quantised
@@ -17,9 +19,7 @@ from specbuild.builder.checkpoint.quantization.registry import FORMATS
 from specbuild.plugins_cuda.linear.group_codes import code_storage
 
 PAGE = Path(__file__).with_name("quantised-checkpoints.md")
-BEGIN = "<!-- The table of formats is generated: `make docs` writes it. -->\n"
-END = "<!-- End of the table of formats. -->\n"
-HEAD = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA")
+HEADER = ("checkpoint", "stored as", "bits per weight", "CPU", "CUDA")
 # CPU engines have products with integer codes only.
 FLOATS = ("FP8", "float8", "nf4")
 # A row of whole blocks of every type.
@@ -62,16 +62,13 @@ def rows() -> Iterator[tuple[str, ...]]:
 
 
 def table() -> str:
-    """The table as Markdown."""
-    lines = [HEAD, ("---",) * len(HEAD), *rows()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    """Return the table as Markdown."""
+    return markdown_table(HEADER, rows())
 
 
 def page(text: str) -> str:
     """Return the page with the table replaced."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return replace_table(text, "formats", table())
 
 
 if __name__ == "__main__":

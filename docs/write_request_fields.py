@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from generated_tables import markdown_table, replace_table
+
 from specbuild.runtime.serve.request_fields import IGNORED, REFUSED, RequestFields, field_states
 from specbuild.runtime.serve.routes import OPERATIONS
 
 PAGE = Path(__file__).with_name("request-fields.md")
-BEGIN = "<!-- The table of request fields is generated: `make docs` writes it. -->\n"
-END = "<!-- End of the table of request fields. -->\n"
 BODIES: dict[str, type[RequestFields]] = {
     f"`{operation.path}`": operation.body for operation in OPERATIONS if operation.body is not None
 }
 
 
 def note_of(name: str) -> str:
-    """Why a field is ignored or refused, and the values that request nothing."""
+    """Return why a field is ignored or refused, and its accepted neutral values."""
     notes = [f"ignored: {field.reason}" for field in IGNORED if field.name == name]
     for field in REFUSED:
         if field.name == name:
@@ -34,20 +34,18 @@ def note_of(name: str) -> str:
 
 
 def table() -> str:
-    """The table as Markdown, in the order of the alphabet."""
+    """Return the table as Markdown, in alphabetical order of the fields."""
     by_route = [field_states(body) for body in BODIES.values()]
-    head = ("field", *BODIES, "")
-    lines = [head, ("---",) * len(head)]
-    for name in sorted(set().union(*by_route)):
-        lines.append((f"`{name}`", *(state.get(name, "") for state in by_route), note_of(name)))
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    rows = [
+        (f"`{name}`", *(state.get(name, "") for state in by_route), note_of(name))
+        for name in sorted(set().union(*by_route))
+    ]
+    return markdown_table(("field", *BODIES, ""), rows)
 
 
 def page(text: str) -> str:
-    """The page with the table written again."""
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    """Return the page with the table replaced."""
+    return replace_table(text, "request fields", table())
 
 
 if __name__ == "__main__":

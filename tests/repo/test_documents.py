@@ -142,7 +142,10 @@ def test_checkpoints_that_commands_name_are_there_when_they_run(page: Path) -> N
 
 
 def script(path: str) -> ModuleType:
-    """A script of the repository, as a module."""
+    """Return a script of the repository as a module; it may import others of its folder."""
+    folder = str((ROOT / path).parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None

@@ -8,9 +8,9 @@
 #pragma once
 
 #include "chain_steps.cuh"
-#include "../../_device/ptx_registers.cuh"
+#include "ptx_registers.cuh"
 #include "../../_device/ptx_ring.cuh"
-#include "../../_device/ptx_wgmma_rows.cuh"
+#include "ptx_wgmma_rows.cuh"
 #include "cache_tile.cuh"
 #include "config.cuh"
 #include "ring_count.cuh"

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../../_device/attention_softmax.cuh"
-#include "../../_device/ptx_wgmma_rows.cuh"
+#include "ptx_wgmma_rows.cuh"
 #include "config.cuh"
 #include "prompt_rows.cuh"
 

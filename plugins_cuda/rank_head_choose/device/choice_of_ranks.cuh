@@ -59,3 +59,18 @@ __device__ __forceinline__ void choose_among_ranks(const Exchange& peers, const 
   choice[row] = all.token < Config::kRanks * kVocab ? all.token : 0;
   logprob[row] = all.logit - (all.most + logf(all.sum));
 }
+
+// Both files of this op launch it after their folds: one CTA a row.
+extern "C" __global__ void __launch_bounds__(kFoldThreads)
+    choose_of_ranks(uint64_t* inbox, uint64_t* inbox_on_1, uint64_t* inbox_on_2,
+                    uint64_t* inbox_on_3, uint64_t* inbox_on_4, uint64_t* inbox_on_5,
+                    uint64_t* inbox_on_6, uint64_t* inbox_on_7, const int* state, int* fault,
+                    int* choice, float* logprob, const float4* workspace_folds,
+                    const int* workspace_ids, int rank, int exchange) {
+  __shared__ Fold folds[kFoldThreads];
+  fold_row(workspace_folds, workspace_ids, folds);
+  const Exchange peers(inbox, inbox_on_1, inbox_on_2, inbox_on_3, inbox_on_4, inbox_on_5,
+                       inbox_on_6, inbox_on_7, state, fault, rank, exchange);
+  __syncthreads();
+  choose_among_ranks(peers, folds[0], choice, logprob);
+}

@@ -19,6 +19,7 @@ from specbuild.runtime.serve.parsers.arguments import Tools, properties_of, reso
 from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
 from specbuild.runtime.serve.parsers.parser import (
     ChatPrompt,
+    ContentStop,
     Decode,
     Delta,
     OutputParser,
@@ -167,7 +168,7 @@ CALL_STYLES: Mapping[str, CallStyle] = {
 }
 
 
-class CallOutputParser:
+class CallOutputParser(ContentStop):
     """Parses an output that is either content or calls of ``tools``.
 
     Calls of other functions are content. Calls that are truncated by the token limit are omitted.
@@ -183,16 +184,6 @@ class CallOutputParser:
         self._dropped = frozenset(dropped)
         self._held = ""
         self._is_held = True
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found in the content."""
-        return self._stop.stopped
-
-    @property
-    def stop_text(self) -> str | None:
-        """The stop string that ended the content, or None."""
-        return self._stop.matched
 
     @property
     def in_content(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbuild.runtime.serve.parsers.arguments import Tools, UnclosedTextError
-from specbuild.runtime.serve.parsers.parser import Decode, Delta
+from specbuild.runtime.serve.parsers.parser import ContentStop, Decode, Delta
 from specbuild.runtime.serve.parsers.reasoning import THINK, ReasoningMarkers, ReasoningState
 from specbuild.runtime.serve.parsers.tool_call_formats import Calls, ToolCallFormat
 from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
@@ -19,7 +19,7 @@ _MAX_UNCLOSED = 16
 _MAX_MARKER_LENGTH = 32
 
 
-class MarkerParser:
+class MarkerParser(ContentStop):
     """Splits an output at its markers.
 
     ``reasoning`` is the state at the end of the prompt; None if the model does not reason.
@@ -65,16 +65,6 @@ class MarkerParser:
         """Return the parser itself, with other markers of reasoning, before the first token."""
         self._think, self._think_end = markers.begin, markers.end
         return self
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found in the content."""
-        return self._stop.stopped
-
-    @property
-    def stop_text(self) -> str | None:
-        """The stop string that ended the content, or None."""
-        return self._stop.matched
 
     @property
     def in_content(self) -> bool:

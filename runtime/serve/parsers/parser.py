@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specbuild.runtime.request import TokenEvent
-from specbuild.runtime.text.stream import Stop, TextStream
+from specbuild.runtime.text.stream import Stop, StopText, TextStream
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -75,31 +75,37 @@ class OutputParser(Protocol):
         ...
 
 
-class TextParser:
+class ContentStop:
+    """The stop properties of a parser whose ``_stop`` searches the content for stop strings."""
+
+    _stop: StopText | TextStream
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the content."""
+        return self._stop.stopped
+
+    @property
+    def stop_text(self) -> str | None:
+        """The stop string that ended the content, or None."""
+        return self._stop.matched
+
+
+class TextParser(ContentStop):
     """Parses outputs that consist of content only."""
 
     in_content = True
 
     def __init__(self, decode: Decode, stop: Stop) -> None:
-        self._text = TextStream(decode, stop)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._text.stopped
-
-    @property
-    def stop_text(self) -> str | None:
-        """The stop string that ended the content, or None."""
-        return self._text.matched
+        self._stop: TextStream = TextStream(decode, stop)
 
     def push(self, token_id: int) -> list[Delta]:
         """Return the text that the token completes."""
-        text = self._text.push(token_id)
+        text = self._stop.push(token_id)
         return [Delta(text)] if text else []
 
     def finish(self, *, truncated: bool = False) -> list[Delta]:
         """Return the rest of the text."""
         del truncated
-        text = self._text.finish()
+        text = self._stop.finish()
         return [Delta(text)] if text else []

@@ -247,7 +247,7 @@ inline void fence_async_shared() {}
 void named_barrier_sync(int id, int threads);
 void named_barrier_arrive(int id, int threads);
 
-// ---- of _device/ptx_registers.cuh ----------------------------------------------------------
+// ---- of paged_tree_attention/device/ptx_registers.cuh ----------------------------------------------------------
 
 inline unsigned thread_anew() { return threadIdx.x; }
 template <class T> T* in_register(T* pointer) { return pointer; }

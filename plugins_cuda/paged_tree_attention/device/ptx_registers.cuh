@@ -1,7 +1,7 @@
 // What is kept in registers and what is not, where they are short; the emulator has plain forms.
 #pragma once
 
-#include "types.cuh"
+#include "../../_device/types.cuh"
 
 #ifndef SPECBUILD_EMULATE
 

@@ -6,7 +6,7 @@
 // The rest is as in ptx_wgmma.cuh.
 #pragma once
 
-#include "ptx_wgmma_shared.cuh"
+#include "../../_device/ptx_wgmma_shared.cuh"
 
 // Where 16-byte unit `unit` of row `row` stands in a tile of so many rows, in units.
 template <int width, int rows>
