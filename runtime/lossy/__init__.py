@@ -1,1 +1,1 @@
-"""Modes that give up exactness for speed, off unless asked for."""
+"""Lossy modes, which trade exactness for speed. They are off by default."""

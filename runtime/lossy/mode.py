@@ -1,7 +1,7 @@
-"""A lossy mode: one object that plans steps and is called with their results.
+"""A lossy mode: one object that plans steps and receives their results.
 
-Where steps stay on the device, the host plans one before it knows what the steps in flight emit,
-and reckons with the most that they can.
+If steps stay on the device, the host plans one before it knows the tokens of the steps in flight,
+and assumes their maximum.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from specbuild.runtime.request import SequenceState
 
 @dataclass(frozen=True)
 class StepAhead:
-    """The next step: the sequences that take part by row, its draft, and what may come before it.
+    """The next step: its sequences by row, its draft, and a bound on the steps in flight.
 
-    Rows between theirs are passed over: prompts are still read there. The steps in flight emit up
-    to ``most_emitted`` tokens for each sequence. ``proposal_lengths``: the number of proposed
-    tokens by row, if the host proposes the drafts as chains.
+    ``rows`` may have gaps, where prompts are still in prefill. The steps in flight emit up to
+    ``most_emitted`` tokens for each sequence. ``proposal_lengths`` is the number of proposed tokens
+    by row, if the host proposes the drafts as chains.
     """
 
     rows: Mapping[int, SequenceState]
@@ -35,38 +35,39 @@ class StepAhead:
 
     @property
     def batch(self) -> int:
-        """The rows of a step that reaches them all."""
+        """The number of rows of a step that includes all sequences."""
         return 1 + max(self.rows)
 
     @property
     def depth(self) -> int:
-        """Levels of the draft tree."""
+        """The number of levels of the draft tree."""
         return 0 if self.shape is None else self.shape.draft_depth
 
     def depth_of(self, row: int) -> int:
-        """Levels of the draft tree of one sequence."""
+        """Return the number of levels of one sequence's draft tree."""
         return self.depth if self.proposal_lengths is None else self.proposal_lengths[row]
 
-    def proposed(self, row: int, most: int) -> int:
-        """Drafts of the sequence of a row, of which up to ``most`` may be emitted.
+    def proposed(self, row: int, max_emitted: int) -> int:
+        """Return the number of draft nodes of a row's sequence that may emit up to ``max_emitted``
+        tokens.
 
-        A chain's deeper ones count for none. Which levels a tree's nodes stand on is known on the
-        device alone: all of them count.
+        In a chain, deeper nodes are not counted. In a tree all nodes are counted, since only the
+        device knows their levels.
         """
-        if self.shape is None or most < 1:
+        if self.shape is None or max_emitted < 1:
             return 0
         lengths = self.proposal_lengths
         nodes = self.shape.draft_tokens if lengths is None else lengths[row]
-        return nodes if self.shape.draft_top_k > 1 else min(nodes, most)
+        return nodes if self.shape.draft_top_k > 1 else min(nodes, max_emitted)
 
 
 @dataclass(frozen=True)
 class ModeRequest:
-    """What a mode asks of a step's program.
+    """The properties of a step's program that a mode requires.
 
-    ``reverified``: rows of tokens that are verified once more, over everything, None where the
-    program chooses no views either (SpecPV). ``sparse``: rows may attend to what indexers choose;
-    ``checks``: the tree is verified both ways (DSA).
+    ``reverified`` is the number of rows for re-verified tokens, None if the program also selects no
+    views (SpecPV). With ``sparse``, rows may attend to selected tokens; with ``checks``, the tree
+    is verified twice (DSA).
     """
 
     reverified: int | None = None
@@ -75,7 +76,7 @@ class ModeRequest:
 
 
 def joined(plans: Sequence[ModeRequest]) -> ModeRequest:
-    """What all modes ask of one step."""
+    """Return a request that satisfies all modes of a step."""
     return ModeRequest(
         reverified=next((p.reverified for p in plans if p.reverified is not None), None),
         sparse=any(p.sparse for p in plans),
@@ -84,38 +85,38 @@ def joined(plans: Sequence[ModeRequest]) -> ModeRequest:
 
 
 class DeviceMode(Protocol):
-    """One mode's state of all sequences of a loop."""
+    """The state of one mode for all sequences of a loop whose steps stay on the device."""
 
     def begin(self, sequence: SequenceState, row: int) -> None:
-        """The sequence's prompt is in the cache; it stands in this row."""
+        """Add a sequence, in this row, whose prompt is in the cache."""
         ...
 
     def expected(self, ahead: StepAhead) -> ModeRequest:
-        """What a first step will ask for, for what can be made ready; nothing is settled."""
+        """Return the request of a probable first step, so that its program can be loaded."""
         ...
 
     def plan(self, ahead: StepAhead) -> ModeRequest:
-        """Settles how each sequence takes part in the next step; the device is told."""
+        """Decide how each sequence takes part in the next step, and write this to the device."""
         ...
 
     def received(
         self, sequence: SequenceState, plan: ModeRequest, result: StepResult, row: int
     ) -> None:
-        """A step is through; the sequence's length is still that of before it."""
+        """Receive a step's results, before the sequence's length is updated."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
+        """Forget a finished sequence."""
         ...
 
 
 @dataclass(frozen=True)
 class HostModeRequest:
-    """What a mode asks of a step on the host.
+    """What a mode requires of a step on the host.
 
-    ``chain_start``: the position from which on each sequence's tokens are re-verified, as a chain
-    in front of its tree; None where none are (SpecPV). ``checks``: the trees are verified both
-    ways, first in a trial that does not count (DSA).
+    ``chain_start`` is the first position of each sequence whose tokens are re-verified, as a chain
+    before its tree; None if no mode re-verifies (SpecPV). With ``checks`` the trees are verified
+    twice, the first time in a trial whose result is not emitted (DSA).
     """
 
     chain_start: Sequence[int] | None = None
@@ -123,19 +124,19 @@ class HostModeRequest:
 
 
 class HostMode(Protocol):
-    """The same where the host runs every step role by role."""
+    """The state of one mode for all sequences of a loop whose roles the host runs."""
 
     @property
     def groups(self) -> Sequence[str]:
-        """The cache groups whose rows the mode places itself."""
+        """The cache groups for which the mode provides the inputs of rows."""
         ...
 
     def begin(self, sequence: SequenceState) -> None:
-        """The sequence's prompt is about to be read."""
+        """Add a sequence before its prefill."""
         ...
 
     def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> HostModeRequest:
-        """Settles how each takes part in the next step, with so many nodes below its root."""
+        """Decide how each sequence takes part in the next step, by the nodes below its root."""
         ...
 
     def feeds(
@@ -146,19 +147,19 @@ class HostMode(Protocol):
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
-        """The mode's inputs of a target pass; ``plan`` None: the rows are chunks of prompts."""
+        """Return the mode's inputs of a target pass; without a ``plan``, of prompt chunks."""
         ...
 
     def received(
         self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
-        """A pass is through, a trial too; the sequences' lengths are still those of before it."""
+        """Receive the results of a pass or trial, before the sequences' lengths are updated."""
         ...
 
     def reverifies_from(self, sequence: SequenceState) -> int:
-        """The first position that a later step may enter again: the length where none is."""
+        """Return the first position that a later step may re-verify, or the length if none is."""
         ...
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
+        """Forget a finished sequence."""
         ...

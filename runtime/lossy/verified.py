@@ -1,4 +1,4 @@
-"""What a verification of draft trees on the host gave."""
+"""The result of verifying draft trees on the host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 
 class Verified(NamedTuple):
-    """What a target pass says of every slot [B, N+1] of the trees, and the paths it accepts.
+    """The tokens that a target pass samples at each slot [B, N+1] of the trees, and the paths.
 
-    ``path`` [B, D+1] are the accepted slots (-1 padded), ``accepted`` [B] how many drafts are
-    among them. ``root_row`` [B] is the row of each tree's root among the T rows of the pass,
-    ``row_sampled`` [T] what was sampled there; ``outputs`` are the graph's, valid until it runs
-    again. ``checked``: a mode had the trees verified twice, and a ``trial`` came first.
+    ``path`` [B, D+1] has the accepted slots (padded with -1), and ``accepted`` [B] the number of
+    draft tokens among them. ``root_row`` [B] is the row of each tree's root among the T rows of the
+    pass, and ``row_sampled`` [T] the token sampled at each row. ``outputs`` are the graph's, valid
+    until its next run. ``checked``: a mode verifies the trees twice, and this pass is the second or
+    the ``trial`` before it.
     """
 
     sampled: np.ndarray

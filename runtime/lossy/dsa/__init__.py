@@ -1,1 +1,1 @@
-"""DSA: attention to the tokens that an indexer chooses."""
+"""DSA: attention to the tokens that an indexer selects."""

@@ -1,6 +1,6 @@
-"""The host's half of DSA: how each sequence's steps attend, and the graph input that says so.
+"""DSA for steps that the host runs: how each sequence attends, and the graph input for it.
 
-``runtime/lossy/dsa/state.py`` decides.
+The decisions are in ``runtime/lossy/dsa/state.py``.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ class _Attending(HostModeRequest):
 
 @dataclass(frozen=True)
 class _Trial:
-    """What a sparse pass sampled at every slot [B, N+1], and the drafts that it accepted."""
+    """A sparse pass: its sampled token at each slot [B, N+1], and its accepted draft tokens."""
 
     sampled: np.ndarray
     accepted: list[int]
 
 
 class HostSelections:
-    """The selections of the sequences of one loop, by their index."""
+    """The selections of the sequences of one loop, by sequence index."""
 
     groups = ()
 
     def __init__(self, manifest: Manifest) -> None:
         assert manifest.dsa is not None
         self._config = manifest.dsa
-        self._held: dict[int, SequenceSelection] = {}
+        self._selections: dict[int, SequenceSelection] = {}
         self._trial: _Trial | None = None
 
     def begin(self, sequence: SequenceState) -> None:
-        """Nothing is known of the sequence."""
-        self._held[sequence.index] = begun_selection(self._config, sequence)
+        """See :class:`HostMode`."""
+        self._selections[sequence.index] = new_selection(self._config, sequence)
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
-        self._held.pop(sequence.index, None)
+        """See :class:`HostMode`."""
+        self._selections.pop(sequence.index, None)
 
     def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Attending:
-        """Settles how each sequence attends, and whether one is checked."""
+        """Decide how each sequence attends, and whether the step is a check."""
         del nodes
-        attends = tuple(self._held[s.index].begin(s.length) for s in sequences)
+        attends = tuple(self._selections[s.index].begin(s.length) for s in sequences)
         return _Attending(checks="check" in attends, attends=attends)
 
     def feeds(
@@ -66,35 +66,37 @@ class HostSelections:
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
-        """The pass's budgets. Prompts attend to everything: no fallback repairs a cache."""
+        """Return the budgets of a pass. Prompts attend to everything, since no fallback repairs a
+        cache.
+        """
         del rows
         budgets = [EVERYTHING] * len(sequences)
         if plan is not None:
             assert isinstance(plan, _Attending)
             for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
-                budgets[b] = self._held[s.index].budget_of(attends, checking=trial)
+                budgets[b] = self._selections[s.index].budget_of(attends, checking=trial)
         return {f"{INDEXER_GROUP}.top_k": np.array(budgets, np.int32)}
 
     def received(
         self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
-        """Counts broken lists, and judges a pass that counts by the trial before it."""
+        """Count broken lists, and compare a check's final pass with the trial before it."""
         assert isinstance(plan, _Attending)
         for s, broken in zip(sequences, _broken_lists(verified), strict=True):
-            self._held[s.index].counters.broken(broken)
+            self._selections[s.index].counters.broken(broken)
         if verified.trial:
             self._trial = _Trial(verified.sampled.copy(), verified.accepted)
             return
         for b, (s, attends) in enumerate(zip(sequences, plan.attends, strict=True)):
             check = self._compared(verified, b) if attends == "check" else None
-            self._held[s.index].ended(attends, s.length, check)
+            self._selections[s.index].ended(attends, s.length, check)
 
     def reverifies_from(self, sequence: SequenceState) -> int:
-        """Nothing is entered again."""
+        """The length of the sequence, since no position is computed again."""
         return sequence.length
 
     def _compared(self, whole: Verified, b: int) -> Check:
-        """What the trial of sequence b sampled along the path that counts."""
+        """Compare the trial of sequence b with the final pass, along the accepted path."""
         trial, accepted = self._trial, whole.accepted[b]
         assert trial is not None
         slots = whole.path[b, : accepted + 1]
@@ -103,19 +105,19 @@ class HostSelections:
 
 
 def _broken_lists(verified: Verified) -> list[int]:
-    """Lists of each sequence that broke an invariant, in all layers."""
+    """Return the number of broken lists of each sequence, summed over layers."""
     lists: list[int] = verified.outputs[f"{INDEXER_GROUP}.violations"].sum(0).tolist()
     return lists
 
 
-def asked_top_k(config: Dsa, sequence: SequenceState) -> int:
-    """The tokens that a row of a request may choose."""
-    asked = sequence.request.params.dsa_top_k
-    return config.top_k if asked is None else asked
+def requested_top_k(config: Dsa, sequence: SequenceState) -> int:
+    """Return the number of tokens that a row of a request may select."""
+    requested = sequence.request.params.dsa_top_k
+    return config.top_k if requested is None else requested
 
 
-def begun_selection(config: Dsa, sequence: SequenceState) -> SequenceSelection:
-    """The state of a sequence that comes, which counts for its statistics."""
-    held = SequenceSelection(config, asked_top_k(config, sequence))
-    sequence.counters.dsa = held.counters
-    return held
+def new_selection(config: Dsa, sequence: SequenceState) -> SequenceSelection:
+    """Return the state of a new sequence, and attach its counters to the sequence."""
+    selection = SequenceSelection(config, requested_top_k(config, sequence))
+    sequence.counters.dsa = selection.counters
+    return selection

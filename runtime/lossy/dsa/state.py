@@ -1,13 +1,13 @@
-"""DSA: when a step attends to what indexers choose, and when, and why, to everything.
+"""DSA: decides when a step attends to selected tokens, and when to everything.
 
-A step is *sparse* where its context has reached the threshold. The first few of these, and
-then every ``check_interval``-th, are checks: the launch runs twice, sparse and whole, and the
-whole one counts. What is compared is the tokens sampled along the accepted path, and how many
-drafts were accepted. While the last checks agree too little, steps attend to everything (fallback);
-checks go on, so that a sequence may recover. Inside a launch, a list of slots that breaks an
-invariant gives way to everything in its layer, which is counted here.
+A step is *sparse* if its context has reached the threshold. The first few of these steps, and then
+every ``check_interval``-th, are checks. A check runs the launch twice, sparse and whole, and emits
+the result of the whole pass. It compares the tokens sampled along the accepted path, and the number
+of accepted draft tokens. While the agreement of the last checks is too low, steps attend to
+everything (fallback). Checks continue, so that a sequence may recover. If a list of slots breaks an
+invariant inside a launch, its layer attends to everything, and the list is counted here.
 
-Rows below the threshold attend to everything in any case; the graph sees to that.
+Rows below the threshold always attend to everything; the graph does this.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 from specbuild.runtime.engine_dir.manifest import Dsa
 from specbuild.runtime.records import DsaStats
 
-# A sequence is judged by its last checks, and by no fewer than it begins with.
+# The number of latest checks that decide the fallback, and the minimum before a decision.
 FIRST_CHECKS, LAST_CHECKS = 8, 16
 EVERYTHING = -1
 
@@ -28,7 +28,7 @@ Attends = Literal["whole", "sparse", "check", "fallback"]
 
 @dataclass
 class DsaCounters:
-    """What indexers did in a request; :class:`DsaStats` says what each count means."""
+    """Counts of a request's DSA steps; :class:`DsaStats` describes each."""
 
     top_k: int
     narrowed_steps: int = 0
@@ -42,22 +42,23 @@ class DsaCounters:
     broken_lists: int = 0
 
     def broken(self, lists: int) -> None:
-        """A launch had so many lists that broke an invariant."""
+        """Count the broken lists of a launch."""
         self.broken_launches += lists > 0
         self.broken_lists += lists
 
     def stats(self) -> DsaStats:
-        """The statistics so far."""
+        """Return the statistics so far."""
         tokens = self.checked_tokens
         return DsaStats(agreement=self.agreed_tokens / tokens if tokens else None, **vars(self))
 
 
 @dataclass(frozen=True)
 class Check:
-    """What a sparse and a whole pass over the same tree gave.
+    """The comparison of a sparse and a whole pass over the same tree.
 
-    Of the ``tokens`` that the whole one emitted, the sparse one sampled ``agreed`` too; of the
-    drafts they accepted ``accepted_whole`` and ``accepted_narrowed``.
+    ``tokens`` is the number of tokens that the whole pass emitted, ``agreed`` the number of these
+    that the sparse pass sampled too. ``accepted_whole`` and ``accepted_narrowed`` are the draft
+    tokens that each pass accepted.
     """
 
     tokens: int
@@ -67,7 +68,7 @@ class Check:
 
 
 class SequenceSelection:
-    """How one sequence's steps attend. ``top_k`` 0 attends to everything always."""
+    """Decides how the steps of one sequence attend. With ``top_k`` 0 all attend to everything."""
 
     def __init__(self, config: Dsa, top_k: int) -> None:
         self.counters = DsaCounters(top_k)
@@ -77,32 +78,35 @@ class SequenceSelection:
 
     @property
     def budget(self) -> int:
-        """What a sparse row may choose."""
+        """The number of tokens that a sparse row may select."""
         return self.counters.top_k if self.counters.top_k > 0 else EVERYTHING
 
     def budget_of(self, attends: Attends, *, checking: bool = False) -> int:
-        """What a row of a step may choose; ``checking``: in the pass that a check looks at."""
-        # Below the threshold a tree's deepest nodes may have reached it.
+        """Return the budget of a row; ``checking`` selects the sparse pass of a check."""
+        # The deepest nodes of a tree may be at the threshold although its root is below it.
         sparse = attends in ("sparse", "whole") or (checking and attends == "check")
         return self.budget if sparse else EVERYTHING
 
     @property
-    def doubtful(self) -> bool:
-        """Whether the last checks agree in less than the share that is asked for.
+    def is_agreement_low(self) -> bool:
+        """Whether the last checks agree less than ``min_agreement``.
 
-        That is of the tokens that both sampled, or of those that the sparse passes would have
-        emitted: it also bounds how many accepted drafts they lose.
+        Two shares must reach it: that of equal tokens, and that of the tokens that the sparse
+        passes would have emitted. The second bounds how many accepted draft tokens they lose.
         """
         if len(self._checks) < FIRST_CHECKS:
             return False
-        least = self._config.min_agreement
+        min_agreement = self._config.min_agreement
         tokens = sum(c.tokens for c in self._checks)
         emitted = sum(1 + c.accepted_narrowed for c in self._checks)
         whole = sum(1 + c.accepted_whole for c in self._checks)
-        return sum(c.agreed for c in self._checks) < least * tokens or emitted < least * whole
+        return (
+            sum(c.agreed for c in self._checks) < min_agreement * tokens
+            or emitted < min_agreement * whole
+        )
 
     def begin(self, length: int) -> Attends:
-        """How the step behind ``length`` tokens attends; :meth:`ended` is told of its end."""
+        """Return how the step after ``length`` tokens attends; :meth:`ended` must follow."""
         if self.budget == EVERYTHING or length < self._config.threshold:
             return "whole"
         first = self._checks_begun < FIRST_CHECKS
@@ -111,13 +115,13 @@ class SequenceSelection:
             self._checks_begun += 1
             return "check"
         self._steps_to_check -= 1
-        return "fallback" if self.doubtful else "sparse"
+        return "fallback" if self.is_agreement_low else "sparse"
 
     def ended(self, attends: Attends, length: int, check: Check | None = None) -> None:
-        """A step is through; a ``check`` with what came of it.
+        """Record the end of a step, with the comparison if it was a check.
 
-        Where ``length`` was not known when it was begun it may stand below the threshold: then its
-        rows saw everything, whatever it was begun as, and it counts for nothing.
+        The step may have started with an estimated length. If the actual ``length`` is below the
+        threshold, all of its rows attended to everything and the step is not counted.
         """
         counters = self.counters
         if length < self._config.threshold:

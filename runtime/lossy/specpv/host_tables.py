@@ -1,6 +1,6 @@
-"""The host's half of SpecPV: each sequence's views, and the graph inputs that place them.
+"""SpecPV for steps that the host runs: the views of sequences, and the graph inputs for them.
 
-``runtime/lossy/specpv/state.py`` decides; here page tables are put together and taken back.
+The decisions are in ``runtime/lossy/specpv/state.py``; this file builds and reads page tables.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from specbuild.runtime.request import Request, SequenceState
 
 
 @dataclass
-class _Held:
+class _StoredView:
     """A sequence's view, and the logical page of each of its entries [layers, heads, entries]."""
 
     view: SequenceView
@@ -37,10 +37,10 @@ class _Held:
 
 @dataclass(frozen=True)
 class ViewLayout:
-    """Which cache groups views cut down, and how.
+    """The cache groups that views apply to.
 
-    By the keys of group ``chooser`` blocks are chosen for each of its ``layers`` and KV ``heads``.
-    ``places`` has the groups that see a view, and where their layers stand among the chooser's.
+    The keys of group ``chooser`` select blocks, for each of its ``layers`` and KV ``heads``.
+    ``places`` maps each group with views to the indices of its layers among the chooser's.
     """
 
     geometry: ViewGeometry
@@ -51,7 +51,7 @@ class ViewLayout:
 
 
 def view_geometry(manifest: Manifest) -> ViewGeometry | None:
-    """The sizes of this engine's views, None without SpecPV."""
+    """Return the sizes of this engine's views, or None without SpecPV."""
     if manifest.specpv is None:
         return None
     page_size = manifest.group(choosing_group(manifest.specpv)).page_size
@@ -59,13 +59,15 @@ def view_geometry(manifest: Manifest) -> ViewGeometry | None:
 
 
 def view_layout(manifest: Manifest) -> ViewLayout | None:
-    """Which groups see this engine's views, None without SpecPV."""
+    """Return the groups that this engine's views apply to, or None without SpecPV."""
     geometry = view_geometry(manifest)
     if geometry is None:
         return None
     chooser = manifest.group(choosing_group(geometry.config))
-    seen = [g for g in manifest.cache_groups if g.window == 0 and g.name not in DRAFT_GROUPS]
-    places = {g.name: [chooser.layers.index(layer) for layer in g.layers] for g in seen}
+    viewed_groups = [
+        g for g in manifest.cache_groups if g.window == 0 and g.name not in DRAFT_GROUPS
+    ]
+    places = {g.name: [chooser.layers.index(layer) for layer in g.layers] for g in viewed_groups}
     return ViewLayout(geometry, chooser.name, len(chooser.layers), chooser.kv_heads, places)
 
 
@@ -77,35 +79,35 @@ class _Viewing(HostModeRequest):
 
 
 class HostViews:
-    """Views of the sequences of one loop, by their index."""
+    """The views of the sequences of one loop, by sequence index."""
 
     def __init__(self, manifest: Manifest, counter: SlotCounter) -> None:
         layout = view_layout(manifest)
         assert layout is not None
         self._layout = layout
         self._counter = counter
-        self._held: dict[int, _Held] = {}
+        self._views: dict[int, _StoredView] = {}
 
     @property
     def groups(self) -> Sequence[str]:
-        """The cache groups that see views."""
+        """The cache groups that views apply to."""
         return tuple(self._layout.places)
 
     def begin(self, sequence: SequenceState) -> None:
-        """The prompt will be exact, nothing summarised or chosen."""
+        """Add a sequence: its prompt will be exact, and no block is summarised or selected."""
         layout = self._layout
-        view = begun_view(layout.geometry, layout.layers, sequence)
+        view = new_view(layout.geometry, layout.layers, sequence)
         entries = (layout.layers, layout.heads, layout.geometry.entries)
-        self._held[sequence.index] = _Held(view, np.zeros(entries, np.int32))
+        self._views[sequence.index] = _StoredView(view, np.zeros(entries, np.int32))
 
     def release(self, sequence: SequenceState) -> None:
-        """The sequence is done."""
-        self._held.pop(sequence.index, None)
+        """Forget a finished sequence."""
+        self._views.pop(sequence.index, None)
 
     def plan(self, sequences: Sequence[SequenceState], nodes: Sequence[int]) -> _Viewing:
-        """Settles how each sequence verifies its tree."""
+        """Decide how each sequence verifies its tree."""
         pairs = zip(sequences, nodes, strict=True)
-        choices = tuple(self._held[s.index].view.choose(s.length, count) for s, count in pairs)
+        choices = tuple(self._views[s.index].view.choose(s.length, count) for s, count in pairs)
         return _Viewing(chain_start=[c.chain_start for c in choices], choices=choices)
 
     def feeds(
@@ -116,63 +118,63 @@ class HostViews:
         *,
         trial: bool,
     ) -> dict[str, np.ndarray]:
-        """Where the rows stand in their views, for every one of :attr:`groups`."""
+        """Return the inputs that place the rows in their views, for each of :attr:`groups`."""
         del trial
         feeds: dict[str, np.ndarray] = {}
         for group in self.groups:
             pages = [s.pages[group] for s in sequences]
             if plan is None:
-                feeds |= whole_view_feeds(self._layout, group, pages, rows, self._counter)
+                feeds |= full_view_feeds(self._layout, group, pages, rows, self._counter)
             else:
                 assert isinstance(plan, _Viewing)
-                held = [self._held[s.index] for s in sequences]
-                feeds |= self._view_feeds(group, pages, rows, held, plan.choices)
+                stored = [self._views[s.index] for s in sequences]
+                feeds |= self._view_feeds(group, pages, rows, stored, plan.choices)
         return feeds
 
     def received(
         self, sequences: Sequence[SequenceState], plan: HostModeRequest, verified: Verified
     ) -> None:
-        """Keeps the views that were chosen, and counts how often re-verified tokens agree."""
+        """Store the selected views, and count how many re-verified tokens agree."""
         if verified.trial:
             return
         assert isinstance(plan, _Viewing)
         chooser = self._layout.chooser
         tables = verified.outputs[f"{chooser}.partial_table.out"]
         for b, (s, choice) in enumerate(zip(sequences, plan.choices, strict=True)):
-            held = self._held[s.index]
+            stored = self._views[s.index]
             if choice.blocks is not None:
                 pages = s.pages[chooser]
                 logical = np.zeros(pages.table.max() + 1, np.int32)
                 logical[pages.table[: pages.end_page]] = np.arange(pages.end_page)
-                held.pages[:] = logical[tables[:, b]]
+                stored.pages[:] = logical[tables[:, b]]
             chain, root = s.length - choice.chain_start, verified.root_row[b]
             emitted = s.ids[choice.chain_start + 1 : s.length + 1]
             agreed = int((verified.row_sampled[root - chain : root] == emitted).sum())
-            held.view.counters.recheck(chain, agreed)
-            held.view.log_fallback(choice, s.request.id, s.length)
-            held.view.committed(choice, s.length, s.length + verified.accepted[b] + 1)
+            stored.view.counters.recheck(chain, agreed)
+            stored.view.log_fallback(choice, s.request.id, s.length)
+            stored.view.committed(choice, s.length, s.length + verified.accepted[b] + 1)
 
     def reverifies_from(self, sequence: SequenceState) -> int:
-        """What partial steps emitted is not exact in every layer."""
-        return min(sequence.length, self._held[sequence.index].view.global_verified_len)
+        """Tokens of partial steps are not exact in every layer."""
+        return min(sequence.length, self._views[sequence.index].view.global_verified_len)
 
     def _view_feeds(
         self,
         group: str,
         pages: Sequence[SequencePages],
         rows: RowLayout,
-        held: Sequence[_Held],
+        stored: Sequence[_StoredView],
         choices: Sequence[StepChoice],
     ) -> dict[str, np.ndarray]:
         places = self._layout.places[group]
-        shown = [
-            _shown_pages(h, p)[places] if c.partial else None
-            for h, p, c in zip(held, pages, choices, strict=True)
+        views = [
+            _view_pages(h, p)[places] if c.partial else None
+            for h, p, c in zip(stored, pages, choices, strict=True)
         ]
         hidden = [
-            h.view.hidden_tokens if c.partial else 0 for h, c in zip(held, choices, strict=True)
+            h.view.hidden_tokens if c.partial else 0 for h, c in zip(stored, choices, strict=True)
         ]
-        feeds = _viewed(self._layout, group, pages, shown) | _placed(
+        feeds = _table_feeds(self._layout, group, pages, views) | _row_feeds(
             group, pages, rows, hidden, self._counter
         )
         if group != self._layout.chooser:
@@ -181,16 +183,16 @@ class HostViews:
         blocks = [-1 if c.blocks is None else c.blocks for c in choices]
         return feeds | {
             f"{group}.logical_pages": _logical_pages(pages),
-            f"{group}.first_block": _ints([h.view.summarised_blocks for h in held]),
+            f"{group}.first_block": _ints([h.view.summarised_blocks for h in stored]),
             f"{group}.blocks": _ints(blocks),
-            f"{group}.budget": _ints([h.view.budget for h in held]),
+            f"{group}.budget": _ints([h.view.budget for h in stored]),
             f"{group}.tree_count": _ints(nodes),
-            f"{group}.partial_table": _no_tables(self._layout, len(held)),
+            f"{group}.partial_table": _unused_tables(self._layout, len(stored)),
         }
 
 
-def begun_view(geometry: ViewGeometry, layers: int, sequence: SequenceState) -> SequenceView:
-    """The view of a sequence that comes, which counts for its statistics."""
+def new_view(geometry: ViewGeometry, layers: int, sequence: SequenceState) -> SequenceView:
+    """Return the view of a new sequence, and attach its counters to the sequence."""
     budget, reason = requested_budget(geometry.config, sequence.request)
     view = SequenceView(geometry, layers=layers, budget=budget)
     view.prefilled(len(sequence.request.prompt_ids))
@@ -200,13 +202,13 @@ def begun_view(geometry: ViewGeometry, layers: int, sequence: SequenceState) -> 
 
 
 def requested_budget(config: SpecPv, request: Request) -> tuple[int, str | None]:
-    """The blocks that a request may retrieve, and why where it was left to the rule."""
-    asked = request.params.specpv_retrieval_blocks
-    if asked is None:
+    """Return the number of blocks that a request may retrieve, and the reason if it is ``auto``."""
+    requested = request.params.specpv_retrieval_blocks
+    if requested is None:
         return config.n_retrieval_blocks, None
-    if asked == "auto":
+    if requested == "auto":
         return automatic_budget(config, len(request.prompt_ids), request.token_budget)
-    return asked, None
+    return requested, None
 
 
 def launch_feeds(
@@ -216,36 +218,36 @@ def launch_feeds(
     plan: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
-    """One group's inputs of a launch that sees all of its sequences, with SpecPV or without.
+    """Return one group's inputs of a launch with full views, with or without SpecPV.
 
-    Its rows attend to all that they see.
+    With DSA, the rows attend to everything.
     """
     layout = view_layout(manifest)
     if layout is None or group not in layout.places:
         feeds = cache_feeds(group, pages, plan, counter)
     else:
-        feeds = whole_view_feeds(layout, group, pages, plan, counter)
+        feeds = full_view_feeds(layout, group, pages, plan, counter)
     if group == INDEXER_GROUP:
         feeds[f"{group}.top_k"] = np.full(len(pages), EVERYTHING, np.int32)
     return feeds
 
 
 def table_shape(manifest: Manifest, geometry: ViewGeometry) -> tuple[int, int, int]:
-    """Layers, KV heads and entries of a partial table."""
+    """The number of layers, KV heads and entries of a partial table."""
     group = manifest.group(choosing_group(geometry.config))
     return len(group.layers), group.kv_heads, geometry.entries
 
 
-def whole_view_feeds(
+def full_view_feeds(
     layout: ViewLayout,
     group: str,
     pages: Sequence[SequencePages],
     plan: RowLayout,
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
-    """A group's inputs of a launch that sees everything and chooses no blocks."""
-    feeds = _viewed(layout, group, pages, [None] * len(pages))
-    feeds |= _placed(group, pages, plan, [0] * len(pages), counter)
+    """Return a group's inputs of a launch that has full views and selects no blocks."""
+    feeds = _table_feeds(layout, group, pages, [None] * len(pages))
+    feeds |= _row_feeds(group, pages, plan, [0] * len(pages), counter)
     if group != layout.chooser:
         return feeds
     zeros = np.zeros(len(pages), np.int32)
@@ -255,34 +257,34 @@ def whole_view_feeds(
         f"{group}.blocks": zeros - 1,
         f"{group}.budget": zeros,
         f"{group}.tree_count": zeros,
-        f"{group}.partial_table": _no_tables(layout, len(pages)),
+        f"{group}.partial_table": _unused_tables(layout, len(pages)),
     }
 
 
-def _shown_pages(held: _Held, pages: SequencePages) -> np.ndarray:
-    """The logical pages of a view, with those that the sequence has behind the last block."""
-    view, geometry = held.view, held.view.geometry
+def _view_pages(stored: _StoredView, pages: SequencePages) -> np.ndarray:
+    """Return the logical pages of a view, including the pages after its last block."""
+    view, geometry = stored.view, stored.view.geometry
     first = view.tail_start // geometry.page_size
     place = geometry.sink_pages + view.retrieved_pages
     end = place + pages.end_page - first
-    held.pages[:, :, place:end] = np.arange(first, pages.end_page)
-    return held.pages[:, :, :end]
+    stored.pages[:, :, place:end] = np.arange(first, pages.end_page)
+    return stored.pages[:, :, :end]
 
 
-def _viewed(
+def _table_feeds(
     layout: ViewLayout,
     group: str,
     pages: Sequence[SequencePages],
-    shown: Sequence[np.ndarray | None],
+    views: Sequence[np.ndarray | None],
 ) -> dict[str, np.ndarray]:
-    """Page tables [layers, B, heads, P] of what is shown: logical pages, or None for all.
+    """Return page tables [layers, B, heads, P] of views: logical pages, or None for a full view.
 
-    Beside them the position of each page of the first head's, [layers, B, P].
+    Also returns the position of each page of the first head, [layers, B, P].
     """
-    every = [p.end_page if s is None else s.shape[2] for p, s in zip(pages, shown, strict=True)]
+    every = [p.end_page if s is None else s.shape[2] for p, s in zip(pages, views, strict=True)]
     shape = (len(layout.places[group]), len(pages), layout.heads, max(every))
     table, logical = np.zeros((2, *shape), np.int32)
-    for b, (holder, view, count) in enumerate(zip(pages, shown, every, strict=True)):
+    for b, (holder, view, count) in enumerate(zip(pages, views, every, strict=True)):
         logical[:, b, :, :count] = np.arange(count) if view is None else view
         table[:, b, :, :count] = holder.table[logical[:, b, :, :count]]
     return {
@@ -291,14 +293,14 @@ def _viewed(
     }
 
 
-def _placed(
+def _row_feeds(
     group: str,
     pages: Sequence[SequencePages],
     plan: RowLayout,
     hidden: Sequence[int],
     counter: SlotCounter,
 ) -> dict[str, np.ndarray]:
-    """Where the rows stand in their views and in the pool."""
+    """Return the inputs that place rows in their views and in the pool."""
     first = [f - h for f, h in zip(plan.first, hidden, strict=True)]
     start = [t - h for t, h in zip(plan.tree_start, hidden, strict=True)]
     writes = [p.slots[f : f + n] for p, f, n in zip(pages, plan.first, plan.count, strict=True)]
@@ -310,15 +312,15 @@ def _placed(
 
 
 def _logical_pages(pages: Sequence[SequencePages]) -> np.ndarray:
-    """The pages of every position [B, P]."""
+    """Return the page of each logical page [B, P]."""
     logical = np.zeros((len(pages), max(p.end_page for p in pages)), np.int32)
     for row, holder in zip(logical, pages, strict=True):
         row[: holder.end_page] = holder.table[: holder.end_page]
     return logical
 
 
-def _no_tables(layout: ViewLayout, batch: int) -> np.ndarray:
-    """What no sequence reads: the host keeps the tables itself."""
+def _unused_tables(layout: ViewLayout, batch: int) -> np.ndarray:
+    """Return an unused input: the host keeps the tables itself."""
     return np.zeros((layout.layers, batch, layout.heads, layout.geometry.entries), np.int32)
 
 

@@ -1,11 +1,11 @@
-"""SpecPV: when a step verifies over a partial view of the cache, and when over all of it.
+"""SpecPV: decides when a step verifies over a partial view of the cache, and when over all.
 
 Positions [0, L) of a sequence are committed. Those below ``global_verified_len`` have exact keys
-and values in every layer: prefill or a full step wrote them. The others, the buffered tokens, were
-written by partial steps, whose attention saw a part of the context. A full step re-verifies them,
-together with the tree, over the whole cache, and chooses a new view.
+and values in every layer, from prefill or a full step. The others, the buffered tokens, come from
+partial steps, which attend to a part of the context. A full step re-verifies them together with the
+tree, over the full cache, and selects a new view.
 
-A view is the sink, the chosen blocks, and everything from the end of the last summarised block on.
+A view consists of the sink, the selected blocks, and everything after the last summarised block.
 Nothing here depends on how the tree was drafted.
 """
 
@@ -20,9 +20,9 @@ from specbuild.runtime.records import SpecPvStats
 
 _LOG = logging.getLogger(__name__)
 
-# What ``auto`` retrieves: a share of the longest context, and never less than this.
+# ``auto`` retrieves this share of the longest context, at least this number of tokens.
 CONTEXT_SHARE = 16
-LEAST_BUDGET_TOKENS = 512
+MIN_BUDGET_TOKENS = 512
 
 Reason = Literal[
     "partial",
@@ -37,7 +37,9 @@ Reason = Literal[
 
 @dataclass(frozen=True)
 class ViewGeometry:
-    """The sizes of a view in pages. ``deepest`` is the most tokens that one step commits."""
+    """The sizes of a view in pages. ``deepest`` is the maximum number of tokens that a step
+    commits.
+    """
 
     config: SpecPv
     page_size: int
@@ -45,25 +47,25 @@ class ViewGeometry:
 
     @property
     def block_pages(self) -> int:
-        """Pages of a block."""
+        """The number of pages of a block."""
         return self.config.block_size // self.page_size
 
     @property
     def sink_pages(self) -> int:
-        """Pages of the sink."""
+        """The number of pages of the sink."""
         return self.config.n_sink_blocks * self.block_pages
 
     @property
     def sink_tokens(self) -> int:
-        """Tokens of the sink."""
+        """The number of tokens of the sink."""
         return self.config.n_sink_blocks * self.config.block_size
 
     @property
     def tail_tokens(self) -> int:
-        """Most tokens behind the last summarised block.
+        """The maximum number of tokens after the last summarised block.
 
-        The window and an incomplete block when the view is chosen, what that step commits, and
-        the buffer.
+        They are the window and an incomplete block at the selection of the view, the tokens that
+        this step commits, and the buffer.
         """
         config = self.config
         window = (config.n_window_blocks + 1) * config.block_size - 1
@@ -71,17 +73,17 @@ class ViewGeometry:
 
     @property
     def entries(self) -> int:
-        """Pages of the largest view."""
+        """The number of pages of the largest view."""
         retrieved = self.config.n_retrieval_blocks * self.block_pages
         return self.sink_pages + retrieved + -(-self.tail_tokens // self.page_size)
 
     def summarised_blocks(self, length: int) -> int:
-        """Whole blocks between the sink and the window of a context of this length."""
+        """Return the number of complete blocks between sink and window of a context."""
         whole = max(0, length - self.sink_tokens) // self.config.block_size
         return max(0, whole - self.config.n_window_blocks)
 
     def tail_start(self, blocks: int) -> int:
-        """The position behind the last of ``blocks`` summarised blocks."""
+        """Return the position after the last of ``blocks`` summarised blocks."""
         return self.sink_tokens + blocks * self.config.block_size
 
 
@@ -89,9 +91,9 @@ class ViewGeometry:
 class StepChoice:
     """How one sequence takes part in a step.
 
-    Positions ``chain_start`` … L − 1 are re-verified in front of the tree: none in a partial step.
-    ``blocks`` are summarised, and chosen among, in this step; None where no view is chosen.
-    ``broken`` names the invariants that kept it from being partial.
+    Positions ``chain_start`` … L − 1 are re-verified before the tree; a partial step has none.
+    ``blocks`` is the number of blocks that the step summarises and selects from, None if it selects
+    no view. ``broken`` names the invariants that prevented a partial step.
     """
 
     partial: bool
@@ -103,11 +105,11 @@ class StepChoice:
 
 @dataclass
 class SpecPvCounters:
-    """What the partial steps of a request did.
+    """Counts of a request's SpecPV steps.
 
-    Of the ``rechecked_tokens`` that partial steps emitted, a full step given the same tokens
-    before them would have chosen ``agreed_tokens`` too; ``agreement_per_interval`` has the share
-    for each full step that looked.
+    ``rechecked_tokens`` counts tokens of partial steps that full steps re-verified.
+    ``agreed_tokens`` counts those that the full step, given the same previous tokens, sampled too.
+    ``agreement_per_interval`` has this share for each full step.
     """
 
     retrieval_blocks: int = 0
@@ -121,27 +123,27 @@ class SpecPvCounters:
     full_step_reasons: dict[str, int] = field(default_factory=dict)
 
     def recheck(self, tokens: int, agreed: int) -> None:
-        """A full step looked at what was emitted since the one before."""
+        """Count the tokens that a full step re-verified."""
         self.rechecked_tokens += tokens
         self.agreed_tokens += agreed
         if tokens:
             self.agreement_per_interval.append(agreed / tokens)
 
     def stats(self) -> SpecPvStats:
-        """The statistics so far."""
+        """Return the statistics so far."""
         tokens = self.rechecked_tokens
-        counted = vars(self) | {
+        counts = vars(self) | {
             "agreement_per_interval": tuple(self.agreement_per_interval),
             "full_step_reasons": dict(self.full_step_reasons),
         }
-        return SpecPvStats(agreement=self.agreed_tokens / tokens if tokens else None, **counted)
+        return SpecPvStats(agreement=self.agreed_tokens / tokens if tokens else None, **counts)
 
 
 class SequenceView:
-    """What is exact, summarised and chosen of one sequence.
+    """The exact, summarised and selected parts of one sequence.
 
-    ``verified_len[i]`` counts the tokens from the start whose keys and values are exact in the
-    i-th full-attention layer. ``budget`` bounds the chosen blocks, 0 allows no partial step.
+    ``verified_len[i]`` is the number of leading tokens whose keys and values are exact in the i-th
+    full-attention layer. ``budget`` limits the selected blocks; 0 allows no partial step.
     """
 
     def __init__(self, geometry: ViewGeometry, *, layers: int, budget: int) -> None:
@@ -156,27 +158,27 @@ class SequenceView:
 
     @property
     def global_verified_len(self) -> int:
-        """Tokens from the start that are exact in every layer."""
+        """The number of leading tokens that are exact in every layer."""
         return min(self.verified_len)
 
     @property
     def retrieved_pages(self) -> int:
-        """Pages of the chosen blocks."""
+        """The number of pages of the selected blocks."""
         return min(self.budget, self.selected_blocks or 0) * self.geometry.block_pages
 
     @property
     def tail_start(self) -> int:
-        """The position from which on the view is contiguous."""
+        """The position from which the view is contiguous."""
         return self.geometry.tail_start(self.selected_blocks or 0)
 
     @property
     def hidden_tokens(self) -> int:
-        """How many positions in front of the tail the view leaves out: position − view slot."""
+        """The number of positions before the tail that the view omits: position − view slot."""
         blocks = self.selected_blocks or 0
         return (blocks - min(self.budget, blocks)) * self.geometry.config.block_size
 
     def choose(self, length: int, tree: int) -> StepChoice:
-        """How a tree of ``tree`` nodes below the root is verified after ``length`` tokens."""
+        """Decide how a tree of ``tree`` nodes below its root is verified after ``length``."""
         reason = self._reason(length, tree)
         if reason == "partial":
             return StepChoice(True, length, None, reason)
@@ -188,7 +190,7 @@ class SequenceView:
         return StepChoice(False, start, self.blocks_at(length), reason, broken)
 
     def blocks_at(self, length: int) -> int | None:
-        """The blocks among which a full step after ``length`` tokens chooses a view, if it does."""
+        """Return the number of blocks from which a full step selects a view, or None."""
         views = self._enabled and length > self.geometry.config.partial_threshold
         return self.geometry.summarised_blocks(length) if views else None
 
@@ -211,7 +213,7 @@ class SequenceView:
         return "invariant" if self.violations(length, tree) else "partial"
 
     def violations(self, length: int, tree: int) -> tuple[str, ...]:
-        """What of the state contradicts a partial step; nothing, unless something is broken."""
+        """Return the invariants that a partial step would violate; empty unless there is a bug."""
         blocks, geometry = self.selected_blocks, self.geometry
         if blocks is None:
             return ("no view",)
@@ -230,11 +232,11 @@ class SequenceView:
         return tuple(name for name, holds in checks.items() if not holds)
 
     def prefilled(self, length: int) -> None:
-        """The prompt's first ``length`` tokens are exact."""
+        """Record that the first ``length`` tokens, the prompt, are exact."""
         self.verified_len = [length] * len(self.verified_len)
 
     def committed(self, choice: StepChoice, before: int, after: int) -> None:
-        """A step took the committed length from ``before`` to ``after``."""
+        """Record that a step moved the committed length from ``before`` to ``after``."""
         if choice.partial:
             self.partial_steps += 1
             self.counters.partial_steps += 1
@@ -250,7 +252,7 @@ class SequenceView:
             self.summarised_blocks = max(self.summarised_blocks, choice.blocks)
 
     def log_fallback(self, choice: StepChoice, request: str, length: int) -> None:
-        """A line for who debugs, of a full step where views are in use."""
+        """Log a full step of a sequence with views, for debugging."""
         if choice.partial or choice.reason in ("switched off", "below the threshold"):
             return
         why = ": ".join((choice.reason, *filter(None, (", ".join(choice.broken),))))
@@ -258,12 +260,12 @@ class SequenceView:
 
 
 def automatic_budget(config: SpecPv, prompt_tokens: int, new_tokens: int) -> tuple[int, str]:
-    """Blocks to retrieve for a request, and why: a sixteenth of its longest context.
+    """Return the number of blocks to retrieve for a request, and the reason.
 
-    No less than 512 tokens (a budget must cover what several heads ask for), no more than the
-    engine's.
+    This is a sixteenth of the longest context, at least 512 tokens (the budget must cover the
+    blocks of several heads), and at most the engine's number.
     """
     longest = prompt_tokens + new_tokens
-    tokens = max(LEAST_BUDGET_TOKENS, -(-longest // CONTEXT_SHARE))
+    tokens = max(MIN_BUDGET_TOKENS, -(-longest // CONTEXT_SHARE))
     blocks = min(-(-tokens // config.block_size), config.n_retrieval_blocks)
     return blocks, f"{blocks} blocks of {config.block_size} for up to {longest} tokens"

@@ -95,10 +95,10 @@ def test_drafts_that_only_whole_passes_accept_count_against_sparse_ones() -> Non
     fewer = Check(4, 4, 3, 1)
     selection = SequenceSelection(CONFIG, 16)
     judged(selection, fewer, FIRST_CHECKS)
-    assert selection.doubtful
+    assert selection.is_agreement_low
     kinder = SequenceSelection(replace(CONFIG, min_agreement=0.5), 16)
     judged(kinder, fewer, FIRST_CHECKS)
-    assert not kinder.doubtful
+    assert not kinder.is_agreement_low
     stats = kinder.counters.stats()
     assert (stats.accepted_narrowed, stats.accepted_whole) == (8, 24)
 
@@ -114,4 +114,4 @@ def test_it_falls_back_exactly_where_the_last_checks_agree_less(
     last = checks[-LAST_CHECKS:]
     few = len(last) < FIRST_CHECKS
     below = sum(c.agreed for c in last) < least * sum(c.tokens for c in last)
-    assert selection.doubtful == (below and not few)
+    assert selection.is_agreement_low == (below and not few)

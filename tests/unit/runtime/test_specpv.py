@@ -11,7 +11,7 @@ from left_out import examples
 
 from specbuild.runtime.engine_dir.manifest import SpecPv
 from specbuild.runtime.lossy.specpv.state import (
-    LEAST_BUDGET_TOKENS,
+    MIN_BUDGET_TOKENS,
     SequenceView,
     StepChoice,
     ViewGeometry,
@@ -239,7 +239,7 @@ def test_the_automatic_budget_follows_the_context(prompt: int, new: int) -> None
     config = SpecPv(16, 2, 256, 8, 64, 4096, 32)
     blocks, reason = automatic_budget(config, prompt, new)
     assert 1 <= blocks <= config.n_retrieval_blocks
-    assert 16 * blocks >= min(LEAST_BUDGET_TOKENS, 16 * 256, (prompt + new) // 16)
+    assert 16 * blocks >= min(MIN_BUDGET_TOKENS, 16 * 256, (prompt + new) // 16)
     assert automatic_budget(config, prompt + 4096, new)[0] >= blocks
     assert str(blocks) in reason and str(prompt + new) in reason
 
