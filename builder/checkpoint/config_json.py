@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from specbuild.runtime.engine_dir.strict_json import shown
+from specbuild.runtime.engine_dir.strict_json import brief
 from specbuild.runtime.errors import SpecbuildError
 
 # The largest size that engines store (int32), and more layers or experts than any model has.
@@ -137,7 +137,7 @@ class Config:
 
     def wrong(self, name: str, expected: str) -> SpecbuildError:
         """The error for a field that is not what it should be."""
-        value = shown(self.get(name))
+        value = brief(self.get(name))
         return SpecbuildError(f"{self.where}: {name}: got {value}, expected {expected}")
 
     def _value(self, name: str, default: Any) -> Any:

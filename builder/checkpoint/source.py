@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from specbuild.builder.checkpoint.config_json import check_numbers
 from specbuild.builder.checkpoint.quantization.tensor import QuantizedSource
-from specbuild.runtime.engine_dir.strict_json import shown
+from specbuild.runtime.engine_dir.strict_json import brief
 from specbuild.runtime.errors import SpecbuildError
 
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -269,7 +269,7 @@ def _refuse_adapter(path: Path) -> None:
     file = path / "adapter_config.json"
     if has_file(file):
         base = read_json(file).get("base_model_name_or_path")
-        of_model = f" of {shown(base)}" if isinstance(base, str) and base else ""
+        of_model = f" of {brief(base)}" if isinstance(base, str) and base else ""
         raise SpecbuildError(
             f"{path}: is an adapter{of_model} (adapter_config.json), not a model; merge it into "
             "its base model first (in peft merge_and_unload, then save_pretrained) and give the "
@@ -311,7 +311,7 @@ def _open_indexed(index: Path) -> dict[str, SourceTensor]:
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file or len(file) > _MAX_FILE_NAME:
             raise SpecbuildError(
-                f"{index}: {name} names {shown(file)}, expected a file beside the index"
+                f"{index}: {name} names {brief(file)}, expected a file beside the index"
             )
         wanted.setdefault(file, []).append(name)
     absent = sorted(file for file in wanted if not (index.parent / file).is_file())
@@ -348,7 +348,7 @@ def _check_entry(file: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...
     except (KeyError, TypeError, ValueError):
         sound = False
     if not sound:
-        raise SpecbuildError(f"{file}: the header's entry for {name} is damaged: {shown(entry)}")
+        raise SpecbuildError(f"{file}: the header's entry for {name} is damaged: {brief(entry)}")
     return dtype, shape, begin, stop
 
 

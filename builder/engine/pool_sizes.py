@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from specbuild.builder.option_group import MAX_INTEGER
 from specbuild.runtime.device import group_bytes
-from specbuild.runtime.engine_dir.cache_groups import pages_held
+from specbuild.runtime.engine_dir.cache_groups import group_pages
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.engine_dir.manifest import (
     STATE_GROUP,
@@ -155,7 +155,7 @@ def _fewest(group: CacheGroup, limits: Limits) -> int:
 
 def _longest(group: CacheGroup, limits: Limits) -> int:
     """Pages of a sequence of the longest length."""
-    return pages_held(group, limits, tokens=limits.max_seq_len)
+    return group_pages(group, limits, tokens=limits.max_seq_len)
 
 
 def _mebibytes(size_bytes: int) -> str:

@@ -17,7 +17,7 @@ from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.model.digests import checkpoint_files
 from specbuild.runtime.device import group_bytes
-from specbuild.runtime.engine_dir.cache_groups import pages_held
+from specbuild.runtime.engine_dir.cache_groups import group_pages
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.errors import SpecbuildError
 
@@ -125,7 +125,7 @@ def gpu_capacity(
     for tokens in sorted(lengths):
         limits = replace(plan.limits, max_seq_len=tokens, max_batch_size=1)
         one = sum(
-            pages_held(group, limits, tokens=tokens)
+            group_pages(group, limits, tokens=tokens)
             * group_bytes(replace(group, pages=1), plan.specpv)
             for group in plan.groups
         )

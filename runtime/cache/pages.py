@@ -20,7 +20,7 @@ from specbuild.runtime.cache.sequence_pages import (
 from specbuild.runtime.cache.state_paths import StateSlot
 from specbuild.runtime.engine_dir.cache_groups import (
     allocators,
-    pages_held,
+    group_pages,
     slots_per_sequence,
     tree_slots,
 )
@@ -98,7 +98,9 @@ class KvPools:
         """
         growing_tokens = tokens if initial_tokens is None else min(tokens, initial_tokens)
         pages = {
-            name: pages_held(group, self._limits, tokens=tokens if group.window else growing_tokens)
+            name: group_pages(
+                group, self._limits, tokens=tokens if group.window else growing_tokens
+            )
             for name in self._shared
             for group in (self._groups[name],)
         }

@@ -1,7 +1,7 @@
-"""The backends that an engine can be built for: their names, and what is true of each.
+"""The backends that an engine can be built for: names and properties.
 
-The loops over backends read these fields; no other place compares a backend's name. What loads an
-engine is found by them too (``executors/registry.py``).
+Loops over backends read these fields; no other place compares a backend's name. The executor that
+loads an engine is also found by name (``executors/registry.py``).
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ BackendName: TypeAlias = Literal["cpu", "cuda", "tensorrt", "tensorrt-rtx"]
 
 @dataclass(frozen=True)
 class BackendFacts:
-    """What an engine of one backend consists of, and what running it takes.
+    """The contents of engines of one backend, and the requirements to run them.
 
-    ``title`` is its name in sentences. ``executor`` is the folder of ``runtime/executors`` that
-    loads it. ``on_gpu``: it computes on a GPU, which holds its weights and caches.
+    ``title`` is the backend's name in sentences. ``executor`` is the folder of
+    ``runtime/executors`` that loads its engines. With ``on_gpu`` a GPU holds weights and caches and
+    computes.
 
-    An engine holds one of three: ONNX graphs by role, a plan of launches (``has_plan``), or engines
-    that a TensorRT library built (``has_engines``), on the very GPU that they run on where
-    ``built_on_gpu``. ``launches_kernels``: it runs the kernels of ``plugins_cuda``, which are
-    batch-invariant. ``pools_in_place``: a launch writes to the caches that it reads; else each has
-    two places.
+    An engine has one of three forms: ONNX graphs by role, a plan of launches (``has_plan``), or
+    engines of a TensorRT library (``has_engines``). With ``built_on_gpu`` the latter are built on
+    the GPU that runs them. ``launches_kernels``: the engine runs the kernels of ``plugins_cuda``,
+    which are batch-invariant. ``pools_in_place``: a launch writes to the caches that it reads;
+    otherwise each cache has two copies.
     """
 
     name: BackendName
@@ -39,7 +40,7 @@ class BackendFacts:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the engine holds ONNX graphs, which can be read and run anywhere."""
+        """Whether the engine has ONNX graphs, which other programs can read and run."""
         return not (self.has_plan or self.has_engines)
 
 
@@ -64,5 +65,5 @@ BACKENDS: Mapping[str, BackendFacts] = {
 
 
 def facts_of(backend: str) -> BackendFacts:
-    """What is true of a backend that a manifest or an option names."""
+    """Return the properties of a backend that a manifest or an option names."""
     return BACKENDS[backend]

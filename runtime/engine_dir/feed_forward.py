@@ -1,4 +1,4 @@
-"""The feed-forwards of models as an engine's manifest holds them: dense ones and experts."""
+"""The feed-forwards of models in a manifest: dense ones and experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 from specbuild.runtime.engine_dir.features import FeatureOf, of_feature, one_of
 
-# How weights are stored; a later kind names the feature that brings it.
+# The storage types of weights; a type that was added later names its feature.
 WEIGHT_STORAGES: FeatureOf = {"fp32": None, "bf16": None, "fp8": None, "mxfp4": None}
 
 
@@ -30,7 +30,7 @@ class ClampedSwiglu:
 
 @dataclass(frozen=True, kw_only=True)
 class Geglu:
-    """``gelu(gate) · up`` with GELU's approximation by tanh."""
+    """``gelu(gate) · up`` with GELU's tanh approximation."""
 
     FEATURE: ClassVar[str] = "geglu"
     kind: Literal["geglu_tanh"] = "geglu_tanh"
@@ -41,7 +41,7 @@ Activation: TypeAlias = Swiglu | ClampedSwiglu | Geglu
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeedForward:
-    """Gate and up [inner, hidden], the activation, down [hidden, inner]."""
+    """Gate and up [inner, hidden], an activation, and down [hidden, inner]."""
 
     kind: Literal["dense"] = "dense"
     inner: int
@@ -51,13 +51,13 @@ class DenseFeedForward:
 
 @dataclass(frozen=True, kw_only=True)
 class MoeFeedForward:
-    """A router and ``experts`` of width ``inner``, of which a token takes ``experts_per_token``.
+    """A router and ``experts`` of width ``inner``; each token uses ``experts_per_token`` of them.
 
-    ``storage`` is how the checkpoint holds the experts' weights. ``gating`` makes weights of
-    logits. ``choice_bias`` [experts] is added to what experts are chosen by, not to their weights.
-    ``groups_chosen`` of ``groups`` of experts take part for a token, those with the best
-    ``group_score``: the sum of a group's two best scores, or its best. The weights are multiplied
-    by ``scaling``, and with ``expert_scale`` by a factor of each expert [experts].
+    ``storage`` is the checkpoint's storage type of the experts' weights. ``gating`` computes
+    weights from logits. ``choice_bias`` [experts] is added for the selection of experts, but not to
+    their weights. Each token selects from ``groups_chosen`` of ``groups`` of experts, those with
+    the best ``group_score``: the sum of a group's two best scores, or its best score. The weights
+    are multiplied by ``scaling``, and with ``expert_scale`` by a factor per expert [experts].
     """
 
     kind: Literal["moe"] = "moe"
@@ -79,11 +79,9 @@ class MoeFeedForward:
 
 @dataclass(frozen=True, kw_only=True)
 class BothFeedForward:
-    """Routed experts and a dense one that every token takes (shared experts); the sum of both.
+    """The sum of routed experts and a dense feed-forward for all tokens (shared experts).
 
-    ``gated``: the sigmoid of a projection to one value multiplies what the dense one gives.
-    ``normed_apart``: router, experts and the dense one read the stream through a norm of their own
-    each, and experts and the dense one are normed before they are added (Gemma 4).
+    With ``gated`` the sigmoid of a projection to one value multiplies the dense output.
     """
 
     kind: Literal["both"] = "both"
@@ -97,7 +95,7 @@ FeedForward: TypeAlias = DenseFeedForward | MoeFeedForward | BothFeedForward
 
 
 def routed_part(feed_forward: FeedForward) -> MoeFeedForward | None:
-    """The routed experts of a layer's feed-forward, None where it has none."""
+    """Return the routed experts of a layer's feed-forward, or None if it has none."""
     if isinstance(feed_forward, BothFeedForward):
         return feed_forward.moe
     return feed_forward if isinstance(feed_forward, MoeFeedForward) else None
@@ -106,6 +104,6 @@ def routed_part(feed_forward: FeedForward) -> MoeFeedForward | None:
 def distinct_feed_forwards(
     layers: Sequence[FeedForward],
 ) -> tuple[tuple[FeedForward, ...], tuple[int, ...]]:
-    """``feed_forwards`` and ``layer_feed_forwards`` of a target with these, layer by layer."""
+    """Return a target's ``feed_forwards`` and ``layer_feed_forwards``, given one per layer."""
     distinct = tuple(dict.fromkeys(layers))
     return distinct, tuple(distinct.index(layer) for layer in layers)

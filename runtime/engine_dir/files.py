@@ -1,4 +1,4 @@
-"""What is stored in an engine directory: every byte is checked before it is believed."""
+"""The files of an engine directory: every byte is checked before it is used."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from specbuild.runtime.engine_dir.manifest_check import check_manifest
 from specbuild.runtime.engine_dir.origin import Origin
 from specbuild.runtime.engine_dir.rebuild import build_again, version_problem
 from specbuild.runtime.engine_dir.regular_file import open_regular, read_regular
-from specbuild.runtime.engine_dir.strict_json import from_json, parsed, shown
+from specbuild.runtime.engine_dir.strict_json import brief, from_json, parsed
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 MAX_MANIFEST_BYTES = 16 << 20
-# The last is what a signing leaves that was killed: nothing reads it, the next replaces it.
-_OWN_FILES = frozenset({MANIFEST_FILE, MANIFEST_HASH_FILE, SIGNATURE_FILE, STAGED_SIGNATURE_FILE})
+# The last one can remain after an interrupted ``sign``. It is never read, and the next one replaces
+# it.
+_METADATA_FILES = frozenset(
+    {MANIFEST_FILE, MANIFEST_HASH_FILE, SIGNATURE_FILE, STAGED_SIGNATURE_FILE}
+)
 
 
 def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
-    """The manifest, parsed only after its SHA-256 agreed. Reads no other file.
+    """Return the manifest, parsed after a check of its SHA-256. No other file is read.
 
-    Raises EngineFileError where the directory is no engine, is damaged, of another format or not
+    Raises EngineFileError if the directory is no engine, is damaged, has another format, or is not
     of this ``origin``.
     """
     data = manifest_bytes(directory)
@@ -49,7 +52,7 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
         raise EngineFileError(problem)
     features = decoded.get("features", [])
     if not isinstance(features, list) or not all(isinstance(name, str) for name in features):
-        raise EngineFileError(f"{where}: features are {shown(features)}, expected a list of names")
+        raise EngineFileError(f"{where}: features are {brief(features)}, expected a list of names")
     try:
         require_known(Manifest, features)
     except SpecbuildError as error:
@@ -64,9 +67,9 @@ def read_manifest(directory: Path, origin: Origin | None = None) -> Manifest:
 
 
 def require_only_engine(directory: Path) -> None:
-    """Raises EngineFileError where a directory is more or less than an engine of any version.
+    """Raise EngineFileError if a directory has other files than an engine of any version.
 
-    What its files hold is not checked, nor whether all are there.
+    Contents are not checked, and files may be missing.
     """
     try:
         decoded = parsed(manifest_bytes(directory))
@@ -80,23 +83,23 @@ def require_only_engine(directory: Path) -> None:
 
 
 def check_sizes(directory: Path, manifest: Manifest) -> None:
-    """Every listed file is there with its size, and nothing else is. Reads no contents.
+    """Check that all listed files exist with their sizes, and no others. Reads no contents.
 
     Raises EngineFileError with the file's name.
     """
-    found = dict(_present(directory, "", *_listed(manifest.files)))
+    actual = dict(_present(directory, "", *_listed(manifest.files)))
     for name, entry in manifest.files.items():
-        if name not in found:
+        if name not in actual:
             raise EngineFileError(
                 f"{directory}: {name} is missing; copy the engine again or rebuild it"
             )
-        _require_size(directory, name, found[name], entry.bytes)
+        _require_size(directory, name, actual[name], entry.bytes)
 
 
 def verify_files(directory: Path, manifest: Manifest) -> None:
-    """Sizes and checksums of every file; EngineFileError names the first that differs.
+    """Check sizes and checksums of all files; EngineFileError names the first that differs.
 
-    A chunked file has one chunk in memory at a time.
+    Of a chunked file, one chunk is in memory at a time.
     """
     check_sizes(directory, manifest)
     for name, entry in manifest.files.items():
@@ -106,9 +109,9 @@ def verify_files(directory: Path, manifest: Manifest) -> None:
 
 
 def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
-    """The checked bytes of a file of the engine, memory-mapped and read-only.
+    """Return the checked bytes of a file of the engine, memory-mapped and read-only.
 
-    A chunked file is checked chunk by chunk while it streams in.
+    A chunked file is checked chunk by chunk while it is read.
     """
     data = mapped_file(directory, manifest, name)
     for i, digest in enumerate(_digests(_pieces(data, manifest.files[name].chunk_bytes))):
@@ -117,9 +120,9 @@ def read_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
 
 
 def mapped_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
-    """The bytes of a file of the engine, of the manifest's size, but not compared with digests.
+    """Return the bytes of a file, of the size in the manifest, without a check of digests.
 
-    Raises EngineFileError where it is not listed, not there, or of another size.
+    Raises EngineFileError if the file is not listed, is missing, or has another size.
     """
     entry = manifest.files.get(name)
     if entry is None:
@@ -130,7 +133,7 @@ def mapped_file(directory: Path, manifest: Manifest, name: str) -> memoryview:
 
 
 def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, digest: str) -> None:
-    """Raises EngineFileError where a chunk's XXH3-128 is not the manifest's.
+    """Raise EngineFileError if a chunk's XXH3-128 differs from the manifest's.
 
     A file that is not chunked is one chunk.
     """
@@ -145,41 +148,41 @@ def check_chunk(directory: Path, manifest: Manifest, name: str, chunk: int, dige
 
 
 def file_entry(path: Path, *, chunked: bool) -> StoredFile:
-    """A file's size and checksums, for the manifest. One chunk is in memory at a time."""
+    """Return a file's size and checksums for the manifest, with one chunk in memory at a time."""
     from xxhash import xxh3_128, xxh3_128_hexdigest
 
     data = _mapped(path.parent, path.name, None)
-    whole, chunks = xxh3_128(), []
+    file_digest, chunks = xxh3_128(), []
     for piece in _passing(data, CHUNK_BYTES):
-        whole.update(piece)
+        file_digest.update(piece)
         chunks.append(xxh3_128_hexdigest(piece))
     return StoredFile(
         bytes=len(data),
-        xxh3_128=whole.hexdigest(),
+        xxh3_128=file_digest.hexdigest(),
         chunk_bytes=CHUNK_BYTES if chunked else None,
         chunks=tuple(chunks) if chunked else (),
     )
 
 
 def manifest_digest(data: bytes) -> str:
-    """The text of ``manifest.sha256``: hexadecimal, as ``sha256sum`` prints it."""
+    """Return the text of ``manifest.sha256``: hexadecimal, as ``sha256sum`` prints it."""
     return f"{hashlib.sha256(data).hexdigest()}  {MANIFEST_FILE}\n"
 
 
 def manifest_digest_of(directory: Path) -> str:
-    """The text of a directory's ``manifest.sha256``; raises as :func:`manifest_bytes` does."""
+    """Return the text of a directory's ``manifest.sha256``; raises as :func:`manifest_bytes`."""
     return manifest_digest(manifest_bytes(directory))
 
 
 def manifest_bytes(directory: Path) -> bytes:
-    """The bytes of ``manifest.json``, which agree with ``manifest.sha256``.
+    """Return the bytes of ``manifest.json``, after a comparison with ``manifest.sha256``.
 
-    Raises EngineFileError where the directory is no engine, or the two differ.
+    Raises EngineFileError if the directory is no engine, or the two differ.
     """
     if not directory.is_dir():
-        found = "a file, not a directory" if directory.exists() else "no such directory"
+        actual = "a file, not a directory" if directory.exists() else "no such directory"
         raise EngineFileError(
-            f"{directory} is not an engine: {found}; give the path that build wrote"
+            f"{directory} is not an engine: {actual}; give the path that build wrote"
         )
     parts = []
     for name in (MANIFEST_FILE, MANIFEST_HASH_FILE):
@@ -200,15 +203,15 @@ def manifest_bytes(directory: Path) -> bytes:
 
 
 def _listed(files: Collection[str]) -> tuple[set[str], set[str]]:
-    """All files that an engine may have, and the folders that these lie in."""
-    listed = {*files, *_OWN_FILES}
+    """Return all files that an engine may have, and their folders."""
+    listed = {*files, *_METADATA_FILES}
     return listed, {str(folder) for name in listed for folder in PurePosixPath(name).parents}
 
 
 def _present(
     directory: Path, folder: str, listed: Collection[str], folders: Collection[str]
 ) -> Iterator[tuple[str, int]]:
-    """The files below a folder and their sizes; EngineFileError at the first that is not listed."""
+    """Return the files in a folder and their sizes; EngineFileError for the first unlisted one."""
     try:
         with os.scandir(directory / folder) as entries:
             for entry in entries:
@@ -232,16 +235,16 @@ def _present(
 
 
 def _mapped(directory: Path, name: str, size: int | None) -> memoryview:
-    """The bytes of a file, memory-mapped and read-only; of ``size`` bytes, if given."""
+    """Return the bytes of a file, memory-mapped and read-only; check ``size`` if given."""
     try:
         with os.fdopen(open_regular(directory, name), "rb") as file:
-            found = os.fstat(file.fileno()).st_size
+            actual = os.fstat(file.fileno()).st_size
             if size is not None:
-                _require_size(directory, name, found, size)
+                _require_size(directory, name, actual, size)
             # An empty file cannot be mapped.
-            if found == 0:
+            if actual == 0:
                 return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), found, access=mmap.ACCESS_READ))
+            return memoryview(mmap.mmap(file.fileno(), actual, access=mmap.ACCESS_READ))
     except OSError as error:
         raise EngineFileError(
             f"{directory}: {name} cannot be read ({error.strerror}); "
@@ -249,25 +252,25 @@ def _mapped(directory: Path, name: str, size: int | None) -> memoryview:
         ) from error
 
 
-def _require_size(directory: Path, name: str, found: int, expected: int) -> None:
-    if found != expected:
+def _require_size(directory: Path, name: str, actual: int, expected: int) -> None:
+    if actual != expected:
         raise EngineFileError(
-            f"{directory}: {name} has {found} bytes, the manifest says {expected}; "
+            f"{directory}: {name} has {actual} bytes, the manifest says {expected}; "
             "copy the engine again or rebuild it"
         )
 
 
 def _pieces(data: memoryview, nbytes: int | None) -> Iterator[memoryview]:
-    """The whole, or pieces of ``nbytes`` (one of no bytes if the data is empty)."""
+    """Yield the data in pieces of ``nbytes``; one empty piece if the data is empty."""
     step = nbytes or max(len(data), 1)
     for start in range(0, max(len(data), 1), step):
         yield data[start : start + step]
 
 
 def _passing(data: memoryview, nbytes: int | None) -> Iterator[memoryview]:
-    """As :func:`_pieces`, of a mapped file whose pages are given up behind each piece.
+    """Yield the pieces of a mapped file, and release the memory pages of each afterwards.
 
-    Otherwise a process that checks a file counts as holding all of it.
+    Otherwise the complete file would count as memory of the process.
     """
     start = 0
     for piece in _pieces(data, nbytes):

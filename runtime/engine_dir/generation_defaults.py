@@ -1,4 +1,4 @@
-"""The sampling that a checkpoint recommends, as the manifest of its engine has it."""
+"""The sampling parameters that a checkpoint recommends, as the engine's manifest stores them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specbuild.runtime.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Parameters that a checkpoint recommends where a request states none; None: none for this one.
+    """Defaults for parameters that a request does not set; None means no recommendation.
 
-    Raises RequestError where a value is out of range.
+    Raises RequestError if a value is out of range.
     """
 
     temperature: float | None = None
@@ -31,17 +31,17 @@ class GenerationDefaults:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The fields of SamplingParams that have a default here."""
+        """Return the fields of SamplingParams that have a default here."""
         return {name: value for name, value in self.stated.items() if name != "max_new_tokens"}
 
     @property
     def stated(self) -> dict[str, Any]:
-        """All fields that have a default here."""
+        """Return all fields that have a default here."""
         values = {name: getattr(self, name) for name in RECOMMENDED}
         return {name: value for name, value in values.items() if value is not None}
 
     def with_value(self, name: str, value: Any) -> GenerationDefaults:
-        """These defaults with one more, as the type of its field. RequestError where it is none."""
+        """Return a copy with one more default of its field's type; may raise RequestError."""
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RequestError(f"{name} is {value!r}, must be a number")
         parameter = RECOMMENDED[name]

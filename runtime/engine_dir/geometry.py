@@ -1,4 +1,4 @@
-"""The shapes of models as an engine's manifest holds them: targets of every family, and drafts."""
+"""The shapes of models in a manifest: targets of all families, and drafts."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ NormPlaces: TypeAlias = Literal["inputs", "outputs", "both"]
 
 @dataclass(frozen=True)
 class Rope:
-    """Rotary embedding of a model: as its own config gives it.
+    """The rotary embedding of a model, as its config states it.
 
-    ``width`` values at the start of a head turn, None: all. In the checkpoint the two values of a
-    pair stand side by side (``interleaved``) or half of the width apart; in engines always the
-    latter.
+    RoPE applies to the first ``width`` values of a head, None for all. In the checkpoint the two
+    values of a pair are adjacent (``interleaved``) or half of the width apart; in engines they are
+    always half of the width apart.
     """
 
     theta: float
@@ -44,17 +44,17 @@ class Rope:
 
     @property
     def kind(self) -> str:
-        """The kind of scaling in one word, ``none`` without."""
+        """The kind of scaling in one word, or ``none``."""
         return "none" if self.scaling is None else self.scaling.kind
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
+        """The factor of cos and sin."""
         scaled = isinstance(self.scaling, YarnScaling | LongRopeScaling)
         return self.scaling.attention_factor if scaled else 1.0  # type: ignore[union-attr]
 
     def up_to(self, longest: int) -> Rope:
-        """The same for sequences of up to this length, on which some scalings depend."""
+        """Return the embedding for sequences of up to this length; some scalings depend on it."""
         if not isinstance(self.scaling, ByLength):
             return self
         return replace(self, scaling=replace(self.scaling, longest=longest))
@@ -62,7 +62,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Norm:
-    """RMSNorm; ``rounding`` to the activations' type stands before or after its weight."""
+    """RMSNorm; values are rounded to the activations' type before or after the weight."""
 
     eps: float
     rounding: Literal["before_weight", "after_weight"]
@@ -79,11 +79,11 @@ class QueryGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class Multipliers:
-    """Constant factors on the residual stream and the logits (Granite's µP).
+    """Constant factors of the residual stream and the logits (Granite's µP).
 
-    ``embedding`` multiplies embedded tokens, ``residual`` what each sublayer adds to the stream.
-    The head's logits are divided by ``logits_divisor``; then they are ``c · tanh(logits / c)`` with
-    ``logits_cap`` c, 0: unchanged.
+    ``embedding`` multiplies embedded tokens, ``residual`` the output of each sublayer. The head's
+    logits are divided by ``logits_divisor``. With ``logits_cap`` c > 0 they then become ``c ·
+    tanh(logits / c)``.
     """
 
     FEATURE: ClassVar[str] = "multipliers"
@@ -95,7 +95,7 @@ class Multipliers:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowHeads:
-    """KV heads, and the width of all heads, of layers with a window."""
+    """The number of KV heads and the head width of layers with a window."""
 
     FEATURE: ClassVar[str] = "window_heads"
     kv_heads: int
@@ -104,10 +104,10 @@ class WindowHeads:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerInputs:
-    """What each layer reads of the token beside the stream: ``width`` values (Gemma 4 E2B, E4B).
+    """An input of each layer besides the residual stream: ``width`` values (Gemma 4 E2B, E4B).
 
-    They are the mean, but for a factor, of a row of a table [vocab, layers · width] and of a
-    normed projection of the embedded token.
+    Up to a factor, it is the mean of a row of a table [vocab, layers · width] and of a normed
+    projection of the embedded token.
     """
 
     FEATURE: ClassVar[str] = "layer_inputs"
@@ -117,15 +117,15 @@ class LayerInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionParts:
-    """What attention has beside its projections' weights.
+    """Optional parts of attention.
 
-    ``sinks``: a logit per query head joins the softmax's denominator. ``qk_norm``: queries and keys
-    are normed before they turn, head by head with one weight, or over all heads together.
-    ``scale`` multiplies the scores, None: ``head_dim^-½``. ``query_growth`` multiplies queries
-    after they turn. ``output_gate``: the sigmoid of a further projection multiplies what attention
-    gives, before the output's projection. ``value_norm``: values are normed head by head, without
-    a weight. ``keys_as_values``: in layers without a window values are the projected keys, before
-    their norm and rotation.
+    ``sinks``: the softmax's denominator includes a logit per query head. ``qk_norm``: queries and
+    keys are normed before RoPE, per head with one weight, or over all heads together. ``scale``
+    multiplies the scores, by default ``head_dim^-½``. ``query_growth`` multiplies queries after
+    RoPE. ``output_gate``: the sigmoid of a further projection multiplies the output of attention
+    before the output projection. ``value_norm``: values are normed per head, without a weight.
+    ``keys_as_values``: in layers without a window, values are the projected keys before their norm
+    and RoPE.
     """
 
     qkv_bias: bool = False
@@ -141,10 +141,10 @@ class AttentionParts:
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta:
-    """Linear attention by the gated delta rule, behind a convolution of ``taps`` inputs.
+    """Linear attention by the gated delta rule, after a convolution of ``taps`` inputs.
 
-    A layer's state has a matrix of ``key_width`` × ``value_width`` for each value head. Value head
-    h reads key head ⌊h · key_heads / value_heads⌋.
+    The state of a layer is a matrix of ``key_width`` × ``value_width`` for each value head. Value
+    head h reads key head ⌊h · key_heads / value_heads⌋.
     """
 
     FEATURE: ClassVar[str] = "gated_delta"
@@ -156,26 +156,26 @@ class GatedDelta:
 
     @property
     def channels(self) -> int:
-        """Inputs of the convolution: queries, keys and values."""
+        """The number of inputs of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_width + self.values
 
     @property
     def values(self) -> int:
-        """Values of all heads, which is the width of the layer's output."""
+        """The number of values of all heads, which is the width of the layer's output."""
         return self.value_heads * self.value_width
 
     @property
     def row_width(self) -> int:
-        """What a row brings to the state: the convolution's inputs, and two gates a value head."""
+        """The values of a row that change the state: inputs, and two gates per value head."""
         return self.channels + 2 * self.value_heads
 
 
 @dataclass(frozen=True)
 class IndexerGeometry:
-    """Shape of the indexers (DSA-lite) of ``layers``: query heads of one width, one key head.
+    """The indexers (DSA-lite) of ``layers``: query heads of one width, and one key head.
 
-    ``weighted``: each head has a weight of its own at every token. ``top_k`` and ``threshold`` are
-    what the checkpoint's config names, None where it does not.
+    ``weighted``: each head has a weight per token. ``top_k`` and ``threshold`` are from the
+    checkpoint's config, None if it has none.
     """
 
     layers: tuple[int, ...]
@@ -188,10 +188,10 @@ class IndexerGeometry:
 
 @dataclass(frozen=True)
 class MlaGeometry:
-    """Sizes of MLA with decoupled RoPE; ``q_lora_rank`` None where queries have no latent.
+    """The sizes of MLA with decoupled RoPE; ``q_lora_rank`` is None without a query latent.
 
-    ``scale`` multiplies the scores: ``(nope_dim + rope_dim)^-½``, times YaRN's factors where a
-    model has them. ``norm`` is that of the latents.
+    ``scale`` multiplies the scores: ``(nope_dim + rope_dim)^-½``, times YaRN's factors if the model
+    has them. ``norm`` is the norm of the latents.
     """
 
     kv_lora_rank: int
@@ -204,31 +204,29 @@ class MlaGeometry:
 
     @property
     def entry_width(self) -> int:
-        """Values of a token in the cache: its latent, and the rotated key of all heads."""
+        """The cached values per token: its latent, and the rotated key that all heads share."""
         return self.kv_lora_rank + self.rope_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetGeometry:
-    """Shape of the target model.
+    """The shape of the target model.
 
-    ``norm`` is that of layers, the last one's included. Layer i has the feed-forward
-    ``feed_forwards[layer_feed_forwards[i]]``; no two of ``feed_forwards`` are equal.
-    ``sliding_window`` is 0 where no layer has one. ``tied_head``: the embedding is the head's
-    weight too.
-    ``latent_dims`` is, for every layer, how many values of a latent stand in its keys' and values'
-    place (MLA), 0 where there is none; empty where no layer has one. ``indexer`` is that of
-    the layers that choose what they attend to, None where none does. ``mla`` is that of a model
-    which was made with latents, None where they came later (MLA-lite); its ``head_dim`` and
-    ``kv_heads`` are those of the absorbed form, one head as wide as an entry of the cache.
-    ``dtype`` is how the engine stores the projections and the head, None as bf16 or fp32.
-    ``norm_places`` says whether a layer norms what attention and feed-forward read, what they
-    give, or both. ``unrotated_layers`` have no RoPE. ``window_rope`` is that of layers with a
-    window where it differs from ``rope``. ``gated_delta`` is that of the layers of linear
-    attention, None where there are none. ``window_heads`` are those of layers with a window where
-    they differ from ``kv_heads`` and ``head_dim``. The last ``shared_caches`` layers have neither
-    keys nor values: they read those of the last layer before them of their type.
-    ``layer_scale``: each layer multiplies the stream by a number of its own.
+    ``norm`` is the norm of layers and of the last hidden state. Layer i has the feed-forward
+    ``feed_forwards[layer_feed_forwards[i]]``; all of ``feed_forwards`` differ. ``sliding_window``
+    is 0 if no layer has one. ``tied_head``: the embedding is also the head's weight.
+    ``latent_dims`` is the width of each layer's latent, which replaces keys and values (MLA): 0 for
+    a layer without one, empty if no layer has one. ``indexer`` is the indexers of layers that
+    select tokens to attend to, or None. ``mla`` describes a model trained with latents; it is None
+    for latents that were added later (MLA-lite). With ``mla``, ``head_dim`` and ``kv_heads`` are
+    those of the absorbed form: one head as wide as a cache entry. ``dtype`` is the engine's storage
+    of projections and head, None for bf16 or fp32. ``norm_places`` states whether a layer norms the
+    inputs of attention and feed-forward, their outputs, or both. ``unrotated_layers`` have no RoPE.
+    ``window_rope`` applies to layers with a window if it differs from ``rope``. ``gated_delta``
+    describes the layers of linear attention, None if there are none. ``window_heads`` applies to
+    layers with a window if it differs from ``kv_heads`` and ``head_dim``. The last
+    ``shared_caches`` layers have neither keys nor values: they read those of the last earlier layer
+    of their type. ``layer_scale``: each layer multiplies the stream by its own factor.
     """
 
     model_type: str
@@ -266,36 +264,36 @@ class TargetGeometry:
 
     @property
     def linear_layers(self) -> tuple[int, ...]:
-        """The layers of linear attention, which keep a state instead of keys and values."""
+        """The layers of linear attention, which have a state instead of keys and values."""
         return tuple(i for i, kind in enumerate(self.layer_types) if kind == LINEAR_ATTENTION)
 
     def feed_forward(self, layer: int) -> FeedForward:
-        """The feed-forward of this layer."""
+        """Return the feed-forward of a layer."""
         return self.feed_forwards[self.layer_feed_forwards[layer]]
 
     def rope_of(self, layer: int) -> Rope:
-        """The rotary embedding of this layer, if it turns at all."""
+        """Return the rotary embedding of a layer that is not in ``unrotated_layers``."""
         windowed = self.layer_types[layer] == "sliding_attention"
         return self.window_rope if windowed and self.window_rope is not None else self.rope
 
     def up_to(self, longest: int) -> TargetGeometry:
-        """The same for sequences of up to this length."""
+        """Return the geometry for sequences of up to this length."""
         window = None if self.window_rope is None else self.window_rope.up_to(longest)
         return replace(self, rope=self.rope.up_to(longest), window_rope=window)
 
     def heads_of(self, layer: int) -> WindowHeads:
-        """The KV heads and the head width of this layer."""
+        """Return the number of KV heads and the head width of a layer."""
         if self.window_heads is not None and self.layer_types[layer] == "sliding_attention":
             return self.window_heads
         return WindowHeads(kv_heads=self.kv_heads, head_dim=self.head_dim)
 
     @property
     def caching_layers(self) -> range:
-        """The layers before those of ``shared_caches``."""
+        """The number of layers before those of ``shared_caches``."""
         return range(self.layers - self.shared_caches)
 
     def cache_layer(self, layer: int) -> int:
-        """The layer whose keys and values this one reads; its own number where it has some."""
+        """Return the layer whose keys and values a layer reads: usually the layer itself."""
         if layer in self.caching_layers:
             return layer
         kind = self.layer_types[layer]
@@ -303,6 +301,6 @@ class TargetGeometry:
 
     @property
     def moe(self) -> MoeFeedForward | None:
-        """The routed experts of the first layer that has some, None where no layer has."""
+        """The routed experts of the first layer that has any, or None."""
         routed = map(routed_part, self.feed_forwards)
         return next((part for part in routed if part is not None), None)

@@ -1,4 +1,4 @@
-"""Whether a target's geometry makes sense in itself: what types cannot say."""
+"""Checks of a target's geometry that its types cannot express."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _SIZES = ("layers", "hidden", "vocab", "q_heads", "kv_heads", "head_dim", "max_p
 
 
 def check_target(g: TargetGeometry) -> None:
-    """Raises EngineFileError with the first thing that does not fit."""
+    """Raise EngineFileError for the first inconsistency."""
     for name in _SIZES:
         _require("target", name, getattr(g, name))
-    _require("target", "sliding_window", g.sliding_window, least=0)
+    _require("target", "sliding_window", g.sliding_window, minimum=0)
     if len(g.layer_types) != g.layers:
         raise EngineFileError(f"target has {g.layers} layers, but {len(g.layer_types)} layer_types")
     if len(g.latent_dims) not in (0, g.layers) or min(g.latent_dims, default=0) < 0:
@@ -55,7 +55,7 @@ def check_target(g: TargetGeometry) -> None:
 
 
 def _check_attention(g: TargetGeometry) -> None:
-    """What layers turn by, and the factors of queries."""
+    """Check the rotary embeddings, and the factors of queries."""
     if not all(0 <= layer < g.layers for layer in g.unrotated_layers):
         raise EngineFileError(
             f"target.unrotated_layers are {g.unrotated_layers}, expected some of {g.layers} layers"
@@ -73,7 +73,7 @@ def _check_attention(g: TargetGeometry) -> None:
     if g.layer_inputs is not None:
         for name in ("width", "vocab"):
             _require("target.layer_inputs", name, getattr(g.layer_inputs, name))
-    _require("target", "shared_caches", g.shared_caches, least=0)
+    _require("target", "shared_caches", g.shared_caches, minimum=0)
     if set(g.layer_types) - {g.layer_types[layer] for layer in g.caching_layers}:
         raise EngineFileError(
             f"target.shared_caches is {g.shared_caches}, which leaves layers of some type without "
@@ -84,7 +84,7 @@ def _check_attention(g: TargetGeometry) -> None:
 
 
 def _check_linear(g: TargetGeometry) -> None:
-    """The sizes of linear attention, which is there if layers have it."""
+    """Check the sizes of linear attention, which is present if layers use it."""
     delta = g.gated_delta
     if (delta is None) != (not g.linear_layers):
         raise EngineFileError(
@@ -93,14 +93,14 @@ def _check_linear(g: TargetGeometry) -> None:
         )
     if delta is None:
         return
-    for name, least in (
+    for name, minimum in (
         ("key_heads", 1),
         ("value_heads", 1),
         ("key_width", 1),
         ("value_width", 1),
         ("taps", 2),
     ):
-        _require("target.gated_delta", name, getattr(delta, name), least)
+        _require("target.gated_delta", name, getattr(delta, name), minimum)
     _require("target.gated_delta", "row_width", delta.row_width)
     if delta.value_heads % delta.key_heads:
         raise EngineFileError(
@@ -142,10 +142,10 @@ def _check_moe(where: str, moe: MoeFeedForward) -> None:
         )
     if moe.groups_chosen < moe.groups == moe.experts and moe.group_score == "sum_of_two":
         raise EngineFileError(f"{where}: one expert a group has no sum of two to be chosen by")
-    held = moe.experts // moe.groups * moe.groups_chosen
-    if moe.experts_per_token > held:
+    usable = moe.experts // moe.groups * moe.groups_chosen
+    if moe.experts_per_token > usable:
         raise EngineFileError(
-            f"{where}: {moe.experts_per_token} experts per token, but only {held} to choose from"
+            f"{where}: {moe.experts_per_token} experts per token, but only {usable} to choose from"
         )
 
 
@@ -165,7 +165,7 @@ def _check_rope(where: str, rope: Rope) -> None:
     if scaling is None:
         return
     if isinstance(scaling, DynamicScaling | LongRopeScaling):
-        _require(f"{where}.scaling", "longest", scaling.longest, least=0)
+        _require(f"{where}.scaling", "longest", scaling.longest, minimum=0)
     if isinstance(scaling, LongRopeScaling):
         short, long = scaling.short_factors, scaling.long_factors
         _require(f"{where}.scaling", "original_max_positions", scaling.original_max_positions)
@@ -184,6 +184,6 @@ def _check_rope(where: str, rope: Rope) -> None:
         _require(f"{where}.scaling", "original_max_positions", scaling.original_max_positions)
 
 
-def _require(where: str, name: str, value: int, least: int = 1) -> None:
-    if not least <= value <= _LARGEST:
-        raise EngineFileError(f"{where}.{name} is {value}, must be {least} or above")
+def _require(where: str, name: str, value: int, minimum: int = 1) -> None:
+    if not minimum <= value <= _LARGEST:
+        raise EngineFileError(f"{where}.{name} is {value}, must be {minimum} or above")

@@ -1,6 +1,6 @@
-"""What ``manifest.json`` of an engine directory says, as frozen dataclasses.
+"""The contents of an engine directory's ``manifest.json``, as frozen dataclasses.
 
-The manifest holds no absolute path and no time stamp: the same input gives the same bytes.
+The manifest has no absolute path and no time stamp: equal inputs give equal bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHUNK_BYTES = 16 << 20  # one checksum per this many bytes of a chunked file
 INDEXER_GROUP = "indexer"
 STATE_GROUP = "recurrent"
 FP8_DTYPE = "float8_e4m3fn"
-# Element types of caches; a later one names the feature that brings it.
+# Element types of caches; a type that was added later names its feature.
 CACHE_STORAGES: FeatureOf = {
     "float32": None,
     "float16": None,
@@ -60,9 +60,9 @@ ROLES = ("target", *DRAFT_ROLES, "choose", "accept", "commit")
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine was built for. ``max_rows`` bounds the rows of one target launch.
+    """The limits of an engine. ``max_rows`` limits the rows of one target launch.
 
-    ``draft_block`` is how many rows of a draft's block are in its cache at once, 0 without one.
+    ``draft_block`` is the number of rows of a draft's block in its cache, 0 without blocks.
     """
 
     max_seq_len: int
@@ -74,14 +74,14 @@ class Limits:
     draft_block: int = field(default=0, metadata=of_feature("dflash"))
 
     def levels_of(self, draft: DraftGeometry | None) -> int:
-        """Levels of the deepest chain that a draft model makes; a block holds its root too."""
+        """The number of levels of the longest chain of a draft model; a block also has its root."""
         deepest = min(self.draft_depth, self.draft_tokens)
         return min(deepest, draft.block - 1) if draft is not None and draft.block else deepest
 
 
 @dataclass(frozen=True)
 class DraftShape:
-    """A draft tree: children per node, levels below the root, nodes kept."""
+    """A draft tree: children per node, levels below the root, and number of nodes."""
 
     draft_top_k: int
     draft_depth: int
@@ -89,7 +89,7 @@ class DraftShape:
 
     @property
     def candidates(self) -> int:
-        """Nodes in the pool from which the tree is selected: K + (D − 1)·K²."""
+        """The number of nodes in the pool from which the tree is selected: K + (D − 1)·K²."""
         return self.draft_top_k + (self.draft_depth - 1) * self.draft_top_k**2
 
 
@@ -97,12 +97,12 @@ class DraftShape:
 class SpecPv:
     """Verification over a partial view of the caches: lossy between full steps (specpv.py).
 
-    Blocks of ``block_size`` tokens; a view holds ``n_sink_blocks`` at the start, up to
-    ``n_retrieval_blocks`` that are chosen, at least ``n_window_blocks`` at the end, and
-    ``n_spec_tokens_buf`` tokens behind those. Contexts up to ``partial_threshold`` tokens are
-    verified whole; ``full_refresh_interval`` partial steps may stand between two full ones.
-    ``score`` says by which products with a block's extreme keys it is chosen: ``indexer`` by those
-    of the indexers (DSA) in place of attention's own, for all heads of a layer alike.
+    Blocks have ``block_size`` tokens. A view has ``n_sink_blocks`` at the start, up to
+    ``n_retrieval_blocks`` selected blocks, at least ``n_window_blocks`` at the end, and
+    ``n_spec_tokens_buf`` tokens after those. Contexts up to ``partial_threshold`` tokens are
+    verified in full. At most ``full_refresh_interval`` partial steps run between two full ones.
+    ``score`` is the product with a block's extreme keys that selects it: attention's own, or with
+    ``indexer`` that of the indexers (DSA), then for all heads of a layer alike.
     """
 
     block_size: int
@@ -118,13 +118,13 @@ class SpecPv:
 
 @dataclass(frozen=True)
 class Dsa:
-    """Attention to the tokens that an indexer chooses: lossy (dsa.py).
+    """Attention to the tokens that an indexer selects: lossy (dsa.py).
 
-    Rows at ``threshold`` and behind attend to the first ``first_tokens``, the last
-    ``recent_tokens``, their ancestors in the tree, and the best ``top_k`` of the others. Every
-    ``check_interval`` steps (0: never) one is verified over everything too; where less than
-    ``min_agreement`` of what is compared agrees, steps attend to everything. ``key_dtype`` is what
-    the keys of indexers are rounded to.
+    Rows at or after ``threshold`` attend to the first ``first_tokens``, the last ``recent_tokens``,
+    their ancestors in the tree, and the best ``top_k`` of the others. Every ``check_interval``
+    steps (0: never) a step is also verified over everything. If the agreement is below
+    ``min_agreement``, steps attend to everything. ``key_dtype`` is the type to which the keys of
+    indexers are rounded.
     """
 
     top_k: int
@@ -138,12 +138,12 @@ class Dsa:
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers whose caches share geometry and life.
+    """Layers whose caches share page size, widths and window.
 
-    ``pages`` counts page 0, which is never allocated. ``window`` 0 keeps every position.
-    ``pool_axes`` is the order in which this engine's graphs want a pool.
-    ``latent_widths`` has the width of every layer's only pool, where it holds a latent in K's and
-    V's place, or an indexer's keys; it is empty where a layer has a pool for each of the two.
+    ``pages`` includes page 0, which is never allocated. With ``window`` 0 all positions stay
+    cached. ``pool_axes`` is the axis order of a pool in this engine's graphs. ``latent_widths`` is
+    set if each layer has a single pool, for a latent or an indexer's keys; it has the width of
+    each. It is empty if a layer has a pool each for keys and values.
     """
 
     name: str
@@ -160,7 +160,7 @@ class CacheGroup:
 
     @property
     def coded(self) -> bool:
-        """Whether its pools hold fp8 codes, which are bytes to graphs and plans."""
+        """Whether its pools have fp8 values, which graphs and plans store as bytes."""
         return self.dtype == FP8_DTYPE
 
     @property
@@ -169,9 +169,10 @@ class CacheGroup:
         return "uint8" if self.coded else self.dtype
 
     def pool_widths(self, layer: int) -> dict[str, int]:
-        """Values of a head in each pool of a layer: ``k`` and ``v``, or the latent ``c`` alone.
+        """Return the values of a head in each pool of a layer: ``k`` and ``v``, or the latent
+        ``c``.
 
-        An indexer has keys ``k`` alone.
+        An indexer has keys ``k`` only.
         """
         if self.latent_widths:
             part = "k" if self.name == INDEXER_GROUP else "c"
@@ -181,13 +182,13 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class StateGroup:
-    """Layers that keep a recurrent state instead of pages: a sequence has one slot of each pool.
+    """Layers with a recurrent state instead of pages: a sequence has one slot of each pool.
 
-    ``slots`` counts slot 0, the zeros that sequences start from, which is never written, and the
-    last slot, which takes states that nobody reads. A slot of a layer is a matrix
+    ``slots`` includes two special ones. Slot 0 has the zeros that sequences start from and is never
+    written. The last slot receives states that are never read. The slot of a layer has a matrix
     [key_width, value_width] for each of ``heads``, in fp32, and the last ``tail`` inputs of a
-    convolution of so many ``channels``, of the type ``dtype``. ``row_width`` values a row change
-    the state.
+    convolution of ``channels`` channels, of type ``dtype``. ``row_width`` is the number of values
+    of a row that change the state.
     """
 
     FEATURE: ClassVar[str] = "gated_delta"
@@ -204,12 +205,12 @@ class StateGroup:
 
     @property
     def discarded(self) -> int:
-        """The slot whose state nobody reads."""
+        """The slot for states that are never read."""
         return self.slots - 1
 
     @property
     def pool_shapes(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Element type and shape of each pool of a layer, by its part."""
+        """Return the element type and shape of each pool of a layer, by its part."""
         tail = (self.slots, self.tail, self.channels)
         state = (self.slots, self.heads, self.key_width, self.value_width)
         return {"tail": (self.dtype, tail), "state": ("float32", state)}
@@ -226,7 +227,7 @@ class Port:
 
 @dataclass(frozen=True)
 class SizeRange:
-    """Sizes that a dynamic axis may take; ``usual`` is what kernels are chosen for."""
+    """The range of a dynamic axis; kernels are selected for the ``usual`` size."""
 
     least: int
     usual: int
@@ -235,7 +236,7 @@ class SizeRange:
 
 @dataclass(frozen=True)
 class ShapeProfile:
-    """One optimisation profile of a TensorRT engine: the range of every dynamic axis by name."""
+    """One optimization profile of a TensorRT engine: the range of each dynamic axis by name."""
 
     name: str
     axes: dict[str, SizeRange]
@@ -243,10 +244,10 @@ class ShapeProfile:
 
 @dataclass(frozen=True)
 class Role:
-    """One graph of the engine: its file, its ports, the tensors that it names, its op counts.
+    """One graph of the engine: its file, its ports, its tensors, and its op counts.
 
-    A TensorRT engine also has its optimisation profiles, in the library's order, and how many
-    layers of each type its network had.
+    A TensorRT engine also has its optimization profiles, in the library's order, and the number of
+    layers of each type in its network.
     """
 
     file: str
@@ -260,11 +261,11 @@ class Role:
 
 @dataclass(frozen=True)
 class TensorRtBuild:
-    """What TensorRT engines were built by and for.
+    """The library versions and GPUs of TensorRT engines.
 
-    ``compute_capabilities`` as in ``sm_120``. ``version_compatible`` engines run with later
-    versions, ``hardware_compatible`` ones on every GPU of these capabilities, where others are for
-    the model that built them. ``plugins`` are the versions of the plugins that they name.
+    ``compute_capabilities`` are in the form ``sm_120``. ``version_compatible`` engines run with
+    later versions. ``hardware_compatible`` ones run on all GPUs of these capabilities, others only
+    on the model that built them. ``plugins`` has the versions of the plugins that they use.
     """
 
     library: Literal["tensorrt", "tensorrt_rtx"]
@@ -277,10 +278,10 @@ class TensorRtBuild:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a weights file and the checkpoint tensors that it was made of.
+    """A tensor of a weights file, and the checkpoint tensors that it was derived from.
 
-    ``same_as`` names the tensor whose bytes in the file are this one's too. ``sharded``: each rank
-    has another part of it, of this shape, in its own file.
+    ``same_as`` names the tensor whose bytes in the file this one shares. ``sharded``: each rank has
+    a different part of this shape, in its own file.
     """
 
     dtype: str = field(metadata=one_of(dict.fromkeys(TENSOR_BYTES)))
@@ -292,7 +293,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the directory: size, XXH3-128 of its bytes, and of each chunk if it is chunked."""
+    """A file of the directory: its size, its XXH3-128, and that of each chunk if it is chunked."""
 
     bytes: int
     xxh3_128: str
@@ -302,19 +303,19 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything the runtime and ``inspect`` know of an engine before a graph is loaded.
+    """The description of an engine that the runtime and ``inspect`` read before its graphs.
 
-    ``device`` is what the engine was compiled for: ``cpu``, or GPU architectures. The first of
-    ``drafters`` is the one that decoding takes where nothing else is asked for, ``draft_default``
-    its tree. ``roles`` is empty where a plan takes the place of graphs (``cuda``). ``features``
-    are those that the file lists (features.py). ``replaced`` names the checkpoint tensors that the
-    engine has no use for, and what stands in their place. ``tensorrt`` is null for the other
-    backends. ``logit_processor_steps``: the plan has programs that change logits, among them, with
-    ``drafted_logit_processors``, all steps that write full logits.
-    ``generation`` is the sampling that the checkpoint recommends. ``state_groups`` are the
-    recurrent states of layers without keys and values. ``quantized`` describes products with the
-    codes of a quantized checkpoint, None where all weights are floats. ``ranks``: how many GPUs
-    run the engine together; cache groups have the heads of all.
+    ``device`` is the device that the engine was compiled for: ``cpu``, or GPU architectures. The
+    first of ``drafters`` is the default, and ``draft_default`` is its tree. ``roles`` is empty if
+    the engine has a plan instead of graphs (``cuda``). ``features`` are those that the file lists
+    (features.py). ``replaced`` names the checkpoint tensors that the engine does not store, and
+    their replacements. ``tensorrt`` is null for other backends. ``logit_processor_steps``: the plan
+    has programs that change logits; with ``drafted_logit_processors`` these include all steps that
+    write full logits. ``generation`` is the sampling that the checkpoint recommends.
+    ``state_groups`` are the recurrent states of layers without keys and values. ``quantized``
+    describes products with weights of a quantized checkpoint, None if all weights are floats.
+    ``ranks`` is the number of GPUs that run the engine together; cache groups have the heads of all
+    ranks.
     """
 
     format_version: int
@@ -365,7 +366,7 @@ class Manifest:
 
     @property
     def draft(self) -> DraftGeometry | None:
-        """The shape of the first draft model, None where the engine has none."""
+        """The shape of the first draft model, or None if the engine has none."""
         return next((model.geometry for model in self.models), None)
 
     @property
@@ -375,15 +376,15 @@ class Manifest:
 
     @property
     def lossy_groups(self) -> tuple[str, ...]:
-        """The cache groups whose keys and values are codes; a draft's change no output."""
-        beside = (INDEXER_GROUP, *DRAFT_GROUPS)
-        return tuple(g.name for g in self.cache_groups if g.coded and g.name not in beside)
+        """The cache groups with quantized keys and values, of the target only."""
+        exact_groups = (INDEXER_GROUP, *DRAFT_GROUPS)
+        return tuple(g.name for g in self.cache_groups if g.coded and g.name not in exact_groups)
 
     @property
     def sequence_groups(self) -> tuple[CacheGroup | StateGroup, ...]:
-        """All groups that a sequence holds pages or slots of."""
+        """All groups in which a sequence has pages or slots."""
         return (*self.cache_groups, *self.state_groups)
 
     def group(self, name: str) -> CacheGroup:
-        """The cache group of this name."""
+        """Return the cache group of this name."""
         return next(group for group in self.cache_groups if group.name == name)

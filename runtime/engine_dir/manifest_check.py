@@ -1,4 +1,4 @@
-"""Whether a manifest makes sense in itself: what types cannot say."""
+"""Checks of a manifest that its types cannot express."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from specbuild.runtime.errors import EngineFileError
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 _LARGEST = 2**31 - 1
 DECODING_ROLES = ("target", "choose")
-# What takes a tree in, whichever drafter made it.
+# Graph inputs that describe a tree, for any drafter.
 TREE_ROLES = ("accept", "commit")
 POOL_AXES = ("kv_heads", "page_size", "pages", "width")
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Raises EngineFileError with the first thing that does not fit."""
+    """Raise EngineFileError for the first inconsistency."""
     _check_limits(manifest.limits, drafted=bool(manifest.drafters))
     check_target(manifest.target)
     for name, entry in manifest.files.items():
@@ -120,9 +120,9 @@ def _check_drafters(manifest: Manifest) -> None:
                 f"drafters[{place}]: cache group {drafter.cache_group!r} is not listed"
             )
         has_plan = facts_of(manifest.backend).has_plan
-        wanted = () if has_plan else tuple(map(drafter.role, drafter.ROLES))
-        if drafter.roles != wanted:
-            raise EngineFileError(f"drafters[{place}]: roles are {drafter.roles}, not {wanted}")
+        required = () if has_plan else tuple(map(drafter.role, drafter.ROLES))
+        if drafter.roles != required:
+            raise EngineFileError(f"drafters[{place}]: roles are {drafter.roles}, not {required}")
         for role in drafter.roles:
             if role not in manifest.roles:
                 raise EngineFileError(f"drafters[{place}]: role {role!r} is not listed")
@@ -170,8 +170,8 @@ def _check_roles(manifest: Manifest) -> None:
         raise EngineFileError(
             f"backend is {manifest.backend}, but tensorrt is {manifest.tensorrt}: one is wrong"
         )
-    wanted = DECODING_ROLES + (TREE_ROLES if manifest.drafters else ())
-    missing = [role for role in wanted if role not in manifest.roles]
+    required = DECODING_ROLES + (TREE_ROLES if manifest.drafters else ())
+    missing = [role for role in required if role not in manifest.roles]
     of_drafters = {role for drafter in manifest.drafters for role in drafter.roles}
     unknown = sorted(set(manifest.roles) - {*ROLES, *of_drafters})
     if missing or unknown:
@@ -189,7 +189,7 @@ def _check_roles(manifest: Manifest) -> None:
 
 def _check_role_ports(name: str, role: Role, groups: Collection[str]) -> None:
     for port in (*role.inputs, *role.outputs):
-        if not all(isinstance(n, str) or 0 <= _whole(n) <= _LARGEST for n in port.shape):
+        if not all(isinstance(n, str) or 0 <= _fixed_size(n) <= _LARGEST for n in port.shape):
             raise EngineFileError(f"role {name}: {port.name} has shape {list(port.shape)}")
     for port in role.inputs:
         group = port.name.partition(".")[0]
@@ -197,8 +197,8 @@ def _check_role_ports(name: str, role: Role, groups: Collection[str]) -> None:
             raise EngineFileError(f"role {name}: input {port.name} names no cache group")
 
 
-def _whole(size: object) -> int:
-    """A size of a shape; −1 where it is none."""
+def _fixed_size(size: object) -> int:
+    """Return a size of a shape, or −1 if it is dynamic."""
     return size if isinstance(size, int) and not isinstance(size, bool) else -1
 
 

@@ -1,4 +1,4 @@
-"""Where an engine comes from: by a digest that is known beforehand, or by a signature."""
+"""The origin of an engine: an expected digest, or a signature."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Key: TypeAlias = "Ed25519PrivateKey | Ed25519PublicKey"
 
 SIGNATURE_BYTES = 64
-_MOST_KEY_BYTES = 64 << 10
+_MAX_KEY_BYTES = 64 << 10
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of an engine before it is read; None asks for nothing.
+    """The expected origin of an engine; with None nothing is checked.
 
     ``verify_key`` is a file with an Ed25519 public key in PEM, ``pin`` the SHA-256 of the manifest
     in hexadecimal digits.
@@ -36,9 +36,9 @@ class Origin:
     pin: str | None = None
 
     def require(self, directory: Path, digest_line: str) -> None:
-        """Raises EngineFileError where the engine of this ``manifest.sha256`` is another's.
+        """Raise EngineFileError if the engine of this ``manifest.sha256`` has another origin.
 
-        Raises SpecbuildError where the key or the pin is none.
+        Raises SpecbuildError if the key or the pin is invalid.
         """
         if self.pin is not None:
             self._require_pin(directory, digest_line[:64])
@@ -59,7 +59,7 @@ class Origin:
 
 
 def private_key(file: Path) -> Ed25519PrivateKey:
-    """The key that signs. Raises SpecbuildError where the file holds none."""
+    """Return the public key. Raises SpecbuildError if the file has none."""
     return cast("Ed25519PrivateKey", _key(file, private=True))
 
 
@@ -96,7 +96,7 @@ def _key(file: Path, *, private: bool) -> Key:
     what = f"Ed25519 {'private' if private else 'public'} key in PEM"
     try:
         with file.open("rb") as opened:
-            data = opened.read(_MOST_KEY_BYTES)
+            data = opened.read(_MAX_KEY_BYTES)
         if private:
             key: object = serialization.load_pem_private_key(data, password=None)
         else:

@@ -1,4 +1,4 @@
-"""What a CUDA engine replays: programs of launches over buffers at fixed places. Pure data."""
+"""The programs of a CUDA engine: launches over buffers at fixed offsets, as pure data."""
 
 from __future__ import annotations
 
@@ -16,68 +16,68 @@ PLAN_FILE = "plan.json"
 # Element types of kernels' tensors.
 ITEM_BYTES: Mapping[str, int] = {"bfloat16": 2, "float32": 4, "int32": 4, "uint8": 1}
 
-# What a launch argument is: (0, buffer, byte offset), (1, int32), (2, bits of a float32) or, for
-# an optional tensor that is absent, (3,): a null pointer. In an engine of several ranks also
-# (4, k, buffer, byte offset): that place in the memory of rank (rank + k) mod ranks, and (5,): the
-# rank that launches, as an int32.
+# A launch argument: (0, buffer, byte offset), (1, int32), (2, bits of a float32), or (3,) for an
+# absent optional tensor, a null pointer. Engines of several ranks also have (4, k, buffer, byte
+# offset), that place in the memory of rank (rank + k) mod ranks, and (5,), the launching rank as an
+# int32.
 POINTER, INT32, FLOAT32, NULL, PEER, RANK = 0, 1, 2, 3, 4, 5
 
-# How many GPUs can share one engine.
+# The supported numbers of GPUs per engine.
 RANKS = (1, 2, 4, 8)
 
 Space = Literal["weights", "cache", "state", "ring", "arena", "exchange"]
 
-# Ports of engines of several ranks: rounds of exchange done, the time limit of a wait, what a wait
-# that reached its limit reports (tensor parallelism).
+# Ports of engines of several ranks: the completed rounds of exchange, the time limit of a wait, and
+# the report of a wait that exceeded it (tensor parallelism).
 EXCHANGE_EPOCH, EXCHANGE_LIMIT = "exchange.epoch", "exchange.limit_ms"
 EXCHANGE_FAULT = "exchange.fault"
 
-# The buffer, of state, in which ops have the scratch that must be zeros before and after them.
+# The state buffer for the scratch of ops that must be zero before and after them.
 ZEROED = "workspace.zeroed"
 
-# Ports [B] by which the host says how sequences attend: SpecPV's full steps, DSA's budgets.
+# Ports [B] that control how sequences attend: SpecPV's full steps, DSA's budgets.
 FULL_STEP = "full_step"
 LIST_BUDGET, CHECK_BUDGET = "list_budget", "check_budget"
 
-# The sections of a decoding step, in the order in which they run: the draft's levels, the choice
-# of nodes, the target's pass over them up to its own choices, and what moves the state on.
+# The sections of a decoding step, in order: the draft's levels, the selection of nodes, the
+# target's pass over them including its samples, and the update of the state.
 SELECT, TARGET, ACCEPT = "select", "target", "accept"
 
-# The port [B] that stands for ``done`` in adjusted steps.
+# The port [B] that replaces ``done`` in logit-processor steps.
 ADJUSTED_DONE = "adjusted_done"
 # The port [rows] of the accepted paths of the last step that listed the likeliest tokens.
 TOP_PATH = "top_path"
 # The port of the chains that the host proposes (suffix decoding).
 OFFERED = "offered"
 
-# AdjustLogits: what a sequence's ``changes`` ask for; what ``marks`` say of a token beside its
-# count. With ``FORCED_ROWS`` its first ``forced`` rows choose the tokens of its chain.
+# AdjustLogits: bits of a sequence's ``changes``, and bits of ``marks`` besides a token's count.
+# With ``FORCED_ROWS`` the first ``forced`` rows sample the tokens of the chain.
 ADJUSTS, MASKED_ROW, FORCED_ROWS = 1, 2, 4
 ENDS_OUTPUT, IN_PROMPT = 1 << 29, 1 << 30
-# The port [B] of the rows that a guide forces.
+# The port [B] of the number of rows that a guide forces.
 FORCED = "forced"
 
 
 def level_section(level: int) -> str:
-    """The section of a draft's level, from 1: it takes up what was accepted, and drafts."""
+    """Return the section of a draft's level, from 1; it ingests accepted tokens and drafts."""
     return f"level {level}"
 
 
 def draft_write_slot(cache_group: str) -> str:
-    """The prefill port of where a draft's rows are written, by its cache group."""
+    """Return the prefill port for the slots of a draft's rows, by its cache group."""
     return own_name(cache_group, "draft_write_slot")
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Device memory by name, at a multiple of 256 bytes; a launch names it by its index.
+    """Device memory by name, aligned to 256 bytes; launches refer to it by its index.
 
-    ``weights``: the tensor of that name in a weights file. ``cache``: the pools of a cache
-    group, named ``cache:<group>``, bf16 [layers, 2 (K, V), pages, kv_heads, page_size, width],
-    zeros at first. ``state``: lives between programs, zeros at first. ``ring``: host memory that
-    the device writes, zeros at first. ``arena``: scratch of whatever program runs; there is one.
-    ``exchange``: memory of a rank that the other ranks write, zeros at first. Caches hold the heads
-    of one rank.
+    ``weights``: the tensor of that name in a weights file. ``cache``: the pools of a cache group,
+    named ``cache:<group>``, bf16 [layers, 2 (K, V), pages, kv_heads, page_size, width], initially
+    zero. ``state``: kept between programs, initially zero. ``ring``: host memory that the device
+    writes, initially zero. ``arena``: the scratch of the running program; there is one.
+    ``exchange``: memory of a rank that other ranks write, initially zero. Caches have the heads of
+    one rank.
     """
 
     name: str
@@ -87,10 +87,11 @@ class Buffer:
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """An entry of a cubin file of the engine, and what the compiler said of it.
+    """An entry of a cubin file of the engine, with the compiler's facts.
 
-    ``name`` is ``<op folder>/<file>:<entry>``. ``shared_bytes`` is static shared memory; what a
-    launch asks for comes on top. ``spill_bytes`` are stored and loaded again by every thread.
+    ``name`` is ``<op folder>/<file>:<entry>``. ``shared_bytes`` is static shared memory; the
+    dynamic shared memory of a launch is additional. ``spill_bytes`` are stored to and loaded from
+    local memory by every thread.
     """
 
     name: str
@@ -103,10 +104,10 @@ class CompiledKernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch; ``kernel`` indexes ``Plan.kernels``, ``op`` the program's ``ops``.
+    """One launch; ``kernel`` is an index of ``Plan.kernels``, ``op`` of the program's ``ops``.
 
-    ``block`` threads along x, ``shared_bytes`` of dynamic shared memory. ``programmatic``: it may
-    start before the launch in front of it is done.
+    ``block`` is the number of threads along x, ``shared_bytes`` the dynamic shared memory. A
+    ``programmatic`` launch may start before the previous launch is finished.
     """
 
     kernel: int
@@ -120,7 +121,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Binding:
-    """A tensor of an op call: where it lies, packed, its shape and its element type.
+    """A packed tensor of an op call: its place, its shape and its element type.
 
     ``dtype`` is ``bfloat16``, ``float32``, ``int32`` or ``uint8``.
     """
@@ -133,11 +134,11 @@ class Binding:
 
 @dataclass(frozen=True)
 class OpCall:
-    """An op that some launches compute: what the plan's interpreter and ``inspect`` read.
+    """An op call that launches compute, for the plan's interpreter and ``inspect``.
 
-    Tensors stand under their declared names; an absent optional one is left out, and an output
-    that aliases an input is bound to the same place. ``section``: the part of a decoding step
-    that it belongs to, empty in other programs. ``traffic``: None where it is nothing to speak of.
+    Tensors have their declared names. Absent optional tensors are omitted, and an output that
+    aliases an input has its place. ``section`` is the call's part of a decoding step, empty in
+    other programs. ``traffic`` is None if it is negligible.
     """
 
     op: str
@@ -150,9 +151,9 @@ class OpCall:
 
 @dataclass(frozen=True)
 class ExpertGroups:
-    """Experts stand in ``count`` groups of equal size, of which a row takes the ``chosen`` best.
+    """Experts in ``count`` groups of equal size; a row selects from the ``chosen`` best groups.
 
-    The ``summed`` best scores of a group, added up, are its own.
+    The score of a group is the sum of its ``summed`` best scores.
     """
 
     count: int
@@ -162,11 +163,11 @@ class ExpertGroups:
 
 @dataclass(frozen=True)
 class RouterLogits:
-    """The logits by which rows choose experts, there once launch ``launch`` of a program is done.
+    """The logits by which rows select experts, valid after launch ``launch`` of a program.
 
-    ``logits``: fp32 [rows, experts], or scores that are made of them; a row chooses the
-    ``experts_per_token`` largest, of its ``groups`` where there are some. The last entry of
-    ``row_start`` counts the rows that are live.
+    ``logits`` is fp32 [rows, experts], or scores computed from them. A row selects the
+    ``experts_per_token`` largest, restricted to its ``groups`` if there are any. The last entry of
+    ``row_start`` is the number of live rows.
     """
 
     launch: int
@@ -178,7 +179,7 @@ class RouterLogits:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """Bytes of the arena that hold something from op ``first`` to op ``last``, both included."""
+    """Bytes of the arena that are in use from op ``first`` to op ``last``, inclusive."""
 
     offset: int
     bytes: int
@@ -188,7 +189,7 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Program:
-    """Launches that run in order, as one CUDA graph; ``routers``: one for each op that routes."""
+    """Launches that run in order as one CUDA graph; ``routers`` has an entry per routing op."""
 
     ops: tuple[OpCall, ...]
     launches: tuple[Launch, ...]
@@ -198,24 +199,24 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramEntry:
-    """A program's file and what it is for.
+    """A program's file and purpose.
 
     ``prefill``: ``rows`` prompt rows of up to ``batch`` sequences. ``step``: one decoding step of
-    ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft); ``rows`` rows of the
-    target. ``full_logits``: the target's logits are written before they are chosen from, as top-k
-    and top-p need it, of all rows or of those that are cut. ``extends``: a step without a draft in
-    which the draft takes up what was committed before, so that nothing waits for it; those with a
-    draft do so anyway. ``drafter``: the kind of the draft model that drafts, where an engine has
-    several, all of which take up what waits; else empty. ``score``: like prefill, with the kernels
-    that decode and all logits.
-    ``reverified``: rows for tokens that full steps of SpecPV re-verify, among ``rows``.
-    ``sparse``: rows from DSA's threshold on attend to what indexers choose; ``checks``: its tree
-    is verified twice, by ``sampled_budget`` and by ``list_budget``, and the second pass counts.
-    ``host_proposal``: the tree is a chain of up to ``draft_tokens`` tokens that the host writes.
-    ``rounds``: how many rounds of exchange between ranks it has.
-    ``changes_logits``: a logit-processor step, without a draft, of the sequences that are not
-    ``adjusted_done``; what it commits waits for the draft only where it ``extends``. ``adjust``:
-    the same for the logits that a launch of prompts kept.
+    ``batch`` sequences with a tree of this shape (0, 0, 0: without a draft) and ``rows`` target
+    rows. ``score``: as prefill, with the kernels of decoding and all logits.
+
+    ``full_logits``: the target's logits are written before sampling, which top-k and top-p need,
+    for all rows or for those with a cut. ``extends``: a step without a draft, in which the draft
+    ingests the committed tokens, so that none are pending; steps with a draft always do.
+    ``drafter`` is the kind of the model that drafts if an engine has several draft models, else
+    empty; all of them ingest pending tokens. ``reverified``: the number of ``rows`` for tokens that
+    SpecPV re-verifies. ``sparse``: rows from DSA's threshold on attend to selected tokens.
+    ``checks``: the tree is verified twice, by ``sampled_budget`` and by ``list_budget``; the second
+    result is emitted. ``host_proposal``: the tree is a chain of up to ``draft_tokens`` tokens from
+    the host. ``rounds`` is the number of exchanges between ranks. ``changes_logits``: a
+    logit-processor step, without a draft, of the sequences that are not ``adjusted_done``; the
+    draft ingests its tokens only if it ``extends``. ``adjust``: the same for the logits that a
+    prefill launch stored.
     """
 
     name: str
@@ -242,59 +243,58 @@ class ProgramEntry:
 class Port:
     """A tensor in a ``state`` or ``ring`` buffer that the host reads or writes, by name.
 
-    A program of fewer sequences or rows than the first axis has uses the first entries. B: the
-    sequences of the largest step program, N: depth of the deepest draft plus 1, C: aux hidden
-    states, T: rows of the largest prefill program, W: words of ancestor bits, S: entries of the
-    ring, g: each cache group. bf16 where it is said, fp32 for temperatures, top_p, logits and
-    log-probabilities, int32 elsewhere. Ports of the draft are there only where there is one.
+    A program with fewer sequences or rows than the first axis uses the first entries. B: the
+    sequences of the largest step program; N: depth of the deepest draft plus 1; C: width of aux
+    hidden states; T: rows of the largest prefill program; W: words of ancestor bits; S: entries of
+    the ring; g: each cache group. Types are bf16 if stated, fp32 for temperatures, top_p, logits
+    and log-probabilities, and int32 for the rest. Ports of the draft exist only with a draft.
 
     Sequences: ``length``, ``root``, ``limit``, ``done``, ``ignore_eos``, ``temperature``,
     ``top_k``, ``top_p``, ``seed``, ``floor`` (of min_p; 0: none) [B], ``eos_ids`` [8], ``step``
     [1], ``page_table.<g>`` [B, P_g]; draft: ``pending_count`` [B], ``pending_tokens`` [B, N],
     ``pending_captured`` [B, N, C] bf16.
 
-    Host proposals: ``offered`` [B · (M + 2)], M the longest chain that the host proposes. A program
-    of b sequences and chains of n tokens reads b counts, 1 and how many tokens are proposed, then
-    the tokens [b, n + 1], of which it passes over the first of each.
+    Host proposals: ``offered`` [B · (M + 2)], with M the longest chain that the host proposes. A
+    program of b sequences and chains of n tokens reads b counts (1 + the number of proposed
+    tokens), then the tokens [b, n + 1], of which it skips the first of each row.
 
     Logit processors: ``adjusted_done``, ``changes`` (bits), ``forced`` (rows that a guide forces),
-    ``min_position``, ``repetition``, ``frequency``, ``presence``, ``top_count`` [B], ``bias``
-    (fp32), ``marks`` [B, V] and ``mask`` [B, V / 32] by which logits change; ``top_ids``,
-    ``top_logprobs`` [rows, 20] of the target's rows in the last step that applied them, the slots
-    of its accepted paths ``top_path`` [rows], which is [B, D + 1] for a step of depth D, and
-    ``prefill.logits`` [B, V] of the last launch of prompts.
+    ``min_position``, ``repetition``, ``frequency``, ``presence``, ``top_count`` [B], and ``bias``
+    (fp32), ``marks`` [B, V] and ``mask`` [B, V / 32], which change logits. ``top_ids``,
+    ``top_logprobs`` [rows, 20] are of the target's rows in the last step that applied them, and
+    ``top_path`` [rows], which is [B, D + 1] for a step of depth D, has the slots of its accepted
+    paths. ``prefill.logits`` [B, V] is of the last prefill launch.
 
     SpecPV: ``full_step``, ``verified_len``, ``view_blocks``, ``summarised``, ``budget`` [B],
     ``buffered_tokens`` [B, F], ``partial_tables`` [L, B, kv_heads, V] and its layers
     ``partial_table.<i>`` [B, kv_heads, V].
 
-    DSA: ``list_budget`` [B], tokens that a sequence's rows may choose, −1 for all; where steps are
-    checked ``sampled_budget`` [B], the same for the pass that does not count.
+    DSA: ``list_budget`` [B] is the number of tokens that a sequence's rows may select, −1 for all;
+    with checks, ``sampled_budget`` [B] is that of the pass that is not emitted.
 
     Prefill, inputs: ``prefill.token_ids``, ``.positions``, ``.row_slot``, ``.write_slot.<g>`` (the
     target's groups) [T], ``.row_start`` [B + 1], ``.ancestor_bits`` [T, W], ``.tree_start``,
     ``.logit_rows``, ``.temperature``, ``.top_k``, ``.top_p``, ``.seed``, ``.floor``, ``.position``
-    [B]; draft: ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0
-    where the next token is not known), ``.<g>.draft_write_slot`` of a further draft model. Sequence
-    b of ``row_start`` is row b of the sequences above.
-    Outputs: ``prefill.choice``, ``prefill.logprob`` [B], ``prefill.last_captured`` [B, C] bf16: the
-    aux hidden states of ``logit_rows``.
+    [B]; draft: ``.draft_token_ids`` (each row's next token), ``.draft_write_slot`` [T] (page 0 if
+    the next token is unknown), ``.<g>.draft_write_slot`` of a further draft model. Sequence b of
+    ``row_start`` is row b of the sequences above. Outputs: ``prefill.choice``, ``prefill.logprob``
+    [B], ``prefill.last_captured`` [B, C] bf16: the aux hidden states of ``logit_rows``.
 
-    Score takes the ports of prefill with ``score.logit_rows`` [R] in place of its own, and gives
-    ``score.logits`` [R, V] and ``score.aux_hidden`` [rows of the largest score program, C] bf16; a
-    program of T rows gives min(T, R) rows of logits.
+    Score has the ports of prefill, but with ``score.logit_rows`` [R], and outputs ``score.logits``
+    [R, V] and ``score.aux_hidden`` [rows of the largest score program, C] bf16. A program of T rows
+    outputs min(T, R) rows of logits.
 
     Ring: ``ring.tokens``, ``ring.logprobs`` [S, B, N], ``ring.accepted``, ``ring.count`` [S, B],
-    ``ring.step`` [S]; DSA: ``ring.broken`` [S, B], lists that broke an invariant, of sparse steps;
-    ``ring.checks`` [S, B, 5] of steps that are checked: tokens of the accepted path, those that
-    both passes sampled, drafts that the second accepted, those that the first did, and the first's
-    broken lists; SpecPV: ``ring.rechecked`` [S, B], re-verified tokens at which the target sampled,
-    and ``ring.agreed`` [S, B], those of them that it sampled again, of steps with capacity to
-    re-verify.
+    ``ring.step`` [S]. DSA: ``ring.broken`` [S, B], the number of lists of sparse steps that broke
+    an invariant; ``ring.checks`` [S, B, 5] of checks: tokens of the accepted path, those that both
+    passes sampled, draft tokens that the second accepted, draft tokens that the first accepted, and
+    the first's broken lists. SpecPV, in steps with capacity to re-verify: ``ring.rechecked`` [S,
+    B], re-verified tokens at which the target sampled, and ``ring.agreed`` [S, B], those that it
+    sampled again.
 
-    Several ranks: ``exchange.epoch`` [1], how many rounds of exchange are done, modulo 2³²;
-    ``exchange.limit_ms`` [1], how long a rank waits for another, 0 without a limit;
-    ``exchange.fault`` [8] in host memory: 1 once a wait has reached the limit, then the rank, the
+    Several ranks: ``exchange.epoch`` [1], the number of completed exchanges modulo 2³²;
+    ``exchange.limit_ms`` [1], the time limit of a wait for another rank, 0 for none;
+    ``exchange.fault`` [8] in host memory: 1 after a wait exceeded the limit, then the rank, the
     rank that it waited for, the round in its program and the round's number.
     """
 
@@ -307,10 +307,10 @@ class Port:
 
 @dataclass(frozen=True)
 class Plan:
-    """``plan.json``: what all programs share. Programs are files of their own, read on use.
+    """``plan.json``: the parts that all programs share. Programs are separate files, read on use.
 
-    ``driver_version`` is the least CUDA version that the driver must have, 13000 for 13.0.
-    ``ranks``: how many GPUs run each program together.
+    ``driver_version`` is the minimum CUDA version of the driver, 13000 for 13.0. ``ranks`` is the
+    number of GPUs that run each program together.
     """
 
     gpu: str

@@ -1,13 +1,13 @@
-"""The element type and axes of graph ports, as checks compare them.
+"""The element types and axes of graph ports, for checks.
 
-Letters of axes are those of docs/developers/contracts.md#graphs.
+The letters of axes are defined in docs/developers/contracts.md#graphs.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-# What follows a pool's name where a graph returns it.
+# The suffix of a pool's name as the output of a graph.
 OUT = ".out"
 
 
@@ -22,17 +22,17 @@ Forms: TypeAlias = dict[str, Form]
 
 
 def ints(*shape: int | str) -> Form:
-    """An int32 port."""
+    """Return the form of an int32 port."""
     return Form("int32", shape)
 
 
 def floats(*shape: int | str) -> Form:
-    """An fp32 port."""
+    """Return the form of an fp32 port."""
     return Form("float32", shape)
 
 
 def launch_forms() -> Forms:
-    """What every launch of a model's graph takes, whatever its caches."""
+    """Return the inputs of every launch of a model's graph."""
     return {
         "token_ids": ints("T"),
         "positions": ints("T"),
@@ -43,7 +43,7 @@ def launch_forms() -> Forms:
 
 
 def view_forms(group: str) -> Forms:
-    """What places rows in the caches of a group."""
+    """Return the inputs that place rows in the caches of a group."""
     return {
         f"{group}.page_table": ints("Lg", "B", "G", "P"),
         f"{group}.row_slot": ints("T"),
@@ -53,7 +53,7 @@ def view_forms(group: str) -> Forms:
 
 
 def path_forms(group: str) -> Forms:
-    """What leads rows through the states of a group: S paths of up to L rows."""
+    """Return the inputs that map rows to the states of a group: S paths of up to L rows."""
     return {
         f"{group}.path_rows": ints("S", "L"),
         f"{group}.read_slot": ints("S"),
@@ -62,5 +62,5 @@ def path_forms(group: str) -> Forms:
 
 
 def written(pools: Forms) -> Forms:
-    """Pools as a graph returns them."""
+    """Return the pools as outputs of a graph."""
     return {name + OUT: form for name, form in pools.items()}

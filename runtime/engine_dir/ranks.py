@@ -1,7 +1,7 @@
 """Engines that several GPUs run together: their weights files, and the heads of one rank.
 
-Every rank holds the tensors of ``weights.safetensors``. Of a sharded tensor each rank holds another
-part, of one name and shape, in a file of its own.
+Every rank reads the tensors of ``weights.safetensors``. Of a sharded tensor each rank has a
+different part, with one name and shape, in its own file.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from specbuild.runtime.engine_dir.manifest import (
 from specbuild.runtime.engine_dir.plan import RANKS
 from specbuild.runtime.errors import EngineFileError
 
-# Engines of more GPUs have not been measured on any.
-MOST_MEASURED = 2
+# Engines with more ranks than this have not been measured on GPUs.
+MAX_MEASURED = 2
 
 
 def unmeasured(manifest: Manifest) -> str | None:
-    """What is told of an engine of so many GPUs as have not been measured; None of others."""
-    if manifest.ranks <= MOST_MEASURED:
+    """Return a warning for engines of more GPUs than have been measured, else None."""
+    if manifest.ranks <= MAX_MEASURED:
         return None
     return (
         f"engines of {manifest.ranks} GPUs were tested with simulated GPUs only, and not measured; "
@@ -35,12 +35,12 @@ def unmeasured(manifest: Manifest) -> str | None:
 
 
 def rank_weights_file(rank: int) -> str:
-    """The file of a rank's parts of the sharded tensors."""
+    """Return the file of a rank's parts of the sharded tensors."""
     return f"weights.{rank}.safetensors"
 
 
 def weights_files(manifest: Manifest) -> tuple[str, ...]:
-    """The files that hold the engine's tensors; none where it has no tensors."""
+    """Return the files of the engine's tensors; none if it has no tensors."""
     if not manifest.tensors:
         return ()
     sharded = any(tensor.sharded for tensor in manifest.tensors.values())
@@ -48,18 +48,18 @@ def weights_files(manifest: Manifest) -> tuple[str, ...]:
 
 
 def tensors_in(manifest: Manifest, file: str) -> dict[str, StoredTensor]:
-    """The tensors of a weights file, by name."""
+    """Return the tensors of a weights file, by name."""
     sharded = file != WEIGHTS_FILE
     return {name: t for name, t in manifest.tensors.items() if t.sharded == sharded}
 
 
 def heads_of_rank(heads: int, ranks: int) -> int:
-    """KV heads that a rank holds: its share, or one that other ranks hold too."""
+    """Return the number of KV heads of a rank: its share, or one that several ranks store."""
     return max(1, heads // ranks)
 
 
 def groups_of_rank(groups: Sequence[CacheGroup], ranks: int) -> tuple[CacheGroup, ...]:
-    """The cache groups with the heads of one rank; drafts are whole on every rank."""
+    """Return the cache groups with the heads of one rank; drafts are complete on every rank."""
     if ranks == 1:
         return tuple(groups)
     return tuple(
@@ -71,7 +71,7 @@ def groups_of_rank(groups: Sequence[CacheGroup], ranks: int) -> tuple[CacheGroup
 
 
 def check_ranks(manifest: Manifest) -> None:
-    """Raises EngineFileError where the ranks, their backend and their weights files disagree."""
+    """Raise EngineFileError if ranks, backend and weights files are inconsistent."""
     if manifest.ranks not in RANKS:
         raise EngineFileError(f"ranks is {manifest.ranks}, must be one of {RANKS}")
     if manifest.ranks > 1 and not facts_of(manifest.backend).has_plan:

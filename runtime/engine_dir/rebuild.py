@@ -1,4 +1,4 @@
-"""What to do with an engine of another version: the command that builds it again, or an update."""
+"""The advice for an engine of another version: the command that rebuilds it, or an update."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import Any
 from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.drafters.registry import RECORDS
-from specbuild.runtime.engine_dir.strict_json import shown
+from specbuild.runtime.engine_dir.strict_json import brief
 
 _MAX_VALUE_CHARACTERS = 100
 
 
 def version_problem(directory: Path, where: Path, decoded: Any) -> str | None:
-    """A sentence where the format of a decoded manifest is not this runtime's, else None."""
-    found = decoded.get("format_version") if isinstance(decoded, dict) else None
-    if type(found) is int and found == FORMAT_VERSION:
+    """Return the advice if a decoded manifest has another format than this runtime's, else None."""
+    version = decoded.get("format_version") if isinstance(decoded, dict) else None
+    if type(version) is int and version == FORMAT_VERSION:
         return None
-    # Here, because its import takes longer than that of the other modules of a manifest.
+    # Imported here because it takes longer than the other modules of a manifest.
     import importlib.metadata
 
     own = importlib.metadata.version("specbuild")
-    if type(found) is int and found > FORMAT_VERSION:
+    if type(version) is int and version > FORMAT_VERSION:
         return (
-            f"{where} is of format version {shown(found)}, of a newer specbuild"
+            f"{where} is of format version {brief(version)}, of a newer specbuild"
             f"{_built_by(decoded)}; this one ({own}) reads {FORMAT_VERSION}: update specbuild"
         )
     return (
-        f"{where} is of format version {shown(found)}{_built_by(decoded)}, this specbuild ({own}) "
+        f"{where} is of format version {brief(version)}{_built_by(decoded)}, specbuild {own} "
         f"reads {FORMAT_VERSION}; {build_again(directory, decoded)}"
     )
 
 
 def build_again(directory: Path, decoded: Any) -> str:
-    """The command that builds an engine again, with the options that its manifest records.
+    """Return the command that rebuilds an engine, with the options in its manifest.
 
-    A manifest holds no paths: the checkpoint and drafts are placeholders. ``decoded`` may be the
-    manifest of any version, or damaged: what is not as expected is left out.
+    A manifest has no paths: checkpoint and drafts are placeholders. ``decoded`` may be of any
+    version, or damaged: unexpected parts are omitted.
     """
     fields = decoded if isinstance(decoded, dict) else {}
     words = ["specbuild", "build", "--model", "CHECKPOINT"]
@@ -61,10 +61,11 @@ def build_again(directory: Path, decoded: Any) -> str:
 
 
 def _option(name: str, value: Any) -> Iterator[str]:
-    """The words of one recorded option; none for its default, null or false."""
+    """Return the words of one recorded option; none for its default, null or false."""
     flag = f"--{name.replace('_', '-')}"
     if value is None or value is False or not name.isidentifier() or not name.isascii():
-        if value is False and name == "dsa":  # the only flag whose absence means neither
+        # The only flag without a default: its absence means neither.
+        if value is False and name == "dsa":
             yield "--no-dsa"
         return
     if value is True:

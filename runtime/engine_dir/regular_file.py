@@ -1,4 +1,4 @@
-"""Opens regular files and nothing else: no link is followed, and nothing is waited for."""
+"""Opens regular files only, without following links and without blocking."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path, PurePosixPath
 
-# A FIFO without a writer, or a device, must not make the open call wait.
+# A FIFO without a writer, or a device, must not block the open call.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _REASONS = {
     errno.ELOOP: "it is a symbolic link",
@@ -17,9 +17,9 @@ _REASONS = {
 
 
 def open_regular(directory: Path, name: str) -> int:
-    """A descriptor for reading the file ``name``, a path inside ``directory``.
+    """Return a descriptor for reading the file ``name``, a path inside ``directory``.
 
-    Only ``directory`` itself may be a link. Raises OSError where there is no such file; its
+    Only ``directory`` itself may be a link. Raises OSError if there is no such file; its
     ``strerror`` is the reason, as the end of a sentence.
     """
     *folders, last = PurePosixPath(name).parts
@@ -39,7 +39,7 @@ def open_regular(directory: Path, name: str) -> int:
 
 
 def read_regular(directory: Path, name: str, *, most_bytes: int) -> bytes:
-    """The bytes of a file that :func:`open_regular` opens; OSError too where it has more."""
+    """Return the bytes of a file that :func:`open_regular` opens; OSError also if it is larger."""
     with os.fdopen(open_regular(directory, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:

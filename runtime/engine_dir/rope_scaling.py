@@ -1,4 +1,4 @@
-"""How a rotary embedding reaches beyond the positions that it was trained on."""
+"""Scalings that extend a rotary embedding beyond the trained positions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's: only frequencies whose waves are long against the original context change."""
+    """Llama 3.1's scaling: only frequencies with long wavelengths change."""
 
     kind: Literal["llama3"] = "llama3"
     factor: float
@@ -41,7 +41,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class ProportionalScaling:
-    """Only the first ``share`` of the frequencies turn, divided by ``factor`` (Gemma 4)."""
+    """RoPE uses only the first ``share`` of the frequencies, divided by ``factor`` (Gemma 4)."""
 
     FEATURE: ClassVar[str] = "proportional_rope"
     kind: Literal["proportional"] = "proportional"
@@ -53,7 +53,7 @@ class ProportionalScaling:
 class DynamicScaling:
     """NTK-aware: a larger theta for sequences beyond the original context.
 
-    It is that of the ``longest`` sequence of an engine; 0 is within the original context.
+    Theta depends on the ``longest`` sequence of an engine; 0 is within the original context.
     """
 
     FEATURE: ClassVar[str] = "dynamic_rope"
@@ -65,10 +65,10 @@ class DynamicScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
-    """LongRoPE (arXiv 2402.13753): every frequency is divided by a factor of its own.
+    """LongRoPE (arXiv 2402.13753): every frequency has its own divisor.
 
-    These are ``long_factors`` where the ``longest`` sequence of an engine exceeds the original
-    context, else ``short_factors``; cos and sin are multiplied by ``attention_factor``.
+    The divisors are ``long_factors`` if the ``longest`` sequence of an engine exceeds the original
+    context, else ``short_factors``. Cos and sin are multiplied by ``attention_factor``.
     """
 
     FEATURE: ClassVar[str] = "longrope"
@@ -81,12 +81,12 @@ class LongRopeScaling:
 
     @property
     def factors(self) -> tuple[float, ...]:
-        """Those of this engine."""
+        """The divisors of this engine."""
         within = self.longest <= self.original_max_positions
         return self.short_factors if within else self.long_factors
 
 
-# Scalings that depend on how long sequences may be.
+# Scalings that depend on the maximum sequence length.
 ByLength: TypeAlias = DynamicScaling | LongRopeScaling
 RopeScaling: TypeAlias = (
     YarnScaling | Llama3Scaling | LinearScaling | ProportionalScaling | ByLength

@@ -1,9 +1,8 @@
-"""Frozen dataclasses from JSON and back: every field checked, unknown keys refused.
+"""Converts frozen dataclasses to JSON and back: all fields are checked, unknown keys refused.
 
-A union of several dataclasses is tagged: each has a ``kind``, a Literal of one string. A class with
-a dictionary ``MEMBERS`` of its own is such a union too, of the dataclasses in it, by their tags. A
-field whose metadata have ``VALUES`` takes only the strings that are among these. ``KEY`` and
-``FORMER_KEY`` are other names of a field in JSON.
+A union of dataclasses is tagged: each has a ``kind``, a Literal of one string. A class that defines
+a dictionary ``MEMBERS`` is a union of the dataclasses in it, by tag. A field with ``VALUES`` in its
+metadata accepts only these strings. ``KEY`` and ``FORMER_KEY`` are other names of a field in JSON.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-# Of plain JSON that no type describes. Nothing that is written here nests half as deep.
-_MOST_NESTED = 32
+# The maximum depth of untyped JSON. Files of this project nest less than half as deep.
+_MAX_NESTED = 32
 
 
 def parsed(data: str | bytes) -> Any:
-    """Decoded JSON, UTF-8 where it is bytes.
+    """Return decoded JSON; bytes are UTF-8.
 
-    ValueError where it is none, holds NaN, Infinity, a number beyond 64 bits, half a surrogate pair
-    or a key twice, or nests deeper than the interpreter reads.
+    Raises ValueError for invalid JSON, NaN, Infinity, a number beyond 64 bits, half a surrogate
+    pair, a duplicate key, or nesting too deep for the interpreter.
     """
     text = data if isinstance(data, str) else data.decode()
     try:
@@ -60,9 +59,9 @@ def parsed(data: str | bytes) -> Any:
 def to_json(
     record: Any, leave_out: Callable[[dataclasses.Field[Any], Any], bool] | None = None
 ) -> Any:
-    """Plain JSON types of a dataclass, in field order; tuples become lists.
+    """Return the plain JSON types of a dataclass, in field order; tuples become lists.
 
-    Fields of which ``leave_out(field, value)`` says so have no key.
+    Fields for which ``leave_out(field, value)`` is true are omitted.
     """
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         values = [(field, getattr(record, field.name)) for field in dataclasses.fields(record)]
@@ -79,7 +78,7 @@ def to_json(
 
 
 def from_json(kind: type[Record], data: Any, where: str) -> Record:
-    """A ``kind`` from decoded JSON; SpecbuildError names the place, what was got and expected."""
+    """Return a ``kind`` from decoded JSON; SpecbuildError states the place, actual and expected."""
     result: Record = _decode(kind, data, where)
     return result
 
@@ -109,7 +108,7 @@ def _bounded_float(digits: str) -> float:
 
 
 def _require_text(decoded: Any) -> None:
-    """ValueError where a string of decoded JSON holds half a surrogate pair."""
+    """Raise ValueError if a string of decoded JSON has half a surrogate pair."""
     try:
         json.dumps(decoded, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -119,9 +118,9 @@ def _require_text(decoded: Any) -> None:
 
 
 def _plain(data: Any, where: str, nested: int = 0) -> Any:
-    """``data`` as it is; SpecbuildError where it nests too deep to be written again."""
-    if nested > _MOST_NESTED:
-        raise SpecbuildError(f"{where} nests deeper than {_MOST_NESTED} levels")
+    """Return ``data`` unchanged; SpecbuildError if it nests too deep to be written again."""
+    if nested > _MAX_NESTED:
+        raise SpecbuildError(f"{where} nests deeper than {_MAX_NESTED} levels")
     if isinstance(data, (dict, list)):
         for item in data.values() if isinstance(data, dict) else data:
             _plain(item, where, nested + 1)
@@ -161,13 +160,13 @@ def _decode(kind: Any, data: Any, where: str) -> Any:  # noqa: PLR0911 - a case 
 
 
 def _tagged(kinds: list[Any], data: Any, where: str) -> Any:
-    """The member of a union of dataclasses that ``data`` is of, by its ``kind``."""
+    """Return the member of a union of dataclasses that ``data`` is, by its ``kind``."""
     tags = {typing.get_args(field_types(kind)["kind"])[0]: kind for kind in kinds}
     return _member(tags, data, where)
 
 
 def open_union(kind: Any) -> Mapping[str, Any] | None:
-    """The members of a class that stands for them, by their tags; None for any other type."""
+    """Return the members of a class with ``MEMBERS``, by tag; None for other types."""
     members: Mapping[str, Any] | None = (
         vars(kind).get("MEMBERS") if isinstance(kind, type) else None
     )
@@ -175,7 +174,7 @@ def open_union(kind: Any) -> Mapping[str, Any] | None:
 
 
 def _member(tags: Mapping[str, Any], data: Any, where: str) -> Any:
-    """The dataclass that ``data`` is tagged as."""
+    """Return the dataclass with the tag of ``data``."""
     if not isinstance(data, dict):
         raise _refusal(where, data, "an object")
     if "kind" not in data:
@@ -198,7 +197,7 @@ def _finite(data: float, where: str) -> float:
 
 @cache
 def field_types(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields, by name."""
+    """Return the types of a dataclass's fields, by name."""
     return typing.get_type_hints(kind)
 
 
@@ -232,22 +231,22 @@ def _decode_record(kind: Any, data: Any, where: str) -> Any:
 
 
 def _require_among(allowed: Collection[str] | None, value: Any, where: str) -> None:
-    """Raises SpecbuildError where a string, or one of several, is none of those allowed."""
+    """Raise SpecbuildError if a string, or one of several, is not allowed."""
     for item in value if isinstance(value, tuple) else (value,):
         if allowed is not None and item is not None and item not in allowed:
             raise _refusal(where, item, f"one of {', '.join(map(repr, allowed))}")
 
 
 def _name(key: str) -> str:
-    """A key as a message may hold it: on one line."""
+    """Return a key on one line, for a message."""
     return key if key.isprintable() else repr(key)
 
 
-def shown(data: Any) -> str:
-    """Decoded JSON as a message may hold it: short, on one line, however deep it nests."""
+def brief(data: Any) -> str:
+    """Return decoded JSON for a message: short, on one line, at any nesting depth."""
     text = _SHORT.repr(data)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _refusal(where: str, data: Any, expected: str) -> SpecbuildError:
-    return SpecbuildError(f"{where}: got {shown(data)}, expected {expected}")
+    return SpecbuildError(f"{where}: got {brief(data)}, expected {expected}")

@@ -1,8 +1,8 @@
-"""The form of a program's file: a tensor that many ops have stands once, in a table.
+"""The file format of a program: tensors that many ops share are stored once, in a table.
 
-It is JSON of ``plan.Program`` with ``tensors`` in front: rows of buffer, offset, shape and element
-type. The ops' inputs and outputs are numbers of rows. A file is read before its program is
-recorded, and half of the time went by for tensors that stood there again and again.
+It is the JSON of ``plan.Program`` preceded by ``tensors``: rows of buffer, offset, shape and
+element type. The ops' inputs and outputs are row numbers. A file is read before its program is
+recorded, and repeated tensors took half of that time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BOUND = ("inputs", "outputs")
 
 
 def with_table(program: Mapping[str, Any]) -> dict[str, Any]:
-    """A program's decoded JSON in the form of its file."""
+    """Return the file format of a program's decoded JSON."""
     rows: dict[tuple[Any, ...], int] = {}
 
     def row(binding: Mapping[str, Any]) -> int:
@@ -30,7 +30,7 @@ def with_table(program: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_table(file: Mapping[str, Any]) -> dict[str, Any]:
-    """The program's JSON of what its file holds. LookupError, TypeError or ValueError for none."""
+    """Return a program's JSON from its file; LookupError, TypeError or ValueError if invalid."""
     rows = [dict(zip(_COLUMNS, row, strict=True)) for row in file["tensors"]]
 
     def binding(index: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""What an op call reads of device memory and computes, as numbers that a plan holds.
+"""The device memory that an op call reads and its operations, as numbers in a plan.
 
-Counted is what lies in device memory as the kernels read it: every weight once however many rows
-there are, the experts that some row chose, and the keys and values that some row sees.
-Activations, the step's state and page tables stay in the L2 cache or are too few to matter.
+Counted are bytes in device memory as the kernels read them: each weight once for any number of
+rows, the experts that rows select, and the keys and values that rows attend to. Activations, the
+step's state and page tables stay in the L2 cache or are negligible.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Per = Literal[
 
 @dataclass(frozen=True)
 class Term:
-    """``amount`` bytes, or multiplications and additions, for every ``per`` of a pass.
+    """``amount`` bytes, or multiplications and additions, for each ``per`` of a pass.
 
-    ``pass``: once. ``row``; ``logit_row``: a row whose logits are wanted. ``chosen_expert``: an
-    expert that some row chose. ``seen_token``: a token of a sequence that some row of it sees,
-    ``row_token_pair``: a row and a token that it sees, both through ``window`` (0: without one).
-    ``chosen_token``: a token on the list of a row that attends to chosen ones (DSA).
+    ``pass``: once. ``row``: each row. ``logit_row``: a row with requested logits.
+    ``chosen_expert``: an expert that rows select. ``seen_token``: a token of a sequence that any of
+    its rows attends to. ``row_token_pair``: a row and a token that it attends to. Both are limited
+    to ``window`` (0: none). ``chosen_token``: a token on the list of a row with DSA.
     """
 
     part: Part
@@ -36,11 +36,11 @@ class Term:
 
 @dataclass(frozen=True)
 class Traffic:
-    """``read``: bytes; ``operations``: products and sums.
+    """``read`` is in bytes, ``operations`` in multiplications and additions.
 
-    ``experts`` and ``experts_per_token`` of a call that routes, ``shared_experts``: those beside
-    them that every row has; ``chosen_tokens``: the most that a list of this call holds (DSA); 0
-    elsewhere.
+    ``experts`` and ``experts_per_token`` describe a call that routes, and ``shared_experts`` the
+    experts that process every row. ``chosen_tokens`` is the maximum length of a list of this call
+    (DSA). All are 0 if they do not apply.
     """
 
     read: tuple[Term, ...] = ()

@@ -1,7 +1,7 @@
-"""An engine's weights: safetensors containers, read strictly, nothing between their tensors.
+"""An engine's weights: safetensors files, parsed strictly and without gaps between tensors.
 
-``weights.safetensors`` holds what every rank has. In an engine of several ranks each of
-``weights.0.safetensors`` and so on holds one rank's part of the sharded tensors.
+``weights.safetensors`` has the tensors of all ranks. In an engine of several ranks
+``weights.0.safetensors`` and so on each have one rank's part of the sharded tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from specbuild.runtime.engine_dir.claims_check import most_header_bytes
+from specbuild.runtime.engine_dir.claims_check import max_header_bytes
 from specbuild.runtime.engine_dir.files import mapped_file, read_file
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest, StoredTensor
 from specbuild.runtime.engine_dir.ranks import tensors_in
@@ -22,7 +22,7 @@ from specbuild.runtime.errors import EngineFileError
 
 TensorMap = dict[str, np.ndarray]
 
-# Spelling of safetensors. numpy has no bf16: such a tensor is read as its 16-bit patterns.
+# The spelling of safetensors. numpy has no bf16: such a tensor is read as 16-bit patterns.
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -38,7 +38,7 @@ _LENGTH_BYTES = 8
 
 
 def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
-    """The tensors of ``weights.safetensors`` by name, as read-only memory-mapped arrays.
+    """Return the tensors of ``weights.safetensors`` by name, as read-only mapped arrays.
 
     Names, dtypes and shapes are those of the manifest. Raises EngineFileError.
     """
@@ -49,9 +49,9 @@ def open_weights(directory: Path, manifest: Manifest) -> TensorMap:
 def weight_spans(
     directory: Path, manifest: Manifest, file: str = WEIGHTS_FILE
 ) -> dict[str, tuple[int, int]]:
-    """Where each tensor lies in a weights file: its offset and bytes.
+    """Return the offset and size in bytes of each tensor in a weights file.
 
-    Reads the file's header only, and checks no digest: whoever reads the tensors does. Raises
+    Reads only the file's header and checks no digest: the reader of the tensors does. Raises
     EngineFileError.
     """
     data = mapped_file(directory, manifest, file)
@@ -61,10 +61,10 @@ def weight_spans(
 
 
 def tensors_of(data: memoryview, expected: Mapping[str, StoredTensor], where: str) -> TensorMap:
-    """Read-only arrays over ``data``, exactly the ``expected`` ones.
+    """Return read-only arrays over ``data``, exactly the ``expected`` ones.
 
-    Raises EngineFileError where the header is malformed, a tensor lies outside the file, two
-    overlap, bytes belong to none, or names, dtypes or shapes differ from ``expected``.
+    Raises EngineFileError if the header is malformed, a tensor is outside the file, two overlap,
+    bytes are unused, or names, dtypes or shapes differ from ``expected``.
     """
     header, start = _header(data, expected, where)
     header.pop("__metadata__", None)
@@ -99,7 +99,7 @@ def _same(
     arrays: TensorMap,
     where: str,
 ) -> np.ndarray:
-    """The array of a tensor that is stored under another name."""
+    """Return the array of a tensor that is stored under another name."""
     other = expected.get(tensor.same_as or "")
     if other is None or other.same_as is not None or tensor.same_as not in arrays:
         raise EngineFileError(
@@ -116,16 +116,16 @@ def _same(
 def _header(
     data: memoryview, expected: Mapping[str, StoredTensor], where: str
 ) -> tuple[dict[str, Any], int]:
-    """The header's object, and where the tensors' bytes begin."""
+    """Return the header's object, and the offset of the tensors' bytes."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     start = _LENGTH_BYTES + length
     if len(data) < _LENGTH_BYTES or start > len(data):
         raise EngineFileError(f"{where}: its header ends outside the file; rebuild the engine")
-    most = most_header_bytes(expected)
-    if length > most:
+    bound = max_header_bytes(expected)
+    if length > bound:
         raise EngineFileError(
-            f"{where}: its header has {length} bytes, its tensors need {most} at most; rebuild the "
-            "engine"
+            f"{where}: its header has {length} bytes, its tensors need {bound} at most; rebuild "
+            "the engine"
         )
     try:
         header = parsed(bytes(data[_LENGTH_BYTES:start]))
@@ -137,7 +137,7 @@ def _header(
 
 
 def _span(name: str, entry: Any, expected: StoredTensor, where: str) -> tuple[int, int]:
-    """Offsets of a tensor, once its entry agrees with the manifest."""
+    """Return the offsets of a tensor, after a comparison of its entry with the manifest."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise EngineFileError(f"{where}: the entry of tensor {name} is malformed; rebuild it")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

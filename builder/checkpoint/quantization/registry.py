@@ -18,7 +18,7 @@ from specbuild.builder.checkpoint.quantization.scheme import (
     read_weights,
 )
 from specbuild.builder.checkpoint.source import Tensors
-from specbuild.runtime.engine_dir.strict_json import shown
+from specbuild.runtime.engine_dir.strict_json import brief
 from specbuild.runtime.errors import SpecbuildError
 
 
@@ -88,7 +88,7 @@ def read_scheme(config: Config, *, strict: bool) -> QuantizationScheme | None:
     for known in FORMATS:
         if method in known.methods:
             return known.read(section, strict=strict)
-    by_method = f" by {shown(method)}" if method else ""
+    by_method = f" by {brief(method)}" if method else ""
     names = ", ".join(name for known in FORMATS for name in known.methods)
     raise SpecbuildError(
         f"{config.where}: {QUANTIZATION}: these weights are quantized{by_method}, which is not "

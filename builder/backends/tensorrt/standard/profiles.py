@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from specbuild.builder.backends.tensorrt.request import InputShapes
 from specbuild.builder.engine.sizes import EnginePlan
-from specbuild.runtime.engine_dir.cache_groups import pages_held
+from specbuild.runtime.engine_dir.cache_groups import group_pages
 from specbuild.runtime.engine_dir.drafters.record import DRAFT_GROUP
 from specbuild.runtime.engine_dir.manifest import (
     CacheGroup,
@@ -143,7 +143,7 @@ def _launch(limits: Limits, groups: Iterable[CacheGroup]) -> dict[str, SizeRange
     batch = limits.max_batch_size
     axes = {"B": SizeRange(1, 1, batch), "B1": SizeRange(2, 2, batch + 1)}
     for group in groups:
-        most = pages_held(group, limits, tokens=limits.max_seq_len)
+        most = group_pages(group, limits, tokens=limits.max_seq_len)
         axes[f"P_{group.name}"] = SizeRange(1, -(-most // 4), most)
     return axes
 
