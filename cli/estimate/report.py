@@ -53,7 +53,7 @@ def spreads(found: Simulated) -> tuple[Spread, Spread | None, Spread]:
     """Times to the first token, a token behind it, and of whole requests."""
     ttft = _spread([served.ttft_s for served in found.served])
     tpot = spread([s.tpot_s for s in found.served if s.tpot_s is not None])
-    return ttft, tpot, _spread([s.last_s - s.came_s for s in found.served])
+    return ttft, tpot, _spread([s.last_s - s.arrival_s for s in found.served])
 
 
 def _spread(values: Sequence[float]) -> Spread:

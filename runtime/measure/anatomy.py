@@ -1,4 +1,4 @@
-"""The launches of a step one by one: whose they are, what they read and what they wait for."""
+"""The launches of a step one by one: their layers, the bytes that they read, their dependencies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class LaunchAnatomy:
-    """One launch. ``layer`` of its model, from 0; None outside of layers.
+    """One launch. ``layer`` is its layer of the model, from 0, or None outside of layers.
 
-    ``bytes_read``: what it must read of device memory. ``starts_early``: while the launch in front
-    still runs; it then reads ahead what no launch writes, and waits for the rest. ``needs``: the
-    launches, by their places in the step, whose results it reads. ``added_s``: what it adds to the
-    launches in front of it; ``serial_s``: the same where each launch waits until the one in front
-    is done. Both are None where nothing was measured.
+    ``bytes_read`` is the device memory that it must read. ``starts_early``: it may start while the
+    previous launch runs; it prefetches data that no launch writes, and waits for the rest.
+    ``needs`` has the indices of the launches whose results it reads. ``added_s`` is the time that
+    it adds to the previous launches; ``serial_s`` is the same if each launch waits for the end of
+    the previous one. Both are None if nothing was measured.
     """
 
     section: str
@@ -41,9 +41,9 @@ class LaunchAnatomy:
 
 @dataclass(frozen=True)
 class LaunchTimes:
-    """Seconds of every launch, as in :class:`LaunchAnatomy`, and of the whole.
+    """Seconds of every launch, as in :class:`LaunchAnatomy`, and of the step.
 
-    The serial ones are None where launches were timed as they overlap alone.
+    The serial times are None if only overlapping launches were timed.
     """
 
     added_s: Sequence[float]
@@ -54,12 +54,12 @@ class LaunchTimes:
 
 @dataclass(frozen=True)
 class StepAnatomy:
-    """A step of ``batch`` sequences of ``context`` tokens; ``draft`` says what it drafts, or how
-    much of a prompt it is.
+    """A step of ``batch`` sequences of ``context`` tokens.
 
-    ``experts``: distinct ones that its rows choose in a layer, read back from the step where
-    ``experts_measured``, else as random routing does. ``step_s``: the median time of the whole
-    step as its graph; ``serial_s`` where each launch waits until the one in front is done.
+    ``draft`` describes the draft, or the part of a prompt. ``experts`` is the number of distinct
+    experts per layer that its rows select, read back from the step if ``experts_measured``, else
+    expected for random routing. ``step_s`` is the median time of the step's graph; ``serial_s`` is
+    the time if each launch waits for the previous one.
     """
 
     program: str
@@ -75,11 +75,11 @@ class StepAnatomy:
 
     @property
     def bytes_read(self) -> float:
-        """Of all launches."""
+        """The bytes that all launches read."""
         return sum(launch.bytes_read for launch in self.launches)
 
     def timed(self, times: LaunchTimes) -> StepAnatomy:
-        """The same with what was measured."""
+        """Return a copy with measured times."""
         serial_s: Sequence[float | None] = times.serial_s or [None] * len(self.launches)
         each = zip(self.launches, times.added_s, serial_s, strict=True)
         launches = tuple(
@@ -97,10 +97,10 @@ def step_anatomy(
     draft: str,
     bytes_per_s: float | None = None,
 ) -> StepAnatomy:
-    """The anatomy of a step's or a prompt's program from its plan.
+    """Return the anatomy of a step's or a prompt's program from its plan.
 
-    ``work`` is the target's; its experts None takes what random routing would. ``bytes_per_s``:
-    of a streaming read.
+    ``work`` is the target's work; if its experts are None, random routing is assumed.
+    ``bytes_per_s`` is the bandwidth of a streaming read.
     """
     read = launch_bytes(plan, entry, program, work)
     needs, layers = launch_needs(plan, program), op_layers(plan, program.ops)
@@ -134,20 +134,20 @@ def step_anatomy(
 
 
 def op_layers(plan: Plan, ops: Sequence[OpCall]) -> list[int | None]:
-    """The layer of each op: what the names of its weights say, or those of the ops around it.
+    """Return the layer of each op, from the names of its weights or from its neighbours.
 
-    An op without such weights between two of one layer belongs to that layer, others to none.
+    An op without such weights between two ops of one layer belongs to that layer, others to none.
     """
     named = [_named_layer(plan, call) for call in ops]
-    found = list(named)
+    layers = list(named)
     last: int | None = None
     for index, layer in enumerate(named):
         if layer is None:
             continue
         if last is not None and (named[last], ops[last].section) == (layer, ops[index].section):
-            found[last:index] = [layer] * (index - last)
+            layers[last:index] = [layer] * (index - last)
         last = index
-    return found
+    return layers
 
 
 def _named_layer(plan: Plan, call: OpCall) -> int | None:

@@ -1,4 +1,4 @@
-"""Sequences of random tokens on a device, ready to be decoded: what steps are timed on."""
+"""Sequences of random tokens on a device, on which decoding steps are timed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
 
-# Events of each sequence before its steps are timed: a step of its own has then run.
-_SETTLED_EVENTS = 2
-# Enough tokens that no sequence ends while its steps are timed, where all that fit are too many.
-_FEWEST_TOKENS = 128
-_FED_AGAIN = "buffered_tokens"
+# The number of events of each sequence before its steps are timed, so that it has run a step.
+_EVENTS_BEFORE_TIMING = 2
+# Enough tokens that no sequence ends while its steps are timed, if not all that fit can be used.
+_MIN_TOKENS = 128
+_REVERIFIED_TOKENS = "buffered_tokens"
 
 
 @dataclass(frozen=True)
 class BenchmarkBatch:
-    """``reset`` queues what puts the sequences back to where they were placed.
+    """Sequences on a device; ``reset`` queues the writes that restore their initial state.
 
-    ``tokens`` [batch, context] are theirs.
+    ``tokens`` [batch, context] are the tokens of the sequences.
     """
 
     executor: CudaExecutor
@@ -40,17 +40,17 @@ class BenchmarkBatch:
 
     @property
     def context(self) -> float:
-        """Tokens in the target's cache, on average over the sequences."""
+        """The number of tokens in the target's cache, averaged over the sequences."""
         return float(self.executor.read("length", rows=self.batch).mean())
 
     def offer(self, entry: ProgramEntry) -> None:
-        """Puts whole chains of the sequences' own tokens where a step finds the host's."""
+        """Write chains of maximum length from the sequences' tokens as host proposals."""
         chains = np.resize(self.tokens.T, (entry.draft_tokens, self.batch)).T
         self.executor.write(OFFERED, host_chain_values(entry, dict(enumerate(chains))))
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:
-    """The engine's executor; UnsupportedHereError where its steps do not run on one GPU."""
+    """Return the engine's executor; UnsupportedHereError if its steps do not run on one GPU."""
     if not isinstance(engine.executor, CudaExecutor):
         ranks = engine.manifest.ranks
         where = "the host" if ranks == 1 else f"{ranks} GPUs; time one without --tensor-parallel"
@@ -59,16 +59,16 @@ def cuda_executor(engine: Engine) -> CudaExecutor:
 
 
 def tokens_left(engine: Engine, *, batch: int, context: int) -> int:
-    """Tokens that each of so many sequences may emit behind its context.
+    """Return the number of tokens that each sequence of a batch may emit after its context.
 
-    0 where the engine's pages hold too few for steps to be timed: no sequence may end meanwhile.
+    It is 0 if the engine has too few pages to time steps: no sequence may end meanwhile.
     """
     manifest = engine.manifest
     groups, limits = manifest.cache_groups, manifest.limits
-    most = limits.max_seq_len - context
-    for left in (most, min(most, _FEWEST_TOKENS)):
-        if sequences_together(groups, limits, context + left) >= batch:
-            return left
+    max_tokens = limits.max_seq_len - context
+    for remaining in (max_tokens, min(max_tokens, _MIN_TOKENS)):
+        if sequences_together(groups, limits, context + remaining) >= batch:
+            return remaining
     return 0
 
 
@@ -76,61 +76,60 @@ def tokens_left(engine: Engine, *, batch: int, context: int) -> int:
 def benchmark_batch(
     engine: Engine, *, batch: int, context: int, shape: DraftShape | None
 ) -> Iterator[BenchmarkBatch]:
-    """Takes up ``batch`` random prompts of ``context`` tokens and runs their first steps.
+    """Prefill ``batch`` random prompts of ``context`` tokens and run their first steps.
 
-    The steps draft as ``shape`` says. Afterwards the sequences are gone.
+    The steps draft with ``shape``. The sequences are removed when the context ends.
     """
     executor = cuda_executor(engine)
     random = np.random.default_rng(0)
     ids = random.integers(0, engine.manifest.target.vocab, (batch, context))
     prompts = [Prompt(str(b), prompt_ids=tuple(map(int, row))) for b, row in enumerate(ids)]
-    left = tokens_left(engine, batch=batch, context=context)
-    if left == 0:
+    remaining = tokens_left(engine, batch=batch, context=context)
+    if remaining == 0:
         raise UnsupportedHereError(
             f"the engine's pages do not hold {batch} sequences of {context} tokens; take fewer or "
             "shorter ones, or build it with more --kv-pages"
         )
-    params = GenerateParams(max_new_tokens=left, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=remaining, ignore_eos=True)
     requests = engine.check_prompts(prompts, params)
     with engine.session.exclusive(requests, DraftSetting(shape)) as events:
-        seen = [0] * batch
-        while min(seen) < _SETTLED_EVENTS:
-            seen[next(events).request] += 1
-        # Sparse steps are so in full, whatever the first ones, which are checked, did.
+        event_counts = [0] * batch
+        while min(event_counts) < _EVENTS_BEFORE_TIMING:
+            event_counts[next(events).request] += 1
+        # Sparse steps use their full budget, whatever the first steps, which are checks, decided.
         if engine.manifest.dsa is not None:
             executor.fill(LIST_BUDGET, engine.manifest.dsa.top_k, rows=batch)
-        _keep_ends(executor, ids)
-        reset = _keep_state(executor)
+        _write_last_tokens(executor, ids)
+        reset = _state_restorer(executor)
         yield BenchmarkBatch(executor, batch, reset, ids)
         reset()
 
 
-def _keep_ends(executor: CudaExecutor, ids: np.ndarray) -> None:
-    """Puts the prompts' last tokens where an engine with SpecPV finds what a full step re-verifies.
+def _write_last_tokens(executor: CudaExecutor, ids: np.ndarray) -> None:
+    """Write the prompts' last tokens to SpecPV's buffer of tokens to re-verify.
 
-    It keeps emitted tokens only, of which there are few yet. A step that is timed as one behind
-    many partial steps would feed the same token over and over, and rows of one token choose the
-    same experts.
+    The buffer has emitted tokens only, of which there are few yet. A timed step that re-verifies
+    many would otherwise read one token many times, and rows with one token select the same experts.
     """
-    if executor.port(_FED_AGAIN) is None:
+    if executor.port(_REVERIFIED_TOKENS) is None:
         return
     batch, context = ids.shape
-    kept = executor.read(_FED_AGAIN, rows=batch).copy()
-    capacity = kept.shape[1]
+    buffer = executor.read(_REVERIFIED_TOKENS, rows=batch).copy()
+    capacity = buffer.shape[1]
     for b, length in enumerate(executor.read("length", rows=batch)):
         ends = np.arange(max(0, int(length) - capacity), context)
-        kept[b, ends % capacity] = ids[b, ends]
-    executor.write(_FED_AGAIN, kept)
+        buffer[b, ends % capacity] = ids[b, ends]
+    executor.write(_REVERIFIED_TOKENS, buffer)
 
 
-def _keep_state(executor: CudaExecutor) -> Callable[[], None]:
-    """What puts the sequences back where they are now; it queues the writes and returns."""
-    known = (*SEQUENCE_PORTS, *VIEWS, FULL_STEP)
-    ports = [name for name in known if executor.port(name) is not None]
-    kept = {name: executor.read(name) for name in ports}
+def _state_restorer(executor: CudaExecutor) -> Callable[[], None]:
+    """Return a function that queues the writes which restore the current state of the sequences."""
+    all_ports = (*SEQUENCE_PORTS, *VIEWS, FULL_STEP)
+    ports = [name for name in all_ports if executor.port(name) is not None]
+    saved = {name: executor.read(name) for name in ports}
 
     def restore() -> None:
-        for name, values in kept.items():
+        for name, values in saved.items():
             executor.write(name, values)
 
     return restore

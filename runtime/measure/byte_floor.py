@@ -1,7 +1,7 @@
-"""The bytes that a step must read at least, and what it computes, from an engine's plan alone.
+"""The minimum bytes that a step must read, and its operations, from an engine's plan.
 
-The plan holds what each op call counts, and per what; a run says how many rows, tokens and experts
-there are.
+The plan states what each op call counts, and per which unit; a run states the number of rows,
+tokens and experts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ReadProgram = Callable[[ProgramEntry], Program]
 
 @dataclass(frozen=True)
 class BytesByPart:
-    """What is read, by what it is. ``draft`` is all that the draft reads, its caches included."""
+    """Bytes read, by purpose. ``draft`` includes all reads of the draft, also of its caches."""
 
     dense: float = 0.0
     experts: float = 0.0
@@ -36,25 +36,25 @@ class BytesByPart:
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """The sum of all parts."""
         return sum(getattr(self, part.name) for part in fields(self))
 
     def plus(self, other: BytesByPart) -> BytesByPart:
-        """Part by part."""
+        """Return the sum with another one, part by part."""
         names = [part.name for part in fields(self)]
         return BytesByPart(*(getattr(self, name) + getattr(other, name) for name in names))
 
     def as_draft(self) -> BytesByPart:
-        """The same bytes, read by the draft."""
+        """Return the same bytes as bytes of the draft."""
         return BytesByPart(draft=self.total)
 
 
 @dataclass(frozen=True)
 class Work:
-    """``rows`` of a pass, shared evenly by ``batch`` sequences that hold ``context`` tokens each.
+    """``rows`` of a pass, divided evenly among ``batch`` sequences of ``context`` tokens each.
 
-    ``experts`` is how many distinct experts the rows choose in a layer; None takes what random
-    routing would, on average. ``logit_rows`` None asks for the logits of every row.
+    ``experts`` is the number of distinct experts that the rows select in a layer; None means the
+    expectation of random routing. With ``logit_rows`` None, every row computes logits.
     """
 
     rows: int
@@ -65,16 +65,16 @@ class Work:
 
     @property
     def rows_each(self) -> float:
-        """Rows of one sequence."""
+        """The number of rows of one sequence."""
         return self.rows / self.batch
 
 
 @dataclass(frozen=True)
 class PassTraffic:
-    """What one pass through some layers reads, in bytes, and computes: the sum over its calls.
+    """The bytes that a pass through some layers reads, and its operations: the sum of its calls.
 
-    ``experts`` of a layer that routes, of which a row chooses ``experts_per_token``. A row that
-    attends to chosen tokens sees up to ``chosen_tokens`` (DSA).
+    Each row selects ``experts_per_token`` of the ``experts`` of a layer that routes. A row with DSA
+    attends to up to ``chosen_tokens``.
     """
 
     read: tuple[Term, ...] = ()
@@ -84,45 +84,45 @@ class PassTraffic:
     chosen_tokens: int = 0
 
     def bytes_read(self, work: Work) -> BytesByPart:
-        """The floor of one pass."""
+        """Return the byte floor of one pass."""
         parts: dict[str, float] = defaultdict(int)
         for term in self.read:
             parts[term.part] += term.amount * self._times(term, work)
         return BytesByPart(**parts)
 
     def floating_operations(self, work: Work) -> float:
-        """Multiplications and additions of one pass."""
+        """Return the number of multiplications and additions of one pass."""
         return sum(term.amount * self._times(term, work) for term in self.operations)
 
     def distinct_experts(self, work: Work) -> float:
-        """Experts of a layer that some row chooses: as told, else as random routing does."""
+        """Return the distinct experts of a layer that rows select, measured or expected."""
         if work.experts is not None:
             return work.experts
         return expected_experts(self.experts, self.experts_per_token, work.rows)
 
     def _times(self, term: Term, work: Work) -> float:
-        """How often a pass has what the term counts."""
-        seen = tokens_seen(work, term.window)
+        """Return the number of times that a pass has the unit of a term."""
+        attended = tokens_seen(work, term.window)
         counts: dict[Per, float] = {
             "pass": 1,
             "row": work.rows,
             "logit_row": work.rows if work.logit_rows is None else work.logit_rows,
             "chosen_expert": self.distinct_experts(work),
-            "seen_token": work.batch * seen,
+            "seen_token": work.batch * attended,
             "row_token_pair": work.batch * _pairs(work, term.window),
-            "chosen_token": work.rows * min(self.chosen_tokens, seen),
+            "chosen_token": work.rows * min(self.chosen_tokens, attended),
         }
         return counts[term.per]
 
 
 @dataclass(frozen=True)
 class EngineTraffic:
-    """The passes of an engine: the target, and of its draft the first level and each further one.
+    """The passes of an engine: of the target, and of the first and each further draft level.
 
-    The first level also takes up what was accepted; ``taken_up`` is that alone, keys and values
-    only, as prompts are. None where there is none to read it from. ``sparse`` is the target
-    where it attends to what indexers choose. Of several drafts these are the first one's, and
-    ``by_model`` has each: others take up what was accepted in its first level too.
+    The first level also ingests the accepted tokens; ``taken_up`` is that part alone, keys and
+    values only, as for prompts. It is None if no program has it. ``sparse`` is the target's pass
+    with DSA. With several drafts these are of the first one, and ``by_model`` has each: in its
+    first level the others ingest the accepted tokens too.
     """
 
     target: PassTraffic
@@ -133,11 +133,11 @@ class EngineTraffic:
     by_model: Mapping[str, EngineTraffic] = field(default_factory=dict)
 
     def of(self, model: str) -> EngineTraffic:
-        """The traffic of one draft model, by its kind; of an engine with one this."""
+        """Return the traffic of one draft model, by kind; with a single draft, this object."""
         return self.by_model.get(model, self)
 
     def level(self, level: int, work: Work) -> BytesByPart:
-        """The floor of drafting one level, from 1; ``work.rows`` are the level's."""
+        """Return the byte floor of drafting one level, from 1; ``work.rows`` are the level's."""
         traffic = self.first_level if level == 1 else self.further_level or self.first_level
         return BytesByPart() if traffic is None else traffic.bytes_read(work).as_draft()
 
@@ -150,46 +150,46 @@ class EngineTraffic:
         sparse: bool = False,
         draft_context: float | None = None,
     ) -> BytesByPart:
-        """The floor of a whole step with a tree of ``depth`` levels, ``top_k`` nodes each.
+        """Return the byte floor of a complete step with ``depth`` levels of ``top_k`` nodes each.
 
-        The draft sees ``draft_context`` tokens; left out, as many as the target.
+        The draft attends to ``draft_context`` tokens, by default as many as the target.
         """
         context = target.context if draft_context is None else draft_context
-        found = self.verifying(sparse=sparse).bytes_read(target)
+        floor = self.verifying(sparse=sparse).bytes_read(target)
         for level in range(1, depth + 1):
             rows = target.batch * (1 if level == 1 else top_k)
-            found = found.plus(self.level(level, Work(rows, target.batch, context)))
-        return found
+            floor = floor.plus(self.level(level, Work(rows, target.batch, context)))
+        return floor
 
     def verifying(self, *, sparse: bool) -> PassTraffic:
-        """The target's pass of a step that is sparse, or is not."""
+        """Return the target's pass of a sparse or non-sparse step."""
         return self.sparse if sparse and self.sparse is not None else self.target
 
 
 def expected_experts(experts: int, experts_per_token: int, rows: int) -> float:
-    """Distinct experts that random rows choose: E · (1 − (1 − k/E)^T)."""
+    """Return the expected number of distinct experts of random rows: E · (1 − (1 − k/E)^T)."""
     if experts == 0:
         return 0.0
     return float(experts * (1 - (1 - experts_per_token / experts) ** rows))
 
 
 def tokens_seen(work: Work, window: int) -> float:
-    """Tokens of one sequence, its own rows included, that some row of the pass sees."""
+    """Return the tokens of one sequence, its own rows included, that some row attends to."""
     tokens = work.context + work.rows_each
     return min(tokens, window - 1 + work.rows_each) if window else tokens
 
 
 def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
-    """Reads the smallest steps without a draft, and of one sequence with the deepest chain."""
+    """Read the smallest steps without a draft, and the deepest chain of one sequence."""
     steps = [
         e for e in plan.programs if e.kind == "step" and not (e.changes_logits or e.host_proposal)
     ]
     plain = [e for e in steps if not e.draft_depth and not e.extends and not e.reverified]
     target, sparse = (
-        _section_traffic(read(min(found, key=_size)), TARGET)
-        if (found := [e for e in plain if e.sparse == wanted and not e.checks])
+        _section_traffic(read(min(floor, key=_size)), TARGET)
+        if (floor := [e for e in plain if e.sparse == is_sparse and not e.checks])
         else None
-        for wanted in (False, True)
+        for is_sparse in (False, True)
     )
     assert target is not None
     steps = [e for e in steps if not e.sparse]
@@ -212,7 +212,7 @@ def engine_traffic(plan: Plan, read: ReadProgram) -> EngineTraffic:
 def _with_levels(
     traffic: EngineTraffic, drafted: Sequence[ProgramEntry], read: ReadProgram
 ) -> EngineTraffic:
-    """With the levels of the deepest of these steps."""
+    """Return a copy with the levels of the deepest of these steps."""
     deepest = min(drafted, key=lambda e: (-e.draft_depth, e.batch, e.draft_top_k, *_size(e)))
     program = read(deepest)
     first = _section_traffic(program, level_section(1))
@@ -223,12 +223,12 @@ def _with_levels(
 
 
 def _size(step: ProgramEntry) -> tuple[int, bool, int]:
-    """The smallest of some steps has fewest sequences and rows, and writes no logits."""
+    """Return a sort key: fewest sequences first, then without logits, then fewest rows."""
     return step.batch, step.full_logits, step.rows
 
 
 def pass_traffic(calls: Iterable[OpCall]) -> PassTraffic:
-    """What these calls read and compute when each runs once."""
+    """Return what these calls read and compute if each runs once."""
     some = [call.traffic for call in calls if call.traffic is not None]
     return PassTraffic(
         read=_summed(term for traffic in some for term in traffic.read),
@@ -240,7 +240,7 @@ def pass_traffic(calls: Iterable[OpCall]) -> PassTraffic:
 
 
 def _summed(terms: Iterable[Term]) -> tuple[Term, ...]:
-    """One term for each thing that is counted."""
+    """Return one term for each distinct unit."""
     amounts: dict[tuple[Part, Per, int], int] = defaultdict(int)
     for term in terms:
         amounts[term.part, term.per, term.window] += term.amount
@@ -252,10 +252,10 @@ def _section_traffic(program: Program, name: str) -> PassTraffic:
 
 
 def _pairs(work: Work, window: int) -> float:
-    """(row, token it sees) of one sequence whose rows follow each other."""
+    """Return the number of (row, attended token) pairs of one sequence with consecutive rows."""
     rows = work.rows_each
     if not window:
         return rows * work.context + rows * (rows + 1) / 2
-    # Row i sees min(context + i, window) tokens, i from 1.
+    # Row i attends to min(context + i, window) tokens, i from 1.
     growing = min(max(window - work.context, 0.0), rows)
     return growing * work.context + growing * (growing + 1) / 2 + (rows - growing) * window

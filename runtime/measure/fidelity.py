@@ -1,10 +1,11 @@
-"""How far one engine's distributions are from another's, over the same text.
+"""The distance of one engine's distributions from another's, on the same text.
 
-Both give logits for the token behind each token of the text. Of row t with the distributions
-p = softmax(reference) and q = softmax(other), and the text's next token x:
+Both compute logits for the token after each token of the text. For row t with the distributions p =
+softmax(reference) and q = softmax(other), and the text's next token x:
 
 - loss: −ln p(x) and −ln q(x); a perplexity is the exponential of the mean loss
-- divergence: KL(p‖q) = Σ_v p(v) (ln p(v) − ln q(v)), in nats
+- divergence: KL(p
+q) = Σ_v p(v) (ln p(v) − ln q(v)), in nats
 - agreement: whether both have the largest logit at the same token
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Rows whose distributions are held in fp64 at once.
+# The number of rows whose distributions are in fp64 at once.
 _ROWS = 16
 
 
@@ -22,9 +23,9 @@ _ROWS = 16
 class Fidelity:
     """Means over ``tokens`` rows.
 
-    ``perplexity_ratio`` is the other's over the reference's, ``perplexity_ratio_error`` its
-    standard error, from the losses' differences row by row, taken as independent. Divergences are
-    in nats a token: the mean, that which 99 of 100 rows do not pass, and the largest.
+    ``perplexity_ratio`` is the other's perplexity divided by the reference's.
+    ``perplexity_ratio_error`` is its standard error, from the differences of losses by row, assumed
+    independent. Divergences are in nats per token: mean, 99th percentile and maximum.
     """
 
     tokens: int
@@ -39,7 +40,7 @@ class Fidelity:
 
 
 class FidelityRows:
-    """Collects rows; :meth:`result` sums them up."""
+    """Collects rows; :meth:`result` computes the means."""
 
     def __init__(self) -> None:
         self._loss: list[np.ndarray] = []
@@ -48,7 +49,7 @@ class FidelityRows:
         self._agrees: list[np.ndarray] = []
 
     def add(self, reference: np.ndarray, other: np.ndarray, following: np.ndarray) -> None:
-        """Logits [n, V] of both, and the token behind each row, int [n]."""
+        """Add logits [n, V] of both, and the token after each row, int [n]."""
         for start in range(0, len(following), _ROWS):
             part = slice(start, start + _ROWS)
             self._add(reference[part], other[part], following[part])
@@ -58,7 +59,7 @@ class FidelityRows:
         rows = np.arange(len(following))
         self._loss.append(-log_p[rows, following])
         self._loss_other.append(-log_q[rows, following])
-        # What p gives no probability counts nothing, whatever q says of it.
+        # Tokens with probability 0 in p contribute 0, for any q.
         with np.errstate(invalid="ignore"):
             terms = np.where(log_p == -np.inf, 0.0, np.exp(log_p) * (log_p - log_q))
         self._divergence.append(np.maximum(terms.sum(axis=1), 0.0))
@@ -66,11 +67,13 @@ class FidelityRows:
 
     @property
     def divergence(self) -> np.ndarray:
-        """KL(p‖q) of every row so far, in nats, fp64 [tokens]."""
+        """KL(p
+        q) of every row so far, in nats, fp64 [tokens].
+        """
         return np.concatenate(self._divergence)
 
     def result(self) -> Fidelity:
-        """Raises ValueError where there are no rows."""
+        """Return the means; ValueError if there are no rows."""
         loss, other = np.concatenate(self._loss), np.concatenate(self._loss_other)
         divergence = self.divergence
         ratio = float(np.exp((other - loss).mean()))
@@ -90,6 +93,6 @@ class FidelityRows:
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """Natural log-probabilities of logits [n, V], fp64."""
+    """Return natural log-probabilities of logits [n, V], in fp64."""
     shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""How long a program takes, and which of its launches take how much of it."""
+"""Measures the time of a program, and the share of each of its launches."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from specbuild.runtime.executors.cuda.gpu import Handle, LaunchConfig
 from specbuild.runtime.executors.cuda.programs import ProgramRunner
 
 WARM_UP = 3
-# Graphs of a profile that are there at once, and timed in turn.
+# The number of a profile's graphs that exist at once and are timed alternately.
 _PREFIXES_IN_TURN = 8
 
 
 @dataclass(frozen=True)
 class LaunchTime:
-    """What a launch adds to its program: ``op`` indexes the program's ops."""
+    """The time that a launch adds to its program: ``op`` is an index of the program's ops."""
 
     kernel: str
     op: int
@@ -33,10 +33,10 @@ def time_program(
     *,
     reset: Callable[[], None] | None = None,
 ) -> float:
-    """Median seconds of a program on the device, each run between two events of its own.
+    """Return the median seconds of a program on the device, each run between its own two events.
 
-    ``reset`` is called before each run and queues what the run needs on the runner's stream: a
-    step moves its sequences on. Runs of a step count in the ring.
+    ``reset`` is called before each run and queues the writes that it needs on the runner's stream,
+    since a step advances its sequences. Runs of a step count in the ring.
     """
     runner.prepare(entry)
     return _median_s(runner, lambda: runner.start(entry), repeats, reset)
@@ -49,8 +49,10 @@ def time_overlap(
     *,
     reset: Callable[[], None] | None = None,
 ) -> tuple[float, float]:
-    """Median seconds of a program as it is, and where no launch begins before the one in front
-    is done; the two take turns."""
+    """Return the median seconds of a program as it is, and without overlap of launches.
+
+    The two are measured alternately.
+    """
     launches = runner.program(entry).launches
     with _recorded(runner, launches) as graph, _recorded(runner, _serial(launches)) as serial:
         runs = (_replay(runner, graph), _replay(runner, serial))
@@ -66,13 +68,13 @@ def profile_program(
     reset: Callable[[], None] | None = None,
     serial: bool = False,
 ) -> list[LaunchTime]:
-    """What each launch adds to the time of the launches before it, in order.
+    """Return the time that each launch adds to the previous launches, in order.
 
-    Graphs of the first 1, 2, 3, … launches are timed, so that overlaps between neighbours show as
-    they are in the whole. A launch that hides behind its neighbours adds less than it takes.
-    Neighbouring graphs take turns: a device's clock drifts by more than what they differ in. With
-    ``serial`` each launch waits until the one in front is done. The first launch also has what it
-    takes to start a graph.
+    Graphs of the first 1, 2, 3, … launches are timed, so that neighbours overlap as they do in the
+    program. A launch that is hidden by its neighbours adds less than its duration. Neighbouring
+    graphs are timed alternately, since a device's clock drifts by more than their difference. With
+    ``serial`` each launch waits for the end of the previous one. The first launch includes the
+    start of a graph.
     """
     described = runner.launches(entry)
     launches = runner.program(entry).launches
@@ -94,7 +96,7 @@ def profile_program(
 
 
 def _serial(launches: Sequence[LaunchConfig]) -> tuple[LaunchConfig, ...]:
-    """The same launches, each of which waits until the one in front is done."""
+    """Return the same launches, each waiting for the end of the previous one."""
     return tuple(replace(launch, programmatic=False) for launch in launches)
 
 
@@ -105,7 +107,7 @@ def _prefixes_in_turn(
     repeats: int,
     reset: Callable[[], None] | None,
 ) -> list[list[float]]:
-    """Seconds of the first ``count`` launches, for every count, in each of ``repeats`` turns."""
+    """Return the seconds of the first ``count`` launches, for every count, of each repeat."""
     with contextlib.ExitStack() as recorded:
         graphs = [recorded.enter_context(_recorded(runner, launches[:n])) for n in counts]
         runs = [_replay(runner, graph) for graph in graphs]
@@ -113,9 +115,9 @@ def _prefixes_in_turn(
 
 
 def _with_scratch(runner: ProgramRunner, reset: Callable[[], None] | None) -> Callable[[], None]:
-    """A reset after which a run begins with the scratch that ops expect.
+    """Return a reset after which a run finds the scratch that ops expect.
 
-    The last launch of a prefix may be an op's first.
+    The last launch of a prefix may be the first launch of an op.
     """
 
     def restart() -> None:
@@ -134,7 +136,7 @@ def time_prefixes(
     *,
     reset: Callable[[], None] | None = None,
 ) -> list[float]:
-    """Median seconds of the program's first ``count`` launches, for every count."""
+    """Return the median seconds of the program's first ``count`` launches, for every count."""
     launches, times = runner.program(entry).launches, []
     restart = _with_scratch(runner, reset)
     for count in counts:
@@ -152,11 +154,11 @@ def time_between(
     *,
     reset: Callable[[], None] | None = None,
 ) -> float:
-    """Median seconds that the device idles between two runs of a program queued one after another.
+    """Return the median seconds that the device is idle between two queued runs of a program.
 
-    ``runs`` graphs in a row, less one graph of as many copies of the program: what lies between
-    graphs and is not there between a program's own launches. The two take turns: a device's clock
-    drifts by more than what they differ in.
+    It is the time of ``runs`` consecutive graphs, minus that of one graph with as many copies of
+    the program, so only the gaps between graphs remain. The two are timed alternately, since a
+    device's clock drifts by more than their difference.
     """
     runner.prepare(entry)
 
@@ -197,7 +199,7 @@ def _in_turn(
     repeats: int,
     reset: Callable[[], None] | None,
 ) -> list[list[float]]:
-    """Seconds of every run in each of ``repeats`` turns, in which all run one after the other."""
+    """Return the seconds of every run, in each of ``repeats`` rounds that run all in order."""
     gpu, stream = runner.gpu, runner.stream
     first, last = gpu.new_event(timed=True), gpu.new_event(timed=True)
 

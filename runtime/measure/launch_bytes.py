@@ -1,4 +1,4 @@
-"""What of a step's bytes each of its launches reads: the traffic of op calls, shared out."""
+"""Distributes the bytes that op calls read among their launches."""
 
 from __future__ import annotations
 
@@ -27,43 +27,46 @@ Place = tuple[int, int]  # buffer, offset
 
 @dataclass(frozen=True)
 class _Share:
-    """Terms of a call, and how many bytes of what they count lie where a launch points to."""
+    """Terms of a call, and how many of the counted bytes are at each place of launches."""
 
     terms: tuple[Term, ...]
-    held: Mapping[Place, int]
+    nbytes_at: Mapping[Place, int]
 
 
 def launch_bytes(plan: Plan, entry: ProgramEntry, program: Program, work: Work) -> list[float]:
-    """Bytes that each launch of a step or a prompt must read, in order; together its op calls'.
+    """Return the bytes that each launch of a step or a prompt must read, in order.
 
-    ``work`` is the target's. A call's bytes go to those of its launches that point to what is
-    counted: whole weights, tables that rows look up, experts, or a cache. Where several do, each
-    takes as much as it points to.
+    ``work`` is the target's. The bytes of a call go to those of its launches that point to the
+    counted tensors: complete weights, lookup tables, experts, or a cache. Several launches share
+    them in proportion to the tensors that they point to.
     """
     launches: dict[int, list[int]] = defaultdict(list)
     for index, launch in enumerate(program.launches):
         launches[launch.op].append(index)
-    found, works = [0.0] * len(program.launches), _level_works(entry, work)
+    read_bytes, works = [0.0] * len(program.launches), _level_works(entry, work)
     for op, indices in launches.items():
         call = program.ops[op]
         if call.traffic is None:
             continue
         for share in _shares(plan, call, call.traffic):
-            alone = replace(call, traffic=replace(call.traffic, read=share.terms))
-            amount = pass_traffic([alone]).bytes_read(works.get(call.section, work)).total
+            single = replace(call, traffic=replace(call.traffic, read=share.terms))
+            amount = pass_traffic([single]).bytes_read(works.get(call.section, work)).total
             weights = [
-                sum(share.held.get(place, 0) for place in _places(program.launches[i].arguments))
+                sum(
+                    share.nbytes_at.get(place, 0)
+                    for place in _places(program.launches[i].arguments)
+                )
                 for i in indices
             ]
             for index, part in zip(indices, _split(amount, weights), strict=True):
-                found[index] += part
-    return found
+                read_bytes[index] += part
+    return read_bytes
 
 
 def _level_works(entry: ProgramEntry, target: Work) -> dict[str, Work]:
-    """What the draft's levels work on: a row a sequence, then as many as the tree is wide.
+    """Return the work of the draft's levels: one row per sequence, then the width of the tree.
 
-    Of a prompt it takes every row up, and has no tokens to choose.
+    For a prompt the draft ingests every row and samples no tokens.
     """
     if entry.kind == "prefill":
         return {level_section(1): replace(target, experts=0.0, logit_rows=0)}
@@ -79,39 +82,39 @@ def _places(arguments: Sequence[Sequence[int]]) -> set[Place]:
 
 
 def _split(amount: float, weights: Sequence[int]) -> Iterator[float]:
-    """In proportion to the weights; to the first where there are none."""
+    """Yield shares in proportion to the weights; all to the first if the weights are zero."""
     total = sum(weights)
     for index, weight in enumerate(weights):
         yield amount * weight / total if total else amount * (index == 0)
 
 
 def _shares(plan: Plan, call: OpCall, traffic: Traffic) -> Iterator[_Share]:
-    """The terms of a call by what they count, each with the sizes of where that lies."""
+    """Yield the terms of a call by unit, each with the sizes of the counted tensors."""
     bound = {(each.buffer, each.offset): each for each in call.inputs.values()}
     spaces = {place: plan.buffers[place[0]].space for place in bound}
     sizes = {place: _nbytes(each) for place, each in bound.items() if spaces[place] == "weights"}
-    of_an_expert = sum(t.amount for t in traffic.read if t.per == "chosen_expert")
+    expert_amount = sum(t.amount for t in traffic.read if t.per == "chosen_expert")
     shared = traffic.shared_experts
-    always = sum(t.amount for t in traffic.read if t.per == "pass") - shared * of_an_expert
-    whole = _summing(sizes, always)
+    fixed = sum(t.amount for t in traffic.read if t.per == "pass") - shared * expert_amount
+    complete = _summing(sizes, fixed)
     experts = {
         place: nbytes
         for place, nbytes in sizes.items()
-        if place not in whole and bound[place].shape[:1] == (traffic.experts + shared,)
+        if place not in complete and bound[place].shape[:1] == (traffic.experts + shared,)
     }
     places = {
         "cache": {place: 1 for place, space in spaces.items() if space == "cache"},
-        "pass": {place: sizes[place] for place in whole},
+        "pass": {place: sizes[place] for place in complete},
         "chosen_expert": experts,
     }
-    looked_up = {p: n for p, n in sizes.items() if p not in whole and p not in experts}
+    lookup_tables = {p: n for p, n in sizes.items() if p not in complete and p not in experts}
     kinds: dict[str, list[Term]] = defaultdict(list)
     for term in traffic.read:
-        of_shared = shared and (term.per, term.amount) == ("pass", shared * of_an_expert)
-        per = "chosen_expert" if of_shared else term.per
+        is_shared = shared and (term.per, term.amount) == ("pass", shared * expert_amount)
+        per = "chosen_expert" if is_shared else term.per
         kinds["cache" if term.part.startswith("kv_") else per].append(term)
     for kind, terms in kinds.items():
-        yield _Share(tuple(terms), places.get(kind, looked_up) or sizes)
+        yield _Share(tuple(terms), places.get(kind, lookup_tables) or sizes)
 
 
 def _nbytes(binding: Binding) -> int:
@@ -119,9 +122,9 @@ def _nbytes(binding: Binding) -> int:
 
 
 def _summing(sizes: Mapping[Place, int], amount: int) -> frozenset[Place]:
-    """The tensors whose bytes add up to an amount; none where no such set exists.
+    """Return the tensors whose bytes add up to an amount; none if there is no such set.
 
-    What a call counts whole, and what by the row or expert, its traffic says in sums alone.
+    The traffic of a call has only sums for tensors read completely, and for those read in part.
     """
     places = tuple(sizes)
     indices = _subset(tuple(sizes[place] for place in places), amount)

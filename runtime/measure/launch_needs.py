@@ -1,4 +1,4 @@
-"""Which launches of a program read what others of it wrote, from their arguments alone."""
+"""Finds the launches of a program whose results other launches read, from their arguments."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from math import prod
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES, POINTER, Binding, Plan, Program
 
 Extent = tuple[int, int]  # first byte, end
-Written = tuple[Extent, int, int]  # by an op, and by a launch of it
+Write = tuple[Extent, int, int]  # by an op, and by a launch of it
 
 
 def launch_needs(plan: Plan, program: Program) -> list[tuple[int, ...]]:
-    """Of every launch the launches in front of it whose results it reads, in order.
+    """Return, for every launch, the earlier launches whose results it reads, in order.
 
-    Of each place it is the last that wrote there. What the launches of one op leave for each other
-    lies in scratch or in outputs: there it is the last in front that points to it. What the step
-    before wrote is not counted.
+    For each place this is the last launch that wrote there. The launches of one op pass data in
+    scratch or outputs; there it is the last earlier launch that points to the place. Results of the
+    previous step are not counted.
     """
     lives = _Lifetimes(plan, program)
     constants = {i for i, buffer in enumerate(plan.buffers) if buffer.space == "weights"}
-    written: dict[int, list[Written]] = defaultdict(list)
-    left: dict[tuple[int, int, int], int] = {}
-    found = []
+    writes: dict[int, list[Write]] = defaultdict(list)
+    last_uses: dict[tuple[int, int, int], int] = {}
+    all_needs = []
     for index, launch in enumerate(program.launches):
         call = program.ops[launch.op]
         inputs, outputs = _extents(call.inputs), _extents(call.outputs)
@@ -34,37 +34,37 @@ def launch_needs(plan: Plan, program: Program) -> list[tuple[int, ...]]:
             if argument[0] == POINTER and argument[1] not in constants
         }
         for place in places:
-            if (within := (launch.op, *place)) in left:
-                needs.add(left[within])
+            if (within := (launch.op, *place)) in last_uses:
+                needs.add(last_uses[within])
             elif place in inputs:
-                wrote = written[place[0]]
+                wrote = writes[place[0]]
                 needs |= lives.last_writer(wrote, inputs[place], launch.op, place[0])
         for place in places - (inputs.keys() - outputs.keys()):
-            left[launch.op, *place] = index
+            last_uses[launch.op, *place] = index
             if place in outputs:
-                written[place[0]].append((outputs[place], launch.op, index))
-        found.append(tuple(sorted(needs)))
-    return found
+                writes[place[0]].append((outputs[place], launch.op, index))
+        all_needs.append(tuple(sorted(needs)))
+    return all_needs
 
 
 class _Lifetimes:
-    """What of the arena lives from one op to another."""
+    """The lifetimes of tensors in the arena."""
 
     def __init__(self, plan: Plan, program: Program) -> None:
         self._arena = {i for i, buffer in enumerate(plan.buffers) if buffer.space == "arena"}
         self._lifetimes = program.lifetimes
 
     def last_writer(
-        self, written: Sequence[Written], wanted: Extent, reader: int, buffer: int
+        self, writes: Sequence[Write], extent: Extent, reader: int, buffer: int
     ) -> set[int]:
-        """The launch that wrote there last, if what it wrote is still there for the reader."""
-        for (start, end), op, launch in reversed(written):
-            if start < wanted[1] and wanted[0] < end:
-                kept = buffer not in self._arena or self._kept(wanted, op, reader)
-                return {launch} if kept else set()
+        """Return the launch that wrote there last, if its result is still valid for the reader."""
+        for (start, end), op, launch in reversed(writes):
+            if start < extent[1] and extent[0] < end:
+                is_valid = buffer not in self._arena or self._is_valid(extent, op, reader)
+                return {launch} if is_valid else set()
         return set()
 
-    def _kept(self, extent: Extent, writer: int, reader: int) -> bool:
+    def _is_valid(self, extent: Extent, writer: int, reader: int) -> bool:
         return any(
             life.first <= writer
             and reader <= life.last

@@ -1,4 +1,4 @@
-"""The drafts whose output is compared with decoding without one, and how it is compared."""
+"""The drafts that are compared with decoding without a draft, and the comparison."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from specbuild.runtime.sampling import SamplingParams
 
 TREE = DraftShape(draft_top_k=3, draft_depth=4, draft_tokens=10)
 CHAIN_DEPTH = 4
-# The last bits of fp32 decide between logits, or scores of tokens, that are closer than this.
+# Logits, or scores of tokens, closer than this are decided by the last bits of fp32.
 NEAR_TIE = 1e-4
 
 Ids = tuple[int, ...]
 
 
 def draft_settings(engine: Engine) -> dict[str, DraftSetting]:
-    """The engine's chains and a tree, by name, and on a GPU its drafters without a model."""
+    """Return the engine's chains and a tree, by name, and on a GPU its host drafters."""
     limits, models, executor = engine.manifest.limits, engine.manifest.models, engine.executor
     several = len(models) > 1
     first = models[0].kind if several else AUTO
@@ -33,18 +33,18 @@ def draft_settings(engine: Engine) -> dict[str, DraftSetting]:
         chain = DraftShape(1, depth, depth)
         settings[f"{model.kind}, chain of {depth}"] = DraftSetting(chain, model.kind)
     if isinstance(executor, DeviceExecutor):
-        able = ProgramTable(executor.plan).shapes()
+        available = ProgramTable(executor.plan).shapes()
         settings = {
             name: setting
             for name, setting in settings.items()
-            if _shape(setting, several=several) in able
+            if _shape(setting, several=several) in available
         }
         settings |= {d.kind: DraftSetting(drafter=d.kind) for d in engine.manifest.host_drafters}
     return settings
 
 
 def exact_params(engine: Engine, sampling: SamplingParams, new_tokens: int) -> GenerateParams:
-    """Steps over the whole cache only, also on an engine that may verify over partial views."""
+    """Return parameters with exact steps only, also for an engine with lossy modes."""
     return GenerateParams(
         max_new_tokens=new_tokens,
         sampling=sampling,
@@ -59,10 +59,10 @@ def compare_runs(
     runs: tuple[Sequence[Ids], Sequence[Ids]],
     gap: Callable[[Ids], float],
 ) -> tuple[int, int, int]:
-    """Tokens compared, prompts that differ at a clear choice, prompts that part at a near tie.
+    """Return the numbers of compared tokens, of prompts that differ, and of near ties.
 
-    ``gap`` gives the distance of the two best choices after a prefix; what follows the first
-    difference of a prompt is not compared.
+    ``gap`` returns the distance of the two best scores after a prefix. Tokens after the first
+    difference of a prompt are not compared.
     """
     tokens = differences = near_ties = 0
     for prompt, plain, other in zip(prompts, *runs, strict=True):
@@ -79,19 +79,19 @@ def compare_runs(
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two runs chose different tokens first; None where one begins the other."""
+    """Return the first index at which two runs differ; None if one is a prefix of the other."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
 
 
 def _shape(setting: DraftSetting, *, several: bool) -> DraftShape:
-    """What programs call the shape of a setting."""
+    """Return the draft shape of a setting as the program table has it."""
     assert isinstance(setting.speculation, DraftShape) and isinstance(setting.drafter, str)
     return shape_of(setting.drafter if several else "", setting.speculation)
 
 
 def _shapes(engine: Engine) -> dict[str, DraftShape]:
-    """Chains and a tree within the engine's limits; nothing where it has no drafter."""
+    """Return chains and a tree within the engine's limits; none if it has no drafter."""
     limits = engine.manifest.limits
     if not engine.manifest.drafters:
         return {}
@@ -110,5 +110,5 @@ def _shapes(engine: Engine) -> dict[str, DraftShape]:
 def _within(shape: DraftShape, limits: Limits, levels: int) -> DraftShape:
     top_k = min(shape.draft_top_k, limits.draft_top_k)
     depth = min(shape.draft_depth, levels)
-    most = DraftShape(top_k, depth, 1).candidates
-    return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, most))
+    max_nodes = DraftShape(top_k, depth, 1).candidates
+    return DraftShape(top_k, depth, min(shape.draft_tokens, limits.draft_tokens, max_nodes))

@@ -1,4 +1,4 @@
-"""How long the launches of a prompt take on an engine's device."""
+"""Measures the launches of a prompt on an engine's device."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from specbuild.runtime.measure.byte_floor import Work
 from specbuild.runtime.measure.graph_timing import profile_program, time_program
 from specbuild.runtime.measure.routed_experts import experts_touched
 
-# Graphs of a prompt's launches take milliseconds each, and there is one for every launch.
+# Each graph of a prompt takes milliseconds, and there is one graph per launch.
 _REPEATS = 3
 
 
 def measure_prompt_anatomy(placed: BenchmarkBatch, *, bytes_per_s: float | None) -> StepAnatomy:
-    """Times every launch of the program that read the last part of a placed sequence's prompt.
+    """Time every launch of the program that computed the last part of a placed prompt.
 
-    It runs again over the rows that its ports still hold, so it writes the keys and values that are
-    there. ``placed`` is one sequence; ``bytes_per_s`` is that of a streaming read. Launches are not
-    timed one behind the other: that would take as long again.
+    The program runs again on the rows that its ports still have, and so writes the same keys and
+    values. ``placed`` must be one sequence; ``bytes_per_s`` is the bandwidth of a streaming read.
+    Serial launches are not timed, which would double the duration.
     """
     assert placed.batch == 1, "a launch of several prompts is none of one's alone"
     executor, runner = placed.executor, placed.executor.runner

@@ -1,4 +1,4 @@
-"""How fast memory is read, of the GPU and of the host: what figures are compared with."""
+"""Measures the read bandwidth of the GPU's and the host's memory, as a reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from specbuild.runtime.executors.cuda.gpu import Gpu, Handle, LaunchConfig
 
 READ_BYTES = 8 << 30
-# More than the last level of caches.
+# More than the last-level cache.
 _HOST_READ_BYTES = 512 << 20
 _NOISE_BYTES = 64 << 20
 _VECTOR_BYTES, _CHECKSUM_BYTES = 16, 512
@@ -24,7 +24,7 @@ _HOST_REPEATS = 5
 class ReadKernel:
     """A kernel that reads ``vectors`` of 16 bytes once: (data, checksum [1] u32, int32 vectors).
 
-    Launched with a block of 1024 threads on every multiprocessor.
+    It is launched with a block of 1024 threads on every multiprocessor.
     """
 
     cubin: bytes
@@ -32,9 +32,9 @@ class ReadKernel:
 
 
 def streaming_read(gpu: Gpu, kernel: ReadKernel, *, nbytes: int = READ_BYTES) -> float:
-    """Bytes a second of a plain read of random data, or of half of what is free if that is less.
+    """Return the bytes per second of a plain read of random data, at most half of free memory.
 
-    Raises UnsupportedHereError where the memory cannot be had.
+    Raises UnsupportedHereError if the memory cannot be allocated.
     """
     nbytes = min(nbytes, gpu.free_bytes() // 2) // _NOISE_BYTES * _NOISE_BYTES or _NOISE_BYTES
     stream = gpu.new_stream()
@@ -53,7 +53,7 @@ def streaming_read(gpu: Gpu, kernel: ReadKernel, *, nbytes: int = READ_BYTES) ->
 
 
 def host_streaming_read(threads: int) -> float:
-    """Bytes a second that so many threads read of the host's memory, the median of five reads."""
+    """Return the bytes per second that ``threads`` threads read, the median of five reads."""
     words = np.arange(_HOST_READ_BYTES // 8, dtype=np.uint64)
     parts = np.array_split(words, threads)
     times = []

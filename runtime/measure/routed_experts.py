@@ -1,4 +1,4 @@
-"""Which experts a step really chose: its router logits, read back layer by layer."""
+"""Reads the experts that a step selected, from its router logits of each layer."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from specbuild.runtime.executors.cuda.executor import CudaExecutor
 
 
 def experts_touched(executor: CudaExecutor, entry: ProgramEntry) -> float | None:
-    """Distinct experts that a program's rows choose, on average over the layers.
+    """Return the number of distinct experts that a program's rows select, averaged over layers.
 
-    The program runs once, launch by launch, from the state that the device is in; it moves its
-    sequences on. None where nothing of it routes.
+    The program runs once, launch by launch, from the current state of the device, and advances its
+    sequences. Returns None if no op routes.
     """
     runner = executor.runner
     routers = {router.launch: router for router in runner.described(entry).routers}
-    found = []
+    distinct = []
     for index, config in enumerate(runner.program(entry).launches):
         runner.gpu.launch(config, runner.stream)
         if index in routers:
@@ -24,27 +24,27 @@ def experts_touched(executor: CudaExecutor, entry: ProgramEntry) -> float | None
             chosen = chosen_experts(
                 _live_logits(executor, router), router.experts_per_token, router.groups
             )
-            found.append(len(np.unique(chosen)))
+            distinct.append(len(np.unique(chosen)))
     executor.synchronize()
-    return float(np.mean(found)) if found else None
+    return float(np.mean(distinct)) if distinct else None
 
 
 def chosen_experts(
     logits: np.ndarray, top_k: int, groups: ExpertGroups | None = None
 ) -> np.ndarray:
-    """The experts of every row, [rows, top_k], from logits [rows, experts]; ties: the lower id."""
+    """Return each row's experts [rows, top_k] from logits [rows, experts]; ties: lower id."""
     if groups is not None:
         logits = _in_best_groups(logits, groups)
     return _best(logits, top_k)
 
 
 def _in_best_groups(logits: np.ndarray, groups: ExpertGroups) -> np.ndarray:
-    """``logits``, −inf outside the groups that score best."""
+    """Return ``logits`` with −inf outside the groups with the best scores."""
     by_group = logits.reshape(len(logits), groups.count, -1)
     scores = np.sort(by_group, axis=2)[:, :, -groups.summed :].sum(axis=2)
-    closed = np.ones(scores.shape, bool)
-    np.put_along_axis(closed, _best(scores, groups.chosen), values=False, axis=1)
-    masked: np.ndarray = np.where(closed[:, :, None], -np.inf, by_group).reshape(logits.shape)
+    excluded = np.ones(scores.shape, bool)
+    np.put_along_axis(excluded, _best(scores, groups.chosen), values=False, axis=1)
+    masked: np.ndarray = np.where(excluded[:, :, None], -np.inf, by_group).reshape(logits.shape)
     return masked
 
 
@@ -53,7 +53,7 @@ def _best(scores: np.ndarray, count: int) -> np.ndarray:
 
 
 def _live_logits(executor: CudaExecutor, router: RouterLogits) -> np.ndarray:
-    """Logits of the live rows; what follows them in the scratch is not of this step."""
+    """Return the logits of the live rows; the rest of the scratch is not from this step."""
     ends, logits = router.row_start, router.logits
     row_start = executor.peek(ends.buffer, ends.offset, 4 * ends.shape[0]).view(np.int32)
     live, experts = int(row_start[-1]), logits.shape[1]

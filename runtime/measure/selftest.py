@@ -1,8 +1,8 @@
-"""Checks of a loaded engine against itself: no checkpoint, no reference implementation.
+"""Checks of a loaded engine against itself, without a checkpoint or a reference implementation.
 
-Two ways to compute the same tokens use different kernels: prompt kernels and decoding steps, steps
-for one sequence and for many, steps without a draft and with one. On a sound machine they agree;
-where rows are batch-invariant they agree bit for bit.
+Different kernels can compute the same tokens: prompt kernels and decoding steps, steps of one
+sequence and of many, steps with and without a draft. On a sound machine they agree; if rows are
+batch-invariant, they agree bit for bit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT_LENGTHS = (5, 17, 33, 65)
 MAX_TOKENS, MIN_TOKENS = 24, 4
 BUDGET_S = 10.0
 # Prompt kernels sum in another order than steps. A log-probability of a bf16 model differs by less
-# than 0.02 in the median (tests/gpu); wrong kernels differ by whole units.
+# than 0.02 in the median (tests/gpu); wrong kernels differ by more than 1.
 MAX_MEDIAN_DIFFERENCE = 0.05
 _PLAIN = DraftSetting(None)
 
@@ -49,7 +49,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SelfCheck:
-    """A check: what it compared, and what was found. ``passed`` is None where it cannot run."""
+    """A check: the comparison and its result. ``passed`` is None if it cannot run."""
 
     name: str
     detail: str
@@ -59,7 +59,7 @@ class SelfCheck:
 def run_checks(
     engine: Engine, progress: Progress = lambda _: None, *, budget_s: float = BUDGET_S
 ) -> Iterator[SelfCheck]:
-    """Yield the result of each check; in all they take about ``budget_s`` seconds."""
+    """Yield the result of each check; together they take about ``budget_s`` seconds."""
     test = _SelfTest(engine, progress, budget_s)
     yield test.repeats()
     yield from test.batches()
@@ -68,7 +68,7 @@ def run_checks(
 
 
 def tokens_per_s(engine: Engine) -> float:
-    """The speed of one sequence without a draft, from its second token on."""
+    """Return the speed of one sequence without a draft, from its second token on."""
     params = exact_params(engine, GREEDY, MAX_TOKENS)
     (record,) = _decoded(engine, _prompts(engine)[:1], params, _PLAIN)
     tpot_s = record.stats.tpot_s
@@ -76,7 +76,7 @@ def tokens_per_s(engine: Engine) -> float:
 
 
 class _SelfTest:
-    """The runs that checks share, and the number of tokens that the time allows."""
+    """The runs that checks share, and the number of tokens that the budget allows."""
 
     def __init__(self, engine: Engine, progress: Progress, budget_s: float) -> None:
         self._engine = engine
@@ -90,12 +90,12 @@ class _SelfTest:
         self._plain = self._run(GREEDY, _PLAIN)
 
     def repeats(self) -> SelfCheck:
-        """The same requests once more."""
+        """Run the same requests a second time."""
         again = self._run(GREEDY, _PLAIN)
         return self._compared("the same prompts again", self._plain, again, GREEDY)
 
     def batches(self) -> Iterator[SelfCheck]:
-        """Each prompt alone, and batches of every size that has steps of its own."""
+        """Run each prompt alone, and batches of each size with its own step programs."""
         engine, prompts = self._engine, self._prompts
         self._progress("decoding each prompt alone")
         alone = [self._run(GREEDY, _PLAIN, [prompt])[0] for prompt in prompts]
@@ -103,17 +103,19 @@ class _SelfTest:
         yield self._compared(name, alone, self._plain, GREEDY)
         if not isinstance(engine.executor, DeviceExecutor):
             return
-        most = engine.manifest.limits.max_batch_size
-        sizes = sorted({min(b, most) for b in ProgramTable(engine.executor.plan).step_batches()})
+        max_batch = engine.manifest.limits.max_batch_size
+        sizes = sorted(
+            {min(b, max_batch) for b in ProgramTable(engine.executor.plan).step_batches()}
+        )
         for size in [size for size in sizes if size > len(prompts)]:
             self._progress(f"decoding a batch of {size}")
             repeated = [prompts[i % len(prompts)] for i in range(size)]
             expected = [alone[i % len(prompts)] for i in range(size)]
-            found = self._run(GREEDY, _PLAIN, repeated)
-            yield self._compared(f"batch of {size}, each as alone", expected, found, GREEDY)
+            actual = self._run(GREEDY, _PLAIN, repeated)
+            yield self._compared(f"batch of {size}, each as alone", expected, actual, GREEDY)
 
     def prompt_kernels(self) -> SelfCheck:
-        """Log-probabilities of the decoded tokens when the sequence is read as a prompt."""
+        """Compare log-probabilities of decoded tokens with those of the sequence as a prompt."""
         name = "prompt kernels against decoding steps"
         self._progress("reading the sequences as prompts")
         decoded = self._plain
@@ -139,7 +141,7 @@ class _SelfTest:
         return SelfCheck(name, detail, bool(middle <= MAX_MEDIAN_DIFFERENCE))
 
     def drafts(self) -> Iterator[SelfCheck]:
-        """Every draft, greedy and sampled, against decoding without one."""
+        """Compare every draft, greedy and sampled, with decoding without a draft."""
         if not self._settings:
             yield SelfCheck("drafts against no draft", "the engine has no draft", None)
             return
@@ -163,7 +165,7 @@ class _SelfTest:
         return _decoded(self._engine, prompts, params, setting)
 
     def _affordable_tokens(self, budget_s: float) -> int:
-        """The tokens for which all runs take about the time; the first run warms up."""
+        """Return the number of tokens per run within the budget; the first run warms up."""
         self._run(GREEDY, _PLAIN)
         started_s = perf_counter()
         self._run(GREEDY, _PLAIN)
@@ -177,13 +179,13 @@ class _SelfTest:
         self,
         name: str,
         expected: Sequence[RunRecord],
-        found: Sequence[RunRecord],
+        actual: Sequence[RunRecord],
         sampling: SamplingParams,
     ) -> SelfCheck:
         if self._exact:
-            return _same_bits(name, expected, found)
+            return _same_bits(name, expected, actual)
         prompts = [record.prompt_ids for record in expected]
-        runs = ([r.output_ids for r in expected], [r.output_ids for r in found])
+        runs = ([r.output_ids for r in expected], [r.output_ids for r in actual])
         tokens, differences, ties = compare_runs(
             prompts, runs, lambda prefix: self._gap(prefix, sampling)
         )
@@ -193,7 +195,7 @@ class _SelfTest:
         return SelfCheck(name, detail, differences == 0)
 
     def _gap(self, prefix: Ids, sampling: SamplingParams) -> float:
-        """The distance of the two best scores of the token after a prefix."""
+        """Return the distance of the two best scores of the token after a prefix."""
         *_, last = self._engine.decoder.score(prefix)
         scores = last.logits[-1].astype(np.float64)
         if sampling.temperature > 0:
@@ -204,9 +206,9 @@ class _SelfTest:
         return float(best - below)
 
 
-def _same_bits(name: str, expected: Sequence[RunRecord], found: Sequence[RunRecord]) -> SelfCheck:
+def _same_bits(name: str, expected: Sequence[RunRecord], actual: Sequence[RunRecord]) -> SelfCheck:
     tokens = sum(len(record.output_ids) for record in expected)
-    for place, (one, other) in enumerate(zip(expected, found, strict=True)):
+    for place, (one, other) in enumerate(zip(expected, actual, strict=True)):
         at = first_difference(one.output_ids, other.output_ids)
         if at is not None or len(one.output_ids) != len(other.output_ids):
             where = f"token {at} of sequence {place}" if at is not None else f"sequence {place}"
@@ -217,7 +219,7 @@ def _same_bits(name: str, expected: Sequence[RunRecord], found: Sequence[RunReco
 
 
 def _prompts(engine: Engine) -> list[Ids]:
-    """Random prompts of several lengths, the same for every run."""
+    """Return random prompts of several lengths, equal in every run."""
     limits, vocab = engine.manifest.limits, engine.manifest.target.vocab
     longest = max(1, limits.max_seq_len - MAX_TOKENS - 1)
     random = np.random.default_rng(5)
@@ -231,10 +233,10 @@ def _decoded(
     params: GenerateParams,
     setting: DraftSetting,
 ) -> list[RunRecord]:
-    """The records of all prompts, in their order."""
+    """Return the records of all prompts, in order."""
     requests = [Prompt(str(i), prompt_ids=ids) for i, ids in enumerate(prompts)]
     events = engine.generate(
         requests, params, speculation=setting.speculation, drafter=setting.drafter
     )
-    found = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
-    return [found[i] for i in range(len(prompts))]
+    actual = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
+    return [actual[i] for i in range(len(prompts))]

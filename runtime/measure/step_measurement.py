@@ -1,4 +1,4 @@
-"""Fills the table of step costs on a GPU: every step program at several batches and contexts."""
+"""Measures step costs on a GPU: every step program at several batches and contexts."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from specbuild.runtime.measure.step_timing import sparse_at
 MEASURING_BUDGET_S = 60.0
 CONTEXTS = (64, 1024, 8192, 32768)
 REPEATS = 8
-# A longest context this close to one that is measured anyway adds nothing.
+# A longest context within this factor of another measured one is skipped.
 _DISTINCT = 1.25
-# Steps that may run before and while steps are timed: a sequence that ended reads nothing any more.
+# The number of steps before and during timing: a sequence that has ended reads nothing.
 _STEPS_OF_MARGIN = 12
-# Longer prompts take more time a token: what a fill is expected to take grows by this.
+# Longer prompts take more time per token, so the expected time of a fill is scaled up.
 _FILL_MARGIN = 1.5
 
 Progress = Callable[[str], None]
 
 
 def contexts_of(max_seq_len: int, depth: int) -> tuple[int, ...]:
-    """The contexts that are measured: those of ``CONTEXTS`` that fit, and the longest."""
+    """Return the measured contexts: those of ``CONTEXTS`` that fit, and the longest."""
     longest = max_seq_len - min(_STEPS_OF_MARGIN * (depth + 1), max_seq_len // 2)
     fitting = [context for context in CONTEXTS if context <= longest]
     if not fitting or longest > _DISTINCT * fitting[-1]:
@@ -51,12 +51,12 @@ def measure_step_costs(
     budget_s: float = MEASURING_BUDGET_S,
     repeats: int = REPEATS,
 ) -> StepCosts:
-    """Times every step program for each batch and context, short contexts and batches first.
+    """Time every step program for each batch and context, small contexts and batches first.
 
-    Sequences of random tokens are taken up once for a batch and context, and all drafts timed
-    there from one state. ``progress`` is called with a line for each. What would not be done within
-    about ``budget_s`` is left out, but the first context; a longer one is then extrapolated. Raises
-    UnsupportedHereError where the engine's steps run on the host.
+    For each batch and context, sequences of random tokens are placed once, and all drafts are timed
+    from the same state. ``progress`` is called with a line for each. After about ``budget_s``
+    seconds the remaining points are skipped, except for the first context; longer contexts are then
+    extrapolated. Raises UnsupportedHereError if the engine's steps run on the host.
     """
     executor = cuda_executor(engine)
     table = ProgramTable(executor.plan)
@@ -67,9 +67,9 @@ def measure_step_costs(
     batches = sorted({min(batch, limits.max_batch_size) for batch in table.step_batches()})
     for context in contexts:
         for batch in batches:
-            left_s = deadline_s - perf_counter()
+            remaining_s = deadline_s - perf_counter()
             expected_s = fill_s_per_token * batch * context * _FILL_MARGIN
-            if context > contexts[0] and expected_s > left_s:
+            if context > contexts[0] and expected_s > remaining_s:
                 progress(f"batch {batch}, context {context}: left out, no time")
                 continue
             if not tokens_left(engine, batch=batch, context=context):
@@ -78,8 +78,8 @@ def measure_step_costs(
             started_s = perf_counter()
             with benchmark_batch(engine, batch=batch, context=context, shape=None) as placed:
                 fill_s_per_token = (perf_counter() - started_s) / (batch * context)
-                shown = points.measure(placed, context)
-            progress(f"batch {batch}, context {context}: {shown}")
+                parts = points.measure(placed, context)
+            progress(f"batch {batch}, context {context}: {parts}")
     return StepCosts(
         gpu=executor.runner.gpu.facts.name,
         programs=programs_digest(engine.manifest),
@@ -90,7 +90,7 @@ def measure_step_costs(
 
 @dataclass
 class _Points:
-    """The times so far, by batch, draft, and whether the host offers it: (context, step, draft)."""
+    """The times so far: lists of (context, step, draft) by batch, draft, and host proposal."""
 
     engine: Engine
     table: ProgramTable
@@ -101,8 +101,8 @@ class _Points:
     _drafting: dict[str, int] = field(default_factory=dict)
 
     def measure(self, placed: BenchmarkBatch, context: int) -> str:
-        """All drafts at one batch and context; says what it found."""
-        shown = []
+        """Time all drafts at one batch and context; return a summary."""
+        parts = []
         for shape in (None, *self.table.shapes()):
             if self.table.max_sequences(shape, full_logits=False) < placed.batch:
                 continue
@@ -113,14 +113,14 @@ class _Points:
                 sparse=sparse_at(self.engine, context),
             )
             step_s = self._time(placed, entry, (placed.batch, shape, False), context)
-            shown.append(f"{_name(shape)} {step_s * 1e3:.3f}")
+            parts.append(f"{_name(shape)} {step_s * 1e3:.3f}")
         for length in self.table.host_chain_lengths(batch=placed.batch, full_logits=False):
             entry = self.table.host_chain_step(length, batch=placed.batch, full_logits=False)
             placed.offer(entry)
             shape = DraftShape(1, length, length)
             step_s = self._time(placed, entry, (placed.batch, shape, True), context)
-            shown.append(f"host proposal of {length} {step_s * 1e3:.3f}")
-        return ", ".join(shown) + " ms"
+            parts.append(f"host proposal of {length} {step_s * 1e3:.3f}")
+        return ", ".join(parts) + " ms"
 
     def _time(
         self,
@@ -129,7 +129,7 @@ class _Points:
         key: tuple[int, DraftShape | None, bool],
         context: int,
     ) -> float:
-        """Seconds of a whole step, which are kept."""
+        """Return the seconds of a complete step, and store them."""
         runner = placed.executor.runner
         step_s = time_program(runner, entry, self.repeats, reset=placed.reset)
         draft_s, count = 0.0, self._draft_launches(placed, entry)
@@ -139,7 +139,7 @@ class _Points:
         return step_s
 
     def costs(self) -> tuple[ShapeCosts, ...]:
-        """The table's entries, by batch; of one the device's drafts first, as they were timed."""
+        """Return the table's entries, by batch; host proposals follow the device's drafts."""
         entries = []
         for (batch, shape, host_proposal), points in self.times.items():
             contexts, step_s, draft_s = zip(*points, strict=True)
@@ -160,7 +160,7 @@ class _Points:
         return tuple(sorted(entries, key=lambda c: (c.batch, c.host_proposal)))
 
     def _draft_launches(self, placed: BenchmarkBatch, entry: ProgramEntry) -> int:
-        """How many launches of a step lie in front of the target's."""
+        """Return the number of launches of a step before those of the target."""
         if entry.draft_depth == 0:
             return 0
         if entry.name not in self._drafting:

@@ -1,4 +1,4 @@
-"""The sections of a decoding step: runs of op calls that the plan gives one name."""
+"""The sections of a decoding step: consecutive op calls with one section name in the plan."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specbuild.runtime.engine_dir.plan import OpCall
 
 @dataclass(frozen=True)
 class Section:
-    """Ops ``first`` … ``last`` of a step, both included.
+    """Ops ``first`` … ``last`` of a step, inclusive.
 
-    ``level 1`` takes up what was accepted and drafts the first tokens, ``level l`` those behind
-    them; ``select`` keeps the tree's nodes, ``target`` verifies them up to its own choices,
-    ``accept`` compares and moves the state on.
+    ``level 1`` ingests the accepted tokens and drafts the first level, and ``level l`` the further
+    ones. ``select`` selects the tree's nodes, ``target`` verifies them and samples, and ``accept``
+    compares the samples and updates the state.
     """
 
     name: str
@@ -24,14 +24,14 @@ class Section:
 
 
 def step_sections(ops: Sequence[OpCall]) -> tuple[Section, ...]:
-    """The sections of a decoding step, in order; together they hold every op.
+    """Return the sections of a decoding step, in order; together they include every op.
 
-    Raises ValueError where an op belongs to none: the program is not a step.
+    Raises ValueError if an op has no section, so that the program is not a step.
     """
-    found: list[Section] = []
+    sections: list[Section] = []
     for name, calls in groupby(ops, key=lambda call: call.section):
-        first = found[-1].last + 1 if found else 0
-        found.append(Section(name, first, first + len(list(calls)) - 1))
-    if not all(section.name for section in found) or not found:
+        first = sections[-1].last + 1 if sections else 0
+        sections.append(Section(name, first, first + len(list(calls)) - 1))
+    if not all(section.name for section in sections) or not sections:
         raise ValueError("the ops are not those of a decoding step")
-    return tuple(found)
+    return tuple(sections)

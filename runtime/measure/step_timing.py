@@ -1,4 +1,4 @@
-"""How long an engine's own steps take on its device, at a context and batch of one's choice."""
+"""Measures an engine's steps on its device, at a given context and batch."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from specbuild.runtime.measure.graph_timing import (
 from specbuild.runtime.measure.routed_experts import experts_touched
 from specbuild.runtime.measure.step_sections import step_sections
 
-# Steps in a row from which the time between two of them is taken.
+# The number of consecutive steps that determines the time between two.
 STEPS_IN_A_ROW = 8
 
 
 @dataclass(frozen=True)
 class SectionTiming:
-    """Median seconds that a section of a step adds to those before it."""
+    """The median seconds that a section of a step adds to the previous sections."""
 
     name: str
     added_s: float
@@ -35,11 +35,11 @@ class SectionTiming:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step of placed sequences: its sections in order, and what it found.
+    """The measurement of a step of placed sequences, with its sections in order.
 
-    ``context`` tokens a sequence. ``experts`` are the distinct ones that the step's rows chose,
-    on average over the layers; None where that cannot be read back. ``idle_s`` lies between two
-    such steps that are queued one after the other, if asked.
+    Each sequence has ``context`` tokens. ``experts`` is the number of distinct experts that the
+    step's rows selected, averaged over layers; None if it cannot be read back. ``idle_s`` is the
+    time between two queued steps, if requested.
     """
 
     entry: ProgramEntry
@@ -59,9 +59,9 @@ def measure_step(
     idle: bool = False,
     sparse: bool = False,
 ) -> MeasuredStep:
-    """Times one step of placed sequences as a whole and by section, always from the same state.
+    """Time one step of placed sequences, in full and by section, always from the same state.
 
-    ``sparse``: it attends to what indexers choose (DSA).
+    With ``sparse`` it attends to the tokens that indexers select (DSA).
     """
     executor, reset = placed.executor, placed.reset
     entry, runner = _entry(engine, placed.batch, shape, sparse=sparse), executor.runner
@@ -93,10 +93,10 @@ def measure_anatomy(
     bytes_per_s: float | None,
     repeats: int = 8,
 ) -> StepAnatomy:
-    """Times every launch of a step of placed sequences, always from the same state.
+    """Time every launch of a step of placed sequences, always from the same state.
 
-    ``draft`` says what ``shape`` is; ``bytes_per_s`` is that of a streaming read. Steps behind
-    DSA's threshold attend to what indexers choose.
+    ``draft`` describes ``shape``; ``bytes_per_s`` is the bandwidth of a streaming read. Steps at or
+    after DSA's threshold are sparse.
     """
     executor, runner, reset = placed.executor, placed.executor.runner, placed.reset
     reset()
@@ -123,7 +123,7 @@ def measure_anatomy(
 
 
 def sparse_at(engine: Engine, context: float) -> bool:
-    """Whether steps after so many tokens attend to what indexers choose (DSA)."""
+    """Return whether steps after ``context`` tokens attend to selected tokens (DSA)."""
     dsa = engine.manifest.dsa
     return dsa is not None and context >= dsa.threshold
 

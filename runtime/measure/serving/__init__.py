@@ -1,1 +1,1 @@
-"""What a server will do: its scheduler over measured costs, without a machine."""
+"""Predicts a server's latency and throughput: its scheduler with measured costs, without a GPU."""

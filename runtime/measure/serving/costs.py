@@ -1,4 +1,4 @@
-"""What launches cost an engine: whole prompts by their tokens, and steps by batch and context."""
+"""The costs of an engine's launches: prompts by tokens, and steps by batch and context."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from specbuild.runtime.draft.device_costs import ShapeCosts, interpolated, measu
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.errors import SpecbuildError
 
-# Contexts within so many tokens cost the same: they are looked up once.
+# Contexts within this number of tokens share one lookup.
 _CONTEXT_STEP = 64
 
 
 @dataclass(frozen=True)
 class ServingCosts:
-    """Measured on ``machine``; a launch of prompts had ``chunk_rows`` rows at most.
+    """Costs measured on ``machine``; a launch of prompts had at most ``chunk_rows`` rows.
 
-    ``prompt_s[i]`` is one prompt of ``prompt_tokens[i]`` (rising), alone, to its first token.
-    ``steps`` are whole steps, those without a draft among them.
+    ``prompt_s[i]`` is the TTFT of one prompt of ``prompt_tokens[i]`` (ascending), alone. ``steps``
+    are complete steps, including those without a draft.
     """
 
     machine: str
@@ -34,7 +34,7 @@ class ServingCosts:
 
     def __post_init__(self) -> None:
         times = [*self.prompt_s, *(time_s for entry in self.steps for time_s in entry.step_s)]
-        sound = (
+        is_valid = (
             len(self.prompt_tokens) == len(self.prompt_s) > 0
             and all(a < b for a, b in pairwise(self.prompt_tokens))
             and min(self.chunk_rows, self.prompt_tokens[0]) > 0
@@ -42,7 +42,7 @@ class ServingCosts:
             and any(entry.shape is None for entry in self.steps)
             and all(len(e.contexts) == len(e.step_s) > 0 for e in self.steps)
         )
-        if not sound:
+        if not is_valid:
             raise SpecbuildError(
                 "the costs are malformed: they need prompts with rising tokens, steps without a "
                 "draft, and times above 0"
@@ -50,23 +50,23 @@ class ServingCosts:
 
     @property
     def shapes(self) -> tuple[DraftShape, ...]:
-        """Every draft that was measured: see :func:`measured_shapes`."""
+        """All measured drafts: see :func:`measured_shapes`."""
         return measured_shapes(self.steps)
 
     def prompts_s(self, chunks: Sequence[tuple[int, int]]) -> float:
-        """Seconds of one launch; chunks are (tokens before them, rows).
+        """Return the seconds of one launch; chunks are (tokens before them, rows).
 
-        A launch of so many rows takes what a prompt of as many does; a row behind others takes
-        more by each token that it sees, as prompts of several launches tell.
+        A launch takes as long as a prompt of as many rows. Each earlier token that a row attends to
+        adds time, which prompts of several launches determine.
         """
         rows = sum(count for _, count in chunks)
-        seen = sum(start * count for start, count in chunks)
-        return self._launch_s(rows) + seen * self._seen_s
+        attended = sum(start * count for start, count in chunks)
+        return self._launch_s(rows) + attended * self._attended_token_s
 
     def step_s(self, shape: DraftShape | None, *, batch: int, context: float) -> float | None:
-        """Seconds of a whole step, between what was measured; None where there is none.
+        """Return the interpolated seconds of a complete step; None without a measurement.
 
-        Beyond the largest batch that was measured the last slope goes on.
+        Beyond the largest measured batch the last slope continues.
         """
         by_batch = {entry.batch: entry for entry in self.steps if entry.shape == shape}
         if not by_batch:
@@ -76,7 +76,7 @@ class ServingCosts:
 
     @cached_property
     def _single(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Prompts that are one launch; the shortest where none is."""
+        """The prompts of one launch each, or the shortest prompt if there are none."""
         alone = [
             pair
             for pair in zip(self.prompt_tokens, self.prompt_s, strict=True)
@@ -89,39 +89,39 @@ class ServingCosts:
         return interpolated(*self._single, rows)
 
     @cached_property
-    def _seen_s(self) -> float:
-        """Seconds that each token seen adds to a row, by the longest prompt of several launches."""
+    def _attended_token_s(self) -> float:
+        """The seconds per attended token of a row, from the longest prompt of several launches."""
         tokens, time_s = self.prompt_tokens[-1], self.prompt_s[-1]
         counts = prompt_launches(tokens, self.chunk_rows)
         starts = accumulate(counts, initial=0)
-        seen = sum(start * count for start, count in zip(starts, counts, strict=False))
-        if not seen:
+        attended = sum(start * count for start, count in zip(starts, counts, strict=False))
+        if not attended:
             return 0.0
-        return max(0.0, time_s - sum(map(self._launch_s, counts))) / seen
+        return max(0.0, time_s - sum(map(self._launch_s, counts))) / attended
 
 
 class ServingDraftCosts:
-    """The drafts of such a table, for the policy that chooses among them."""
+    """The drafts of such a table, for the policy that selects among them."""
 
     def __init__(self, costs: ServingCosts) -> None:
         self.shapes = costs.shapes
         self.origin = f"measured on {costs.machine}"
         self._costs = costs
-        self._known: dict[tuple[int, int], list[float]] = {}
+        self._by_context: dict[tuple[int, int], list[float]] = {}
 
     def step_s(self, step_context: StepContext) -> Sequence[float]:
-        """Seconds of a step without a draft, then with each of ``shapes``."""
+        """Return the seconds of a step without a draft, then with each of ``shapes``."""
         key = (step_context.batch, step_context.context // _CONTEXT_STEP)
-        found = self._known.get(key)
-        if found is None:
+        times_s = self._by_context.get(key)
+        if times_s is None:
             context = (key[1] + 0.5) * _CONTEXT_STEP
             times = (
                 self._costs.step_s(shape, batch=step_context.batch, context=context)
                 for shape in (None, *self.shapes)
             )
-            found = self._known[key] = [inf if t is None else t for t in times]
-        return found
+            times_s = self._by_context[key] = [inf if t is None else t for t in times]
+        return times_s
 
     def catch_up_s(self, shape: DraftShape, step_context: StepContext) -> float:  # noqa: ARG002
-        """What was measured of steps holds it."""
+        """0, since the measured steps include it."""
         return 0.0

@@ -1,4 +1,4 @@
-"""Measures what launches cost an engine whose steps the host runs, by the loop that serves."""
+"""Measures the costs of launches for an engine on the host, with the loop of the server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from specbuild.runtime.settings import PrefillSchedule
 
 _PROMPTS = (16, 64, 256, 1024, 4096)
 _ROUNDS = 3
-# Steps of each kind that a round times, behind the first ones.
-_STEPS, _SETTLING = 6, 2
-# Chains that are measured; a longer one seldom pays on a host.
+# The number of steps of each kind that a round times, and of steps before them.
+_STEPS, _STEPS_BEFORE_TIMING = 6, 2
+# The longest measured chain; a longer one rarely pays on a host.
 _DEEPEST = 4
 
 
@@ -32,13 +32,14 @@ def measure_host_costs(
     drafted: bool,
     done: Callable[[], None],
 ) -> ServingCosts:
-    """Times prompts, and steps behind ``contexts`` (rising) of every batch, ``drafted`` ones too.
+    """Time prompts, and steps of every batch after each of ``contexts`` (ascending).
 
-    The first context is one of the prompts' lengths.
+    With ``drafted``, steps with drafts are timed too. The first context is one of the prompts'
+    lengths.
 
-    ``done`` is called :func:`measurements` times. Prompts and tokens are random: their times do not
-    depend on what they say. All kinds are measured in each of some rounds, and medians are over
-    all: what disturbs the machine for a while falls on every kind.
+    ``done`` is called :func:`measurements` times. Prompts and tokens are random, since times do not
+    depend on them. Each round measures all kinds, and medians are over all rounds: a disturbance of
+    the machine affects every kind.
     """
     limits, lengths = engine.manifest.limits, _lengths(engine, contexts)
     kinds = [(shape, batch) for shape in _shapes(engine, drafted) for batch in _batches(engine)]
@@ -46,14 +47,14 @@ def measure_host_costs(
     step_s: list[list[list[float]]] = [[[] for _ in contexts] for _ in kinds]
     _turns(engine, [max(lengths)], _STEPS, None)
     for _ in range(_ROUNDS):
-        for found, tokens in zip(prompt_s, lengths, strict=True):
-            found.append(sum(_turns(engine, [tokens], 1, None)))
+        for times_s, tokens in zip(prompt_s, lengths, strict=True):
+            times_s.append(sum(_turns(engine, [tokens], 1, None)))
             done()
         for (shape, batch), places in zip(kinds, step_s, strict=True):
             for times, context in zip(places, contexts, strict=True):
                 depth = 0 if shape is None else shape.draft_depth
-                tokens = (_STEPS + _SETTLING) * (depth + 1)
-                # Turns that read prompts come first, and a sequence may end early.
+                tokens = (_STEPS + _STEPS_BEFORE_TIMING) * (depth + 1)
+                # Turns with prefill come first, and a sequence may end early.
                 times.extend(_turns(engine, [context] * batch, tokens, shape)[-_STEPS:])
             done()
     return ServingCosts(
@@ -69,25 +70,25 @@ def measure_host_costs(
 
 
 def measurements(engine: Engine, contexts: Sequence[int], *, drafted: bool) -> int:
-    """How often ``done`` is called."""
+    """Return the number of times that ``done`` is called."""
     prompts = len(_lengths(engine, contexts))
     return _ROUNDS * (prompts + len(_shapes(engine, drafted)) * len(_batches(engine)))
 
 
 def _lengths(engine: Engine, contexts: Sequence[int]) -> list[int]:
-    most = engine.manifest.limits.max_seq_len
-    return sorted({n for n in (*_PROMPTS, contexts[0]) if n < most})
+    limit = engine.manifest.limits.max_seq_len
+    return sorted({n for n in (*_PROMPTS, contexts[0]) if n < limit})
 
 
 def _shapes(engine: Engine, drafted: bool) -> list[DraftShape | None]:
-    limits, able = engine.manifest.limits, drafted and engine.manifest.draft is not None
-    deepest = limits.levels_of(engine.manifest.draft) if able else 0
+    limits, has_draft = engine.manifest.limits, drafted and engine.manifest.draft is not None
+    deepest = limits.levels_of(engine.manifest.draft) if has_draft else 0
     return [None, *(DraftShape(1, d, d) for d in range(1, min(deepest, _DEEPEST) + 1))]
 
 
 def _batches(engine: Engine) -> list[int]:
-    most = engine.manifest.limits.max_batch_size
-    return sorted({min(2**i, most) for i in range(most.bit_length() + 1)})
+    limit = engine.manifest.limits.max_batch_size
+    return sorted({min(2**i, limit) for i in range(limit.bit_length() + 1)})
 
 
 def _costs(
@@ -96,7 +97,7 @@ def _costs(
     contexts: Sequence[int],
     times: Sequence[Sequence[float]],
 ) -> ShapeCosts:
-    """Whole steps of one draft and batch, the host's work on them included."""
+    """Return the costs of complete steps of one draft and batch, including the host's work."""
     depth = 0 if shape is None else shape.draft_depth
     return ShapeCosts(
         batch=batch,
@@ -112,9 +113,9 @@ def _costs(
 def _turns(
     engine: Engine, lengths: Sequence[int], tokens: int, speculation: Speculation
 ) -> list[float]:
-    """Seconds of each turn of a loop while all of these prompts are served.
+    """Return the seconds of each turn of a loop that serves these prompts.
 
-    One ends with the first that emits for fewer sequences than before: batches are whole.
+    It ends at the first turn that emits for fewer sequences than before, so all batches are full.
     """
     random = np.random.default_rng(sum(lengths))
     vocab = engine.manifest.target.vocab
@@ -126,7 +127,7 @@ def _turns(
     requests = engine.check_prompts(prompts, params)
     decoder, times = engine.decoder, []
     with decoder.device_lock:
-        # All prompts are read before the first step.
+        # All prompts are prefilled before the first step.
         loop = decoder.loop(
             DraftSetting(speculation),
             text_stream=lambda _: None,

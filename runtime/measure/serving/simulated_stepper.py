@@ -1,4 +1,4 @@
-"""A stepper whose launches take the time that a table says, and nothing else."""
+"""A stepper that computes nothing and whose launches take the times of a table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKEN = (0, 0.0)
 
 @dataclass
 class Clock:
-    """The time of a simulation, in seconds from its start, and how long launches ran."""
+    """The time of a simulation, in seconds from its start, and the total time of launches."""
 
     now_s: float = 0.0
     busy_s: float = 0.0
@@ -29,7 +29,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class _Launch:
-    """``ends_s`` on the clock; prompts have chunks, steps have sequences."""
+    """A launch that ends at ``ends_s`` on the clock; prompts have chunks, steps have sequences."""
 
     ends_s: float
     chunks: Sequence[Chunk] = ()
@@ -40,10 +40,10 @@ class _Launch:
 
 
 class SimulatedStepper:
-    """Launches follow each other on one machine; up to ``max_in_flight`` are queued.
+    """Launches run one after another on one machine; up to ``max_in_flight`` are queued.
 
-    A draft's level is accepted with the chance of its position in ``acceptance``, once those before
-    it were; levels behind the last have the last chance.
+    A draft's level is accepted with the probability of its position in ``acceptance`` if the
+    previous levels were; levels after the last have the last probability.
     """
 
     def __init__(
@@ -64,38 +64,38 @@ class SimulatedStepper:
 
     @property
     def in_flight(self) -> int:
-        """Launches started and not received."""
+        """The number of launches that have started and were not received."""
         return len(self._launches)
 
     def open(self) -> None:
-        """Nothing is taken."""
+        """See :class:`Stepper`; there is nothing to allocate."""
 
     def admit(self, sequence: SequenceState) -> None:
-        """The scheduler has counted its pages."""
+        """See :class:`Stepper`; the scheduler has counted the sequence's pages."""
 
     def release(self, sequence: SequenceState) -> None:
-        """Launches in flight leave out who was released."""
+        """See :class:`Stepper`; launches in flight skip a released sequence."""
 
     def grow(self, sequence: SequenceState) -> None:
-        """The scheduler has counted its pages."""
+        """See :class:`Stepper`; the scheduler has counted the sequence's pages."""
 
     def pause(self, sequence: SequenceState) -> None:
-        """A launch holds the sequences that it is given."""
+        """See :class:`Stepper`; each launch stores its own sequences."""
 
     def resume(self, sequence: SequenceState) -> None:
-        """As :meth:`pause`."""
+        """See :class:`Stepper`."""
 
     def close(self, sequences: Sequence[SequenceState]) -> None:
-        """Nothing is held."""
+        """See :class:`Stepper`; there is nothing to release."""
 
     def after_emit(self) -> None:
-        """Nothing waits for it."""
+        """See :class:`Stepper`; nothing waits for it."""
 
     def prepare_step(self, sequences: Sequence[SequenceState], shape: ChosenDraft) -> None:
-        """What is made ready takes no time."""
+        """See :class:`Stepper`; preparation takes no time."""
 
     def step_context(self, sequences: Sequence[SequenceState]) -> StepContext:
-        """Drafts have seen every token."""
+        """Return the context of a step; the draft has ingested all tokens."""
         return StepContext(
             batch=len(sequences),
             tokens_left=max(s.tokens_left for s in sequences),
@@ -104,38 +104,40 @@ class SimulatedStepper:
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
-        """One launch of the target over prompt rows."""
-        took_s = self._costs.prompts_s([(chunk.start, chunk.count) for chunk in chunks])
+        """Start one launch of the target over prompt rows."""
+        duration_s = self._costs.prompts_s([(chunk.start, chunk.count) for chunk in chunks])
         for chunk in chunks:
             chunk.sequence.length += chunk.count
-        self._launches.append(_Launch(self._after(took_s), chunks=chunks))
+        self._launches.append(_Launch(self._after(duration_s), chunks=chunks))
 
     def start(
         self, sequences: Sequence[SequenceState], shape: ChosenDraft, step_context: StepContext
     ) -> None:
-        """A whole step."""
+        """Start a complete step."""
         assert not isinstance(shape, ProposedDepths), "nothing is offered to simulated steps"
-        took_s = self._costs.step_s(shape, batch=step_context.batch, context=step_context.context)
-        assert took_s is not None, "the policy asks for drafts of the table"
+        duration_s = self._costs.step_s(
+            shape, batch=step_context.batch, context=step_context.context
+        )
+        assert duration_s is not None, "the policy asks for drafts of the table"
         for sequence in sequences:
             sequence.steps_in_flight += 1
         self._launches.append(
             _Launch(
-                self._after(took_s),
+                self._after(duration_s),
                 sequences=sequences,
                 shape=shape,
                 step_context=step_context,
-                step_s=took_s,
+                step_s=duration_s,
             )
         )
 
     def receive(self) -> LaunchResult:
-        """The clock goes on to the end of the oldest launch."""
+        """Advance the clock to the end of the oldest launch, and return its result."""
         launch = self._launches.popleft()
         self._clock.now_s = max(self._clock.now_s, launch.ends_s)
         if launch.step_context is None:
-            ended = [chunk.sequence for chunk in launch.chunks if chunk.is_last]
-            return LaunchResult([NewTokens(s, [_TOKEN]) for s in ended if not s.released])
+            finished = [chunk.sequence for chunk in launch.chunks if chunk.is_last]
+            return LaunchResult([NewTokens(s, [_TOKEN]) for s in finished if not s.released])
         depth = 0 if launch.shape is None else launch.shape.draft_depth
         emitted, accepted = [], []
         for sequence in launch.sequences:
@@ -143,18 +145,20 @@ class SimulatedStepper:
             if sequence.released:
                 continue
             accepted.append(self._accepted(depth))
-            taken = min(accepted[-1] + 1, sequence.tokens_left)
-            sequence.length += taken
-            emitted.append(NewTokens(sequence, [_TOKEN] * taken, min(accepted[-1], taken)))
+            emitted_tokens = min(accepted[-1] + 1, sequence.tokens_left)
+            sequence.length += emitted_tokens
+            emitted.append(
+                NewTokens(sequence, [_TOKEN] * emitted_tokens, min(accepted[-1], emitted_tokens))
+            )
         depths = [depth] * len(accepted)
         outcome = StepOutcome(launch.step_context, launch.shape, depths, accepted, launch.step_s)
         return LaunchResult(emitted, outcome if accepted else None)
 
-    def _after(self, took_s: float) -> float:
-        """When a launch that is queued now ends."""
+    def _after(self, duration_s: float) -> float:
+        """Return the end of a launch that is queued now."""
         before_s = self._launches[-1].ends_s if self._launches else 0.0
-        self._clock.busy_s += took_s
-        return max(self._clock.now_s, before_s) + took_s
+        self._clock.busy_s += duration_s
+        return max(self._clock.now_s, before_s) + duration_s
 
     def _accepted(self, depth: int) -> int:
         chances = self._acceptance

@@ -1,7 +1,7 @@
-"""Requests that arrive at an engine's scheduler, whose launches take what a table says.
+"""Simulates requests to an engine's scheduler, with launch times from a table.
 
-Scheduler, loop, pages and draft policy are those that serve; only the launches are not run. So
-chunks of prompts, turns, batches and waiting for pages follow the rules of the engine itself.
+Scheduler, loop, pages and draft policy are those of the server; only the launches are simulated.
+Prompt chunks, turns, batches and waits for pages therefore follow the engine's own rules.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from specbuild.runtime.measure.serving.costs import ServingCosts, ServingDraftCo
 from specbuild.runtime.measure.serving.simulated_stepper import Clock, SimulatedStepper
 from specbuild.runtime.request import GenerateParams, Request, TokenEvent
 
-# Launches that a device has queued while its oldest runs, as DeviceStepper keeps them.
+# The number of launches in flight on a device, as in DeviceStepper.
 _DEVICE_LAUNCHES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """``requests`` of so many tokens. ``rate`` a second, at random times; None: ``clients`` at
-    once, each of whom asks again when it is served.
+    """The load: ``requests`` requests of equal size.
 
-    ``request_s`` is what a request takes before the engine has it. The same ``seed`` gives the
-    arrivals of ``bench server --rate``.
+    They arrive at random times, ``rate`` per second, or with ``rate`` None from ``clients``
+    concurrent clients, each of which sends the next request after the previous answer.
+    ``request_s`` is the time before a request reaches the engine. Arrivals are those of ``bench
+    server --rate`` with the same ``seed``.
     """
 
     requests: int
@@ -47,27 +48,27 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Served:
-    """Of one request: when it came, when its first and its last token did, in seconds."""
+    """The times of one request in seconds: arrival, first token and last token."""
 
-    came_s: float
+    arrival_s: float
     first_s: float
     last_s: float
     tokens: int
 
     @property
     def ttft_s(self) -> float:
-        """To the first token."""
-        return self.first_s - self.came_s
+        """The time to the first token (TTFT)."""
+        return self.first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """A token behind the first."""
+        """The time per output token after the first (TPOT), or None for a single token."""
         return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
 
 
 @dataclass(frozen=True)
 class Simulated:
-    """``busy_share`` is the share of the time in which launches ran, until the last token."""
+    """The result; ``busy_share`` is the share of the time in which launches ran."""
 
     served: tuple[Served, ...]
     duration_s: float
@@ -81,9 +82,9 @@ def simulate(
     *,
     acceptance: Sequence[float] = (),
 ) -> Simulated:
-    """What clients of one engine see. Without ``acceptance`` steps have no draft.
+    """Simulate the clients of one engine. Without ``acceptance`` steps have no draft.
 
-    Raises SpecbuildError where a request is longer than the engine takes.
+    Raises SpecbuildError if a request exceeds the engine's maximum length.
     """
     require_fitting(manifest, traffic)
     budget = traffic.output_tokens
@@ -100,12 +101,12 @@ def simulate(
     loop = _loop(cut, stepper, _policy(costs, acceptance))
     params = GenerateParams(max_new_tokens=budget, ignore_eos=True)
     request = Request("simulated", (0,) * traffic.prompt_tokens, params, budget)
-    arrivals, held = _arrivals(traffic)
-    came: list[float] = []
+    arrivals, waiting = _arrivals(traffic)
+    arrived: list[float] = []
     times: list[list[float]] = []
     while arrivals or not loop.idle:
         while arrivals and arrivals[0] <= clock.now_s:
-            came.append(arrivals.popleft())
+            arrived.append(arrivals.popleft())
             times.append([])
             loop.add(request)
         if loop.idle:
@@ -114,23 +115,23 @@ def simulate(
         for event in loop.turn():
             if isinstance(event, TokenEvent):
                 times[event.request].append(clock.now_s)
-                if len(times[event.request]) == budget and held:
-                    held -= 1
+                if len(times[event.request]) == budget and waiting:
+                    waiting -= 1
                     arrivals.append(clock.now_s + traffic.request_s)
     served = [
         Served(at - traffic.request_s, each[0], each[-1], len(each))
-        for at, each in zip(came, times, strict=True)
+        for at, each in zip(arrived, times, strict=True)
     ]
     return Simulated(tuple(served), clock.now_s, clock.busy_s / max(clock.now_s, 1e-12))
 
 
 def require_fitting(manifest: Manifest, traffic: Traffic) -> None:
-    """SpecbuildError where a request is longer than the engine takes."""
-    tokens, most = traffic.prompt_tokens + traffic.output_tokens, manifest.limits.max_seq_len
-    if tokens > most:
+    """Raise SpecbuildError if a request exceeds the engine's maximum length."""
+    tokens, max_tokens = traffic.prompt_tokens + traffic.output_tokens, manifest.limits.max_seq_len
+    if tokens > max_tokens:
         raise SpecbuildError(
             f"{traffic.prompt_tokens} prompt tokens and {traffic.output_tokens} more are {tokens}, "
-            f"the engine takes {most}: ask for less, or build it with a larger --max-seq-len"
+            f"the engine takes {max_tokens}: ask for less, or build it with a larger --max-seq-len"
         )
 
 
@@ -141,7 +142,7 @@ def _policy(costs: ServingCosts, acceptance: Sequence[float]) -> DraftPolicy:
 
 
 def _loop(manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy) -> Loop:
-    # As executors of the kernels' own plugins hold pages.
+    # Pages are fixed as in executors of the kernels' own plugins.
     facts = facts_of(manifest.backend)
     fixed = facts.has_engines and facts.launches_kernels
     kv = KvPools(manifest.cache_groups, manifest.limits, fixed=fixed)
@@ -152,13 +153,13 @@ def _loop(manifest: Manifest, stepper: SimulatedStepper, policy: DraftPolicy) ->
 
 
 def _arrivals(traffic: Traffic) -> tuple[deque[float], int]:
-    """When requests reach the engine, and how many more come when others are served."""
+    """Return the arrival times, and the number of requests that follow an answer."""
     if traffic.rate is None:
         first = min(traffic.clients, traffic.requests)
         return deque([traffic.request_s] * first), traffic.requests - first
-    drawn, at_s = random.Random(traffic.seed), traffic.request_s
+    generator, at_s = random.Random(traffic.seed), traffic.request_s
     times = []
     for _ in range(traffic.requests):
         times.append(at_s)
-        at_s += drawn.expovariate(traffic.rate)
+        at_s += generator.expovariate(traffic.rate)
     return deque(times), 0

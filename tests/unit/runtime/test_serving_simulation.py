@@ -111,7 +111,7 @@ def test_drafts_that_are_always_right_save_steps() -> None:
 def test_clients_ask_again_when_they_are_served() -> None:
     asked = traffic(requests=9, clients=3, output_tokens=2)
     found = simulate(toy_manifest(max_batch_size=3), costs(*steps(0, 1.0), rows=64), asked)
-    came = sorted(served.came_s for served in found.served)
+    came = sorted(served.arrival_s for served in found.served)
     assert came[:3] == [0, 0, 0] and came[3] > 0
     ends = sorted(served.last_s for served in found.served)
     assert came[3:] == ends[:6]
