@@ -8,12 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from example_engine import EXAMPLE, example_prompts
+from tokenizers import Tokenizer
+
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.files import read_manifest
 from specbuild.runtime.executors.cuda.driver import gpu_count, open_gpu
 from specbuild.runtime.executors.cuda.gpu import LaunchConfig
 from specbuild.runtime.executors.cuda.loading import open_ranked
 from specbuild.runtime.executors.cuda.ranked import RankedExecutor
+from specbuild.runtime.request import Prompt
 
 
 class SharedGpu:
@@ -54,3 +58,12 @@ def on_ranks(directory: Path) -> Iterator[Engine]:
         yield Engine(manifest, executor)
     finally:
         executor.close()
+
+
+def example_token_prompts(count: int) -> list[Prompt]:
+    """The example's first prompts as token ids, since :func:`on_ranks` loads no tokenizer."""
+    tokenizer = Tokenizer.from_file(str(EXAMPLE / "target" / "tokenizer.json"))
+    return [
+        Prompt(prompt.id, tuple(tokenizer.encode(prompt.prompt or "").ids))
+        for prompt in example_prompts()[:count]
+    ]

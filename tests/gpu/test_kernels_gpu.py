@@ -140,4 +140,6 @@ def test_kernels_agree_with_the_reference(
     runner.prepare(lowerings)
     for lowering in lowerings:
         run(runner, drawn, lowering)
-    run_as_plugin(runner, gpu, drawn, phase, lowerings[0])
+    # Plugins cannot reach the memory of other ranks: TensorRT engines have one rank.
+    if op.contribution is None:
+        run_as_plugin(runner, gpu, drawn, phase, lowerings[0])

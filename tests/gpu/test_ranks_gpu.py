@@ -17,8 +17,8 @@ import pytest
 import test_dense_gpu as dense
 import torch
 from dense_models import build_dense
-from example_engine import CHAIN, TREE, build_example, example_prompts, on_gpu, outputs, records
-from rank_engines import on_ranks
+from example_engine import CHAIN, TREE, build_example, on_gpu, outputs, records
+from rank_engines import example_token_prompts, on_ranks
 from test_transformers_gpu import check_errors, near_tie, scores
 
 from specbuild.runtime.engine import Engine
@@ -94,7 +94,7 @@ def test_one_gpu_gives_the_same_scores_but_for_rounding(
 def test_the_example_decodes_alike_with_and_without_its_draft(tmp_path: Path) -> None:
     """Experts in MXFP4, sinks and windows, and a draft that is often right."""
     output = build_example(tmp_path / "engine", tensor_parallel=2)
-    prompts = example_prompts()[:4]
+    prompts = example_token_prompts(4)
     greedy = GenerateParams(max_new_tokens=48, ignore_eos=True)
     with on_ranks(output) as engine:
         plain = records(engine, prompts, greedy, None)
@@ -118,16 +118,16 @@ _FAULT = """
 import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
-from rank_engines import on_ranks
-from example_engine import example_prompts, records
+from rank_engines import example_token_prompts, on_ranks
+from example_engine import records
 from specbuild.runtime.request import GenerateParams
 with on_ranks(Path({engine!r})) as engine:
     executor = engine.executor
     executor.fill("exchange.limit_ms", 1500)
-    list(records(engine, example_prompts()[:1], GenerateParams(max_new_tokens=4), None))
+    list(records(engine, example_token_prompts(1), GenerateParams(max_new_tokens=4), None))
     executor.ranks[1].runner.start = lambda entry: None
     try:
-        records(engine, example_prompts()[:1], GenerateParams(max_new_tokens=4), None)
+        records(engine, example_token_prompts(1), GenerateParams(max_new_tokens=4), None)
     except Exception as error:
         print("said:", error, flush=True)
         import os
