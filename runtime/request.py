@@ -127,7 +127,7 @@ def params_list(
     return list(params)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TokenEvent:
     """One emitted token; ``text`` is what became complete with it (possibly nothing).
 
@@ -145,7 +145,7 @@ class TokenEvent:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class FinishEvent:
     """A request is done."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import isinf, isnan
 
 import numpy as np
@@ -86,9 +85,11 @@ class Emission:
             sequence.finish_reason = "guide_failed"
         events: list[Event] = []
         decoding = sequence.num_output_tokens > 0
-        num_replayed = _skip_replayed(sequence, tokens)
-        tokens, accepted = tokens[num_replayed:], max(0, new.accepted - num_replayed)
-        top = new.top_logprobs[num_replayed:]
+        num_replayed, accepted, top = 0, new.accepted, new.top_logprobs
+        if sequence.replay_until > sequence.num_tokens:
+            num_replayed = _skip_replayed(sequence, tokens)
+            tokens, accepted = tokens[num_replayed:], max(0, accepted - num_replayed)
+            top = top[num_replayed:]
         if tokens and not decoding:
             sequence.counters.first_token()
         for i, (token, logprob) in enumerate(tokens):
@@ -136,7 +137,7 @@ class Emission:
             sequence.finish_reason = "stop"
             last = held[-1] if held else None
             if sequence.text is not None and isinstance(last, TokenEvent):
-                held[-1] = replace(last, text=last.text + sequence.text.finish())
+                last.text += sequence.text.finish()
         return held
 
     def _finish_reason(

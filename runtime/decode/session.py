@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 
 from specbuild.runtime.decode.decoder import Decoder, DraftSetting
@@ -372,13 +372,17 @@ class _ServedLoop:
         self.deliver([end for end in ends if end is not None])
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Deliver the events of one turn, one batch per stream."""
+        """Number the events of one turn as their streams do; deliver one batch per stream."""
         batches: dict[int, tuple[Stream, list[Event]]] = {}
         for event in events:
-            stream, number = self._owners[event.request]
-            own = event if event.request == number else replace(event, request=number)
-            batches.setdefault(id(stream), (stream, []))[1].append(own)
+            index = event.request
+            stream, event.request = self._owners[index]
+            batch = batches.get(id(stream))
+            if batch is None:
+                batches[id(stream)] = (stream, [event])
+            else:
+                batch[1].append(event)
             if isinstance(event, FinishEvent):
-                del self._owners[event.request]
-        for stream, batch in batches.values():
-            stream.deliver(batch)
+                del self._owners[index]
+        for stream, own_events in batches.values():
+            stream.deliver(own_events)

@@ -17,7 +17,7 @@ from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.request import SequenceState, TopLogprobs
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class NewTokens:
     """New tokens of one sequence from one launch, as (token, natural log-probability) in order.
 

@@ -226,12 +226,13 @@ class _Choice:
         }
         if not self._has_begun:
             self._has_begun = True
+            # The first token has the number.
+            self.cached_tokens = sum(token.cached_tokens for token in batch.tokens)
             prompt = self._prompt_part
             choice |= {"text": prompt.text + text, "prompt_logprobs": prompt.prompt_logprobs}
             if prompt.logprobs is not None and logprobs is not None:
                 choice["logprobs"] = joined_logprobs(prompt.logprobs, logprobs)
         self.tokens += len(batch.tokens)
-        self.cached_tokens += sum(token.cached_tokens for token in batch.tokens)
         if body.return_draft_tokens:
             choice |= source_fields(batch.tokens)
         if body.return_token_ids:

@@ -19,7 +19,7 @@ from prometheus_client import (
 from specbuild.runtime.cache.prefix import PrefixStatistics
 from specbuild.runtime.draft.registry import HOST_KINDS
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.request import Event, FinishEvent, TokenEvent
+from specbuild.runtime.request import Event, FinishEvent
 from specbuild.runtime.serve.token_latencies import TokenLatencies
 
 if TYPE_CHECKING:
@@ -88,8 +88,6 @@ class Metrics:
     def __init__(self, manifest: Manifest, model_name: str) -> None:
         self.registry = CollectorRegistry()
         self._label_values = (model_name, "0")
-        self._first_s: dict[tuple[int, int], float] = {}
-        self._last_s: dict[tuple[int, int], float] = {}
         # The most output tokens among the finished choices of a call.
         self._longest: dict[int, int] = {}
         self._running = self._gauge("vllm:num_requests_running", "Requests that are running.")
@@ -264,33 +262,28 @@ class Metrics:
         """Count the prompt and output tokens of a launch. Called by the engine's thread."""
         self._launch_tokens.observe(tokens)
 
-    def events(self, generation: Generation, batch: list[Event]) -> None:
-        """Count the events of one engine step for a call."""
-        now_s = time.monotonic()
-        tokens: dict[int, int] = {}
-        for event in batch:
-            if isinstance(event, TokenEvent):
-                tokens[event.request] = tokens.get(event.request, 0) + 1
-        for request, count in tokens.items():
-            self._token_latencies.count(count)
-            key = (id(generation), request)
-            if key not in self._first_s:
-                self._first_s[key] = now_s
-                self._ttft.observe(now_s - generation.arrived_s)
-                self._prompt_tokens.inc(len(generation.requests[request].prompt_ids))
-            else:
-                self._token_latencies.observe(now_s - self._last_s[key])
-            self._last_s[key] = now_s
+    def events(self, generation: Generation, batch: list[Event], num_tokens: int) -> None:
+        """Count the events of one engine step for a call, ``num_tokens`` of which are tokens."""
+        now_s, last_s = time.monotonic(), generation.last_s
+        self._token_latencies.count(num_tokens)
         for event in batch:
             if isinstance(event, FinishEvent):
                 self._count_finish(generation, event.request, event.record, now_s)
+                continue
+            before_s = last_s.get(event.request)
+            if before_s is None:
+                generation.first_s[event.request] = now_s
+                self._ttft.observe(now_s - generation.arrived_s)
+                self._prompt_tokens.inc(len(generation.requests[event.request].prompt_ids))
+            elif before_s != now_s:
+                # The tokens of a step arrive together.
+                self._token_latencies.observe(now_s - before_s)
+            last_s[event.request] = now_s
 
     def _count_finish(
         self, generation: Generation, request: int, record: RunRecord, now_s: float
     ) -> None:
-        key = (id(generation), request)
-        self._last_s.pop(key, None)
-        first_s = self._first_s.pop(key, None)
+        first_s = generation.first_s.get(request)
         self._success.labels(*self._label_values, _REASONS[record.finish_reason]).inc()
         self._preemptions.inc(record.stats.preemptions)
         self._e2e.observe(now_s - generation.arrived_s)

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from specbuild.runtime.request import Event, Request, TokenEvent
+from specbuild.runtime.request import Request
 from specbuild.runtime.serve.http import SEND_BODY
 
 REQUEST_ID_HEADER = "x-request-id"
@@ -52,9 +52,8 @@ class RequestRecord:
         self.prompt_tokens = (self.prompt_tokens or 0) + sum(prompts.values())
         self.output_tokens = self.output_tokens or 0
 
-    def events(self, batch: Sequence[Event]) -> None:
+    def count_tokens(self, tokens: int) -> None:
         """Count the tokens of one engine step."""
-        tokens = sum(isinstance(event, TokenEvent) for event in batch)
         if tokens and self.first_token_s is None:
             self.first_token_s = time.monotonic()
         self.output_tokens = (self.output_tokens or 0) + tokens

@@ -76,6 +76,9 @@ class Generation:
         self.arrived_s = time.monotonic()
         self._service = service
         self._num_open = self._num_unreceived = len(self.requests)
+        # When the first and the last token of a request were received, by its number.
+        self.first_s: dict[int, float] = {}
+        self.last_s: dict[int, float] = {}
         # One task reads: a deque and a future cost a fraction of an asyncio.Queue.
         self._batches: deque[EventBatch] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -100,22 +103,27 @@ class Generation:
             self._finish(self._num_open)
             self._service.record_failure(batch)
         else:
-            self._num_unreceived -= sum(isinstance(event, FinishEvent) for event in batch)
-            self._service.metrics.events(self, batch)
+            finishes = [event for event in batch if isinstance(event, FinishEvent)]
+            self._num_unreceived -= len(finishes)
+            num_tokens = len(batch) - len(finishes)
+            self._service.metrics.events(self, batch, num_tokens)
             if self._record is not None:
-                self._record.events(batch)
-            self._finish(sum(isinstance(event, FinishEvent) for event in batch))
+                self._record.count_tokens(num_tokens)
+            if finishes:
+                self._finish(len(finishes))
         self._put(batch)
 
     async def __aiter__(self) -> AsyncIterator[list[Event]]:
-        unfinished = len(self.requests)
-        while unfinished:
-            batch = await self._next_batch()
+        batches = self._batches
+        while batches or self._num_unreceived:
+            if not batches:
+                await self._wait()
+                continue
+            batch = batches.popleft()
             if isinstance(batch, RequestError):
                 raise ApiError(503, str(batch)) from batch
             if isinstance(batch, BaseException):
                 raise ApiError(503, f"the engine failed: {batch}") from batch
-            unfinished -= sum(isinstance(event, FinishEvent) for event in batch)
             yield batch
 
     def cancel(self) -> None:
@@ -133,14 +141,13 @@ class Generation:
         if self._arrival is not None and not self._arrival.done():
             self._arrival.set_result(None)
 
-    async def _next_batch(self) -> EventBatch:
-        while not self._batches:
-            self._arrival = asyncio.get_running_loop().create_future()
-            try:
-                await self._arrival
-            finally:
-                self._arrival = None
-        return self._batches.popleft()
+    async def _wait(self) -> None:
+        """Wait until a batch arrives."""
+        self._arrival = asyncio.get_running_loop().create_future()
+        try:
+            await self._arrival
+        finally:
+            self._arrival = None
 
     def _finish(self, requests: int) -> None:
         self._num_open -= requests

@@ -20,7 +20,7 @@ _GUIDE_FAILED = (
 _TIMED_OUT = "the request exceeded its timeout; increase timeout or lower max_tokens"
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TokenBatch:
     """Tokens of one choice from one engine step, and OpenAI's finish reason if it ends there."""
 
@@ -84,6 +84,10 @@ async def _iterate_batches(
     generation: Generation, splits_by_source: bool
 ) -> AsyncGenerator[TokenBatch, None]:
     async for events in generation:
+        if len(events) == 1 and isinstance(events[0], TokenEvent):
+            # Nearly all batches of a request without a draft.
+            yield TokenBatch(events[0].request, [events[0]])
+            continue
         tokens: dict[int, list[TokenEvent]] = {}
         finish_reasons: dict[int, str] = {}
         for event in events:

@@ -11,7 +11,7 @@ from typing import Any
 from specbuild.runtime.errors import EngineFileError, RequestError
 from specbuild.runtime.text.chat_template import ChatTemplate
 from specbuild.runtime.text.stream import Stop, TextStream
-from specbuild.runtime.text.tokenizer import OpenedTokenizer
+from specbuild.runtime.text.tokenizer import OpenedTokenizer, TokenDecoder
 
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
@@ -29,6 +29,9 @@ class TextCodec:
 
     def __init__(self, tokenizer: bytes, config: bytes | None, template: bytes | None) -> None:
         self._tokenizer = OpenedTokenizer(tokenizer)
+        # The text of ids without special tokens, and with them.
+        self.decode = TokenDecoder(self._tokenizer, special=False)
+        self.decode_all = TokenDecoder(self._tokenizer, special=True)
         self._config = _config(config)
         source = _template_of(self._config) if template is None else _utf8(template)
         self._template = None if source is None else ChatTemplate(source)
@@ -155,14 +158,6 @@ class TextCodec:
         return self._template.render(
             fitted, known, tools=tools, add_generation_prompt=add_generation_prompt
         )
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` without special tokens."""
-        return self._tokenizer.decode(ids)
-
-    def decode_all(self, ids: Sequence[int]) -> str:
-        """The text of ``ids`` with special tokens."""
-        return self._tokenizer.decode(ids, special=True)
 
     def stream(self, stop: Stop = (), *, skip_special_tokens: bool = True) -> TextStream:
         """A fresh incremental decoder."""

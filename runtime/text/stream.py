@@ -4,68 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-_INCOMPLETE = "\ufffd"  # what a decoder gives for the first bytes of a longer character
-# Ids that are decoded again with a new one, at most. To move on takes a decoding of its own.
-_MOST_CONTEXT = 8
+from specbuild.runtime.errors import EngineFileError
+
 # Ids of which no text has come: so many cannot belong to one character, whose bytes are four.
 _MAX_WAITING = 12
 _CHARACTER_IDS = 4
 
+# Returns the text that a token id completes, or None.
+Step = Callable[[int], str | None]
+
+
+class Decode(Protocol):
+    """Text of token ids, all at once or one at a time."""
+
+    def __call__(self, ids: Sequence[int], /) -> str:
+        """Return the text of ``ids``."""
+        ...
+
+    def steps(self) -> Step:
+        """Return a function that is called with one id after the other.
+
+        It returns the text that an id adds to that of the ids before it, or None if it adds none or
+        the text ends within a character. It raises EngineFileError where an id changes the text of
+        the ids before it.
+        """
+        ...
+
+
+def _no_text(_token_id: int) -> None:
+    """Take the place of steps that failed."""
+
 
 class Detokenizer:
-    """Text of ids that come one at a time; a character appears when its last byte is there.
+    """Text of ids that come one at a time; a character appears when its last byte is there."""
 
-    Only a few ids before the last complete character are decoded again: enough context that a
-    decoder which strips leading space does not strip the middle of the text.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, decode: Decode) -> None:
         self._decode = decode
-        self._ids: list[int] = []
-        # Where the context begins, what is read, and the text of the ids in between.
-        self._context = 0
-        self._read = 0
-        self._before = ""
+        self._step = decode.steps()
+        # The ids of the last piece of text, and those since, of which no text has come.
+        self._context: list[int] = []
+        self._waiting: list[int] = []
+        # Characters of the context that the next piece repeats.
+        self._num_repeated = 0
 
     def push(self, token_id: int) -> str:
         """The text that this id completes, possibly none."""
-        self._ids.append(token_id)
-        text = self._decode(self._ids[self._context :])
-        before = self._before
-        if text.endswith(_INCOMPLETE) or len(text) <= len(before):
-            return self._move_on(text)
-        piece, self._read = self._read, len(self._ids)
-        if self._read - self._context > _MOST_CONTEXT:
-            self._context, self._before = piece, self._decode(self._ids[piece:])
-        else:
-            self._before = text
-        return text[len(before) :]
+        self._waiting.append(token_id)
+        try:
+            text = self._step(token_id)
+        except EngineFileError:
+            return self._begin_again(len(self._waiting))
+        if text is None:
+            return self._move_on() if len(self._waiting) > _MAX_WAITING else ""
+        self._context, self._waiting = self._waiting, []
+        if self._num_repeated:
+            text, self._num_repeated = text[self._num_repeated :], 0
+        return text
 
-    def _move_on(self, text: str) -> str:
+    def _move_on(self) -> str:
         """The text of ids that waited for long, such as bytes of no character; else none.
 
         Else each id would be decoded again with all that follow it.
         """
-        count = len(self._ids)
-        if count - self._read <= _MAX_WAITING:
-            return ""
-        for end in range(count - _CHARACTER_IDS, count - 2 * _CHARACTER_IDS, -1):
-            whole = self._decode(self._ids[self._context : end])
+        text = self._decode([*self._context, *self._waiting])
+        most = len(self._waiting) - _CHARACTER_IDS
+        for count in range(most, most - _CHARACTER_IDS, -1):
             # Within a character the bytes before are text of their own.
-            if text.startswith(whole):
-                new = whole[len(self._before) :]
-                self._context, self._read = end - _CHARACTER_IDS, end
-                self._before = self._decode(self._ids[self._context : end])
-                return new
+            if text.startswith(self._decode([*self._context, *self._waiting[:count]])):
+                return self._begin_again(count)
         return ""
+
+    def _begin_again(self, count: int) -> str:
+        """The text of the first ids that wait. Steps go on behind them, with a few for context."""
+        before = len(self._decode(self._context))
+        text = self._decode([*self._context, *self._waiting[:count]])[before:]
+        self._context = self._waiting[max(0, count - _CHARACTER_IDS) : count]
+        self._waiting = self._waiting[count:]
+        self._step = self._decode.steps()
+        try:
+            pieces = [self._step(token_id) or "" for token_id in (*self._context, *self._waiting)]
+        except EngineFileError:
+            # The ids wait until they are decoded together.
+            self._step = _no_text
+            return text
+        self._num_repeated = max(0, len(self._decode(self._context)) - len("".join(pieces)))
+        return text
 
     def flush(self) -> str:
         """What is left at the end: an unfinished character shows as a replacement character."""
-        text, before = self._decode(self._ids[self._context :]), self._before
-        self._context = self._read = len(self._ids)
-        self._before = ""
-        return text[len(before) :]
+        before = len(self._decode(self._context))
+        text = self._decode([*self._context, *self._waiting])[before:]
+        self._context, self._waiting = [], []
+        return text
 
 
 @dataclass(frozen=True)
@@ -103,6 +135,9 @@ class StopText:
         """Text to give out now; ``stopped`` turns true where ``new`` completes a stop string."""
         if self.stopped:
             return ""
+        if not self._stop:
+            self._parts.append(new)
+            return new
         text = self._held + new
         ends = [(text.find(stop), len(stop), stop) for stop in self._stop if stop in text]
         if ends:
@@ -125,7 +160,7 @@ class StopText:
 class TextStream:
     """A request's text: incremental, up to the first stop string."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Stop) -> None:
+    def __init__(self, decode: Decode, stop: Stop) -> None:
         self._detokenizer = Detokenizer(decode)
         self._text = StopText(stop)
 

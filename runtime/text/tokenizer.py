@@ -11,8 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from specbuild.runtime.errors import EngineFileError, RequestError, SpecbuildError
+from specbuild.runtime.text.stream import Step
 
 TOKENIZER_FILE = "tokenizer.json"
+_TEXT_FAILURE = f"{TOKENIZER_FILE} fails at the text of tokens"
 # A type or key in escapes, which nobody writes but who wants it unseen.
 _ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 # Bytes that a rewriting of the text may add for each of its own, over all rewritings.
@@ -83,9 +85,31 @@ class OpenedTokenizer:
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ``ids``, with special tokens if ``special``."""
-        with _contained(EngineFileError, f"{TOKENIZER_FILE} fails at the text of tokens"):
+        with _contained(EngineFileError, _TEXT_FAILURE):
             text: str = self._tokenizer.decode(list(ids), skip_special_tokens=not special)
         return text
+
+    def steps(self, *, special: bool = False) -> Step:
+        """A function of one id after the other: the text that it adds, as :meth:`decode` has it.
+
+        None where it adds none, or bytes of a character only. EngineFileError where the tokenizer
+        fails, or where the text of ids changes with those behind them.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        tokenizer, step = self._tokenizer, DecodeStream(skip_special_tokens=not special).step
+
+        def stepped(token_id: int) -> str | None:
+            # As `_contained`, which takes longer than a step.
+            try:
+                text: str | None = step(tokenizer, token_id)
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:
+                raise EngineFileError(f"{_TEXT_FAILURE}: {error}") from error
+            return text
+
+        return stepped
 
     @property
     def description(self) -> str:
@@ -102,6 +126,22 @@ class OpenedTokenizer:
     def longest_token_bytes(self) -> int:
         """At least as many bytes as any token stands for."""
         return max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
+
+
+class TokenDecoder:
+    """The text of token ids, with special tokens if ``special``: all at once or one at a time."""
+
+    def __init__(self, tokenizer: OpenedTokenizer, *, special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._special = special
+
+    def __call__(self, ids: Sequence[int], /) -> str:
+        """The text of ``ids``."""
+        return self._tokenizer.decode(ids, special=self._special)
+
+    def steps(self) -> Step:
+        """A function of one id after the other (:class:`~specbuild.runtime.text.stream.Decode`)."""
+        return self._tokenizer.steps(special=self._special)
 
 
 def _too_many(count: str, most: int) -> RequestError:

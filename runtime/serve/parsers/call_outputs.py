@@ -20,14 +20,13 @@ from specbuild.runtime.serve.parsers.output_constraint import OutputConstraint
 from specbuild.runtime.serve.parsers.parser import (
     ChatPrompt,
     ContentStop,
-    Decode,
     Delta,
     OutputParser,
     TextParser,
 )
 from specbuild.runtime.serve.parsers.tool_call_formats import MakeCallId
 from specbuild.runtime.text.codec import TextCodec
-from specbuild.runtime.text.stream import Detokenizer, Stop, StopText
+from specbuild.runtime.text.stream import Decode, Detokenizer, Stop, StopText
 
 Call = tuple[str, str]
 _NO_PROMPT = ChatPrompt()

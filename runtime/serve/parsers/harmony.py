@@ -14,8 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from specbuild.runtime.serve.parsers.parser import Decode, Delta
-from specbuild.runtime.text.stream import Stop, TextStream
+from specbuild.runtime.serve.parsers.parser import Delta
+from specbuild.runtime.text.stream import Decode, Stop, TextStream
 
 CONTROL_TOKENS = ("start", "channel", "message", "end", "return", "call", "constrain")
 _RECIPIENT = re.compile(r"to=([^\s<]+)")

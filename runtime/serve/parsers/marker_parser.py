@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbuild.runtime.serve.parsers.arguments import Tools, UnclosedTextError
-from specbuild.runtime.serve.parsers.parser import ContentStop, Decode, Delta
+from specbuild.runtime.serve.parsers.parser import ContentStop, Delta
 from specbuild.runtime.serve.parsers.reasoning import THINK, ReasoningMarkers, ReasoningState
 from specbuild.runtime.serve.parsers.tool_call_formats import Calls, ToolCallFormat
-from specbuild.runtime.text.stream import Detokenizer, Stop, StopText, begun
+from specbuild.runtime.text.stream import Decode, Detokenizer, Stop, StopText, begun
 
 # Markers that arguments of a call may contain before the call is rejected.
 _MAX_UNCLOSED = 16

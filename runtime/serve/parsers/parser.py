@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from specbuild.runtime.request import TokenEvent
-from specbuild.runtime.text.stream import Stop, StopText, TextStream
-
-Decode = Callable[[Sequence[int]], str]
+from specbuild.runtime.text.stream import Decode, Stop, StopText, TextStream
 
 
 @dataclass(frozen=True)

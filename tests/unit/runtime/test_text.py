@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from specbuild.runtime.errors import EngineFileError, RequestError
 from specbuild.runtime.text import chat_template
 from specbuild.runtime.text.codec import TextCodec
-from specbuild.runtime.text.stream import Detokenizer, TextStream
+from specbuild.runtime.text.stream import StopText
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -67,47 +66,6 @@ def test_an_unfinished_character_shows_at_the_end_only() -> None:
     assert stream.finish() == "\ufffd"
 
 
-def test_a_decoder_that_strips_leading_space_keeps_inner_spaces() -> None:
-    words = ["\u2581the", "\u2581cat", "\u2581sat"]
-    decoder = decoders.Metaspace()
-    detokenizer = Detokenizer(lambda ids: decoder.decode([words[i] for i in ids]))
-    assert [detokenizer.push(i) for i in (0, 1, 2, 1)] == ["the", " cat", " sat", " cat"]
-
-
-_RUNS = st.one_of(
-    st.binary(min_size=1, max_size=3),
-    st.sampled_from([b"\x80" * 20, b"\xe4" * 15, "名".encode() * 9, b"\xf0\x9f\x98" * 7]),
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(_RUNS, max_size=6))
-def test_pieces_of_any_bytes_are_their_text(runs: list[bytes]) -> None:
-    """Also of bytes that belong to no character, which hold nothing back for long."""
-    data = b"".join(runs)
-    detokenizer = Detokenizer(lambda ids: bytes(ids).decode(errors="replace"))
-    pieces = [detokenizer.push(byte) for byte in data]
-    held = len("".join(pieces).encode())
-    assert "".join([*pieces, detokenizer.flush()]) == data.decode(errors="replace")
-    assert data.decode(errors="replace").encode()[held:].count("\ufffd".encode()) <= 16
-
-
-@pytest.mark.parametrize("text", ["", "\ufffd"])
-def test_ids_without_text_are_decoded_a_few_at_a_time(text: str) -> None:
-    """Special tokens that are left out, and bytes of no character."""
-    most = 0
-
-    def decode(ids: Sequence[int]) -> str:
-        nonlocal most
-        most = max(most, len(ids))
-        return text * len(ids)
-
-    detokenizer = Detokenizer(decode)
-    shown = [detokenizer.push(i) for i in range(1000)]
-    assert "".join([*shown, detokenizer.flush()]) == text * 1000
-    assert most < 40
-
-
 @settings(max_examples=300, deadline=None)
 @given(
     st.text("abc", max_size=20),
@@ -130,15 +88,15 @@ def test_text_ends_before_the_first_stop_string(
         if places:
             expected, expected_count = so_far[: min(places)], count
             break
-    stream = TextStream(lambda ids: "".join(pieces[i] for i in ids), stops)
+    stream = StopText(stops)
     given_out, pushed = "", 0
-    for i in range(len(pieces)):
-        given_out += stream.push(i)
+    for piece in pieces:
+        given_out += stream.push(piece)
         pushed += 1
         assert expected.startswith(given_out), "text was given out that a stop string took back"
         if stream.stopped:
             break
-    given_out += stream.finish()
+    given_out += "" if stream.stopped else stream.finish()
     assert (given_out, pushed) == (expected, expected_count)
     assert stream.emitted == expected
     assert stream.stopped == any(stop in text for stop in stops)
@@ -214,17 +172,6 @@ def test_damaged_text_files_are_named(
 ) -> None:
     with pytest.raises(EngineFileError, match=message):
         TextCodec(tokenizer or byte_tokenizer().to_str().encode(), config, template)
-
-
-def test_a_special_token_does_not_cost_the_space_behind_it() -> None:
-    """A decoder that strips leading space (SentencePiece's) needs a word for its context."""
-    words = {0: "▁a", 1: "", 2: "▁b"}
-
-    def decode(ids: Sequence[int]) -> str:
-        return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
-
-    pieces = Detokenizer(decode)
-    assert [pieces.push(i) for i in (0, 1, 2)] == ["a", "", " b"]
 
 
 def test_a_chat_gets_no_special_tokens_beside_the_templates() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,31 @@ TEMPLATE = (
     "{% endfor %}{% endfor -%}"
     "{%- if tools %}b{% endif -%}<|start|>"
 )
+
+
+class PlainDecoder:
+    """The text of ids by a function, whole characters only: each id adds what is new."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+
+    def __call__(self, ids: Sequence[int], /) -> str:
+        return self._decode(ids)
+
+    def steps(self) -> Callable[[int], str | None]:
+        ids: list[int] = []
+        shown = 0
+
+        def step(token_id: int) -> str | None:
+            nonlocal shown
+            ids.append(token_id)
+            text = self._decode(ids)
+            if text.endswith("\ufffd") or len(text) <= shown:
+                return None
+            new, shown = text[shown:], len(text)
+            return new
+
+        return step
 
 
 def toy_codec(template: str | None = None) -> TextCodec:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve.lettered import lettered_engine
-from serve.served import NAME, served, toy_codec
+from serve.served import NAME, PlainDecoder, served, toy_codec
 from serve.test_parsers import decode, read
 from serve.test_structured import tool
 
@@ -158,7 +158,11 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
 
     def made(pieces: Sequence[str]) -> tuple[Any, ...]:
         parser = CallOutputParser(
-            lambda ids: "".join(pieces[i] for i in ids), stop, CALL_STYLES[style], TOOLS, ()
+            PlainDecoder(lambda ids: "".join(pieces[i] for i in ids)),
+            stop,
+            CALL_STYLES[style],
+            TOOLS,
+            (),
         )
         found = read(parser, range(len(pieces)), end=end)
         return found.content, calls_in(found), found.finish_reason

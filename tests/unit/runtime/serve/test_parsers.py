@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve.served import CONTROL, LETTERS, toy_codec
+from serve.served import CONTROL, LETTERS, PlainDecoder, toy_codec
 
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import TokenEvent
@@ -29,8 +29,7 @@ from specbuild.runtime.serve.token_batches import TokenBatch
 CONTROL_IDS = {name: 0x110000 + i for i, name in enumerate(CONTROL)}
 
 
-def decode(ids: Sequence[int]) -> str:
-    return "".join(chr(i) for i in ids if i < 0x110000)
+decode = PlainDecoder(lambda ids: "".join(chr(i) for i in ids if i < 0x110000))
 
 
 def ids_of(text: str) -> list[int]:

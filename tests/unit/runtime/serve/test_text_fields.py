@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from serve.served import LETTERS, NAME, served, worded
+from serve.served import LETTERS, NAME, PlainDecoder, served, worded
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from toy_engine import toy_engine
@@ -241,7 +241,7 @@ def test_one_call_is_left_without_parallel_calls() -> None:
 
     def names(*, single_call: bool) -> list[str]:
         parser = MarkerParser(
-            lambda ids: "".join(map(chr, ids)),
+            PlainDecoder(lambda ids: "".join(map(chr, ids))),
             (),
             reasoning=None,
             calls=TOOL_CALL_FORMATS["hermes"],

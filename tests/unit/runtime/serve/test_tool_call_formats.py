@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serve.served import toy_codec
+from serve.served import PlainDecoder, toy_codec
 from serve.test_parsers import decode, read, texts
 from serve.test_structured import tool
 from serve.written_calls import WRITERS, Call, glm47, hermes, kimi2, qwen3_coder
@@ -276,7 +276,7 @@ def test_an_output_means_the_same_in_whatever_tokens_it_comes(
 
     def made(pieces: Sequence[str]) -> tuple[Any, ...]:
         parser = MarkerParser(
-            lambda ids: "".join(pieces[i] for i in ids),
+            PlainDecoder(lambda ids: "".join(pieces[i] for i in ids)),
             stop,
             reasoning=thought,
             calls=TOOL_CALL_FORMATS.get(form),
