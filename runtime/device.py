@@ -14,7 +14,7 @@ from specbuild.runtime.engine_dir.cache_groups import (
     slot_bytes,
     slots_per_sequence,
 )
-from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv, StateGroup
+from specbuild.runtime.engine_dir.manifest import CacheGroup, Manifest, SpecPv
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,9 @@ def pool_bytes(group: CacheGroup) -> int:
 
 
 def cache_bytes(manifest: Manifest) -> int:
-    """Bytes of every pool of the engine, block summaries and recurrent states included."""
+    """Bytes of every pool of a CPU engine, block summaries and recurrent states included."""
     pages = sum(group_bytes(group, manifest.specpv) for group in manifest.cache_groups)
-    return pages + sum(map(state_bytes, manifest.state_groups))
-
-
-def state_bytes(group: StateGroup) -> int:
-    """Bytes of all pools of recurrent states of this group."""
-    return group.slots * slot_bytes(group)
+    return pages + sum(group.slots * slot_bytes(group) for group in manifest.state_groups)
 
 
 def group_bytes(group: CacheGroup, specpv: SpecPv | None) -> int:

@@ -11,11 +11,13 @@ from specbuild.builder.backends.cuda.gpus import GpuModel
 from specbuild.builder.backends.registry import BACKENDS
 from specbuild.builder.checkpoint.quantization.registry import QuantizationSummary
 from specbuild.builder.checkpoint.target_parts import HEAD, TargetCheckpoint
+from specbuild.builder.engine.pool_sizes import slots_for
 from specbuild.builder.engine.sizes import EnginePlan, require_seq_len
 from specbuild.builder.inputs import BuildInputs, read_checkpoints, settled_inputs
 from specbuild.builder.options import BuildOptions
 from specbuild.builder.progress import SilentProgress
 from specbuild.cli.model.digests import checkpoint_files
+from specbuild.runtime.cache.state_layout import state_bytes
 from specbuild.runtime.device import group_bytes
 from specbuild.runtime.engine_dir.cache_groups import group_pages
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -116,8 +118,8 @@ def gpu_capacity(
 ) -> list[Capacity]:
     """Return how many sequences fit ``gpu`` at once, for context lengths up to the model's.
 
-    The caches of a sequence take whole pages of each group; an allowance is kept for the driver
-    and for scratch memory.
+    A sequence takes whole pages of each group and its recurrent states; an allowance is kept for
+    the driver and for scratch memory.
     """
     free = gpu.memory_bytes - _RESERVED_BYTES - weights_bytes
     lengths = {n for n in _CONTEXTS if n < target.max_positions} | {target.max_positions}
@@ -128,6 +130,10 @@ def gpu_capacity(
             group_pages(group, limits, tokens=tokens)
             * group_bytes(replace(group, pages=1), plan.specpv)
             for group in plan.groups
+        )
+        one += sum(
+            state_bytes(replace(group, slots=slots_for(limits)), limits, "cuda")
+            for group in plan.states
         )
         found.append(Capacity(tokens, max(0, min(MAX_BATCH, free // one))))
     return found
@@ -148,7 +154,9 @@ def _settled(
 def _answer(name: str, found: BuildInputs | SpecbuildError) -> BackendAnswer:
     if isinstance(found, SpecbuildError):
         return BackendAnswer(name, str(found))
-    caches = sum(group_bytes(group, found.plan.specpv) for group in found.plan.groups)
+    plan = found.plan
+    caches = sum(group_bytes(group, plan.specpv) for group in plan.groups)
+    caches += sum(state_bytes(group, plan.limits, name) for group in plan.states)
     return BackendAnswer(name, None, found.sources.stored_bytes, caches)
 
 

@@ -9,9 +9,9 @@ from specbuild.builder.engine.backend_sizes import MAX_DECODE_ROWS
 from specbuild.builder.engine.pool_sizes import PoolBudget, slots_for
 from specbuild.builder.engine.sizes import require_rows, require_seq_len
 from specbuild.builder.options import LimitOptions
-from specbuild.runtime.device import group_bytes, outputs_bytes, state_bytes
+from specbuild.runtime.cache.state_layout import state_bytes
+from specbuild.runtime.device import group_bytes, outputs_bytes
 from specbuild.runtime.engine_dir.backends import facts_of
-from specbuild.runtime.engine_dir.cache_groups import slot_bytes
 from specbuild.runtime.engine_dir.manifest import WEIGHTS_FILE, Manifest
 from specbuild.runtime.engine_dir.plan import Plan
 from specbuild.runtime.engine_dir.ranks import groups_of_rank
@@ -24,10 +24,10 @@ class PredictedMemory:
     """Bytes by use, for a batch size and a sequence length.
 
     ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, page 0 included, and of one.
-    ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of one.
-    On a GPU every tensor has memory of its own, also one whose bytes are another's in the file;
-    ``outputs_bytes`` are then scratch and state, those of the engine's own limits. Where several
-    GPUs run an engine, all of it is memory of each.
+    ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of each
+    sequence's. On a GPU every tensor has memory of its own, also one whose bytes are another's in
+    the file; ``outputs_bytes`` are then scratch and state, those of the engine's own limits. Where
+    several GPUs run an engine, all of it is memory of each.
     """
 
     max_batch_size: int
@@ -80,7 +80,8 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
     copies = _pool_copies(manifest)
     groups = groups_of_rank(manifest.cache_groups, manifest.ranks)
     kv = {g.name: copies * group_bytes(g, manifest.specpv) for g in groups}
-    states = {g.name: state_bytes(g) for g in manifest.state_groups}
+    states = {g.name: state_bytes(g, limits, manifest.backend) for g in manifest.state_groups}
+    entries = limits.max_batch_size if on_gpu else slots_for(limits)
     outputs = outputs_bytes(manifest, batch=limits.max_batch_size)
     if plan is not None:
         held = footprint(plan)
@@ -92,7 +93,7 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
         kv_bytes=kv,
         page_bytes={g.name: kv[g.name] // g.pages for g in manifest.cache_groups},
         state_bytes=states,
-        slot_bytes={g.name: slot_bytes(g) for g in manifest.state_groups},
+        slot_bytes={name: size // entries for name, size in states.items()},
         outputs_bytes=outputs,
         total_bytes=weights + sum(kv.values()) + sum(states.values()) + outputs,
     )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from specbuild.runtime.engine_dir.backends import facts_of
+from specbuild.runtime.engine_dir.cache_groups import slot_bytes
 from specbuild.runtime.engine_dir.manifest import Limits, StateGroup
 from specbuild.runtime.engine_dir.plan import ITEM_BYTES
 
@@ -78,3 +80,14 @@ class StateLayout:
 def state_layout(group: StateGroup, limits: Limits) -> StateLayout:
     """Return the layout of a group for the largest draft that steps verify."""
     return StateLayout(group, limits.draft_tokens + 1)
+
+
+def state_bytes(group: StateGroup, limits: Limits, backend: str) -> int:
+    """Bytes of all pools of recurrent states of this group in an engine for ``backend``.
+
+    Engines with a plan have no slots for zeros and for discarded states, but a place in each slot
+    for the factors of the last step's rows.
+    """
+    if facts_of(backend).has_plan:
+        return state_layout(group, limits).bytes
+    return group.slots * slot_bytes(group)

@@ -18,7 +18,12 @@ from specbuild.cli.options.page_bytes import PageOptions
 from specbuild.cli.tables.cache_tables import cache_tables, footprint
 from specbuild.cli.tables.predicted_memory import as_built_for, predict_memory
 from specbuild.cli.terminal.console import size_text
-from specbuild.runtime.engine_dir.manifest import Manifest, SpecPv, StoredTensor
+from specbuild.runtime.engine_dir.manifest import (
+    Manifest,
+    SpecPv,
+    StateGroup,
+    StoredTensor,
+)
 from specbuild.runtime.engine_dir.plan import Buffer, Plan
 from specbuild.runtime.errors import SpecbuildError
 
@@ -44,6 +49,30 @@ def test_engines_of_tensorrt_rtx_have_two_places_for_a_pool(make_manifest: MakeM
         for backend in ("tensorrt", "tensorrt-rtx")
     )
     assert two == {name: 2 * held for name, held in one.items()}
+
+
+def test_recurrent_states_of_cuda_engines_have_the_factors_of_a_step(
+    make_manifest: MakeManifest,
+) -> None:
+    """The sizes of Qwen3.5-27B: 16 sequences with chains of 4."""
+    states = StateGroup(
+        "recurrent", layers=tuple(range(48)), slots=18, heads=48, key_width=128, value_width=128,
+        channels=10240, tail=3, row_width=10336, dtype="bfloat16",
+    )  # fmt: skip
+    manifest = make_manifest()
+    limits = replace(manifest.limits, max_batch_size=16, draft_tokens=4)
+    manifest = replace(manifest, limits=limits, state_groups=(states,))
+    state, inputs = 48 * 128 * 128 * 4, 10240 * 2
+    # δ of 48 values' heads, k of 16 keys' heads, and e^g of each of the former.
+    factors = (48 * 128 + 16 * 128 + 48) * 4
+    lazy = 48 * (state + (3 + 5) * inputs + 5 * factors)
+    memory = predict_memory(replace(manifest, backend="cuda"))
+    assert memory.slot_bytes == {"recurrent": lazy}
+    assert memory.state_bytes == {"recurrent": 16 * lazy}
+    assert 16 * lazy <= 2.5 * 2**30
+    memory = predict_memory(manifest)
+    assert memory.slot_bytes == {"recurrent": 48 * (state + 3 * inputs)}
+    assert memory.state_bytes == {"recurrent": 18 * 48 * (state + 3 * inputs)}
 
 
 def test_a_larger_batch_takes_more_pages(make_manifest: MakeManifest) -> None:
