@@ -156,6 +156,7 @@ class Layer:
 _EXAMPLE = Layer(hidden=192, inner=32, experts=8, top_k=4)
 _QWEN3 = Layer(hidden=2048, inner=768, experts=128, top_k=8, rounding="llama", activation="swiglu")
 QWEN3_BF16 = replace(_QWEN3, bf16=True)
+QWEN3_NEXT = replace(QWEN3_BF16, inner=512, experts=512, top_k=10, rounding="offset")
 _GPT_OSS = Layer(hidden=2880, inner=2880, experts=32, top_k=4)
 
 # DeepSeek-V3's: groups by their two best scores, sigmoids with a bias, one shared expert.
@@ -243,6 +244,8 @@ KERNEL_CASES: tuple[Case, ...] = (
         "DeepSeek-V3's choice, many rows"
     ),
     replace(KIMI_K2, **_SMALL, rows=35).case("384 experts, many rows"),
+    *(replace(QWEN3_NEXT, **_SMALL, rows=t).case(f"top 10 of 512, {t} rows") for t in (1, 5, 35)),
+    replace(QWEN3_NEXT, **_SMALL, rows=9, twins=True, bf16=False).case("ties of top 10 of 512"),
     replace(DEEPSEEK_V3, rows=10, inner=32, experts=4, top_k=2, groups=1, groups_chosen=1).case(
         "rows of 7168 values"
     ),
@@ -259,4 +262,5 @@ KERNEL_CASES: tuple[Case, ...] = (
     replace(DEEPSEEK_V3, rows=8, experts=32).case("gpu: deepseek-v3, 32 experts, 8 rows"),
     replace(DEEPSEEK_V3, rows=64, experts=32).case("gpu: deepseek-v3, 32 experts, 64 rows"),
     replace(KIMI_K2, rows=8, inner=128).case("gpu: kimi-k2, experts of 128, 8 rows"),
+    *(replace(QWEN3_NEXT, rows=t).case(f"gpu: qwen3-next, bf16, {t} rows") for t in (1, 8, 64)),
 )

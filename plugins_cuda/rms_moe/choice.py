@@ -15,7 +15,7 @@ from specbuild.runtime.errors import SpecbuildError
 GATINGS = ("softmax_selected", "softmax_topk", "sigmoid", "sigmoid_norm")
 # A bias that experts are chosen by is added to sigmoids.
 BIASED_GATINGS = ("sigmoid", "sigmoid_norm")
-MOST_EXPERTS, MOST_TOP_K, MOST_SHARED, MOST_GROUPS = 384, 8, 2, 32
+MOST_EXPERTS, MOST_TOP_K, MOST_SHARED, MOST_GROUPS = 512, 10, 2, 32
 
 
 @dataclass(frozen=True)

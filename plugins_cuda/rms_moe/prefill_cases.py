@@ -10,6 +10,7 @@ from specbuild.plugins_cuda.rms_moe.cases import (
     GLM_FLASH,
     KIMI_K2,
     QWEN3_BF16,
+    QWEN3_NEXT,
     V2_LITE,
     Layer,
 )
@@ -28,6 +29,7 @@ KERNEL_CASES: tuple[Case, ...] = (
         DEEPSEEK_V3, rows=20, live=19, inner=32, experts=4, top_k=2, groups=1, groups_chosen=1
     ).case("rows of 7168 values"),
     replace(KIMI_K2, rows=40, live=37, hidden=96, inner=32).case("384 experts"),
+    replace(QWEN3_NEXT, rows=40, live=37, hidden=96, inner=32).case("top 10 of 512 experts"),
     replace(V2_LITE, rows=512, live=500).case("gpu: deepseek-v2-lite, bf16, 512 rows"),
     replace(GLM_FLASH, bf16=False, rows=2048).case("gpu: glm-4.7-flash, 2048 rows"),
     replace(GLM_FLASH, rows=512, live=509).case("gpu: glm-4.7-flash, bf16, 512 rows"),
@@ -36,6 +38,7 @@ KERNEL_CASES: tuple[Case, ...] = (
     ),
     replace(KIMI_K2, rows=1024, inner=128).case("gpu: kimi-k2, experts of 128, 1024 rows"),
     replace(QWEN3_BF16, rows=512, live=500).case("gpu: qwen3-30b-a3b, bf16, 512 rows"),
+    replace(QWEN3_NEXT, rows=512, live=500).case("gpu: qwen3-next, bf16, 512 rows"),
     Layer(rows=150, live=141, hidden=1056, inner=96, experts=6, top_k=2).case(
         "weights of several stages, an odd number of blocks"
     ),

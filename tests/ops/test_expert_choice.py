@@ -11,7 +11,14 @@ from deepseek_requests import routed_request
 from emulation import Guarded, emulate, guarded, has_compiler
 
 from specbuild.plugins_cuda.moe.op import route
-from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, GLM_FLASH, KIMI_K2, V2_LITE, Layer
+from specbuild.plugins_cuda.rms_moe.cases import (
+    DEEPSEEK_V3,
+    GLM_FLASH,
+    KIMI_K2,
+    QWEN3_NEXT,
+    V2_LITE,
+    Layer,
+)
 from specbuild.plugins_cuda.rms_moe.op import OP
 
 DRAWS = 12
@@ -20,6 +27,7 @@ LAYERS: dict[str, Layer] = {
     "DeepSeek-V2": replace(V2_LITE, experts=160, groups=8, groups_chosen=3, scaling=16.0),
     "DeepSeek-V2-Lite": V2_LITE,
     "Kimi-K2": KIMI_K2,
+    "Qwen3-Next": QWEN3_NEXT,
     "GLM-4.7-Flash": GLM_FLASH,
     "sigmoids of groups that share sets of 32": replace(
         DEEPSEEK_V3, experts=60, groups=5, groups_chosen=2, gating="sigmoid", shared=0

@@ -294,7 +294,7 @@ def test_a_weight_of_another_width_is_refused() -> None:
     ("changes", "message"),
     [
         ({"gating": "sigmoids"}, "gating 'sigmoids', its CUDA kernels know softmax_selected, "),
-        ({"top_k": 9}, "top 9 of 16 experts, its CUDA kernels know 1 to 8 of up to 384"),
+        ({"top_k": 11}, "top 11 of 16 experts, its CUDA kernels know 1 to 10 of up to 512"),
     ],
 )
 def test_a_router_that_no_kernel_has_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -10,7 +10,13 @@ from deepseek_requests import routed_request
 from gpt_oss_requests import experts_request
 
 from specbuild.plugins_cuda.launches import RESERVED_BYTES, TensorInfo
-from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, GLM_FLASH, KIMI_K2, V2_LITE
+from specbuild.plugins_cuda.rms_moe.cases import (
+    DEEPSEEK_V3,
+    GLM_FLASH,
+    KIMI_K2,
+    QWEN3_NEXT,
+    V2_LITE,
+)
 from specbuild.plugins_cuda.rms_moe.memory import (
     Sizes,
     down_tactic,
@@ -22,7 +28,10 @@ from specbuild.plugins_cuda.rms_moe.op import OP
 from specbuild.plugins_cuda.traffic import NoTraffic, TrafficRequest
 from specbuild.runtime.errors import SpecbuildError
 
-FAMILIES = {"V2-Lite": V2_LITE, "V3": DEEPSEEK_V3, "K2": KIMI_K2, "GLM-4.7": GLM_FLASH}
+FAMILIES = {
+    "V2-Lite": V2_LITE, "V3": DEEPSEEK_V3, "K2": KIMI_K2, "GLM-4.7": GLM_FLASH,
+    "Qwen3-Next": QWEN3_NEXT,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("experts", [32, 128])
@@ -51,14 +60,18 @@ def test_every_bucket_of_gpt_oss_has_tactics_that_fit(rows: int, experts: int) -
 @pytest.mark.parametrize("bf16", [False, True], ids=["mxfp4", "bf16"])
 @pytest.mark.parametrize("rows", [1, 2, 4, 8, 16, 32, 64, 128, 256])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_bucket_of_deepseek_has_tactics_that_fit(name: str, rows: int, bf16: bool) -> None:
+def test_every_bucket_of_other_families_has_tactics_that_fit(
+    name: str, rows: int, bf16: bool
+) -> None:
     """Rows of 7168 values leave shared memory to few stages."""
     request = routed_request(replace(FAMILIES[name], rows=rows, bf16=bf16))
     assert OP.tactics is not None
     assert OP.lower is not None
     assert OP.tactics(request)
     route, *experts, _ = OP.lower(request).launches
-    assert route.kernel.entry == ("route_rows" if name == "V2-Lite" else "route_biased_rows")
+    assert route.kernel.entry == (
+        "route_biased_rows" if FAMILIES[name].choice_bias else "route_rows"
+    )
     assert all(launch.shared_bytes <= request.target.shared_bytes_per_block for launch in experts)
 
 
@@ -99,7 +112,7 @@ def test_shared_experts_are_read_by_every_pass() -> None:
             "got tactic",
         ),
         ({"gating": "sigmoids"}, "gating 'sigmoids', its CUDA kernels know softmax_selected, "),
-        ({"top_k": 9}, "top 9 of 32 experts, its CUDA kernels know 1 to 8 of up to 384"),
+        ({"top_k": 11}, "top 11 of 32 experts, its CUDA kernels know 1 to 10 of up to 512"),
         ({"shared": 3}, "3 shared experts, its CUDA kernels know up to 2"),
         ({"group_score": "mean"}, "group_score 'mean', its CUDA kernels know sum_of_two, max"),
         ({"groups": 5}, "1 of 5 groups of 32 experts, .* groups of equal size, of 2 experts"),

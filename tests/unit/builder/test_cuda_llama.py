@@ -199,7 +199,7 @@ def test_experts_that_no_kernel_computes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecbuildError, match="--weights-dtype fp8: the model has experts"):
         require_cuda_support(replace(geometry, dtype="fp8"), None)
     for changes, message in (
-        ({"experts": 512}, "top 3 of 512 experts, its CUDA kernels know 1 to 8 of up to 384"),
+        ({"experts": 640}, "top 3 of 640 experts, its CUDA kernels know 1 to 10 of up to 512"),
         ({"choice_bias": True}, "gating 'softmax_selected' with a choice bias, .* know sigmoid, "),
         ({"inner": 24}, "intermediate_size of experts is 24, CUDA kernels need a multiple of 32"),
     ):

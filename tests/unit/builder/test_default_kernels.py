@@ -38,7 +38,14 @@ from specbuild.plugins_cuda.launches import (
 from specbuild.plugins_cuda.linear.storage import BF16, STORAGES, Storage
 from specbuild.plugins_cuda.linear.streaming import MOST_ROWS
 from specbuild.plugins_cuda.registry import op_named
-from specbuild.plugins_cuda.rms_moe.cases import DEEPSEEK_V3, GLM_FLASH, KIMI_K2, V2_LITE, Layer
+from specbuild.plugins_cuda.rms_moe.cases import (
+    DEEPSEEK_V3,
+    GLM_FLASH,
+    KIMI_K2,
+    QWEN3_NEXT,
+    V2_LITE,
+    Layer,
+)
 from specbuild.plugins_cuda.rms_moe.lowering import MOST_HIDDEN
 from specbuild.plugins_cuda.rms_moe.memory import DYNAMIC_ALIGNMENT
 
@@ -100,12 +107,13 @@ def test_screened_heads_of_other_widths_do_not_spill(columns: int, rows: int) ->
     [
         (DEEPSEEK_V3, 1), (GLM_FLASH, 64), *[
             pytest.param(layer, rows, marks=pytest.mark.slow)
-            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE) for rows in (1, 8, 64, 256)
+            for layer in (DEEPSEEK_V3, KIMI_K2, GLM_FLASH, V2_LITE, QWEN3_NEXT)
+            for rows in (1, 8, 64, 256)
             if (layer, rows) not in ((DEEPSEEK_V3, 1), (GLM_FLASH, 64))
         ],
     ],
 )  # fmt: skip
-def test_no_default_of_deepseek_spills_registers(layer: Layer, rows: int) -> None:
+def test_no_default_of_routed_experts_spills_registers(layer: Layer, rows: int) -> None:
     forms = (replace(layer, rows=rows, bf16=bf16) for bf16 in (False, True))
     compile_defaults("RmsMoe", *map(routed_request, forms))
 
