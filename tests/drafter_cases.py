@@ -13,9 +13,11 @@ from checkpoints import write_draft, write_target
 from deepseek_checkpoints import add_predictor, write_deepseek
 from dflash_drafts import BLOCK, MASK_TOKEN, PlainDFlash, write_dflash
 from drafter_references import OnePass, Recurrent, Reference, fields_of, recurrent_of
+from llama_checkpoints import write_llama
 from mimo_checkpoints import PlainMimoMtp, write_mimo
 from p_eagle_drafts import MASK_TOKEN as P_EAGLE_MASK
 from p_eagle_drafts import PlainPEagle, write_p_eagle
+from qwen_predictors import add_qwen_predictor
 
 from specbuild.builder.build import build
 from specbuild.builder.families.eagle3.reference import ReferenceDraft
@@ -130,6 +132,26 @@ def _mimo(folder: Path, cuda: bool) -> Written:
     return MTP, lambda: Recurrent(run, torch.arange(MTP_VOCAB))
 
 
+def _qwen(folder: Path, cuda: bool) -> Written:
+    """A layer with keys and values, behind layers with recurrent states."""
+    path, types = folder / "model", ["linear_attention", "full_attention"]
+    sizes: dict[str, Any] = {"num_hidden_layers": LAYERS, "layer_types": types}
+    if cuda:
+        sizes |= {
+            "dtype": "bfloat16", "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "head_dim": 32,
+        }  # fmt: skip
+    write_llama(path, "qwen3_5_text", **sizes)
+    add_qwen_predictor(path, like=1)
+
+    def reference() -> Reference:
+        target = load_target(path, teacher=False).float()
+        draft = load_reference_mtp(path, target, fields_of(path))
+        return recurrent_of(draft, torch.arange(MTP_VOCAB))
+
+    return MTP, reference
+
+
 _LEVELS = ("aux hidden states", "fuse", "draft attention", "draft ffn", "draft pre_head")
 _BLOCKS: dict[str, Any] = {
     "chain": DraftShape(1, BLOCK - 1, BLOCK - 1),
@@ -204,6 +226,7 @@ CUDA_VARIANTS = {
     "mtp of DeepSeek-V3, without query latents": _variant(
         "mtp of DeepSeek-V3", _deepseek, q_lora_rank=None
     ),
+    "mtp of Qwen3.5": _variant("mtp of MiMo", _qwen),
 }
 
 

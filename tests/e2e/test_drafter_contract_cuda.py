@@ -17,7 +17,7 @@ from specbuild.builder.backends.cuda.engine import LoweredEngine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 FORMS = {**CASES, **CUDA_VARIANTS}
-QUICK = ("eagle3", "p-eagle", "jetspec", "mtp of DeepSeek-V3")
+QUICK = ("eagle3", "p-eagle", "jetspec", "mtp of DeepSeek-V3", "mtp of Qwen3.5")
 CHAIN, SHORT = DraftShape(1, 4, 4), DraftShape(1, 2, 2)
 # Of logits in bf16, against fp32 all the way; relative to the largest.
 TOLERANCE = 0.05

@@ -40,8 +40,8 @@ def draft_geometry(target: TargetGeometry, _sizes: DraftSizes) -> MtpGeometry:
     """The target's layer. SpecbuildError for a target of a kind that has none."""
     if naming_of(target) is None:
         raise SpecbuildError(
-            f"--draft-kind mtp: a {target.model_type} has no MTP layer; choose a MiMo or a model "
-            "with MLA with --geometry"
+            f"--draft-kind mtp: a {target.model_type} has no MTP layer; choose a MiMo, a Qwen3.5 "
+            "or a model with MLA with --geometry"
         )
     return mtp_geometry(target)
 

@@ -43,6 +43,7 @@ MODELS = {
     "dflash": ("tiny", "dflash", BLOCK - 1),
     "mtp of MiMo": ("tiny-mimo", "mtp", 4),
     "mtp of MLA": ("tiny-mla", "mtp", 4),
+    "mtp of Qwen3.5": ("tiny-qwen3.5", "mtp", 4),
 }
 each_model = pytest.mark.parametrize("name", ["p-eagle", *slow(*[*MODELS][1:])])
 

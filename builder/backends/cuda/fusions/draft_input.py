@@ -96,7 +96,12 @@ def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:
     if node.op_type != "RMSNormalization":
         return False
     norm = read_norm(node)
-    _place(graph, node, {"token_ids": _tokens(graph)}, norm, static(norm.weight, 0))
+    # DraftInput rounds its output, so it also replaces the casts of a norm in fp32.
+    casts = [user for user in node.outputs[0].consumers() if user.op_type == "Cast"]
+    u = _place(graph, node, {"token_ids": _tokens(graph)}, norm, static(norm.weight, 0))
+    if not norm.casts_first:
+        for cast in casts:
+            take_place(cast.outputs[0], u, graph)
     return True
 
 
@@ -111,7 +116,7 @@ def _place(  # noqa: PLR0917
     norm: Norm,
     width: int,
     segments: int = 1,
-) -> None:
+) -> ir.Value:
     inputs = inputs | {"hidden": norm.x, "hidden_norm": as_bf16(norm.weight)}
     (u,) = place(
         node,
@@ -123,3 +128,4 @@ def _place(  # noqa: PLR0917
         rounding=norm.rounding,
     )
     take_place(node.outputs[0], u, graph)
+    return u

@@ -1,0 +1,105 @@
+"""Models with recurrent states on a GPU: their MTP layer as a draft, and preemption."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from dense_models import GEOMETRIES, SIZES, VOCAB
+from example_engine import (
+    CHAIN,
+    TREE,
+    every_other_sampled,
+    on_gpu,
+    outputs,
+    random_prompts,
+    records,
+)
+from llama_checkpoints import write_llama
+from qwen_predictors import add_qwen_predictor
+
+from specbuild.builder.build import build
+from specbuild.builder.options import BuildOptions
+from specbuild.builder.progress import SilentProgress
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.settings import RuntimeSettings
+
+pytestmark = pytest.mark.timeout(600)
+
+LENGTHS, TOKENS = (5, 230, 40, 17, 130, 64), 160
+# A sequence of 512 tokens and its tree takes 9 pages of 64.
+PAGES = 14
+# The layer that the MTP layer is like: it has keys and values.
+ATTENTION_LAYER = 1
+
+
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_next"])
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine of a random checkpoint with its MTP layer."""
+    folder = tmp_path_factory.mktemp("hybrid-mtp")
+    kind, changes = GEOMETRIES[request.param]
+    write_llama(folder / "model", kind, **SIZES | changes)
+    add_qwen_predictor(folder / "model", like=ATTENTION_LAYER)
+    options = BuildOptions.from_flat(
+        model=folder / "model", draft=Path("mtp"), output=folder / "engine", backend="cuda",
+        max_seq_len=512, max_batch_size=4, page_size=64, kv_pages=PAGES, **asdict(TREE),
+    )  # fmt: skip
+    build(options, SilentProgress())
+    return options.output
+
+
+@pytest.fixture(scope="module")
+def engine(directory: Path) -> Iterator[Engine]:
+    """Sequences have all pages that they may need, so none is preempted."""
+    with on_gpu(directory) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def on_demand(directory: Path) -> Iterator[Engine]:
+    """Sequences are preempted where pages are short."""
+    with on_gpu(directory, RuntimeSettings(kv_policy="max-utilization")) as engine:
+        yield engine
+
+
+def plain(engine: Engine) -> list[tuple[object, ...]]:
+    """Of each request alone, without a draft: what it gives."""
+    prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
+    pairs = zip(prompts, params, strict=True)
+    return [outputs(records(engine, [p], [asked], None))[0] for p, asked in pairs]
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREE], ids=["chain", "tree"])
+def test_the_mtp_layer_and_neighbours_change_no_bit(engine: Engine, shape: DraftShape) -> None:
+    """Greedy and sampled; six requests in four rows, so that they join and leave."""
+    prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
+    together = records(engine, prompts, params, shape)
+    assert outputs(together) == plain(engine)
+    assert sum(sum(record.stats.acceptance_histogram[1:]) for record in together) > 0
+
+
+@pytest.mark.parametrize("shape", [None, CHAIN, TREE], ids=["none", "chain", "tree"])
+def test_preemption_changes_no_bit(
+    engine: Engine, on_demand: Engine, shape: DraftShape | None
+) -> None:
+    """A preempted sequence prefills its prompt and decodes its tokens again."""
+    prompts, params = random_prompts(VOCAB, LENGTHS), every_other_sampled(len(LENGTHS), TOKENS)
+    found = records(on_demand, prompts, params, shape)
+    assert sum(record.stats.preemptions for record in found) > 0
+    assert outputs(found) == plain(engine)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tokens_with_and_without_drafts(engine: Engine) -> None:
+    """With all pages of four rows in use, every second request sampled."""
+    count, tokens = 250, 400
+    prompts = random_prompts(VOCAB, [1 + 7 * i % 100 for i in range(count)])
+    asked = every_other_sampled(count, tokens)
+    assert count * tokens == 10**5
+    without = outputs(records(engine, prompts, asked, None))
+    assert all(len(ids) == tokens for ids, _ in without)
+    for shape in (CHAIN, TREE):
+        assert outputs(records(engine, prompts, asked, shape)) == without
