@@ -63,11 +63,11 @@ _BENCH_COMMANDS = {
 _RENAMED_OPTIONS = {"--screen-head": "--prefilter-head"}  # as in builder/option_group.py
 
 
-def command_line(named: str | None = None) -> typer.Typer:
-    """All commands, or only the ``named`` one where there is one of this name.
+def command_line(command_name: str | None = None) -> typer.Typer:
+    """Return all commands, or only the ``command_name`` one if it exists.
 
-    Importing every command, and typer's reading of their options, takes longer than
-    ``specbuild check``.
+    Importing all commands, and typer's processing of their options, takes longer than ``specbuild
+    check``.
     """
     app = typer.Typer(
         name="specbuild",
@@ -78,7 +78,7 @@ def command_line(named: str | None = None) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_specbuild)
-    for name in [named] if named in _COMMANDS else _COMMANDS:
+    for name in [command_name] if command_name in _COMMANDS else _COMMANDS:
         command = getattr(import_module(_COMMANDS[name]), name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
@@ -112,10 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     invocation = Invocation()
     fill_closed_streams()
     if sys.stdout is None:
-        _say("there is no standard output to write to")
+        _print_error("there is no standard output to write to")
         return EXIT_USER_ERROR
     for stream in (sys.stdout, sys.stderr):
-        # tables and messages hold characters that not every encoding has
+        # Tables and messages have characters that some encodings lack.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
@@ -129,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             sys.stdout.flush()
     except SystemExit as left:
-        # typer exits by itself where a completion is shown or installed, and where a reader such
-        # as `head` closed the pipe
+        # typer exits itself after showing or installing completion, and if a reader such as `head`
+        # closed the pipe.
         return _leave_pipe() if left.code else 0
     except BaseException as error:
         return _report(error, invocation.debug)
@@ -144,7 +144,7 @@ def _current_names(words: list[str]) -> list[str]:
     """Return the words of a command line without deprecated names; warn for each of them."""
     if words and words[0] in _RENAMED_COMMANDS:
         current = _RENAMED_COMMANDS[words[0]]
-        _say(f"warning: {words[0]} is deprecated; use {current}")
+        _print_error(f"warning: {words[0]} is deprecated; use {current}")
         words = [current, *words[1:]]
     if words[:1] == ["bench"]:
         words = _bench_words(words)
@@ -152,9 +152,9 @@ def _current_names(words: list[str]) -> list[str]:
         translated, notes = serve_words(words[1:])
         words = ["serve", *translated]
         for note in notes:
-            _say(note)
+            _print_error(note)
     for old in _RENAMED_OPTIONS.keys() & set(words):
-        _say(f"warning: {old} is deprecated; use {_RENAMED_OPTIONS[old]}")
+        _print_error(f"warning: {old} is deprecated; use {_RENAMED_OPTIONS[old]}")
     return [_RENAMED_OPTIONS.get(word, word) for word in words]
 
 
@@ -173,7 +173,7 @@ def _bench_words(words: list[str]) -> list[str]:
             values = [value] if has_value else rest[place + 1 : place + 1 + takes_value]
             rest = rest[:place] + rest[place + 1 + takes_value :]
             break
-    _say(f"warning: bench {option} is deprecated; use bench {name}")
+    _print_error(f"warning: bench {option} is deprecated; use bench {name}")
     return ["bench", name, *rest, *values]
 
 
@@ -184,17 +184,17 @@ def _report(error: BaseException, debug: bool) -> int:
     if debug:
         _write("".join(traceback.format_exception(error)))
     if failure.sentence:
-        _say(failure.sentence)
+        _print_error(failure.sentence)
     _drop_unwritten_output()
     return failure.exit_code
 
 
-def _say(sentence: str) -> None:
+def _print_error(sentence: str) -> None:
     _write(f"specbuild: {sentence}\n")
 
 
 def _write(text: str) -> None:
-    """On standard error, as far as it takes it: the exit code is what is left where it is full."""
+    """Print to standard error as far as possible; if it is full, the exit code remains."""
     with suppress(OSError):
         sys.stderr.write(visible(text))
         sys.stderr.flush()
@@ -206,7 +206,7 @@ def _leave_pipe() -> int:
 
 
 def _drop_unwritten_output() -> None:
-    """Keep the interpreter's last flush from failing once more where writing failed already."""
+    """Prevent a second failure in the interpreter's final flush after writing has failed."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

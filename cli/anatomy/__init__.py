@@ -1,1 +1,1 @@
-"""The anatomy of steps: launches folded by alike layers, as tables and as a picture."""
+"""The anatomy of steps: launches grouped by similar layers, as tables and as a picture."""

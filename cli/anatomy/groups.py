@@ -1,4 +1,4 @@
-"""Launches of a step, folded: layers that are alike stand in one group."""
+"""Groups the launches of a step: similar layers form one group."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import groupby
 
 from specbuild.runtime.measure.anatomy import LaunchAnatomy, StepAnatomy
 
-# Layers that are named one by one; more are "0, 2, … 22".
+# The number of layers that are listed individually; more are "0, 2, … 22".
 _NAMED = 4
 
 
 @dataclass(frozen=True)
 class GroupRow:
-    """One launch of a layer, in all layers of the group: means over them.
+    """One launch of a layer, with means over all layers of the group.
 
-    ``waits_for``: the last launch whose results it reads, in most layers: ``front``, ``3 before``,
-    or ``–`` where no launch of the step wrote them.
+    ``waits_for`` is the last launch whose results it reads, in most layers: ``front``, ``3
+    before``, or ``–`` if no launch of the step wrote them.
     """
 
     launch: LaunchAnatomy
@@ -30,7 +30,7 @@ class GroupRow:
 
 @dataclass(frozen=True)
 class LaunchGroup:
-    """Runs of launches that are alike, ``copies`` of them, such as layers; ``rows`` of one."""
+    """``copies`` similar sequences of launches, such as layers; ``rows`` describes one."""
 
     title: str
     copies: int
@@ -43,27 +43,27 @@ class LaunchGroup:
 
     @property
     def bytes_read(self) -> float:
-        """Of all copies."""
+        """The bytes that all copies read."""
         return self.copies * sum(row.bytes_read for row in self.rows)
 
     @property
     def added_s(self) -> float | None:
-        """Of all copies."""
-        return self._whole(lambda row: row.added_s)
+        """The time that all copies add."""
+        return self._total(lambda row: row.added_s)
 
     @property
     def serial_s(self) -> float | None:
-        """Of all copies."""
-        return self._whole(lambda row: row.serial_s)
+        """The serial time of all copies."""
+        return self._total(lambda row: row.serial_s)
 
-    def _whole(self, of: Callable[[GroupRow], float | None]) -> float | None:
+    def _total(self, of: Callable[[GroupRow], float | None]) -> float | None:
         times = [of(row) for row in self.rows]
-        known = [time for time in times if time is not None]
-        return self.copies * sum(known) if len(known) == len(times) else None
+        measured = [time for time in times if time is not None]
+        return self.copies * sum(measured) if len(measured) == len(times) else None
 
 
 def folded(step: StepAnatomy) -> list[LaunchGroup]:
-    """The groups, in the order in which their first launches run; together all launches."""
+    """Return the groups in the order of their first launches; together they have all launches."""
     runs: dict[object, list[list[int]]] = {}
     places = range(len(step.launches))
     for (_, layer), run in groupby(places, key=lambda i: _owner(step.launches[i])):
@@ -89,18 +89,18 @@ def _group(
     firsts = [step.launches[indices[0]] for indices in copies]
     places = zip(*copies, strict=True)
     return LaunchGroup(
-        _title(firsts, layered), len(copies), tuple(_row(step, alike) for alike in places)
+        _title(firsts, layered), len(copies), tuple(_row(step, launches) for launches in places)
     )
 
 
 def _row(step: StepAnatomy, places: Sequence[int]) -> GroupRow:
-    alike = [step.launches[place] for place in places]
-    waits = Counter(map(_waits_for, alike, places))
+    launches = [step.launches[place] for place in places]
+    waits = Counter(map(_waits_for, launches, places))
     return GroupRow(
-        launch=alike[0],
-        bytes_read=sum(launch.bytes_read for launch in alike) / len(alike),
-        added_s=_mean(launch.added_s for launch in alike),
-        serial_s=_mean(launch.serial_s for launch in alike),
+        launch=launches[0],
+        bytes_read=sum(launch.bytes_read for launch in launches) / len(launches),
+        added_s=_mean(launch.added_s for launch in launches),
+        serial_s=_mean(launch.serial_s for launch in launches),
         waits_for=waits.most_common(1)[0][0],
     )
 
@@ -113,9 +113,9 @@ def _waits_for(launch: LaunchAnatomy, place: int) -> str:
 
 
 def _mean(times: Iterable[float | None]) -> float | None:
-    found = list(times)
-    known = [time for time in found if time is not None]
-    return sum(known) / len(known) if known and len(known) == len(found) else None
+    all_times = list(times)
+    measured = [time for time in all_times if time is not None]
+    return sum(measured) / len(measured) if measured and len(measured) == len(all_times) else None
 
 
 def _title(firsts: Sequence[LaunchAnatomy], layered: Collection[str]) -> str:
@@ -124,8 +124,8 @@ def _title(firsts: Sequence[LaunchAnatomy], layered: Collection[str]) -> str:
     if layers:
         noun = "layer" if len(layers) == 1 else "layers"
         return f"{sections}: {len(layers)} {noun}, {_numbers(layers)}"
-    beside = ", outside of layers" if firsts[0].section in layered else ""
-    return f"{sections}{beside}" + (f", {len(firsts)} times" if firsts[1:] else "")
+    suffix = ", outside of layers" if firsts[0].section in layered else ""
+    return f"{sections}{suffix}" + (f", {len(firsts)} times" if firsts[1:] else "")
 
 
 def _numbers(layers: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What ``inspect --anatomy`` shows."""
+"""Options of ``inspect --anatomy``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated, ClassVar
 from specbuild.builder.option_group import Described, OptionGroup
 from specbuild.runtime.errors import SpecbuildError
 
-# Of an H200, measured (benchmarks/results): TB/s.
+# Measured on an H200 (benchmarks/results), in TB/s.
 _READ_SPEED = 4.53
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnatomyOptions(OptionGroup):
-    """A step, from its plan alone. ``context`` None takes 1000, or what the engine takes."""
+    """A step, from its plan alone. The default ``context`` is 1000, or the engine's maximum."""
 
     PANEL: ClassVar[str] = "Anatomy (CUDA)"
 

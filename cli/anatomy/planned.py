@@ -1,4 +1,4 @@
-"""The anatomy of an engine's steps from its plan alone: no GPU is asked."""
+"""The anatomy of an engine's steps from its plan, without a GPU."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ CONTEXT = 1000
 def planned_anatomies(
     directory: Path, manifest: Manifest, options: AnatomyOptions
 ) -> list[StepAnatomy]:
-    """A step without a draft, and one with the deepest chain that is built for the batch.
+    """Return a step without a draft, and one with the deepest chain that is built for the batch.
 
-    Experts are as many as random routing chooses. SpecbuildError for more than the engine takes,
-    UnsupportedHereError for an engine without a plan.
+    The number of experts is that of random routing. Raises SpecbuildError for values above the
+    engine's limits, and UnsupportedHereError for an engine without a plan.
     """
     if not facts_of(manifest.backend).has_plan:
         raise UnsupportedHereError(

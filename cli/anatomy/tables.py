@@ -1,4 +1,4 @@
-"""The anatomy of a step for people: a table for each kind of layer, 80 columns wide."""
+"""Tables of a step's anatomy: one for each kind of layer, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEFT = ("kernel", "starts", "waits for")
 
 
 def anatomy_tables(step: StepAnatomy) -> Group:
-    """What the step is, the groups of its launches, and how their times add up."""
+    """Return the step's title, the groups of its launches, and the sum of their times."""
     return Group(_heading(step), *(_table(step, group) for group in folded(step)), *_sums(step))
 
 
@@ -49,7 +49,7 @@ def _table(step: StepAnatomy, group: LaunchGroup) -> Table:
         cells = _measured(step, row) if measured else _planned(step, row)
         starts = "early" if row.launch.starts_early else "after"
         table.add_row(*cells, starts, row.waits_for)
-    table.add_row(*_whole(step, group))
+    table.add_row(*_total(step, group))
     return table
 
 
@@ -68,7 +68,7 @@ def _planned(step: StepAnatomy, row: GroupRow) -> tuple[str, ...]:
     return (_entry(row), *cut, _mega(row.bytes_read), _micro(_floor_s(step, row.bytes_read)))
 
 
-def _whole(step: StepAnatomy, group: LaunchGroup) -> tuple[str, ...]:
+def _total(step: StepAnatomy, group: LaunchGroup) -> tuple[str, ...]:
     name = "together" if group.copies == 1 else f"all {group.copies} together"
     read = _mega(group.bytes_read)
     if step.step_s is None:

@@ -1,4 +1,4 @@
-"""The anatomy of steps as a picture: launches along the time, whole steps and single layers."""
+"""The anatomy of steps as a picture: launches over time, for complete steps and single layers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from specbuild.runtime.measure.anatomy import StepAnatomy
 
 _WIDTH, _STRIP, _LAYER, _LEGEND = 11.0, 0.9, 1.5, 1.0
 _FLOOR = GREY
-# Of a layer's width: a bar that is wide enough for its time.
+# The minimum width of a bar with its time, as a share of a layer's width.
 _NAMED = 0.045
 
 
 def plot_anatomies(steps: Sequence[StepAnatomy], file: Path, *, engine: str) -> None:
     """Write an SVG; the same steps give the same bytes.
 
-    Of each step every launch in order, as wide as what it adds, then one layer of each kind: what
-    its launches add, take where none runs beside another, and must read; hatched ones start after
-    the one in front. A bar's id
-    is ``step-S-launch-L``, or ``step-S-group-G-row-R``.
+    For each step it shows every launch in order, with the width of its added time. Then it shows
+    one layer of each kind: the added time of its launches, their serial time, and the time for
+    their bytes. Hatched launches start after the previous one ends. The id of a bar is
+    ``step-S-launch-L``, or ``step-S-group-G-row-R``.
     """
     from matplotlib.figure import Figure
 
@@ -36,7 +36,7 @@ def plot_anatomies(steps: Sequence[StepAnatomy], file: Path, *, engine: str) -> 
     free = iter(strips)
     colours = _colours(steps)
     for number, (step, groups) in enumerate(drawn):
-        _whole(next(free), step, colours, f"step-{number}")
+        _draw_step(next(free), step, colours, f"step-{number}")
         for place, group in enumerate(groups):
             _layer(next(free), step, group, colours, f"step-{number}-group-{place}")
     _legend(next(free), colours)
@@ -44,7 +44,7 @@ def plot_anatomies(steps: Sequence[StepAnatomy], file: Path, *, engine: str) -> 
 
 
 def _colours(steps: Sequence[StepAnatomy]) -> dict[str, Any]:
-    """One for each kernel, in all steps; beyond twenty they begin again."""
+    """Return a colour for each kernel in all steps; colours repeat after twenty kernels."""
     import matplotlib as mpl
 
     launches = [launch for step in steps for launch in step.launches]
@@ -57,7 +57,7 @@ def _entry(kernel: str) -> str:
     return kernel.rpartition(":")[2]
 
 
-def _whole(axes: Any, step: StepAnatomy, colours: dict[str, Any], name: str) -> None:
+def _draw_step(axes: Any, step: StepAnatomy, colours: dict[str, Any], name: str) -> None:
     at = 0.0
     for place, launch in enumerate(step.launches):
         wide = 1e6 * max(launch.added_s or 0.0, 0.0)
@@ -66,8 +66,8 @@ def _whole(axes: Any, step: StepAnatomy, colours: dict[str, Any], name: str) -> 
         at += wide
     axes.set_yticks([])
     axes.set_xlim(0, at or 1.0)
-    taken = "" if step.step_s is None else f": {1e6 * step.step_s:.1f} µs as its graph"
-    axes.set_title(f"{step_title(step)}{taken}", loc="left", fontsize=9)
+    time_text = "" if step.step_s is None else f": {1e6 * step.step_s:.1f} µs as its graph"
+    axes.set_title(f"{step_title(step)}{time_text}", loc="left", fontsize=9)
     axes.set_xlabel("µs", fontsize=8)
 
 
@@ -102,7 +102,7 @@ def _micro(row: GroupRow, lane: int) -> float:
 
 
 def _floors(axes: Any, step: StepAnatomy, group: LaunchGroup) -> float:
-    """Below what each launch adds, what its bytes take at the speed of a streaming read."""
+    """Draw the times of a layer's launches, and below them the time of a streaming read."""
     at = end = 0.0
     for row in group.rows:
         wide = 1e6 * row.bytes_read / (step.bytes_per_s or 1.0)
@@ -115,10 +115,10 @@ def _floors(axes: Any, step: StepAnatomy, group: LaunchGroup) -> float:
 def _names(axes: Any, group: LaunchGroup, wide: float) -> None:
     at = 0.0
     for row in group.rows:
-        taken = _micro(row, 2)
-        if taken > _NAMED * wide:
-            axes.text(at + taken / 2, 2, f"{taken:.1f}", ha="center", va="center", fontsize=7)
-        at += taken
+        time_us = _micro(row, 2)
+        if time_us > _NAMED * wide:
+            axes.text(at + time_us / 2, 2, f"{time_us:.1f}", ha="center", va="center", fontsize=7)
+        at += time_us
 
 
 def _legend(axes: Any, colours: dict[str, Any]) -> None:

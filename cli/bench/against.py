@@ -1,4 +1,4 @@
-"""What a draft's stored type costs in acceptance: two reports of the same prompts."""
+"""Compares the acceptance of two storage types of a draft: two reports of the same prompts."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ def read_report(file: Path) -> BenchReport:
 
 
 def against(report: BenchReport, other: BenchReport) -> BenchReport:
-    """The report with the acceptance of ``other`` beside its own.
+    """Return the report with the acceptance of ``other`` in addition.
 
-    Raises SpecbuildError where the two decoded other prompts, more tokens, or with other drafts.
+    Raises SpecbuildError if the two have different prompts, numbers of tokens, or drafts.
     """
-    for what, theirs, mine in (
+    for what, other_value, own_value in (
         ("outputs", f"{other.max_new_tokens} tokens", f"{report.max_new_tokens} tokens"),
         ("drafts", _draft(other), _draft(report)),
         ("prompt sets", _names(other), _names(report)),
         ("prompts", _prompts(other), _prompts(report)),
     ):
-        if mine != theirs:
-            differ = "" if what == "prompts" else f" ({theirs} there, {mine} here)"
+        if own_value != other_value:
+            differ = "" if what == "prompts" else f" ({other_value} there, {own_value} here)"
             raise SpecbuildError(
                 f"--against: the other report is of other {what}{differ}; measure both with the "
                 "same prompts, --max-new-tokens and draft options"
             )
     compared = [
-        replace(entry, acceptance_length_against=known.mean_acceptance_length)
-        for entry, known in zip(report.sets, other.sets, strict=True)
+        replace(entry, acceptance_length_against=other_set.mean_acceptance_length)
+        for entry, other_set in zip(report.sets, other.sets, strict=True)
     ]
     return replace(report, sets=tuple(compared), against_dtype=other.draft_dtype)
 

@@ -1,4 +1,4 @@
-"""How long a sweep may take, and what it had no time for."""
+"""The time limit of a sweep, and the measurements that it skips."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 @dataclass
 class Budget:
-    """Seconds that a sweep may take; ``left_out`` collects what it had no time for."""
+    """The seconds of a sweep; ``left_out`` collects skipped measurements."""
 
     deadline_s: float
     left_out: list[str]
@@ -16,11 +16,11 @@ class Budget:
 
     @classmethod
     def of(cls, limit_s: float, left_out: list[str]) -> Budget:
-        """Starts now."""
+        """Start now."""
         return cls(monotonic() + limit_s, left_out)
 
     def allows(self, what: str, *, prompt_tokens: int = 0) -> bool:
-        """Whether there is time for it; if not, it is left out."""
+        """Return whether there is time for a measurement; if not, record that it is skipped."""
         wanted_s = prompt_tokens * self.prompt_s_per_token
         if monotonic() + wanted_s < self.deadline_s:
             return True
@@ -28,12 +28,12 @@ class Budget:
         return False
 
     def allows_pages(self, what: str, tokens_left: int) -> bool:
-        """Whether the engine's pages hold the sequences, with tokens to emit behind them."""
+        """Return whether the engine's pages fit the sequences and the tokens that they emit."""
         if tokens_left:
             return True
         self.left_out.append(f"{what}: too few cache pages")
         return False
 
     def took_up(self, prompt_tokens: int, time_s: float) -> None:
-        """Learns how long prompts take."""
+        """Learn the time of prompts."""
         self.prompt_s_per_token = max(self.prompt_s_per_token, time_s / prompt_tokens)

@@ -146,7 +146,7 @@ def bench_pairs(
 
     require_plot_place(plot)
     other = None if against is None else bench_against.read_report(against)
-    # Full batches are timed: all prompts are prefilled first.
+    # All prompts are prefilled first, so that full batches are timed.
     prefill = PrefillSchedule(steps_between=0)
     loaded = load_engine(engine, RuntimeSettings(threads=threads, prefill=prefill))
     setting = draft_setting_of(
@@ -201,7 +201,7 @@ def bench_sweep(
     from specbuild.cli.bench.views import VIEW_SWEEP
     from specbuild.cli.terminal import console
 
-    # Options that are not given keep the plan's own values.
+    # Options that are not given keep the defaults of the settings.
     chosen = sweep.given()
     plan = SweepSettings(
         sweeps_of(phases),

@@ -1,4 +1,4 @@
-"""Which ops of a step are one layer's: what a timeline shows."""
+"""Selects the ops of one layer of a step, for a timeline."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from specbuild.runtime.engine_dir.plan import TARGET, OpCall
 
 
 def middle_layer(ops: Sequence[OpCall], layers: int) -> tuple[int, range]:
-    """A layer in the middle of the target, from 0, and the places of its ops in ``ops``.
+    """Return a layer in the middle of the target, from 0, and the indices of its ops in ``ops``.
 
-    An op that a step calls once for each of ``layers`` layers marks where each begins; no ops where
-    there is none, or no layer behind that ends it.
+    An op that a step calls exactly ``layers`` times marks the start of each layer. There are no
+    indices without such an op, or without a following layer.
     """
     layer = (layers - 1) // 2
     target = [place for place, op in enumerate(ops) if op.section == TARGET]

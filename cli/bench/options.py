@@ -12,7 +12,7 @@ from specbuild.builder.option_readers import repeated
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(OptionGroup):
-    """What is measured; the fields are those of ``SweepSettings``."""
+    """The measurements of a sweep; the fields are those of ``SweepSettings``."""
 
     PANEL: ClassVar[str] = "Measurement"
 

@@ -56,10 +56,10 @@ def bench_table(report: BenchReport) -> Table:
 
 
 def _acceptance_lost(entry: SetReport) -> str:
-    own, other = entry.mean_acceptance_length, entry.acceptance_length_against
-    if own is None or other is None:
+    length, other_length = entry.mean_acceptance_length, entry.acceptance_length_against
+    if length is None or other_length is None:
         return "–"
-    return f"{other - own:.2f} ({100 * (1 - own / other):.1f} %)"
+    return f"{other_length - length:.2f} ({100 * (1 - length / other_length):.1f} %)"
 
 
 def specpv_total(pairs: Sequence[Pair]) -> str:

@@ -20,7 +20,7 @@ from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 16
 _PLAIN = DraftSetting(None)
-RANDOM_TOKENS = "random tokens"  # the set of an engine whose text nobody gave
+RANDOM_TOKENS = "random tokens"  # The name of the prompt set if the user gave no text.
 _RANDOM_PROMPT_LENGTHS = (16, 32, 64, 128)
 
 
@@ -43,12 +43,12 @@ class Speed:
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt decoded without and with the draft, one right after the other.
+    """One prompt decoded without and with the draft, in direct succession.
 
-    ``ratio`` is speed with the draft over speed without. ``with_draft`` and what follows from it
-    are None on an engine without a draft. ``specpv`` and ``dsa`` are of the run with the draft,
-    where there is one, and None on an engine without SpecPV, or DSA. ``prompt_digest`` is that of
-    the prompt's token ids.
+    ``ratio`` is speed with the draft divided by speed without. ``with_draft`` and values derived
+    from it are None for an engine without a draft. ``specpv`` and ``dsa`` are of the run with the
+    draft, if there is one; they are None for an engine without SpecPV or DSA. ``prompt_digest`` is
+    the digest of the prompt's token ids.
     """
 
     id: str
@@ -84,11 +84,11 @@ class SetReport:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """What ``bench pairs --json`` prints. ``ratio`` is the median over every pair of every set.
+    """The output of ``bench pairs --json``; ``ratio`` is the median over all pairs of all sets.
 
-    ``draft_dtype`` is how the engine stores the draft's weights, ``shape`` the draft that every
-    step had, None where steps differed or had none. ``against_dtype`` and every set's
-    ``acceptance_length_against`` are those of the report that ``--against`` names.
+    ``draft_dtype`` is the engine's storage of the draft's weights, ``shape`` the draft of all
+    steps, None if steps differ or have none. ``against_dtype`` and ``acceptance_length_against`` of
+    each set are from the report of ``--against``.
     """
 
     max_new_tokens: int
@@ -112,7 +112,7 @@ def set_title(entry: SetReport, report: BenchReport) -> str:
 
 @dataclass(frozen=True)
 class PairsSettings:
-    """What to measure: greedy decoding of each prompt, ``rounds`` times each way."""
+    """The measurement: greedy decoding of each prompt, ``rounds`` times each way."""
 
     max_new_tokens: int
     rounds: int
@@ -121,12 +121,12 @@ class PairsSettings:
 
     @property
     def params(self) -> GenerateParams:
-        """Every output has the full length, so that both ways do the same work."""
+        """Return parameters with outputs of full length, so that both ways do the same work."""
         return GenerateParams(max_new_tokens=self.max_new_tokens, ignore_eos=True, raw=self.raw)
 
 
 def random_prompts(vocab: int, longest: int, *, seed: int) -> PromptSet:
-    """Prompts of random token ids, for engines whose text nobody gave."""
+    """Return prompts of random token ids, if the user gave no text."""
     generator = random.Random(seed)
     lengths = sorted({min(length, longest) for length in _RANDOM_PROMPT_LENGTHS})
     prompts = tuple(
@@ -202,7 +202,7 @@ def _measure_pair(
 def decoded(
     engine: Engine, prompt: Prompt, params: GenerateParams, setting: DraftSetting
 ) -> RunRecord:
-    """The record of one prompt, alone on the engine."""
+    """Return the record of one prompt, alone on the engine."""
     events = engine.generate(
         [prompt], params, speculation=setting.speculation, drafter=setting.drafter
     )
@@ -236,7 +236,7 @@ def _speed(stats: RunStats) -> Speed:
 
 
 def summarise(name: str, pairs: Sequence[Pair]) -> SetReport:
-    """Medians of a prompt set."""
+    """Return the medians of a prompt set."""
     return SetReport(
         name=name,
         without_draft_tokens_per_s=median(p.without_draft.output_tokens_per_s for p in pairs),

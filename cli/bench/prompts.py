@@ -1,4 +1,4 @@
-"""Times prompts up to their first token, beside what their chunks must read and compute."""
+"""Times prompts to their first token, and the bytes and operations of their chunks."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def time_prefill(
     traffic: EngineTraffic,
     ceiling_bytes_per_s: float | None,
 ) -> None:
-    """Random prompts from the call to their first token, which the host waits for."""
+    """Time random prompts from the call to their first token, for which the host waits."""
     executor = cuda_executor(engine)
-    most = ProgramTable(executor.plan).prefill_rows
+    chunk_rows = ProgramTable(executor.plan).prefill_rows
     for tokens in lengths:
         if tokens >= engine.manifest.limits.max_seq_len:
             budget.left_out.append(f"prefill of {tokens} tokens: longer than the engine takes")
@@ -42,7 +42,7 @@ def time_prefill(
         if not budget.allows(f"prefill of {tokens} tokens"):
             continue
         times = [_first_token_s(engine, tokens, seed) for seed in range(1 + _REPEATS)]
-        chunks, floor, operations = prompt_launches(tokens, most), BytesByPart(), 0.0
+        chunks, floor, operations = prompt_launches(tokens, chunk_rows), BytesByPart(), 0.0
         for i, rows in enumerate(chunks):
             work = Work(rows, 1, sum(chunks[:i]), logit_rows=1)
             floor = floor.plus(_prompt_bytes(traffic, work))
@@ -61,7 +61,7 @@ def time_prefill(
 
 
 def _prompt_bytes(traffic: EngineTraffic, work: Work) -> BytesByPart:
-    """A chunk: the target, and the draft's keys and values."""
+    """Return the work of a chunk: the target, and the draft's keys and values."""
     target = traffic.target.bytes_read(work)
     if traffic.taken_up is None:
         return target

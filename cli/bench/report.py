@@ -1,4 +1,4 @@
-"""What ``bench sweep`` measured, held against the bytes that had to be read."""
+"""The report of ``bench sweep``: measurements and the bytes that must be read."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SWEEPS = ("decode", "verify", "draft", "profile", "anatomy", "prefill", "spec", 
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase of one shape: its median time and what it had to read.
+    """One phase of one shape: its median time and the bytes that it must read.
 
-    ``experts`` distinct ones a layer: read back from the step where ``experts_measured``, else
-    what random routing chooses. ``share_of_ceiling`` is ``bytes_per_s`` over a streaming read in
-    the same process; rates are None where a phase is too short to be told from noise. ``idle_s``
-    lies between two such steps that are queued one after the other.
+    ``experts`` is the number of distinct experts per layer, read back from the step if
+    ``experts_measured``, else that of random routing. ``share_of_ceiling`` is ``bytes_per_s``
+    divided by that of a streaming read in the same process. Rates are None if a phase is too short
+    to distinguish from noise. ``idle_s`` is the time between two queued steps.
     """
 
     sweep: str
@@ -40,7 +40,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelTime:
-    """What the launches of one kernel add to a step together: to those in front of each."""
+    """The time that the launches of one kernel add to a step, in total."""
 
     step: str
     batch: int
@@ -53,7 +53,7 @@ class KernelTime:
 class LayerLaunch:
     """One launch of one layer of a step, in order; ``layer`` counts from 0.
 
-    ``added_s`` is what it adds to the step, as in a profile.
+    ``added_s`` is the time that it adds to the step, as in a profile.
     """
 
     step: str
@@ -66,10 +66,10 @@ class LayerLaunch:
 
 @dataclass(frozen=True)
 class Decoding:
-    """Greedy decoding of real prompts. Rates are of the whole batch, medians over the rounds.
+    """Greedy decoding of real prompts. Rates are of the full batch, medians over the rounds.
 
-    ``tokens_per_s`` counts from the last sequence's first token on; with prompts from the start.
-    ``ratio`` is that over the rate without a draft; ``same_tokens``: the tokens are those
+    ``tokens_per_s`` counts from the last sequence's first token; with prompts, from the start.
+    ``ratio`` is relative to the rate without a draft. ``same_tokens``: the tokens equal those
     without a draft.
     """
 
@@ -87,9 +87,9 @@ class Decoding:
 class Load:
     """Loading, in seconds, and device memory, in bytes.
 
-    ``first_token_s``: fresh processes from their start to a first token, one after the other.
-    ``beyond_bytes`` is taken for the engine beside weights and caches, once it has decoded;
-    ``context_bytes`` was taken before, by the driver and whatever else uses the GPU.
+    ``first_token_s`` has consecutive fresh processes, from their start to a first token.
+    ``beyond_bytes`` is the engine's memory besides weights and caches, after it has decoded.
+    ``context_bytes`` was allocated before by the driver and other users of the GPU.
     """
 
     load_s: float
@@ -102,7 +102,7 @@ class Load:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What ``bench sweep --json`` prints; ``left_out`` says what was not measured, and why.
+    """The output of ``bench sweep --json``; ``left_out`` has skipped measurements with reasons.
 
     ``timeline`` has the launches of one layer of every profiled step, ``anatomies`` all launches.
     """
@@ -131,8 +131,8 @@ def phase_of(
     experts_measured: bool = False,
     ceiling_bytes_per_s: float | None,
 ) -> Phase:
-    """A measured time beside its floor."""
-    # A difference of two medians: noise may outweigh a short phase.
+    """Return a measured time with its floor."""
+    # A difference of two medians: noise may exceed a short phase.
     long_enough = time_s > 0
     rate = floor.total / time_s if long_enough else None
     share = None

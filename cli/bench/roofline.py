@@ -1,4 +1,4 @@
-"""The sweep as a roofline: what each phase reaches, by operations for every byte it reads."""
+"""The sweep as a roofline: the rate of each phase, by operations per byte read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from specbuild.builder.svg import GREY, SERIES, save_svg
 from specbuild.cli.bench.report import SweepReport
 
-# Of the sweeps that have phases.
+# Names of sweeps with phases.
 _COLOURS = {
     "decode": SERIES[0],
     "verify": SERIES[1],

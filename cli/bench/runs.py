@@ -1,4 +1,4 @@
-"""What a user sees: tokens a second of real prompts by draft, and how soon an engine answers."""
+"""Measures tokens per second of real prompts by draft, and the time to a first answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PROMPT_IDS = 16
 
 @dataclass(frozen=True)
 class Run:
-    """One decoding of a batch; ``decode_s`` from the last first token to the end."""
+    """One decoding of a batch; ``decode_s`` is from the last first token to the end."""
 
     records: tuple[RunRecord, ...]
     whole_s: float
@@ -40,13 +40,13 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of all sequences together, from the last first token to the end of the last one."""
+        """The rate of all sequences, from the last first token to the end of the last sequence."""
         return self.decode_tokens / self.decode_s
 
 
 @dataclass(frozen=True)
 class SpecSweep:
-    """Prompts decoded without a draft, with every draft, and as the engine chooses."""
+    """Prompts decoded without a draft, with every draft, and with the engine's selection."""
 
     engine: Engine
     prompts: Sequence[Prompt]
@@ -55,7 +55,7 @@ class SpecSweep:
     raw: bool = False
 
     def run(self, batches: Sequence[int], budget: Budget, emit: Callable[[Decoding], None]) -> None:
-        """One row a batch and draft; the first of a batch is without one."""
+        """Yield one row per batch and draft; the first row of a batch is without a draft."""
         for batch in batches:
             plain: tuple[list[Run], float] | None = None
             for speculation in self._drafts(batch):
@@ -68,12 +68,12 @@ class SpecSweep:
                 emit(self._row(batch, speculation, runs, rate, plain))
 
     def _drafts(self, batch: int) -> list[Speculation]:
-        found: list[Speculation] = [None]
+        drafts: list[Speculation] = [None]
         if self.engine.manifest.draft is None:
-            return found
+            return drafts
         table = ProgramTable(cuda_executor(self.engine).plan)
-        found += [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
-        return [*found, "default"]
+        drafts += [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
+        return [*drafts, "default"]
 
     def _decode(self, batch: int, speculation: Speculation, tokens: int) -> Run:
         params = GenerateParams(max_new_tokens=tokens, ignore_eos=True, raw=self.raw)
@@ -90,7 +90,7 @@ class SpecSweep:
         plain: tuple[list[Run], float],
     ) -> Decoding:
         plain_runs, plain_rate = plain
-        wanted = [record.output_ids for record in plain_runs[0].records]
+        plain_ids = [record.output_ids for record in plain_runs[0].records]
         stats = [record.stats for run in runs for record in run.records]
         emitted = [sum(r.stats.output_tokens for r in run.records) for run in runs]
         text = draft_text(speculation)
@@ -106,14 +106,14 @@ class SpecSweep:
             ttft_s=median(s.ttft_s for s in stats),
             mean_acceptance_length=mean(s.mean_acceptance_length for s in stats),
             ratio=rate / plain_rate,
-            same_tokens=all([r.output_ids for r in run.records] == wanted for run in runs),
+            same_tokens=all([r.output_ids for r in run.records] == plain_ids for run in runs),
         )
 
 
 def timed_run(
     engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, speculation: Speculation
 ) -> Run:
-    """All prompts decoded together, by the host's clock."""
+    """Decode all prompts in one batch, timed by the host's clock."""
     started_s = begun_s = perf_counter()
     begun: set[int] = set()
     records: dict[int, RunRecord] = {}
@@ -132,16 +132,16 @@ def timed_run(
 
 
 def draft_text(speculation: Speculation) -> str:
-    """What a row is called."""
+    """Return the name of a row."""
     if speculation is None:
         return "no draft"
     return "default" if speculation == "default" else tree_text(speculation)
 
 
 def time_fresh_process(directory: Path, vocab: int) -> float:
-    """Seconds from the start of ``specbuild run`` to its first token, which is also its last.
+    """Return the seconds from the start of ``specbuild run`` to its first and only token.
 
-    Raises SpecbuildError where the process fails, with what it said.
+    Raises SpecbuildError if the process fails, with its message.
     """
     ids = [i % vocab for i in range(1, 1 + _PROMPT_IDS)]
     with tempfile.TemporaryDirectory() as folder:
@@ -150,9 +150,9 @@ def time_fresh_process(directory: Path, vocab: int) -> float:
         command = [sys.executable, "-m", "specbuild.cli.main", "run", str(directory)]
         command += ["--prompts", str(file), "--max-new-tokens", "1", "--json"]
         started_s = perf_counter()
-        # In a file, so that a process that says much does not wait for a reader.
-        with (Path(folder) / "said").open("w+") as said:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+        # To a file, so that a process with much output does not block.
+        with (Path(folder) / "said").open("w+") as messages:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True)
             limit = Timer(_PROCESS_LIMIT_S, process.kill)
             limit.start()
             with process:
@@ -161,10 +161,10 @@ def time_fresh_process(directory: Path, vocab: int) -> float:
                 time_s = perf_counter() - started_s
                 process.communicate()
             limit.cancel()
-            said.seek(0)
+            messages.seek(0)
             if not line:
                 raise SpecbuildError(
                     f"`specbuild run {directory}` gave no token within {_PROCESS_LIMIT_S} s: "
-                    f"{said.read().strip() or 'no output'}; run it by hand"
+                    f"{messages.read().strip() or 'no output'}; run it by hand"
                 )
     return time_s

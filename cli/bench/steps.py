@@ -1,4 +1,4 @@
-"""Times the phases of decoding steps and of prompts, beside the bytes that they must read."""
+"""Times the phases of decoding steps and of prompts, with the bytes that they must read."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from specbuild.runtime.measure.step_timing import (
 
 # The sweeps that time steps of placed sequences.
 STEP_SWEEPS = ("decode", "verify", "draft", "profile", "anatomy")
-# Tokens behind the context: what the timed steps emit.
+# Tokens after the context, which the timed steps emit.
 MARGIN_TOKENS = 128
-# A context that is nearly what the engine takes stands for it.
+# A context this close to the engine's maximum replaces it.
 _NEARLY = 0.9
-# What a profile runs of each launch's prefix.
+# The repeats of a profile for each prefix of launches.
 _PROFILE_REPEATS = 8
 
 Emit = Callable[[Phase], None]
@@ -51,10 +51,10 @@ Emit = Callable[[Phase], None]
 
 @dataclass(frozen=True)
 class StepSweep:
-    """Steps of an engine; ``sweeps`` are those of ``STEP_SWEEPS`` that are asked for.
+    """Steps of an engine; ``sweeps`` are the requested ones of ``STEP_SWEEPS``.
 
-    ``kernels`` collects the profile, which is of the first batch and context, and ``timeline`` one
-    layer of each step in it; ``anatomies`` those of the first batch and context.
+    ``kernels`` collects the profile of the first batch and context, ``timeline`` one layer of each
+    of its steps, and ``anatomies`` those of the first batch and context.
     """
 
     engine: Engine
@@ -69,20 +69,20 @@ class StepSweep:
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
     ) -> None:
-        """Every context with every batch, without a draft and with every tree."""
+        """Measure every context with every batch, without a draft and with every tree."""
         for context in self._within_limits(contexts, budget):
             for batch in batches:
                 what = f"batch {batch}, context {context}"
-                left = tokens_left(self.engine, batch=batch, context=context)
+                remaining = tokens_left(self.engine, batch=batch, context=context)
                 if (
                     self._wants(batch)
-                    and budget.allows_pages(what, left)
+                    and budget.allows_pages(what, remaining)
                     and budget.allows(what, prompt_tokens=batch * context)
                 ):
                     self._placed(batch, context, budget, emit)
 
     def _wants(self, batch: int) -> bool:
-        """Whether anything is left to be measured with so many sequences."""
+        """Return whether any measurement of this batch remains."""
         drafted = self._wants_drafts and bool(self._shapes(batch))
         launches = self._wants_profile or self._wants_anatomy
         return drafted or "decode" in self.sweeps or launches
@@ -105,15 +105,15 @@ class StepSweep:
         return max(1, limit - min(MARGIN_TOKENS, limit // 2))
 
     def _within_limits(self, contexts: Sequence[int], budget: Budget) -> list[int]:
-        kept: list[int] = []
+        candidates: list[int] = []
         for i, context in enumerate(contexts):
             if i == 0 or self._longest >= _NEARLY * context:
-                kept.append(min(context, self._longest))
+                candidates.append(min(context, self._longest))
             else:
                 budget.left_out.append(
                     f"context {context}: the engine takes {self._longest} and {MARGIN_TOKENS} more"
                 )
-        return list(dict.fromkeys(kept))
+        return list(dict.fromkeys(candidates))
 
     def _placed(self, batch: int, context: int, budget: Budget, emit: Emit) -> None:
         shapes = self._shapes(batch) if set(self.sweeps) - {"decode"} else []
@@ -153,7 +153,7 @@ class StepSweep:
             emit(replace(row, tokens_per_s=placed.batch / step.step_s, idle_s=step.idle_s))
 
     def _ways(self, placed: BenchmarkBatch) -> list[tuple[bool, str]]:
-        """How steps attend there: to everything and, with DSA, to what indexers choose."""
+        """Yield how steps attend there: to everything and, with DSA, to selected tokens."""
         ways = [(False, "")]
         if sparse_at(self.engine, placed.context):
             ways.append((True, ", chosen tokens"))
@@ -179,16 +179,18 @@ class StepSweep:
             self.engine, placed, shape, repeats=self.repeats, idle=levels, sparse=sparse
         )
         name, batch = f"{tree_text(shape)}{way}", placed.batch
-        own = self.traffic.of(model_of(shape))
-        traffic = own.verifying(sparse=sparse)
+        model_traffic = self.traffic.of(model_of(shape))
+        traffic = model_traffic.verifying(sparse=sparse)
         work = self._work(step, batch * (shape.draft_tokens + 1), batch)
         added = {section.name: section.added_s for section in step.sections}
         if "verify" in self.sweeps:
             emit(self._phase("verify", name, step, work, added[TARGET], traffic=traffic))
-            whole = own.step(work, top_k=shape.draft_top_k, depth=shape.draft_depth, sparse=sparse)
+            floor = model_traffic.step(
+                work, top_k=shape.draft_top_k, depth=shape.draft_depth, sparse=sparse
+            )
             row = self._phase(
                 "verify", f"{name}, whole step", step, work, step.step_s,
-                floor=whole, traffic=traffic,
+                floor=floor, traffic=traffic,
             )  # fmt: skip
             emit(replace(row, idle_s=step.idle_s))
         if "draft" in self.sweeps and levels:
@@ -209,11 +211,11 @@ class StepSweep:
         ]
         self.kernels.extend(sorted(rows, key=lambda row: -row.added_s))
         ops, layers = runner.described(entry).ops, self.engine.manifest.target.layers
-        layer, shown = middle_layer(ops, layers)
+        layer, layer_ops = middle_layer(ops, layers)
         self.timeline.extend(
             LayerLaunch(name, placed.batch, layer, ops[time.op].op, time.kernel, time.added_s)
             for time in launches
-            if time.op in shown
+            if time.op in layer_ops
         )
 
     def _anatomy(self, placed: BenchmarkBatch, shape: DraftShape | None) -> StepAnatomy:
@@ -226,7 +228,9 @@ class StepSweep:
         return Work(rows, batch, step.context, experts=step.experts)
 
     def _levels(self, batch: int, step: MeasuredStep, shape: DraftShape, emit: Emit) -> None:
-        """What each level of a draft adds to a step, or the pass that drafts all of them."""
+        """Yield the time that each level of a draft adds to a step, or the pass that drafts all
+        levels.
+        """
         traffic = self.traffic.of(model_of(shape))
         added = {section.name: section.added_s for section in step.sections}
         timed = [n for n in range(1, shape.draft_depth + 1) if level_section(n) in added]
@@ -238,9 +242,9 @@ class StepSweep:
             work = Work(rows, batch, step.context, experts=0.0)
             draft = traffic.first_level if level == 1 else traffic.further_level
             assert draft is not None
-            shown = f"{tree_text(shape)}, {'pass' if of_one_pass else f'level {level}'}"
+            title = f"{tree_text(shape)}, {'pass' if of_one_pass else f'level {level}'}"
             time_s, floor = added[level_section(level)], traffic.level(level, work)
-            emit(self._phase("draft", shown, step, work, time_s, floor=floor, traffic=draft))
+            emit(self._phase("draft", title, step, work, time_s, floor=floor, traffic=draft))
 
     def _phase(
         self,
@@ -268,18 +272,18 @@ class StepSweep:
 
 
 def shapes_for(table: ProgramTable, batch: int) -> list[DraftShape]:
-    """The trees that there are steps for with so many sequences, the deepest chain last."""
+    """Return the trees with steps for this batch, the deepest chain last."""
     able = [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
     return sorted(able, key=lambda s: (-s.draft_top_k, s.draft_depth))
 
 
 def draft_text(shape: DraftShape | None) -> str:
-    """``no draft``, or the tree."""
+    """Return ``no draft``, or the tree."""
     return "no draft" if shape is None else tree_text(shape)
 
 
 def tree_text(shape: DraftShape) -> str:
-    """``chain of 3``, or ``tree of 12 (3 wide, 4 deep)``; one of several drafts with its name."""
+    """Return ``chain of 3`` or ``tree of 12 (3 wide, 4 deep)``; of several drafts the name too."""
     by, wide, deep = by_model(shape), shape.draft_top_k, shape.draft_depth
     if wide == 1:
         return f"chain of {deep}{by}"

@@ -53,7 +53,7 @@ _RANDOM_SEED = 1
 
 @dataclass(frozen=True)
 class SweepSettings:
-    """What to measure. ``limit_s`` bounds the steps, the prompts and the decoding, each."""
+    """The measurements. ``limit_s`` limits the time of steps, prompts and decoding, each."""
 
     sweeps: tuple[str, ...]
     prompts: Sequence[Path] = ()
@@ -69,7 +69,7 @@ class SweepSettings:
 
 @dataclass
 class Progress:
-    """What was measured so far; every row is told to standard error as it comes."""
+    """The measurements so far; every row is also printed to standard error."""
 
     say: Callable[[str], None]
     phases: list[Phase] = field(default_factory=list)
@@ -80,28 +80,28 @@ class Progress:
     left_out: list[str] = field(default_factory=list)
 
     def phase(self, found: Phase) -> None:
-        """Keeps a row."""
+        """Add a row."""
         self.phases.append(found)
         self.say(phase_line(found))
 
     def decoded(self, found: Decoding) -> None:
-        """Keeps a row of decoding."""
+        """Add a row of decoding."""
         self.decoding.append(found)
         self.say(decoding_line(found))
 
 
 def sweeps_of(text: str) -> tuple[str, ...]:
-    """``decode,spec`` as a tuple in the order of measuring; SpecbuildError names an unknown one."""
-    asked = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [part for part in asked if part not in SWEEPS]
-    if unknown or not asked:
+    """Parse ``decode,spec`` in the order of measuring; SpecbuildError names an unknown one."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [part for part in names if part not in SWEEPS]
+    if unknown or not names:
         got = ", ".join(unknown) or "nothing"
         raise SpecbuildError(f"PHASES got {got}, expected some of {','.join(SWEEPS)}")
-    return tuple(sweep for sweep in SWEEPS if sweep in asked)
+    return tuple(sweep for sweep in SWEEPS if sweep in names)
 
 
 def run_sweep(directory: Path, plan: SweepSettings) -> SweepReport:
-    """Loads the engine and measures; UnsupportedHereError for an engine of another backend."""
+    """Load the engine and measure; UnsupportedHereError for an engine of another backend."""
     manifest = read_manifest(directory)
     if not facts_of(manifest.backend).has_plan:
         raise UnsupportedHereError(
@@ -147,12 +147,12 @@ def measure(
     prompts: Sequence[Prompt],
     progress: Progress,
 ) -> None:
-    """The sweeps that need nothing but the engine."""
-    executor, most = cuda_executor(engine), engine.manifest.limits.max_batch_size
+    """Run the sweeps that need only the engine."""
+    executor, max_batch = cuda_executor(engine), engine.manifest.limits.max_batch_size
     traffic = engine_traffic(executor.plan, executor.runner.described)
-    batches = [batch for batch in plan.batches if batch <= most] or [most]
+    batches = [batch for batch in plan.batches if batch <= max_batch] or [max_batch]
     progress.left_out += [
-        f"batch {b}: the engine takes {most} sequences" for b in plan.batches if b > most
+        f"batch {b}: the engine takes {max_batch} sequences" for b in plan.batches if b > max_batch
     ]
     steps = [sweep for sweep in STEP_SWEEPS if sweep in plan.sweeps]
     if steps:
@@ -198,7 +198,7 @@ def measure(
 
 
 def stream_kernel(gpu: str) -> ReadKernel:
-    """The streaming read, compiled for a GPU; SpecbuildError or ImportError without a compiler."""
+    """Return the streaming read compiled for a GPU; may raise SpecbuildError or ImportError."""
     from specbuild.builder.backends.cuda.compile.nvrtc import Compiler, required
     from specbuild.plugins_cuda.launches import Kernel
     from specbuild.runtime.measure.read_speed import ReadKernel
@@ -209,7 +209,7 @@ def stream_kernel(gpu: str) -> ReadKernel:
 
 
 def ceiling_of(engine: Engine) -> float:
-    """Bytes a second of a streaming read; SpecbuildError or ImportError without a compiler."""
+    """Return the bytes per second of a streaming read; may raise SpecbuildError or ImportError."""
     from specbuild.runtime.measure.read_speed import streaming_read
 
     executor = cuda_executor(engine)
@@ -227,14 +227,14 @@ def _ceiling(engine: Engine, progress: Progress) -> float | None:
 
 
 def _prompts(engine: Engine, directory: Path, plan: SweepSettings) -> list[Prompt]:
-    """``--prompts``, else what ``synth`` wrote beside the engine, else random tokens."""
+    """Return ``--prompts``, else the prompts of ``synth`` next to the engine, else random ones."""
     from specbuild.cli.bench.pairs import random_prompts
     from specbuild.runtime.request import GenerateParams
 
     files = list(plan.prompts)
-    beside = directory.with_name(f"{directory.name}.prompts.jsonl")
-    if not files and beside.is_file():
-        files = [beside]
+    prompt_file = directory.with_name(f"{directory.name}.prompts.jsonl")
+    if not files and prompt_file.is_file():
+        files = [prompt_file]
     if not files:
         longest = max(1, engine.manifest.limits.max_seq_len // 2)
         vocab = engine.manifest.target.vocab
@@ -245,7 +245,7 @@ def _prompts(engine: Engine, directory: Path, plan: SweepSettings) -> list[Promp
 
 
 def _fresh_processes(directory: Path, manifest: Manifest, progress: Progress) -> tuple[float, ...]:
-    """Before this process loads the engine: there may not be device memory for two."""
+    """Measure before this process loads the engine: device memory may not suffice for two."""
     times = []
     for _ in range(FRESH_PROCESSES):
         times.append(time_fresh_process(directory, manifest.target.vocab))
@@ -261,21 +261,21 @@ def _loaded(engine: Engine, load_s: float, fresh: tuple[float, ...], free_bytes:
     for _ in engine.generate([prompt], GenerateParams(max_new_tokens=8, ignore_eos=True)):
         pass
     executor = cuda_executor(engine)
-    gpu, held = executor.runner.gpu, footprint(executor.plan)
-    taken = free_bytes - gpu.free_bytes()
+    gpu, planned = executor.runner.gpu, footprint(executor.plan)
+    used_bytes = free_bytes - gpu.free_bytes()
     return Load(
         load_s=load_s,
         first_token_s=fresh,
-        weights_bytes=held.weights,
-        cache_bytes=held.cache,
-        beyond_bytes=taken - held.weights - held.cache,
+        weights_bytes=planned.weights,
+        cache_bytes=planned.cache,
+        beyond_bytes=used_bytes - planned.weights - planned.cache,
         context_bytes=gpu.facts.total_bytes - free_bytes,
     )
 
 
 @contextmanager
 def _opened_gpu() -> Iterator[Gpu]:
-    """The GPU with a context, so that what the engine takes shows beside what that takes."""
+    """Return the GPU with a context, so that its memory is not counted as the engine's."""
     from specbuild.runtime.executors.cuda.driver import open_gpu
 
     gpu = open_gpu()

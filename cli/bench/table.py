@@ -1,4 +1,4 @@
-"""The report of ``bench sweep`` for people: lines as they come, tables at the end."""
+"""The report of ``bench sweep`` as text: lines during the measurement, tables at the end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NONE = "–"
 
 
 def sweep_tables(report: SweepReport) -> Group:
-    """Everything that was measured."""
+    """Return all measurements."""
     parts: list[Table | Group | str] = [
         f"{report.gpu}; streaming read {_rate(report.ceiling_bytes_per_s)}"
     ]
@@ -32,7 +32,7 @@ def sweep_tables(report: SweepReport) -> Group:
 
 
 def phase_line(phase: Phase) -> str:
-    """One line while others are still being measured."""
+    """Return one line, printed while others are still measured."""
     return (
         f"{phase.sweep}: {phase.name}, batch {phase.batch}, context {phase.context:.0f}: "
         f"{microseconds(phase.time_s)}, {_rate(phase.bytes_per_s)}, "
@@ -41,7 +41,7 @@ def phase_line(phase: Phase) -> str:
 
 
 def decoding_line(found: Decoding) -> str:
-    """The same for decoding."""
+    """Return the line of a decoding run."""
     return (
         f"spec: batch {found.batch}, {found.draft}: {found.tokens_per_s:.0f} tokens/s, "
         f"{found.mean_acceptance_length:.2f} tokens/step, "
@@ -50,13 +50,13 @@ def decoding_line(found: Decoding) -> str:
 
 
 def load_line(found: Load) -> str:
-    """The same for loading."""
+    """Return the line of loading."""
     times = ", ".join(f"{time_s:.2f}" for time_s in found.first_token_s) or _NONE
     return f"load: {found.load_s:.2f} s; new processes to the first token: {times} s"
 
 
 def microseconds(time_s: float) -> str:
-    """``1419.2 µs``."""
+    """Return a time such as ``1419.2 µs``."""
     return f"{time_s * 1e6:.1f} µs"
 
 

@@ -1,4 +1,4 @@
-"""``bench sweep ENGINE specpv``: steps over partial views against steps over the whole cache."""
+"""``bench sweep ENGINE specpv``: steps over partial views against steps over the full cache."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from specbuild.runtime.measure.graph_timing import profile_program, time_program
 from specbuild.runtime.measure.routed_experts import experts_touched
 
 VIEW_SWEEP = "specpv"
-# Retrieved tokens: the budgets that are compared.
+# The compared budgets, in retrieved tokens.
 RETRIEVED_TOKENS = (512, 1024, 2048, 4096, 8192)
-# Of each level of a draft the share that is accepted, for rates.
+# The acceptance rate of each draft level, for token rates.
 ACCEPTED_A_LEVEL = 0.7
-# How much of a buffer a full step re-verifies, on average over those that come early.
+# The share of a buffer that a full step re-verifies, averaged with early ones.
 BUFFER_SHARE = 0.75
 _PROFILE_REPEATS = 8
 
@@ -44,8 +44,8 @@ State = Mapping[str, int | np.ndarray]
 class ViewSweep:
     """Steps of an engine with SpecPV, with its deepest chain and with its tree, if it has one.
 
-    Rows of the tree name it. ``kernels`` collects profiles, ``retrieved`` says how many tokens
-    views retrieve.
+    Rows of the tree name it. ``kernels`` collects profiles; ``retrieved`` is the number of tokens
+    that views retrieve.
     """
 
     engine: Engine
@@ -58,39 +58,39 @@ class ViewSweep:
     def run(
         self, batches: Sequence[int], contexts: Sequence[int], budget: Budget, emit: Emit
     ) -> None:
-        """Every context with every batch, as far as the engine takes them."""
+        """Measure every context with every batch, as far as the engine supports them."""
         geometry, limit = self._geometry, self.engine.manifest.limits.max_seq_len
-        least = geometry.config.partial_threshold
-        for asked in contexts:
-            context = min(asked, limit - MARGIN_TOKENS)
-            if context < 0.9 * asked or context <= least:
+        threshold = geometry.config.partial_threshold
+        for requested in contexts:
+            context = min(requested, limit - MARGIN_TOKENS)
+            if context < 0.9 * requested or context <= threshold:
                 budget.left_out.append(
-                    f"specpv at {asked}: views are for {least + 1} to {limit - MARGIN_TOKENS} "
-                    "tokens"
+                    f"specpv at {requested}: views are for {threshold + 1} to "
+                    f"{limit - MARGIN_TOKENS} tokens"
                 )
                 continue
             blocks = self._blocks(context, budget)
             for batch in batches:
                 what = f"specpv, batch {batch}, context {context}"
-                left = tokens_left(self.engine, batch=batch, context=context)
-                if budget.allows_pages(what, left) and budget.allows(
+                remaining = tokens_left(self.engine, batch=batch, context=context)
+                if budget.allows_pages(what, remaining) and budget.allows(
                     what, prompt_tokens=batch * context
                 ):
                     self._placed(batch, context, blocks, budget, emit)
 
     def _blocks(self, context: int, budget: Budget) -> list[int]:
-        """Blocks that views retrieve, whole ones, fewest first; what does not fit is left out."""
+        """Return the numbers of blocks that views retrieve, ascending, as far as they fit."""
         config = self._geometry.config
         size = config.block_size
-        most = min(config.n_retrieval_blocks, self._geometry.summarised_blocks(context))
-        found = {tokens: tokens // size for tokens in self.retrieved}
+        max_blocks = min(config.n_retrieval_blocks, self._geometry.summarised_blocks(context))
+        block_counts = {tokens: tokens // size for tokens in self.retrieved}
         budget.left_out += [
             f"specpv, context {context}, {tokens} tokens retrieved: views retrieve "
-            f"{size} to {most * size}"
-            for tokens, blocks in found.items()
-            if not 1 <= blocks <= most
+            f"{size} to {max_blocks * size}"
+            for tokens, blocks in block_counts.items()
+            if not 1 <= blocks <= max_blocks
         ]
-        return sorted({blocks for blocks in found.values() if 1 <= blocks <= most})
+        return sorted({blocks for blocks in block_counts.values() if 1 <= blocks <= max_blocks})
 
     @property
     def _geometry(self) -> ViewGeometry:
@@ -110,7 +110,7 @@ class ViewSweep:
                     _Timing(self, placed, shape, emit).run(blocks)
 
     def _shapes(self, batch: int) -> list[DraftShape | None]:
-        """The deepest chain and the tree that there are steps for with so many sequences."""
+        """Return the deepest chain and the tree with steps for this batch."""
         table = ProgramTable(cuda_executor(self.engine).plan)
         able = [s for s in table.shapes() if table.max_sequences(s, full_logits=False) >= batch]
         chains = [shape for shape in able if shape.draft_top_k == 1]
@@ -119,7 +119,7 @@ class ViewSweep:
 
 
 def tokens_per_step(shape: DraftShape | None) -> float:
-    """What a step emits on average; of a tree the fewest, what a chain of its depth does."""
+    """Return the mean tokens of a step; for a tree the lower bound, a chain of its depth."""
     depth = 0 if shape is None else shape.draft_depth
     return sum(ACCEPTED_A_LEVEL**level for level in range(depth + 1))
 
@@ -129,7 +129,7 @@ def _of_tree(shape: DraftShape | None) -> str:
 
 
 class _Timing:
-    """The rows of one batch, context and draft."""
+    """Measure the rows of one batch, context and draft."""
 
     def __init__(
         self, sweep: ViewSweep, placed: BenchmarkBatch, shape: DraftShape | None, emit: Emit
@@ -149,11 +149,11 @@ class _Timing:
         )
 
     def run(self, budgets: Sequence[int]) -> None:
-        """Whole, the choice of a view alone, views of so many blocks, and the mix of all."""
+        """Yield a full step, the selection of a view alone, views of several sizes, and a mix."""
         exact: State = {"verified_len": self._length, "summarised": self._blocks}
         tree, unseen = _of_tree(self._shape), {**exact, "view_blocks": -1}
-        whole = self._row(f"whole{tree}", self._step, unseen, self._context)
-        self._emit(replace(whole, tokens_per_s=self._rate(whole.time_s)))
+        full_row = self._row(f"whole{tree}", self._step, unseen, self._context)
+        self._emit(replace(full_row, tokens_per_s=self._rate(full_row.time_s)))
         self._emit(self._row(f"full, with its choice{tree}", self._choosing,
                              {**exact, "full_step": 1}, self._context))  # fmt: skip
         for blocks in budgets:
@@ -163,32 +163,30 @@ class _Timing:
         config, batch = self._geometry.config, self._placed.batch
         state = {**exact, "view_blocks": self._blocks, "budget": blocks}
         self._choose({**exact, "full_step": 1, "budget": blocks})
-        seen = self._seen(blocks)
+        attended = self._attended_tokens(blocks)
         name = f"{blocks * config.block_size} tokens retrieved{_of_tree(self._shape)}"
-        partial = self._row(f"partial, {name}", self._step, state, seen, profile=profile)
+        partial = self._row(f"partial, {name}", self._step, state, attended, profile=profile)
         self._emit(partial)
         reverified = self._reverified
         first = np.zeros(batch, np.int32)
         first[0] = 1
         again = {**state, "full_step": first, "verified_len": self._length - reverified * first}
-        mean = (self._context + (batch - 1) * seen) / batch
+        mean = (self._context + (batch - 1) * attended) / batch
         refresh = self._row(f"refresh of one, {name}", self._refresh, again, mean,
                             reverified=reverified, profile=profile)  # fmt: skip
         self._emit(refresh)
         self._emit(self._mix(name, partial, refresh, reverified))
 
     def _choose(self, state: State) -> None:
-        """Every sequence chooses the view that its partial steps read; a reset leaves it alone.
+        """Select the view of every sequence for partial steps; a reset does not change it.
 
-        With the tables of a choice of fewer blocks, rows would see pages behind their own, which
-        nothing has been written to.
+        With the tables of a smaller selection, rows would attend to pages that were never written.
         """
         self._reset(state)()
         self._placed.executor.start(self._choosing)
 
     def _mix(self, name: str, partial: Phase, refresh: Phase, reverified: int) -> Phase:
-        """Each sequence re-verifies ``reverified`` tokens in turn: one refresh for so many
-        steps."""
+        """Re-verify ``reverified`` tokens of each sequence in turn: one refresh, several steps."""
         batch = self._placed.batch
         steps = max(1.0, reverified / tokens_per_step(self._shape) / batch)
 
@@ -221,8 +219,8 @@ class _Timing:
     def _rate(self, time_s: float) -> float:
         return self._placed.batch * tokens_per_step(self._shape) / time_s
 
-    def _seen(self, blocks: int) -> float:
-        """Tokens of a view: all but the blocks that it leaves out."""
+    def _attended_tokens(self, blocks: int) -> float:
+        """Return the tokens of a view: all except the blocks that it omits."""
         hidden = (self._blocks - np.minimum(blocks, self._blocks)).mean()
         return self._context - float(hidden) * self._geometry.config.block_size
 
@@ -231,12 +229,12 @@ class _Timing:
         name: str,
         entry: ProgramEntry,
         state: State,
-        seen: float,
+        attended: float,
         *,
         reverified: int = 0,
         profile: bool = False,
     ) -> Phase:
-        """A timed step whose full-attention layers read ``seen`` tokens a sequence."""
+        """Return a timed step whose full-attention layers read ``attended`` tokens per sequence."""
         runner, reset = self._placed.executor.runner, self._reset(state)
         reset()
         experts = experts_touched(self._placed.executor, entry)
@@ -245,7 +243,7 @@ class _Timing:
             self._profile(name, entry, reset)
         self._placed.reset()
         batch, nodes = self._placed.batch, entry.draft_tokens + 1
-        work = Work(batch * nodes + reverified, batch, seen, experts, logit_rows=batch * nodes)
+        work = Work(batch * nodes + reverified, batch, attended, experts, logit_rows=batch * nodes)
         traffic = self._sweep.traffic
         floor = traffic.step(
             work,
@@ -267,7 +265,7 @@ class _Timing:
         return replace(row, context=self._context)
 
     def _reset(self, state: State) -> Callable[[], None]:
-        """The placed sequences with this state of their views; no full step unless it says so."""
+        """Return the sequences with this state of their views; no full step by default."""
         executor, batch = self._placed.executor, self._placed.batch
         values = {
             name: np.broadcast_to(np.asarray(value, np.int32), (batch,)).copy()

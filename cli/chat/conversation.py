@@ -80,11 +80,11 @@ class Conversation:
             raise RequestError("there is no question yet to compare the answers of")
         if not self.has_draft:
             raise RequestError("the engine has no draft: there is nothing to compare")
-        kept = self.turns.pop()
+        question = self.turns.pop()
         try:
             requests = self._requests()
         finally:
-            self.turns.append(kept)
+            self.turns.append(question)
         plain = self._answer(requests, DraftSetting(None), lambda _: None)
         return plain, self._answer(requests, self.setting, show)
 

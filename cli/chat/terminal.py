@@ -76,7 +76,7 @@ class ChatTerminal:
     def _ask(self, question: str) -> None:
         stream = self._stream()
         try:
-            answer = self._chat.ask(question, _shown(stream))
+            answer = self._chat.ask(question, _printer(stream))
         except RequestError as error:
             raise RequestError(f"{error}; /reset starts a new conversation") from error
         stream.finish(0, answer.text)
@@ -120,7 +120,7 @@ class ChatTerminal:
 
     def _compare(self) -> None:
         stream = self._stream()
-        plain, drafted = self._chat.compare(_shown(stream))
+        plain, drafted = self._chat.compare(_printer(stream))
         stream.finish(0, drafted.text)
         self._console.print(comparison_table(plain, drafted))
         if self._chat.has_seen_answers:
@@ -133,7 +133,7 @@ class ChatTerminal:
         self._console.print(Text(text, style="dim" if dim else ""), soft_wrap=True)
 
 
-def _shown(stream: TokenStream) -> Callable[[TokenEvent], None]:
+def _printer(stream: TokenStream) -> Callable[[TokenEvent], None]:
     return lambda event: stream.write(0, event.text, from_draft=event.from_draft)
 
 

@@ -9,7 +9,7 @@ from specbuild.cli.options.shared import Debug
 
 
 @takes_options
-def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
+def build(options: BuildOptions, *, config: Config = None, _debug: Debug = False) -> None:
     """Compile a checkpoint, and optionally its draft, into an engine directory.
 
     Supported models are GPT-OSS, Llama, Qwen2, Qwen3, MiMo, Mistral, Mixtral, Phi,
@@ -30,7 +30,7 @@ def build(asked: BuildOptions, *, config: Config = None, _debug: Debug = False) 
     from specbuild.runtime.engine_dir.files import read_manifest
 
     with ProgressBar() as progress:
-        report = build_checked(asked, speculation_in(config), progress)
-    table = build_summary(asked.output, read_manifest(asked.output))
+        report = build_checked(options, speculation_in(config), progress)
+    table = build_summary(options.output, read_manifest(options.output))
     add_tactics(table, report.cuda)
     messages().print(table)

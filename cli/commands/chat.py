@@ -99,16 +99,18 @@ def chat(
 
     stated = {name: value for name, value in vars(sampling).items() if value is not None}
     SamplingParams(**stated)  # a wrong value is refused before the engine is built and loaded
-    named = engine_for(model_reference(model), build, config, drafter=drafter)
+    named_engine = engine_for(model_reference(model), build, config, drafter=drafter)
     settings = RuntimeSettings(
         threads=threads, verify_key=verify_key, pin=pin, device=device,
         experimental=experimental,
         generation_config=generation_config, prefix_caching="auto",
     )  # fmt: skip
-    engine = load_engine(named.path, settings)
+    engine = load_engine(named_engine.path, settings)
     if engine.text is None or not engine.text.has_template:
         missing = "tokenizer" if engine.text is None else "chat template"
-        raise SpecbuildError(f"{named.name} has no {missing}: specbuild run takes its prompts")
+        raise SpecbuildError(
+            f"{named_engine.name} has no {missing}: specbuild run takes its prompts"
+        )
     speculation_in(config).check(engine.manifest)
     params = GenerateParams(
         max_new_tokens=max_new_tokens,
@@ -118,7 +120,7 @@ def chat(
     conversation = Conversation(engine, params, setting, system)
     terminal = ChatTerminal(conversation, messages(), raw_terminal=raw_terminal)
     if sys.stdin is not None and sys.stdin.isatty():
-        terminal.greet(named.name)
+        terminal.greet(named_engine.name)
         terminal.run(typed_lines())
     else:
         terminal.run(piped_lines())

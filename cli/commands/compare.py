@@ -72,19 +72,19 @@ def compare(
     pieces = texts.pieces(text, loaded.reference, longest=texts.longest_piece(loaded.both, text))
     plan = measurement.CompareSettings(text.context, speed.max_new_tokens, speed.rounds)
     with ProgressBar() as progress:
-        found = measurement.compare(
+        comparison = measurement.compare(
             loaded, pieces, _prompts(loaded.reference, speed.prompts), plan, progress
         )
     if as_json:
-        print(console.json_line(found))
+        print(console.json_line(comparison))
     else:
         from specbuild.cli.tables.comparison_table import comparison_tables
 
-        console.output().print(comparison_tables(found))
+        console.output().print(comparison_tables(comparison))
     if plot is not None:
         from specbuild.cli.compare.plot import plot as draw
 
-        draw(found, plot)
+        draw(comparison, plot)
 
 
 def _prompts(engine: Engine, file: Path | None) -> list[Prompt]:

@@ -24,8 +24,8 @@ def doctor(_debug: Debug = False) -> None:
     from specbuild.runtime.device import this_device
 
     here = this_device()
-    wanted = (*_TO_BUILD, *_TO_RUN, *_TO_COMPILE, *_TO_LAUNCH, *_OTHERS)
-    found = {name: machine.package_version(name) for name in wanted}
+    packages = (*_TO_BUILD, *_TO_RUN, *_TO_COMPILE, *_TO_LAUNCH, *_OTHERS)
+    versions = {name: machine.package_version(name) for name in packages}
     table = console.fact_table("machine")
     table.add_row("Python", platform.python_version())
     table.add_row("system", f"{platform.system()} {platform.release()} {platform.machine()}")
@@ -39,31 +39,31 @@ def doctor(_debug: Debug = False) -> None:
     )
     if driver is not None and driver.gpus > 1:
         table.add_row("peer access", _peers(machine.unconnected_gpus()))
-    for name, version in found.items():
+    for name, version in versions.items():
         table.add_row(name, version or "not installed")
     console.output().print(table)
-    print(f"can build CPU engines: {_answer(found, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
-    print(f"can run CPU engines: {_answer(found, _TO_RUN, 'cpu')}")
+    print(f"can build CPU engines: {_answer(versions, (*_TO_BUILD, *_TO_RUN), 'cpu,build')}")
+    print(f"can run CPU engines: {_answer(versions, _TO_RUN, 'cpu')}")
     to_compile = (*_TO_BUILD, *_TO_COMPILE, *_TO_LAUNCH)
-    print(f"can build CUDA engines (sm_90a): {_answer(found, to_compile, 'build,cuda')}")
-    rtx = _answer(found, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
+    print(f"can build CUDA engines (sm_90a): {_answer(versions, to_compile, 'build,cuda')}")
+    rtx = _answer(versions, (*_TO_BUILD, "tensorrt-rtx"), "build,tensorrt-rtx")
     print(f"can build TensorRT-RTX engines: {rtx}")
     no_gpu = driver is None or driver.gpus == 0
     launches = (
-        "no: the NVIDIA driver reports no GPU" if no_gpu else _answer(found, _TO_LAUNCH, "cuda")
+        "no: the NVIDIA driver reports no GPU" if no_gpu else _answer(versions, _TO_LAUNCH, "cuda")
     )
     print(f"can run CUDA engines: {launches}")
 
 
 def _peers(unconnected: list[tuple[int, int]]) -> str:
-    """Which GPUs can run an engine together: those that read each other's memory."""
+    """Return which GPUs can run an engine together: those that read each other's memory."""
     if not unconnected:
         return "all GPUs"
     return f"not GPUs {', '.join(f'{i} and {j}' for i, j in unconnected)}"
 
 
-def _answer(found: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:
-    missing = [name for name in needed if found[name] is None]
+def _answer(versions: dict[str, str | None], needed: tuple[str, ...], extras: str) -> str:
+    missing = [name for name in needed if versions[name] is None]
     if not missing:
         return "yes"
     return f"no: {', '.join(missing)} missing; run pip install '.[{extras}]' in the checkout"

@@ -40,7 +40,7 @@ def estimate(
     from specbuild.runtime.measure.serving.simulation import Traffic, require_fitting
 
     manifest = read_manifest(engine)
-    asked = Traffic(
+    traffic_options = Traffic(
         requests=traffic.requests,
         prompt_tokens=traffic.prompt_tokens,
         output_tokens=traffic.output_tokens,
@@ -49,16 +49,23 @@ def estimate(
         request_s=traffic.request_ms / 1e3,
         seed=traffic.seed,
     )
-    require_fitting(manifest, asked)
-    contexts = tuple(sorted({asked.prompt_tokens, asked.prompt_tokens + asked.output_tokens // 2}))
+    require_fitting(manifest, traffic_options)
+    contexts = tuple(
+        sorted(
+            {
+                traffic_options.prompt_tokens,
+                traffic_options.prompt_tokens + traffic_options.output_tokens // 2,
+            }
+        )
+    )
     with ProgressBar() as progress:
-        found = costs_for(engine, manifest, costs, contexts, progress)
-    known = with_draft(found, drafted=costs.acceptance > 0)
+        all_costs = costs_for(engine, manifest, costs, contexts, progress)
+    used_costs = with_draft(all_costs, drafted=costs.acceptance > 0)
     report = predict(
         engine.resolve().name,
         manifest,
-        known,
-        asked,
+        used_costs,
+        traffic_options,
         targets=targets,
         acceptance=costs.acceptance,
     )

@@ -1,4 +1,4 @@
-"""``specbuild report``: an engine and what was measured with it, on one page."""
+"""``specbuild report``: an engine and its measurements on one page."""
 
 from __future__ import annotations
 

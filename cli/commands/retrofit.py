@@ -1,4 +1,4 @@
-"""``specbuild retrofit``: give a trained checkpoint what it was trained without."""
+"""``specbuild retrofit``: add components to a trained checkpoint."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def mla(
 
 
 def layer_table(report: LatentReport) -> Table:
-    """Ranks and relative errors of every changed layer."""
+    """Return the ranks and relative errors of every changed layer."""
     from rich.table import Table
 
     table = Table(title="relative errors", title_justify="left")
@@ -130,7 +130,7 @@ def layer_table(report: LatentReport) -> Table:
 
 
 def summary_table(report: LatentReport) -> Table:
-    """What the latents save and what they cost."""
+    """Return the savings and costs of the latents."""
     from specbuild.cli.terminal.console import fact_table
 
     table = fact_table("latents")

@@ -46,7 +46,7 @@ def run(
     prompt_text: PromptText = None,
     *,
     text: PromptOptions,
-    wanted: OutputOptions,
+    output_options: OutputOptions,
     sampling: SamplingOptions,
     generation_config: GenerationConfigName = "auto",
     build: ModelBuildOptions,
@@ -100,26 +100,26 @@ def run(
 
     reference = model_reference(model)
     _check_exact(exact, tree.given(), draft_tree, specpv.retrieval_blocks, dsa.top_k)
-    _check_shown(wanted, as_json=as_json)
+    _check_shown(output_options, as_json=as_json)
     placed = _prompts(prompt_text, text)
     _check_seeds(sampling.first_seed, len(placed))
     stated = {name: value for name, value in vars(sampling).items() if value is not None}
 
     def params_of(defaults: GenerationDefaults) -> list[GenerateParams]:
-        """The parameters of each prompt, with these defaults where none are stated."""
-        most = wanted.max_new_tokens or defaults.max_new_tokens
+        """Return the parameters of each prompt, with these defaults if it sets none."""
+        max_tokens = output_options.max_new_tokens or defaults.max_new_tokens
         values = defaults.sampling | stated
         return [
             item.params(
                 GenerateParams(
-                    max_new_tokens=most or DEFAULT_PARAMS.max_new_tokens,
+                    max_new_tokens=max_tokens or DEFAULT_PARAMS.max_new_tokens,
                     sampling=SamplingParams(**values | {"seed": sampling.first_seed + i}),
-                    stop=wanted.stop,
-                    ignore_eos=wanted.ignore_eos,
-                    min_tokens=wanted.min_tokens,
-                    top_logprobs=wanted.top_logprobs,
-                    logprobs=wanted.logprobs,
-                    guide=guide_of(wanted.guide),
+                    stop=output_options.stop,
+                    ignore_eos=output_options.ignore_eos,
+                    min_tokens=output_options.min_tokens,
+                    top_logprobs=output_options.top_logprobs,
+                    logprobs=output_options.logprobs,
+                    guide=guide_of(output_options.guide),
                     raw=text.raw,
                     specpv_retrieval_blocks=specpv.retrieval_blocks,
                     dsa_top_k=dsa.top_k,
@@ -129,7 +129,7 @@ def run(
             for i, item in enumerate(placed)
         ]
 
-    params_of(GenerationDefaults())  # a wrong value is refused before the engine is loaded
+    params_of(GenerationDefaults())  # A wrong value is refused before the engine is loaded.
     engine = engine_for(reference, build, config, drafter=drafter)
     settings = RuntimeSettings(
         threads=threads, verify_key=verify_key, pin=pin, device=device,
@@ -142,18 +142,18 @@ def run(
     setting = draft_setting_of(
         loaded.manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
     )
-    requests = _requests(loaded, placed, params_of(loaded.generation_defaults), wanted)
+    requests = _requests(loaded, placed, params_of(loaded.generation_defaults), output_options)
     events = loaded.decode(requests, speculation=setting.speculation, drafter=setting.drafter)
     with traced(loaded, trace):
         if as_json:
-            _print_records(events, with_logprobs=wanted.logprobs)
+            _print_records(events, with_logprobs=output_options.logprobs)
             return
-        _stream(loaded, requests, events, raw_terminal=wanted.raw_terminal)
+        _stream(loaded, requests, events, raw_terminal=output_options.raw_terminal)
     _print_notes(loaded, default_draft=setting.speculation == "default")
 
 
 def _prompts(prompt: str | None, options: PromptOptions) -> list[PlacedPrompt]:
-    """The prompt after MODEL, else those of the options. SpecbuildError if both are given."""
+    """Return the prompt after MODEL, else those of the options. SpecbuildError if both exist."""
     from specbuild.cli.terminal.prompt_file import read_prompts
 
     if prompt is not None and options.prompt is not None:
@@ -167,24 +167,24 @@ def _requests(
     params: Sequence[GenerateParams],
     output: OutputOptions,
 ) -> list[Request]:
-    """The prompts as requests, and a warning where the context ends before their outputs do."""
+    """Return the prompts as requests; warn if the context ends before their outputs."""
     from specbuild.cli.terminal.console import messages
     from specbuild.cli.terminal.prompt_file import checked_requests
 
     requests, stated = checked_requests(engine, placed, params), output.max_new_tokens
     cut = [r for r in requests if stated is not None and r.token_budget < stated]
     if cut:
-        least = min(cut, key=lambda request: request.token_budget)
+        shortest = min(cut, key=lambda request: request.token_budget)
         messages().print(
-            f"warning: --max-new-tokens {stated} exceeds the context: prompt {least.id} leaves "
-            f"{least.token_budget} tokens; --max-seq-len of the build sets the context",
+            f"warning: --max-new-tokens {stated} exceeds the context: prompt {shortest.id} leaves "
+            f"{shortest.token_budget} tokens; --max-seq-len of the build sets the context",
             soft_wrap=True,
         )
     return requests
 
 
 def _check_exact(exact: bool, *others: object) -> None:
-    """SpecbuildError where an option of drafts or lossy modes is beside --exact."""
+    """Raise SpecbuildError if an option of drafts or lossy modes is combined with --exact."""
     if exact and any(others):
         raise SpecbuildError(
             "--exact decodes without a draft and without lossy modes: leave the --draft, --specpv "
@@ -193,14 +193,14 @@ def _check_exact(exact: bool, *others: object) -> None:
 
 
 def _check_shown(output: OutputOptions, *, as_json: bool) -> None:
-    """SpecbuildError where log-probabilities are requested and nothing would show them."""
+    """Raise SpecbuildError if log-probabilities are requested and no output would have them."""
     if (output.logprobs or output.top_logprobs) and not as_json:
         name = "--logprobs" if output.logprobs else "--top-logprobs"
         raise SpecbuildError(f"{name} shows in JSON only: add --json")
 
 
 def _check_seeds(first: int, count: int) -> None:
-    """SpecbuildError unless each of ``count`` prompts has a seed, counted from the first."""
+    """Raise SpecbuildError unless each of ``count`` prompts has a seed, counted from the first."""
     from specbuild.runtime.sampling import MAX_SEED, MIN_SEED
 
     if not MIN_SEED <= first <= MAX_SEED - count + 1:
@@ -211,7 +211,7 @@ def _check_seeds(first: int, count: int) -> None:
 
 
 def _print_notes(engine: Engine, *, default_draft: bool) -> None:
-    """What of the engine is lossy, and why the draft is what it is where nothing was asked."""
+    """Print the engine's lossy modes, and the reason for the draft if the user chose none."""
     from specbuild.cli.terminal.console import messages
 
     dtype = engine.manifest.target.dtype

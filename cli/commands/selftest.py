@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from specbuild.runtime.measure.selftest import SelfCheck
 
 EXIT_NOT_SOUND = 1
-# Sequence and prompt of the timed step. Weights, not caches, are most of what it reads.
+# Tokens and prompt of the timed step, which reads mainly weights, not caches.
 _TIMED_CONTEXT = 256
 
 
 @dataclass(frozen=True)
 class StepSpeed:
-    """One sequence without a draft, and the memory traffic, in bytes per second.
+    """One sequence without a draft, and the memory bandwidth, in bytes per second.
 
-    ``read_bytes_per_s`` is the least that a step must read, by the time that it takes. It is None
-    on the host. ``streaming_bytes_per_s`` is a plain read of the same memory; None without the
-    compiler of its kernel.
+    ``read_bytes_per_s`` is the minimum bytes of a step divided by its time, None on the host.
+    ``streaming_bytes_per_s`` is a plain read of the same memory, None without the compiler of its
+    kernel.
     """
 
     tokens_per_s: float
@@ -38,7 +38,7 @@ class StepSpeed:
 
 @dataclass(frozen=True)
 class SelfTestReport:
-    """The result of a self-test. ``reasons`` say why the engine cannot run here."""
+    """The result of a self-test; ``reasons`` explain why the engine cannot run here."""
 
     engine: str
     backend: str
@@ -136,7 +136,7 @@ def _report(directory: Path, engine: Engine, machine: str) -> SelfTestReport:
 
 
 def _speed(engine: Engine) -> StepSpeed:
-    """A step of one sequence on a CUDA engine, else the tokens of one sequence."""
+    """Time a step of one sequence on a CUDA engine, else the tokens of one sequence."""
     from specbuild.runtime.device import this_device
     from specbuild.runtime.errors import SpecbuildError
     from specbuild.runtime.executors.cuda.executor import CudaExecutor
@@ -165,7 +165,7 @@ def _speed(engine: Engine) -> StepSpeed:
 
 
 def report_screen(report: SelfTestReport) -> Group:
-    """The report in at most one screen."""
+    """Print the report in at most one screen."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -191,7 +191,7 @@ def report_screen(report: SelfTestReport) -> Group:
 
 
 def speed_text(speed: StepSpeed) -> str:
-    """The speed of one sequence in a sentence."""
+    """Return the speed of one sequence in a sentence."""
     text = f"one sequence, no draft: {speed.tokens_per_s:.1f} tokens/s"
     streaming = speed.streaming_bytes_per_s
     if speed.read_bytes_per_s is None:

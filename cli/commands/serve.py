@@ -94,7 +94,7 @@ def serve(
     require_extra()
     from specbuild.cli.model.engine import engine_for, model_reference
 
-    named = engine_for(model_reference(model), build, config, drafter=drafter)
+    named_engine = engine_for(model_reference(model), build, config, drafter=drafter)
     with starting() as started:
         from specbuild.cli.terminal.console import messages
         from specbuild.cli.terminal.engine_loading import load_engine, traced
@@ -109,7 +109,7 @@ def serve(
         _warn_without_keys(place, keys)
         if exact and (tree.given() or draft_tree):
             raise SpecbuildError("--exact decodes without a draft: leave the --draft options out")
-        manifest = _checked(named.path, Origin(verify_key, pin), naming, device)
+        manifest = _checked(named_engine.path, Origin(verify_key, pin), naming, device)
         speculation_in(config).check(manifest)
         setting = draft_setting_of(
             manifest, tree, no_spec=no_spec or exact, drafter=drafter, tree_file=draft_tree
@@ -122,8 +122,8 @@ def serve(
             prefill=PrefillSchedule(prefill_rows_per_turn), kv_policy=kv_policy,
             **prefix.settings,
         )  # fmt: skip
-        loaded = load_engine(named.path, settings)
-        names = naming.served_model_name or (named.name,)
+        loaded = load_engine(named_engine.path, settings)
+        names = naming.served_model_name or (named_engine.name,)
         app = App(
             loaded,
             AppOptions(
@@ -153,7 +153,7 @@ def serve(
 
 
 def _place(address: AddressOptions) -> Address:
-    """Where the server listens. RequestError where its certificate cannot be read."""
+    """Return the server's address. RequestError if its certificate cannot be read."""
     from specbuild.runtime.serve.server import Address
 
     return Address(
@@ -166,7 +166,7 @@ def _place(address: AddressOptions) -> Address:
 
 
 def _address_line(name: str, place: Address, socket_name: object, *, page: bool) -> str:
-    """The line that says where the server is; its last word is the address."""
+    """Return the line with the server's address as its last word."""
     if place.uds is not None:
         return f"serving {name} at {place.uds}"
     paths = "API below /v1, chat page at /" if page else "API below /v1"
@@ -183,7 +183,7 @@ def _warn_without_keys(place: Address, keys: object) -> None:
 
 
 def _checked(engine: Path, origin: Origin, model: ModelOptions, device: str | None) -> Manifest:
-    """The manifest; SpecbuildError for what contradicts it, before anything is loaded."""
+    """Return the manifest; SpecbuildError for contradicting options, before anything is loaded."""
     from specbuild.runtime.engine_dir.files import read_manifest
     from specbuild.runtime.executors.registry import gpu_numbers
     from specbuild.runtime.text.tokenizer import TOKENIZER_FILE
@@ -206,7 +206,7 @@ def _show_footprint(manifest: Manifest, pages: PageOptions) -> None:
 
 
 def require_extra() -> None:
-    """Raises SpecbuildError where a library of the extra ``serve`` is missing."""
+    """Raise SpecbuildError if a library of the extra ``serve`` is missing."""
     needed = ("starlette", "uvicorn", "httptools", "uvloop", "pydantic", "prometheus_client")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
@@ -216,7 +216,7 @@ def require_extra() -> None:
 
 
 def _form(engine: Engine, model: ModelOptions) -> OutputFormat | None:
-    """How outputs are read; None for an engine without a tokenizer."""
+    """Return the output format; None for an engine without a tokenizer."""
     from specbuild.runtime.serve.parsers.output_formats import output_format
 
     if engine.text is None:
@@ -231,7 +231,7 @@ def _form(engine: Engine, model: ModelOptions) -> OutputFormat | None:
 
 
 def _keys(address: AddressOptions) -> tuple[str, ...]:
-    """The keys of both options."""
+    """Return the keys of both options."""
     keys = list(address.api_key)
     if address.api_key_file is not None:
         lines = read_option_file(address.api_key_file, "--api-key-file").split()
@@ -242,5 +242,5 @@ def _keys(address: AddressOptions) -> tuple[str, ...]:
 
 
 def _port(name: object) -> object:
-    """The port out of a socket's own name."""
+    """Return the port in a socket's own name."""
     return name[1] if isinstance(name, tuple) else name

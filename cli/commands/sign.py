@@ -1,4 +1,4 @@
-"""``specbuild sign``: says who an engine is from."""
+"""``specbuild sign``: sign an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``specbuild synth``: a model of known behaviour, in a checkpoint's or an engine's true size."""
+"""``specbuild synth``: a synthetic model with known output, in the sizes of a real one."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ def synth(
             "--backend": backend, "--gpu": gpu, "--tensor-parallel": tensor_parallel,
             "--drafter": drafter,
         }  # fmt: skip
-        own = [flag for flag, given in flags.items() if given]
+        flags_of_model = [flag for flag, given in flags.items() if given]
         groups = (limits, drafting, suffix, kernels, specpv, dsa)
-        own += [group.flag(name) for group in groups for name in group.given()]
-        if own:
+        flags_of_model += [group.flag(name) for group in groups for name in group.given()]
+        if flags_of_model:
             raise SpecbuildError(
-                f"{own[0]} is about an engine; give --engine DIR in place of --output"
+                f"{flags_of_model[0]} is about an engine; give --engine DIR in place of --output"
             )
     model = SynthModel(asked)
     if output is not None:

@@ -1,4 +1,4 @@
-"""``specbuild train``: what a checkpoint lacks, learned from the checkpoint."""
+"""``specbuild train``: train components that a checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _train(context: typer.Context) -> None:
 
 @train.command(cls=Command)
 @takes_options
-def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
+def draft(options: TrainOptions, *, _debug: Debug = False) -> None:
     """Train a draft for a target: EAGLE3 with test-time training, or another kind.
 
     Training text is [b].py .txt .md .jsonl[/b] files, or directories of them. Sizes that
@@ -39,9 +39,9 @@ def draft(asked: TrainOptions, *, _debug: Debug = False) -> None:
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
     with ProgressBar() as progress:
-        train_draft(asked, progress)
+        train_draft(options, progress)
     messages().print(
-        f"draft written to {asked.output}; use it with specbuild build --draft", soft_wrap=True
+        f"draft written to {options.output}; use it with specbuild build --draft", soft_wrap=True
     )
 
 

@@ -1,4 +1,4 @@
-"""``specbuild train mla`` and ``specbuild train dsa``: train what a retrofit adds, nothing else."""
+"""``specbuild train mla`` and ``specbuild train dsa``: train only what a retrofit adds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specbuild.cli.options.shared import Debug
 
 
 @takes_options
-def mla(asked: LatentTraining, *, _debug: Debug = False) -> None:
+def mla(options: LatentTraining, *, _debug: Debug = False) -> None:
     """Train latents that replace keys and values (MLA-lite) for a frozen model.
 
     The model with latents learns to reproduce the outputs of the model without them.
@@ -26,11 +26,11 @@ def mla(asked: LatentTraining, *, _debug: Debug = False) -> None:
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
     with ProgressBar() as progress:
-        train_latents(asked, progress)
+        train_latents(options, progress)
 
 
 @takes_options
-def dsa(asked: IndexerTraining, *, _debug: Debug = False) -> None:
+def dsa(options: IndexerTraining, *, _debug: Debug = False) -> None:
     """Train indexers that select the tokens to attend to (DSA-lite) for a frozen model.
 
     Indexers learn to reproduce the model's attention scores. Latents in the checkpoint
@@ -47,4 +47,4 @@ def dsa(asked: IndexerTraining, *, _debug: Debug = False) -> None:
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
     with ProgressBar() as progress:
-        train_indexers(asked, progress)
+        train_indexers(options, progress)

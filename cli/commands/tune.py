@@ -1,4 +1,4 @@
-"""``specbuild tune``: measure kernel variants and steps on this GPU, and let an engine use them."""
+"""``specbuild tune``: measure kernel variants and steps on this GPU for an engine."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def tune(
             report = None if skip_tactics else tune_engine(asked, progress)
             costs = None if skip_costs else tune_costs(engine, progress)
     finally:
-        # The tactics are in the engine, whatever becomes of the costs.
+        # The tactics are stored in the engine even if the cost measurement fails.
         if as_json and (report or costs):
             print(json_line({"tactics": report, "step_costs": costs}))
         elif report is not None:
@@ -154,7 +154,7 @@ def tune(
 
 
 def tune_table(report: TuneReport) -> Table:
-    """What was measured, and what it gained by op."""
+    """Print the measurements, and the gains by op."""
     from specbuild.cli.terminal.console import fact_table
 
     table = fact_table("tuned")

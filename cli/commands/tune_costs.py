@@ -1,4 +1,4 @@
-"""The part of ``specbuild tune`` that times whole steps and stores the table in the engine."""
+"""The part of ``specbuild tune`` that times complete steps and stores the table in the engine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def tune_costs(path: Path, progress: Progress) -> StepCostFacts:
-    """Measures the engine's step costs on this GPU and stores them in its directory.
+    """Measure the engine's step costs on this GPU and store them in its directory.
 
-    Returns what ``inspect`` shows of them. Raises UnsupportedHereError where the engine does not
-    run here or its steps run on the host.
+    Returns the table for ``inspect``. Raises UnsupportedHereError if the engine does not run here
+    or its steps run on the host.
     """
     from specbuild.builder.engine.rewrite import rewrite_engine
     from specbuild.cli.tables.step_cost_table import step_cost_facts

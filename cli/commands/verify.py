@@ -1,4 +1,4 @@
-"""``specbuild verify``: hold an engine against an independent reference."""
+"""``specbuild verify``: compare an engine with an independent reference."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def verify(
 
 
 def verify_tables(report: VerifyReport) -> Group:
-    """The stages and the losslessness check, as two tables and a verdict."""
+    """Print the stages and the losslessness check, as two tables and a verdict."""
     from rich.console import Group
     from rich.text import Text
 

@@ -1,1 +1,1 @@
-"""What two engines cost and give, measured against each other."""
+"""Compares two engines: accuracy, speed and size."""

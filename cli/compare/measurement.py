@@ -1,4 +1,4 @@
-"""Reads a text with two engines, and decodes prompts with both in turn."""
+"""Evaluates a text with two engines, and decodes prompts with both alternately."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specbuild.runtime.request import GenerateParams, Prompt
 
 _WARM_UP_TOKENS = 8
 _BINS = 16
-# The start of a piece that is decoded where no prompts are given.
+# The start of a piece that is decoded if no prompts are given.
 _PROMPT_TOKENS = 64
 
 Ids = tuple[int, ...]
@@ -29,7 +29,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Engines:
-    """Two engines of one model, loaded, and where they are."""
+    """Two loaded engines of one model, and their directories."""
 
     reference: Engine
     other: Engine
@@ -37,15 +37,16 @@ class Engines:
 
     @property
     def both(self) -> tuple[Engine, Engine]:
-        """The reference first."""
+        """Both engines, the reference first."""
         return self.reference, self.other
 
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """``context`` tokens of each piece are read as a prompt and not judged.
+    """Sizes of a comparison; the first ``context`` tokens of each piece are not evaluated.
 
-    ``new_tokens`` are decoded of each prompt, 0 for no speeds, ``rounds`` times with each engine.
+    ``new_tokens`` are decoded from each prompt, ``rounds`` times with each engine; 0 measures no
+    speed.
     """
 
     context: int
@@ -60,18 +61,18 @@ def compare(
     plan: CompareSettings,
     progress: Progress,
 ) -> Comparison:
-    """Every text has two tokens behind the context.
+    """Compare the engines on texts, which have at least two tokens after the context.
 
-    Raises SpecbuildError where an engine cannot give the logits behind a text's tokens.
+    Raises SpecbuildError if an engine cannot compute the logits after a text's tokens.
     """
     rows, positions = FidelityRows(), []
     progress.start("text", sum(len(text) - 1 - plan.context for text in texts), "tokens")
     for text in texts:
-        for at, reference, other in _aligned(engines, text, plan.context):
-            keep = (at >= plan.context) & (at < len(text) - 1)
+        for position, reference, other in _aligned(engines, text, plan.context):
+            keep = (position >= plan.context) & (position < len(text) - 1)
             if keep.any():
-                rows.add(reference[keep], other[keep], np.array(text)[at[keep] + 1])
-                positions.append(at[keep])
+                rows.add(reference[keep], other[keep], np.array(text)[position[keep] + 1])
+                positions.append(position[keep])
                 progress.advance(int(keep.sum()))
     pairs = _speeds(engines, prompts or _beginnings(texts), plan, progress)
     ratios = [
@@ -90,20 +91,20 @@ def compare(
 def _aligned(
     engines: Engines, text: Ids, context: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Positions [n] and the logits [n, V] of both, whatever rows either gives at once."""
+    """Yield positions [n] and the logits [n, V] of both, for any chunk sizes of the engines."""
     streams = [logits_behind(engine, text, context) for engine in engines.both]
-    held = [next(stream) for stream in streams]
+    chunks = [next(stream) for stream in streams]
     first = 0
     while first < len(text) - 1:
-        ends = [start + len(logits) for start, logits in held]
+        ends = [start + len(logits) for start, logits in chunks]
         end = min(ends)
-        ours, theirs = (logits[first - start : end - start] for start, logits in held)
+        ours, theirs = (logits[first - start : end - start] for start, logits in chunks)
         yield np.arange(first, end), ours, theirs
         first = end
         if first < len(text) - 1:
-            held = [
+            chunks = [
                 next(stream) if end == first else rows
-                for stream, rows, end in zip(streams, held, ends, strict=True)
+                for stream, rows, end in zip(streams, chunks, ends, strict=True)
             ]
     for stream in streams:
         stream.close()
@@ -112,10 +113,10 @@ def _aligned(
 def logits_behind(
     engine: Engine, text: Ids, context: int
 ) -> Generator[tuple[int, np.ndarray], None, None]:
-    """The first position of each part, and its logits.
+    """Yield the first position of each chunk, and its logits.
 
-    Behind the context an engine whose steps see less than a prompt's rows do takes steps, but for
-    those of a device, which read all as a prompt.
+    On the host, an engine whose steps attend to less than a prompt's rows decodes the tokens after
+    the context one by one. A device processes all of them as a prompt.
     """
     lossy = engine.manifest.specpv is not None or engine.manifest.dsa is not None
     stepped = lossy and not engine.executor.capabilities.device_step
@@ -133,7 +134,7 @@ def _beginnings(texts: Sequence[Ids]) -> list[Prompt]:
 def _speeds(
     engines: Engines, prompts: Sequence[Prompt], plan: CompareSettings, progress: Progress
 ) -> list[tuple[RunRecord, RunRecord]]:
-    """Each prompt with one engine right after the other; which goes first alternates."""
+    """Decode each prompt with both engines in direct succession, alternating which is first."""
     if plan.new_tokens == 0:
         return []
     params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
@@ -145,8 +146,8 @@ def _speeds(
     for turn in range(plan.rounds):
         for i, prompt in enumerate(prompts):
             order = engines.both if (turn + i) % 2 == 0 else engines.both[::-1]
-            found = [decoded(engine, prompt, params, DraftSetting()) for engine in order]
-            first, second = found if order == engines.both else found[::-1]
+            records = [decoded(engine, prompt, params, DraftSetting()) for engine in order]
+            first, second = records if order == engines.both else records[::-1]
             pairs.append((first, second))
             progress.advance(1)
     return pairs
@@ -169,27 +170,27 @@ def _side(engine: Engine, path: str, records: Sequence[RunRecord]) -> EngineSide
 
 
 def lossy_names(manifest: Manifest) -> tuple[str, ...]:
-    """What of an engine may give other tokens than its checkpoint does."""
+    """Return the properties of an engine that may change tokens relative to its checkpoint."""
     target = manifest.target
     modes = {
         "SpecPV": manifest.specpv is not None,
         "DSA": manifest.dsa is not None,
-        # Those that the model was made with change nothing.
+        # Latents with which the model was trained change nothing.
         "latents": bool(target.latent_dims) and target.mla is None,
         f"{target.dtype} weights": target.dtype is not None,
         "fp8 caches": bool(manifest.lossy_groups),
     }
-    return tuple(name for name, held in modes.items() if held)
+    return tuple(name for name, chunks in modes.items() if chunks)
 
 
 def cache_bytes_per_token(manifest: Manifest, kv_bytes: dict[str, int]) -> float:
-    """Of the groups that keep every token; a window's share does not grow with the length."""
-    whole = [group for group in manifest.cache_groups if not group.window]
-    return sum(kv_bytes[g.name] / (g.pages * g.page_size) for g in whole)
+    """Return the bytes of a token in the groups without a window, which grow with the length."""
+    full_groups = [group for group in manifest.cache_groups if not group.window]
+    return sum(kv_bytes[g.name] / (g.pages * g.page_size) for g in full_groups)
 
 
 def _by_position(positions: np.ndarray, divergence: np.ndarray) -> tuple[PositionBin, ...]:
-    """Bins of equal width over the positions that were judged."""
+    """Return bins of equal width over the evaluated positions."""
     first, last = int(positions.min()), int(positions.max())
     edges = np.unique(np.linspace(first, last + 1, _BINS + 1).astype(int))
     bins = []

@@ -1,4 +1,4 @@
-"""What ``compare`` reads with both engines, and what it decodes."""
+"""Options of ``compare``: the text and the prompts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specbuild.builder.option_readers import repeated
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions(OptionGroup):
-    """The text, ``length`` tokens at a time; the first ``context`` of each are not judged."""
+    """The text, in pieces of ``length`` tokens; the first ``context`` of each are not evaluated."""
 
     PANEL: ClassVar[str] = "Text"
 
@@ -41,7 +41,7 @@ class TextOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedOptions(OptionGroup):
-    """What is decoded, ``rounds`` times with each engine; 0 new tokens are no speeds."""
+    """The prompts, decoded ``rounds`` times with each engine; 0 new tokens measure no speed."""
 
     PANEL: ClassVar[str] = "Speed"
 

@@ -1,4 +1,4 @@
-"""What ``compare`` found: fidelity, speed and size of two engines."""
+"""The report of ``compare``: accuracy, speed and size of two engines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specbuild.runtime.measure.fidelity import Fidelity
 
 @dataclass(frozen=True)
 class EngineSide:
-    """One engine: where it is, how it was built, and what it takes.
+    """One engine: its directory, its build, and its sizes.
 
-    ``lossy`` names what may change its output. ``cache_bytes_per_token`` counts the groups that
-    keep every token. Speeds are medians over the prompts, None where none was decoded.
+    ``lossy`` names the properties that may change its output. ``cache_bytes_per_token`` counts the
+    groups without a window. Speeds are medians over the prompts, None if none was decoded.
     """
 
     path: str
@@ -29,7 +29,7 @@ class EngineSide:
 
 @dataclass(frozen=True)
 class PositionBin:
-    """Mean divergence, in nats, of the rows at positions ``first`` to ``last`` of their pieces."""
+    """The mean divergence in nats of rows at positions ``first`` to ``last`` of the pieces."""
 
     first: int
     last: int
@@ -39,10 +39,10 @@ class PositionBin:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare --json`` prints.
+    """The output of ``compare --json``.
 
-    ``speed_ratio`` is the other's tokens a second over the reference's, the median over pairs of
-    one prompt. ``judged_from`` is the first position of a piece whose next token is judged.
+    ``speed_ratio`` is the other's tokens per second divided by the reference's, the median over
+    prompts. ``judged_from`` is the first evaluated position of a piece.
     """
 
     reference: EngineSide

@@ -1,4 +1,4 @@
-"""The text that both engines read: pieces of token ids."""
+"""The text that both engines evaluate: pieces of token ids."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ _IDS_SUFFIX = ".npy"
 _LENGTH = 2048
 
 
-def pieces(asked: TextOptions, engine: Engine, *, longest: int) -> list[tuple[int, ...]]:
-    """Each file's tokens in pieces of ``longest``, until as many as are asked for are taken.
+def pieces(options: TextOptions, engine: Engine, *, longest: int) -> list[tuple[int, ...]]:
+    """Return each file's tokens in pieces of ``longest``, up to the requested number.
 
-    A piece has two tokens behind its context at least: the first of them is judged by the second.
-    Raises SpecbuildError for a file that cannot be read, or ids outside the vocabulary, and where
-    there is no such piece.
+    A piece has at least two tokens after its context: the second evaluates the first. Raises
+    SpecbuildError if a file cannot be read, an id is outside the vocabulary, or no piece is long
+    enough.
     """
-    found: list[tuple[int, ...]] = []
-    left = asked.tokens
-    for file in asked.files:
-        ids = _ids(file, engine)[: max(left, 0)]
+    all_pieces: list[tuple[int, ...]] = []
+    remaining = options.tokens
+    for file in options.files:
+        ids = _ids(file, engine)[: max(remaining, 0)]
         for start in range(0, len(ids), longest):
             piece = ids[start : start + longest]
-            left -= len(piece)
-            if len(piece) > asked.context + 1:
-                found.append(piece)
-    if not found:
-        behind = f" behind a context of {asked.context}" if asked.context else ""
+            remaining -= len(piece)
+            if len(piece) > options.context + 1:
+                all_pieces.append(piece)
+    if not all_pieces:
+        after_context = f" behind a context of {options.context}" if options.context else ""
         raise SpecbuildError(
-            f"no piece of the texts has two tokens{behind}: give more with --text, --tokens or "
-            "--length"
+            f"no piece of the texts has two tokens{after_context}: give more with --text, "
+            "--tokens or --length"
         )
-    return found
+    return all_pieces
 
 
-def longest_piece(engines: Sequence[Engine], asked: TextOptions) -> int:
-    """Tokens of a piece: as asked for, or as the engines take.
+def longest_piece(engines: Sequence[Engine], options: TextOptions) -> int:
+    """Return the number of tokens of a piece: as requested, or the maximum of the engines.
 
-    Raises SpecbuildError where an engine takes fewer than asked for.
+    Raises SpecbuildError if more is requested than an engine supports.
     """
-    most = min(engine.manifest.limits.max_seq_len for engine in engines)
-    if asked.length is not None and asked.length > most:
-        raise SpecbuildError(f"--length {asked.length}: an engine takes {most} tokens at most")
-    return min(most, _LENGTH) if asked.length is None else asked.length
+    max_seq_len = min(engine.manifest.limits.max_seq_len for engine in engines)
+    if options.length is not None and options.length > max_seq_len:
+        raise SpecbuildError(
+            f"--length {options.length}: an engine takes {max_seq_len} tokens at most"
+        )
+    return min(max_seq_len, _LENGTH) if options.length is None else options.length
 
 
 def require_same_tokens(reference: Engine, other: Engine) -> None:
-    """SpecbuildError where two engines do not mean the same by a token's id."""
+    """Raise SpecbuildError if a token id has different meanings in the two engines."""
     sizes = [engine.manifest.target.vocab for engine in (reference, other)]
     if sizes[0] != sizes[1]:
         raise SpecbuildError(
@@ -88,7 +90,7 @@ def _ids(file: Path, engine: Engine) -> tuple[int, ...]:
 
 
 def _stored_ids(file: Path, vocab: int) -> tuple[int, ...]:
-    """Ids [tokens] or [n, tokens], whose rows follow each other."""
+    """Ids [tokens] or [n, tokens] with consecutive rows."""
     ids = np.load(file, mmap_mode="r", allow_pickle=False).ravel()[:MAX_PROMPT_BYTES]
     if ids.dtype.kind not in "iu":
         raise SpecbuildError(f"--text {file} holds {ids.dtype}, must be whole numbers")

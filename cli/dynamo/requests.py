@@ -1,7 +1,7 @@
-"""Requests of NVIDIA Dynamo's front end, and what answers them: ids in, ids out.
+"""Converts requests and responses of NVIDIA Dynamo's frontend: ids in, ids out.
 
-The front end has tokenised the prompt, and makes text of what comes back; it looks for stop strings
-there, and leaves the request once it has found one.
+The frontend tokenizes prompts and detokenizes responses. It also searches stop strings, and cancels
+the request when it finds one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbuild.runtime.records import FinishReason
 from specbuild.runtime.request import Event, FinishEvent, GenerateParams, TokenEvent
 from specbuild.runtime.sampling import served_sampling
 
-# How the front end calls what ended a request.
+# The frontend's names of finish reasons.
 _REASONS: Mapping[FinishReason, str] = {
     "length": "length",
     "eos": "stop",
@@ -29,23 +29,25 @@ _REASONS: Mapping[FinishReason, str] = {
 def params_of(
     request: Mapping[str, Any], *, longest: int, defaults: GenerationDefaults | None = None
 ) -> GenerateParams:
-    """What a request asks of a sequence that may have ``longest`` tokens behind its prompt.
+    """Return the parameters of a request with up to ``longest`` tokens after its prompt.
 
-    ``defaults`` are the model's where the request states nothing.
+    ``defaults`` are the model's, for parameters that the request does not set.
 
-    Raises RequestError where it asks for what an engine does not do, or a value is none.
+    Raises RequestError for an unsupported or invalid value.
     """
     defaults = defaults or GenerationDefaults()
-    sampling = _given(request, "sampling_options")
-    stopping = _given(request, "stop_conditions")
-    logprobs = _given(request, "output_options").get("logprobs")
+    sampling = _group(request, "sampling_options")
+    stopping = _group(request, "stop_conditions")
+    logprobs = _group(request, "output_options").get("logprobs")
     if sampling.get("guided_decoding"):
         raise RequestError("structured output is not supported with Dynamo: use specbuild serve")
     if (sampling.get("n") or 1) != 1:
         raise RequestError("n must be 1 with Dynamo: send one request per choice")
-    most = stopping.get("max_tokens")
+    max_tokens = stopping.get("max_tokens")
     return GenerateParams(
-        max_new_tokens=defaults.max_new_tokens or max(1, longest) if most is None else most,
+        max_new_tokens=defaults.max_new_tokens or max(1, longest)
+        if max_tokens is None
+        else max_tokens,
         sampling=served_sampling(sampling, defaults.sampling),
         stop_token_ids=tuple(
             token
@@ -61,7 +63,7 @@ def params_of(
 
 
 def chunk_of(events: Sequence[Event], *, prompt_tokens: int, logprobs: bool) -> dict[str, Any]:
-    """What a turn gave a request: ids, and with the last ones why it ended and how many."""
+    """Return a turn's tokens for a request; the last ones have finish reason and usage."""
     tokens = [event for event in events if isinstance(event, TokenEvent)]
     chunk: dict[str, Any] = {"token_ids": [event.token_id for event in tokens], "index": 0}
     if logprobs and tokens:
@@ -69,28 +71,28 @@ def chunk_of(events: Sequence[Event], *, prompt_tokens: int, logprobs: bool) -> 
         chunk["top_logprobs"] = [_likeliest(event) for event in tokens]
     ended = next((event for event in events if isinstance(event, FinishEvent)), None)
     if ended is not None:
-        made = ended.record.stats.output_tokens
+        output_tokens = ended.record.stats.output_tokens
         chunk["finish_reason"] = _REASONS[ended.record.finish_reason]
         chunk["completion_usage"] = {
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": made,
-            "total_tokens": prompt_tokens + made,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
         }
     return chunk
 
 
-def _given(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A group of fields, which may be absent or null."""
-    found = request.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise RequestError(f"{name} is {found!r}, must be an object")
-    return found
+def _group(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a group of fields, which may be absent or null."""
+    fields = request.get(name) or {}
+    if not isinstance(fields, Mapping):
+        raise RequestError(f"{name} is {fields!r}, must be an object")
+    return fields
 
 
 def _likeliest(event: TokenEvent) -> list[dict[str, Any]]:
-    """The alternatives at a token, the likeliest first; the token itself where none were asked."""
-    known = event.top_logprobs or ((event.token_id, event.logprob),)
+    """Return the alternatives at a token, likeliest first; by default the token itself."""
+    alternatives = event.top_logprobs or ((event.token_id, event.logprob),)
     return [
         {"rank": rank, "token_id": token, "token": None, "logprob": logprob}
-        for rank, (token, logprob) in enumerate(known, start=1)
+        for rank, (token, logprob) in enumerate(alternatives, start=1)
     ]

@@ -1,6 +1,6 @@
-"""An engine as a worker of NVIDIA Dynamo: its front end and router send ids, and take ids back.
+"""An engine as a worker of NVIDIA Dynamo, whose frontend and router exchange token ids with it.
 
-Imported where ``specbuild dynamo`` runs: the package ``ai-dynamo`` is needed.
+Imported only by ``specbuild dynamo``: it needs the package ``ai-dynamo``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _EVENTS = EventEndpoints("tcp://127.0.0.1:*")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """A worker of Dynamo. ``model`` is the folder of which its front end takes the tokenizer.
+    """The settings of a worker; the frontend reads the tokenizer in the folder ``model``.
 
-    ``namespace``, ``component`` and ``endpoint`` name it; ``discovery`` and ``event_plane`` are
-    Dynamo's. ``prefix_cache`` off: no pages are kept, and the router is told of none.
+    ``namespace``, ``component`` and ``endpoint`` name the worker; ``discovery`` and ``event_plane``
+    are settings of Dynamo. Without ``prefix_cache`` no pages are cached and no events are
+    published.
     """
 
     engine: Path
@@ -52,7 +53,7 @@ class WorkerOptions:
 
 
 class DynamoEngine(LLMEngine):  # type: ignore[misc]
-    """The life of an engine as Dynamo's worker drives it: start, requests, cleanup."""
+    """The life cycle of an engine as Dynamo's worker drives it: start, requests, cleanup."""
 
     def __init__(self, options: WorkerOptions) -> None:
         self._options = options
@@ -63,12 +64,12 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
 
     @classmethod
     async def from_args(cls, argv: list[str] | None = None) -> tuple[LLMEngine, WorkerConfig]:
-        """The command line is ``specbuild dynamo``'s; SpecbuildError always."""
+        """Raise SpecbuildError: the command line is that of ``specbuild dynamo``."""
         del argv
         raise SpecbuildError("start a worker with 'specbuild dynamo ENGINE --model DIR'")
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Loads the engine; what the front end and the router are to know of it."""
+        """Load the engine, and return its description for the frontend and the router."""
         del worker_id
         options = self._options
         settings = RuntimeSettings(
@@ -96,7 +97,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
     async def generate(
         self, request: dict[str, Any], context: Any
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """One request; a chunk for each turn that gave it tokens. ApiError where it is refused."""
+        """Yield a chunk for each turn with tokens of a request. ApiError if it is refused."""
         assert self._service is not None and self._engine is not None
         ids = tuple(token_ids_to_list(request["token_ids"]))
         longest = self._engine.manifest.limits.max_seq_len - len(ids)
@@ -114,19 +115,19 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
             self._tell()
 
     async def kv_event_sources(self) -> list[ZmqSource]:
-        """Where the router is told of pages."""
+        """Return the sources of cache events for the router."""
         return [] if self._events is None else [ZmqSource(self._events.endpoint)]
 
     def component_metrics_dp_ranks(self) -> list[int]:
-        """One engine, one rank."""
+        """Return 1: there is one engine with one data-parallel rank."""
         return [0]
 
     def attach_snapshot_publisher(self, publisher: Any) -> None:
-        """What tells the router how full the caches are."""
+        """Set the object that publishes the cache usage to the router."""
         self._snapshots = publisher
 
     async def cleanup(self) -> None:
-        """Ends what runs, and tells the last events."""
+        """Stop all requests, and publish the last events."""
         if self._engine is not None:
             await asyncio.to_thread(self._engine.session.abort().wait, 10.0)
         if self._events is not None:
@@ -134,7 +135,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
         self._engine = self._service = self._events = None
 
     def _tell(self) -> None:
-        """The share of pages in use now."""
+        """Return the share of used pages."""
         if self._snapshots is None or self._engine is None:
             return
         _, pages = _blocks(self._engine.manifest)
@@ -149,7 +150,7 @@ class DynamoEngine(LLMEngine):  # type: ignore[misc]
 
 
 def serve_worker(options: WorkerOptions) -> None:
-    """Runs a worker until it is ended by a signal."""
+    """Run a worker until a signal ends it."""
 
     async def made(argv: list[str] | None) -> tuple[LLMEngine, WorkerConfig]:
         del argv
@@ -169,7 +170,7 @@ def serve_worker(options: WorkerOptions) -> None:
 
 
 def endpoint_types(model: Path) -> str:
-    """What the front end offers: chats only of a model that has a template for them."""
+    """Return the APIs of the frontend: chats only if the model has a chat template."""
     stored = model / "tokenizer_config.json"
     config = json.loads(stored.read_text(encoding="utf-8")) if stored.is_file() else {}
     able = config.get("chat_template") or (model / "chat_template.jinja").is_file()
@@ -177,6 +178,6 @@ def endpoint_types(model: Path) -> str:
 
 
 def _blocks(manifest: Manifest) -> tuple[int, int]:
-    """Tokens of a page, and how many pages there are, of the layers that attend to everything."""
+    """Return the page size and the number of pages of the full-attention layers."""
     group = next(group for group in manifest.cache_groups if not group.window)
     return group.page_size, group.pages - 1

@@ -1,1 +1,1 @@
-"""What a server of an engine will do, by its costs."""
+"""Predicts the latencies of a server from an engine's costs."""

@@ -24,31 +24,31 @@ _PREFILL = "prefill"
 def costs_for(
     directory: Path,
     manifest: Manifest,
-    asked: CostOptions,
+    options: CostOptions,
     contexts: tuple[int, ...],
     progress: Progress,
 ) -> ServingCosts:
-    """The costs of an engine, written to ``save_costs`` where that is asked for.
+    """Return the costs of an engine, and write them to ``save_costs`` if requested.
 
-    Raises SpecbuildError where a file holds none, or they are of another GPU than is asked for.
+    Raises SpecbuildError if a file has none, or they are of another GPU than requested.
     """
-    if asked.costs is not None:
-        found = _from_file(asked.costs, directory, manifest)
+    if options.costs is not None:
+        costs = _from_file(options.costs, directory, manifest)
     elif facts_of(manifest.backend).has_plan:
         raise SpecbuildError(
             f"{directory} runs on a GPU: give --costs the JSON of 'specbuild bench sweep "
             f"{directory} prefill --json', or that of --save-costs"
         )
     else:
-        found = _measured(directory, asked, contexts, progress)
-    if asked.gpu is not None and asked.gpu.lower() not in found.machine.lower():
+        costs = _measured(directory, options, contexts, progress)
+    if options.gpu is not None and options.gpu.lower() not in costs.machine.lower():
         raise SpecbuildError(
-            f"--gpu {asked.gpu}: the costs were measured on {found.machine}; measure there with "
+            f"--gpu {options.gpu}: the costs were measured on {costs.machine}; measure there with "
             "'specbuild tune' and 'specbuild bench sweep ENGINE prefill'"
         )
-    if asked.save_costs is not None:
-        replace_bytes(asked.save_costs, f"{json_line(found)}\n".encode())
-    return found
+    if options.save_costs is not None:
+        replace_bytes(options.save_costs, f"{json_line(costs)}\n".encode())
+    return costs
 
 
 def _from_file(file: Path, directory: Path, manifest: Manifest) -> ServingCosts:
@@ -63,7 +63,7 @@ def _from_file(file: Path, directory: Path, manifest: Manifest) -> ServingCosts:
 
 
 def _of_sweep(sweep: SweepReport, file: Path, directory: Path, manifest: Manifest) -> ServingCosts:
-    """Prompts of a sweep, and the steps that ``tune`` stored in the engine."""
+    """Return costs: prompts of a sweep, and the steps that ``tune`` stored in the engine."""
     steps = read_step_costs(directory, manifest)
     if steps is None:
         raise SpecbuildError(
@@ -87,7 +87,7 @@ def _of_sweep(sweep: SweepReport, file: Path, directory: Path, manifest: Manifes
 
 
 def _measured(
-    directory: Path, asked: CostOptions, contexts: tuple[int, ...], progress: Progress
+    directory: Path, options: CostOptions, contexts: tuple[int, ...], progress: Progress
 ) -> ServingCosts:
     from specbuild.cli.terminal.engine_loading import load_engine
     from specbuild.runtime.measure.serving.host_measurement import (
@@ -95,11 +95,11 @@ def _measured(
         measurements,
     )
 
-    engine, drafted = load_engine(directory), asked.acceptance > 0
+    engine, drafted = load_engine(directory), options.acceptance > 0
     if engine.executor.capabilities.device_step:
         raise UnsupportedHereError(f"{directory}: its steps run on a device; give --costs")
-    wanted = measurements(engine, contexts, drafted=drafted)
-    progress.start("measuring costs", wanted, "measurements")
+    num_measurements = measurements(engine, contexts, drafted=drafted)
+    progress.start("measuring costs", num_measurements, "measurements")
     return measure_host_costs(
         engine,
         engine.manifest.device,
@@ -110,7 +110,7 @@ def _measured(
 
 
 def with_draft(costs: ServingCosts, *, drafted: bool) -> ServingCosts:
-    """The costs, without those of drafts where none is made."""
+    """Return the costs, without those of drafts if no draft is used."""
     if drafted:
         return costs
     return replace(costs, steps=tuple(entry for entry in costs.steps if entry.shape is None))

@@ -11,7 +11,7 @@ from specbuild.builder.option_group import Described, OptionGroup
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficOptions(OptionGroup):
-    """Requests of one size; without ``rate``, of so many clients at once."""
+    """Requests of one size; without ``rate``, from a number of concurrent clients."""
 
     PANEL: ClassVar[str] = "Traffic"
 
@@ -33,7 +33,7 @@ class TrafficOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions(OptionGroup):
-    """Where the times of launches come from."""
+    """The sources of launch times."""
 
     PANEL: ClassVar[str] = "Costs"
 
@@ -66,7 +66,7 @@ class CostOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(OptionGroup):
-    """What nine of ten requests must not exceed."""
+    """Limits of the 90th percentiles."""
 
     PANEL: ClassVar[str] = "Targets"
 

@@ -1,4 +1,4 @@
-"""Simulates one engine under the traffic, and as many as the targets want."""
+"""Simulates one engine under the traffic, and the number of replicas that the targets need."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def predict(
     targets: TargetOptions,
     acceptance: float,
 ) -> EstimateReport:
-    """The report. Raises SpecbuildError where targets hold for no number of replicas."""
+    """Return the report. Raises SpecbuildError if no number of replicas reaches the targets."""
     chances = (acceptance,) if acceptance else ()
 
     def served(asked: Traffic) -> Simulated:
         return simulate(manifest, costs, asked, acceptance=chances)
 
-    found = served(traffic)
-    ttft, tpot, whole = spreads(found)
-    tokens = sum(each.tokens for each in found.served)
+    simulated = served(traffic)
+    ttft, tpot, request = spreads(simulated)
+    tokens = sum(each.tokens for each in simulated.served)
     replicas = None
     if targets.given():
         if traffic.rate is None:
@@ -49,10 +49,10 @@ def predict(
         acceptance=acceptance,
         ttft_s=ttft,
         tpot_s=tpot,
-        e2e_s=whole,
-        requests_per_s=len(found.served) / found.duration_s,
-        output_tokens_per_s=tokens / found.duration_s,
-        busy_share=found.busy_share,
+        e2e_s=request,
+        requests_per_s=len(simulated.served) / simulated.duration_s,
+        output_tokens_per_s=tokens / simulated.duration_s,
+        busy_share=simulated.busy_share,
         replicas=replicas,
     )
 
@@ -60,7 +60,7 @@ def predict(
 def _replicas(
     served: Callable[[Traffic], Simulated], traffic: Traffic, targets: TargetOptions
 ) -> Replicas:
-    """The fewest: doubled until the targets hold, then halved between."""
+    """Return the minimum number of replicas, by doubling and then bisection."""
     assert traffic.rate is not None
     rate = traffic.rate
     tried: dict[int, tuple[Replicas, bool]] = {}
@@ -73,20 +73,20 @@ def _replicas(
         tried[count] = (Replicas(count, share, ttft.p90, p90), fits)
         return fits
 
-    most = 1
-    while not holds(most):
-        most *= 2
-        if most > _MOST_REPLICAS:
+    upper = 1
+    while not holds(upper):
+        upper *= 2
+        if upper > _MOST_REPLICAS:
             alone = tried[_MOST_REPLICAS][0]
             raise SpecbuildError(
                 f"no number of replicas meets the targets: a single request has a TTFT of "
                 f"{1e3 * alone.ttft_p90_s:.1f} ms"
             )
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if holds(middle) else (middle, most)
-    return tried[most][0]
+    lower = upper // 2
+    while upper - lower > 1:
+        middle = (lower + upper) // 2
+        lower, upper = (lower, middle) if holds(middle) else (middle, upper)
+    return tried[upper][0]
 
 
 def _within(value_s: float | None, most_ms: float | None) -> bool:

@@ -11,9 +11,9 @@ from specbuild.runtime.measure.serving.simulation import Simulated
 
 @dataclass(frozen=True)
 class Replicas:
-    """The fewest engines among which the rate is shared evenly so that the targets hold.
+    """The minimum number of engines that reach the targets if they share the rate evenly.
 
-    ``ttft_p90_s`` and ``tpot_p90_s`` are those of each; ``requests_per_s`` what each is given.
+    ``ttft_p90_s`` and ``tpot_p90_s`` are those of each engine, and ``requests_per_s`` is its rate.
     Each runs on ``gpus`` GPUs; on a CPU this is 1.
     """
 
@@ -28,8 +28,8 @@ class Replicas:
 class EstimateReport:
     """The output of ``estimate --json``: one engine under all traffic, and replicas.
 
-    ``busy_share`` of the time launches run; where requests come faster than they are served it is
-    1, and times grow with the number of requests.
+    ``busy_share`` is the share of time in which launches run. If requests arrive faster than they
+    are served it is 1, and times grow with the number of requests.
     """
 
     engine: str
@@ -49,14 +49,14 @@ class EstimateReport:
     replicas: Replicas | None
 
 
-def spreads(found: Simulated) -> tuple[Spread, Spread | None, Spread]:
-    """Times to the first token, a token behind it, and of whole requests."""
-    ttft = _spread([served.ttft_s for served in found.served])
-    tpot = spread([s.tpot_s for s in found.served if s.tpot_s is not None])
-    return ttft, tpot, _spread([s.last_s - s.arrival_s for s in found.served])
+def spreads(simulated: Simulated) -> tuple[Spread, Spread | None, Spread]:
+    """Return the distributions of TTFT, TPOT and request time."""
+    ttft = _spread([served.ttft_s for served in simulated.served])
+    tpot = spread([s.tpot_s for s in simulated.served if s.tpot_s is not None])
+    return ttft, tpot, _spread([s.last_s - s.arrival_s for s in simulated.served])
 
 
 def _spread(values: Sequence[float]) -> Spread:
-    found = spread(values)
-    assert found is not None
-    return found
+    simulated = spread(values)
+    assert simulated is not None
+    return simulated

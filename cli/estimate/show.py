@@ -13,12 +13,12 @@ _ROWS = {
     "TPOT": "tpot_s",
     "total time": "e2e_s",
 }
-# From here on requests wait longer the more of them there are.
+# From this share of busy time, waiting times grow with the number of requests.
 _SATURATED = 0.98
 
 
 def estimate_text(report: EstimateReport) -> str:
-    """The traffic and what one engine makes of it, in a sentence."""
+    """Return the traffic and the result of one engine in a sentence."""
     how = f"{report.rate:g} requests/s" if report.rate else f"{report.clients} clients"
     text = (
         f"{report.engine} on {report.machine}, {how} of {report.prompt_tokens} + "
@@ -31,7 +31,7 @@ def estimate_text(report: EstimateReport) -> str:
 
 
 def estimate_tables(report: EstimateReport) -> Group:
-    """Times in milliseconds by percentile, and replicas where there are targets."""
+    """Return times in milliseconds by percentile, and replicas if there are targets."""
     table = Table(title="predicted", title_justify="left")
     table.add_column("ms", style="bold")
     for name in ("mean", "p50", "p90", "p99", "max"):

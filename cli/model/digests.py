@@ -51,7 +51,7 @@ class FileDigests:
 
     def of_file(self, file: Path) -> str:
         """Return the digest of what one file holds."""
-        remembered, found = self._remembered(file), file.stat()
+        remembered, stat = self._remembered(file), file.stat()
         if remembered is not None:
             return remembered
         digest = xxhash.xxh3_128()
@@ -59,22 +59,22 @@ class FileDigests:
             while block := stream.read(_BLOCK_BYTES):
                 digest.update(block)
                 self._progress.advance(len(block))
-        if time.time() - found.st_mtime > _SETTLED_S:
-            entry = [found.st_size, found.st_mtime_ns, digest.hexdigest()]
+        if time.time() - stat.st_mtime > _SETTLED_S:
+            entry = [stat.st_size, stat.st_mtime_ns, digest.hexdigest()]
             self._entries[str(file.resolve())] = entry
             self._changed = True
         return digest.hexdigest()
 
     def _remembered(self, file: Path) -> str | None:
-        """The digest of a file that has not changed since it was read."""
-        found, entry = file.stat(), self._entries.get(str(file.resolve()))
-        is_same = entry is not None and entry[:2] == [found.st_size, found.st_mtime_ns]
+        """Return the stored digest of a file that has not changed since it was read."""
+        stat, entry = file.stat(), self._entries.get(str(file.resolve()))
+        is_same = entry is not None and entry[:2] == [stat.st_size, stat.st_mtime_ns]
         return str(entry[2]) if entry is not None and is_same else None
 
     def _save(self) -> None:
         if self._changed:
-            gone = [key for key in self._entries if not Path(key).exists()]
-            for key in gone:
+            missing = [key for key in self._entries if not Path(key).exists()]
+            for key in missing:
                 del self._entries[key]
             replace_bytes(self._index, json.dumps(self._entries).encode())
             self._changed = False
@@ -107,7 +107,7 @@ def _package_folders() -> Iterable[Path]:
 
 
 def _read_index(index: Path) -> dict[str, list[object]]:
-    """The remembered digests; none where the file is missing or damaged."""
+    """Return the stored digests; none if the file is missing or damaged."""
     try:
         data = json.loads(index.read_bytes())
     except (OSError, ValueError):

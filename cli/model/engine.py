@@ -1,4 +1,4 @@
-"""MODEL up to an engine directory: downloaded and built where that has not happened yet."""
+"""Converts MODEL to an engine directory: downloads and builds it if necessary."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NamedEngine:
-    """An engine directory, and the name that a user knows it by."""
+    """An engine directory, and the name that the user gave."""
 
     path: Path
     name: str
@@ -41,10 +41,10 @@ def engine_for(
     *,
     drafter: str | None = None,
 ) -> NamedEngine:
-    """Return the engine that ``reference`` is, or the cached engine of it, built if missing.
+    """Return the engine that ``reference`` is, or its cached engine, built if missing.
 
-    ``drafter`` is what ``--drafter`` requests: suffix decoding is built into the engine for it.
-    Raises SpecbuildError where it cannot be built here.
+    ``drafter`` is the value of ``--drafter``: suffix decoding is added to the engine for it. Raises
+    SpecbuildError if it cannot be built here.
     """
     from specbuild.cli.terminal.progress_bar import ProgressBar
 
@@ -64,18 +64,18 @@ def engine_for(
         path = local_checkpoint(reference, options.revision, progress)
         if options.draft is not None:
             stated["draft"] = _draft_path(options.draft, progress)
-        asked = build_options(stated, config, model=path, output=Path("unnamed"))
+        full_options = build_options(stated, config, model=path, output=Path("unnamed"))
         speculation = SpeculativeConfig() if config is None else config.speculative_config
-        engine = _cached_engine(reference.title, asked, speculation, progress)
+        engine = _cached_engine(reference.title, full_options, speculation, progress)
     return NamedEngine(engine, reference.title)
 
 
 def local_checkpoint(
     reference: CheckpointReference | HubReference, revision: str | None, progress: Progress
 ) -> Path:
-    """Return the checkpoint directory or GGUF file, which is downloaded where it is missing.
+    """Return the checkpoint directory or GGUF file, downloaded if missing.
 
-    Raises SpecbuildError where it cannot be, or a revision of a local checkpoint is requested.
+    Raises SpecbuildError if that fails, or if a revision of a local checkpoint is requested.
     """
     if isinstance(reference, HubReference):
         from specbuild.cli.model.hub import download
@@ -91,7 +91,7 @@ def local_checkpoint(
 def build_checked(
     options: BuildOptions, speculation: SpeculativeConfig, progress: Progress
 ) -> BuildReport:
-    """Build an engine; SpecbuildError where the model is not as its configuration file says."""
+    """Build an engine; SpecbuildError if the model does not match its configuration file."""
     from specbuild.builder.build import build
     from specbuild.builder.inputs import read_checkpoints
 
@@ -116,7 +116,7 @@ def _draft_path(draft: str, progress: Progress) -> str:
 def _cached_engine(
     title: str, options: BuildOptions, speculation: SpeculativeConfig, progress: Progress
 ) -> Path:
-    """The engine of the cache, built where there is none."""
+    """Return the engine in the cache, built if missing."""
     from specbuild.cli.model.engine_cache import EngineCache
 
     cache = EngineCache.of_user()

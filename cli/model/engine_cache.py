@@ -23,7 +23,7 @@ from specbuild.cli.terminal.environment import cache_directory
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
 from specbuild.runtime.errors import SpecbuildError
 
-# What names a place, or does not change an engine.
+# Options that name a path, or do not change an engine.
 _NOT_IN_KEY = ("model", "draft", "output", "keep_onnx", "dump_passes", "force", "tactics")
 _KEY_CHARACTERS = 12
 _MAX_NAME_CHARACTERS = 48
@@ -31,7 +31,7 @@ _MAX_NAME_CHARACTERS = 48
 
 @dataclass(frozen=True)
 class CachedEngine:
-    """An engine of the cache. Times are seconds since 1970; ``build_s`` is how long it took."""
+    """An engine of the cache. Times are seconds since 1970; ``build_s`` is the build's duration."""
 
     name: str
     model: str
@@ -48,13 +48,13 @@ class CachedEngine:
         return self.name.rpartition("-")[2]
 
     def is_named(self, text: str) -> bool:
-        """Whether ``text`` is the engine's id or the beginning of it, its name or its model."""
+        """Return whether ``text`` is the engine's id or a prefix of it, its name or its model."""
         return text in (self.name, self.model) or (bool(text) and self.id.startswith(text))
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What is stored beside an engine; its modification time is when the engine was last used."""
+    """The record next to an engine; its modification time is the last use of the engine."""
 
     model: str
     backend: str
@@ -64,14 +64,14 @@ class _Record:
 
 
 class EngineCache:
-    """A folder of engines. ``name.json`` and, during a build, ``name.lock`` are beside each."""
+    """A folder of engines, each with ``name.json`` and, during a build, ``name.lock``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @classmethod
     def of_user(cls) -> EngineCache:
-        """The cache below ``SPECBUILD_CACHE_DIR``; SpecbuildError for a user without a home."""
+        """Return the cache in ``SPECBUILD_CACHE_DIR``; SpecbuildError for a user without a home."""
         folder = cache_directory()
         if folder is None:
             raise SpecbuildError(
@@ -81,7 +81,7 @@ class EngineCache:
         return cls(folder / "engines")
 
     def path(self, name: str) -> Path:
-        """The directory of an engine."""
+        """Return the directory of an engine."""
         return self.folder / name
 
     def name_of(self, title: str, options: BuildOptions, progress: Progress | None = None) -> str:
@@ -95,14 +95,14 @@ class EngineCache:
             digests.of_checkpoint(path) if path.exists() else str(path) for path in options.drafts
         ]
         tactics = options.kernels.tactics
-        known = {
+        key_inputs = {
             "options": {k: str(v) for k, v in options.flat().items() if k not in _NOT_IN_KEY},
             "model": digests.of_checkpoint(options.model),
             "drafts": drafts,
             "tactics": None if tactics is None else digests.of_file(tactics),
             "sources": sources_digest(),
         }
-        key = xxhash.xxh3_128_hexdigest(json.dumps(known, sort_keys=True).encode())
+        key = xxhash.xxh3_128_hexdigest(json.dumps(key_inputs, sort_keys=True).encode())
         words = re.sub(r"[^A-Za-z0-9._]+", "-", title).strip("-.")[:_MAX_NAME_CHARACTERS]
         return f"{words or 'model'}-{options.backend}-{key[:_KEY_CHARACTERS]}"
 
@@ -111,14 +111,14 @@ class EngineCache:
         return (self.path(name) / MANIFEST_FILE).exists()
 
     def touch(self, name: str) -> None:
-        """Note that the engine is used now."""
+        """Record that the engine is used now."""
         try:
             os.utime(self._record_file(name))
-        except OSError:  # a cache that others own can still be read
+        except OSError:  # A cache that other users own can still be read.
             return
 
     def record(self, name: str, *, model: str, options: BuildOptions, build_s: float) -> None:
-        """Store what ``list`` shows of a finished engine."""
+        """Store the record of a finished engine for ``list``."""
         drafters = [*map(str, options.drafts), *filter(None, [options.drafter])]
         draft = ", ".join(drafters) or None
         record = _Record(model, options.backend, draft, time.time(), build_s)
@@ -126,24 +126,25 @@ class EngineCache:
 
     @contextmanager
     def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock of one engine; ``waiting`` is called where another process holds it.
+        """Hold the lock of one engine; call ``waiting`` if another process holds it.
 
-        The lock ends with the process, however that ends.
+        The lock ends with the process in any case.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         file = self.folder / f"{name}.lock"
-        told = False
+        has_called = False
         while True:
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    if not told:
+                    if not has_called:
                         waiting()
-                        told = True
+                        has_called = True
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
-                # The process that held the lock removed the file: another may hold a new one.
+                # The process that held the lock removed the file, and another may have created a
+                # new one.
                 if not _is_same_file(descriptor, file):
                     continue
                 try:
@@ -155,12 +156,12 @@ class EngineCache:
                 os.close(descriptor)
 
     def engines(self) -> list[CachedEngine]:
-        """Return every finished engine, the one that was used last first."""
-        found = [self._entry(file.parent) for file in self.folder.glob(f"*/{MANIFEST_FILE}")]
-        return sorted(found, key=lambda entry: -entry.used)
+        """Return every finished engine, most recently used first."""
+        entries = [self._entry(file.parent) for file in self.folder.glob(f"*/{MANIFEST_FILE}")]
+        return sorted(entries, key=lambda entry: -entry.used)
 
     def remove(self, name: str) -> None:
-        """Delete one engine. Raises SpecbuildError where it is just being built."""
+        """Delete one engine. Raises SpecbuildError during its build."""
 
         def refuse() -> None:
             raise SpecbuildError(f"{name} is being built by another process: stop that first")
@@ -181,7 +182,7 @@ class EngineCache:
             data = json.loads(file.read_bytes())
             record, used = _Record(**{f.name: data[f.name] for f in fields(_Record)}), _mtime(file)
         except (OSError, ValueError, LookupError, TypeError):
-            pass  # the process ended between the engine and its record
+            pass  # The process ended between the engine and its record.
         return CachedEngine(path.name, size_bytes=size, used=used, **asdict(record))
 
 

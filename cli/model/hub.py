@@ -16,23 +16,23 @@ from specbuild.runtime.errors import SpecbuildError
 if TYPE_CHECKING:
     from specbuild.builder.progress import Progress
 
-# Nothing that runs code when it is loaded: no pickle, no Python.
+# No file that runs code when it is loaded: no pickle, no Python.
 _WEIGHTS = "*.safetensors"
 _TEXTS = ("*.json", "*.jinja")
-# Copies of the weights in another form: in subfolders, and Mistral's own format.
+# Other forms of the same weights: in subfolders, and in Mistral's own format.
 _IGNORED = ["*/*", "consolidated*"]
 _DEFAULT_VARIANT = "Q4_K_M"
 _POLL_S = 0.5
-# Free space that stays for the engine's small files and for others.
+# Free space to keep for the engine's small files and for others.
 _SPARE_BYTES = 64 << 20
 
 
 def download(reference: HubReference, revision: str | None, progress: Progress) -> Path:
-    """Return the checkpoint directory or the GGUF file, downloaded where it is not cached.
+    """Return the checkpoint directory or the GGUF file, downloaded if it is not cached.
 
     The files are in the cache of ``huggingface_hub``, whose environment variables apply. Without a
     network, or with ``HF_HUB_OFFLINE``, the cached files are used. Raises SpecbuildError with the
-    command that downloads the model where that is not possible here.
+    download command if that is not possible here.
     """
     from huggingface_hub.errors import DryRunError
 
@@ -74,7 +74,7 @@ def _fetched(reference: HubReference, revision: str | None, progress: Progress) 
 
 
 def _cached(reference: HubReference, revision: str | None, cause: Exception) -> Path:
-    """The model as far as the cache holds it; SpecbuildError where it does not."""
+    """Return the cached model; SpecbuildError if it is incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -89,8 +89,8 @@ def _cached(reference: HubReference, revision: str | None, cause: Exception) -> 
         )
 
     try:
-        held = [entry.name for entry in local(["none of them"]).iterdir()]
-        names = chosen_files(reference, held)
+        cached_names = [entry.name for entry in local(["none of them"]).iterdir()]
+        names = chosen_files(reference, cached_names)
         return _place(local(names), names)
     except LocalEntryNotFoundError:
         if isinstance(cause.__cause__, HfHubHTTPError):
@@ -101,7 +101,7 @@ def _cached(reference: HubReference, revision: str | None, cause: Exception) -> 
 def chosen_files(reference: HubReference, names: Sequence[str]) -> list[str]:
     """Return the files of a repository that a build needs: safetensors, else one GGUF model.
 
-    Raises SpecbuildError where there are none, or several GGUF models and no ``variant``.
+    Raises SpecbuildError if there are none, or several GGUF models and no ``variant``.
     """
     texts = [name for name in names if name.endswith((".json", ".jinja"))]
     weights = [name for name in names if name.endswith(".safetensors")]
@@ -113,23 +113,23 @@ def chosen_files(reference: HubReference, names: Sequence[str]) -> list[str]:
         raise SpecbuildError(
             f"{reference.id} holds no {kind} files, the only weights that specbuild downloads"
         )
-    wanted = (reference.variant or _DEFAULT_VARIANT).lower()
-    found = [name for name in models if wanted in name.lower()]
+    variant = (reference.variant or _DEFAULT_VARIANT).lower()
+    candidates = [name for name in models if variant in name.lower()]
     if reference.variant is None and len(models) == 1:
-        found = models
-    if len(found) != 1:
+        candidates = models
+    if len(candidates) != 1:
         raise SpecbuildError(
             f"{reference.id} holds {len(models)} GGUF models ({', '.join(models[:6])}"
             f"{', …' if len(models) > 6 else ''}): give one as {reference.id}:VARIANT, such as "
             f"{reference.id}:Q8_0"
         )
-    stem = found[0].partition("-00001-of-")[0]
+    stem = candidates[0].partition("-00001-of-")[0]
     parts = [name for name in names if name.startswith(f"{stem}-0") and name.endswith(GGUF_SUFFIX)]
-    return sorted(parts) if stem != found[0] else found
+    return sorted(parts) if stem != candidates[0] else candidates
 
 
 def _place(folder: Path, names: Sequence[str]) -> Path:
-    """The checkpoint: the folder of safetensors, or the first file of a GGUF model."""
+    """Return the checkpoint: the folder of safetensors, or the first file of a GGUF model."""
     return folder / names[0] if names[0].endswith(GGUF_SUFFIX) else folder
 
 
@@ -148,7 +148,7 @@ def _require_space(reference: HubReference, folder: Path, size: int) -> None:
 
 @contextmanager
 def _growth(folder: Path, total: int, progress: Progress) -> Iterator[None]:
-    """Report how the folder grows, the only measure that every way of transfer has."""
+    """Report the growth of the folder, the only progress that every transfer method has."""
     before, done = _folder_bytes(folder), threading.Event()
 
     def watch() -> None:
@@ -172,14 +172,14 @@ def _folder_bytes(folder: Path) -> int:
     for entry in folder.glob("*"):
         try:
             total += entry.stat().st_size
-        except FileNotFoundError:  # a finished file was renamed
+        except FileNotFoundError:  # A finished file was renamed.
             continue
     return total
 
 
 @contextmanager
 def _sentences(reference: HubReference, revision: str | None) -> Iterator[None]:
-    """Turn the errors of ``huggingface_hub`` into one sentence each."""
+    """Convert errors of ``huggingface_hub`` to one sentence each."""
     from huggingface_hub import errors
 
     fetch = _command(reference, revision)
@@ -217,7 +217,7 @@ def _not_here(reference: HubReference, revision: str | None, cause: Exception) -
 
 
 def _command(reference: HubReference, revision: str | None) -> str:
-    """The command of ``huggingface_hub`` that downloads the model."""
+    """Return the command of ``huggingface_hub`` that downloads the model."""
     words = ["hf", "download", reference.id]
     if reference.variant is not None:
         words += ["--include", f'"*{reference.variant}*.gguf"']

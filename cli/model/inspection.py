@@ -1,4 +1,4 @@
-"""What ``inspect`` shows of a checkpoint: its types, and what can be built of it."""
+"""What ``inspect`` shows of a checkpoint: its types, and the engines that can be built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 # Context lengths for which a GPU's capacity is shown.
 _CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072)
-# The CUDA context, kernels, scratch memory and what the driver keeps: not measured, an allowance.
+# An allowance, not a measurement, for the CUDA context, kernels, scratch and the driver.
 _RESERVED_BYTES = 3 << 30
 MAX_BATCH = 256
 _SCALES = ("_scales", "_scale", "_scale_inv")
@@ -35,10 +35,10 @@ _BLOCK_BYTE_VALUES = 2
 
 @dataclass(frozen=True)
 class BackendAnswer:
-    """Whether a backend can build the checkpoint: ``reason`` is why it cannot.
+    """Whether a backend can build the checkpoint; ``reason`` explains a refusal.
 
-    ``weights_bytes`` are the weights in the types of its engines, ``cache_bytes`` the caches at the
-    default limits.
+    ``weights_bytes`` is the size of the weights in the types of its engines, ``cache_bytes`` the
+    size of the caches at the default limits.
     """
 
     backend: str
@@ -49,7 +49,7 @@ class BackendAnswer:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many sequences of so many tokens fit a GPU at once beside the weights; 0 for none."""
+    """The number of sequences of ``tokens`` tokens that fit a GPU in addition to the weights."""
 
     tokens: int
     sequences: int
@@ -57,11 +57,11 @@ class Capacity:
 
 @dataclass(frozen=True)
 class CheckpointReport:
-    """What ``inspect --json`` prints of a checkpoint.
+    """The output of ``inspect --json`` for a checkpoint.
 
-    ``types`` counts tensors by their type, ``parameters`` their elements as they are computed with.
-    ``quantization`` is the scheme of a quantized checkpoint.
-    ``capacity`` is of the GPU of ``--gpu``.
+    ``types`` counts tensors by type, ``parameters`` their elements in the types of computation.
+    ``quantization`` is the scheme of a quantized checkpoint. ``capacity`` is for the GPU of
+    ``--gpu``.
     """
 
     model: str
@@ -82,17 +82,17 @@ class CheckpointReport:
 def checkpoint_report(
     title: str, options: BuildOptions, gpu: GpuModel | None = None
 ) -> CheckpointReport:
-    """Read the headers of a checkpoint, and ask every backend whether it can build it.
+    """Read the headers of a checkpoint, and check for every backend whether it can build it.
 
     ``options`` name the checkpoint, its drafts and limits; their backend is ignored. Raises
-    SpecbuildError where the checkpoint cannot be read, and for limits that no backend has.
+    SpecbuildError if the checkpoint cannot be read, and for limits that no backend supports.
     """
     target, drafts = read_checkpoints(options, SilentProgress())
     if options.limits.max_seq_len is not None:
         require_seq_len(options.limits.max_seq_len, target.geometry)
-    settled = {name: _settled(name, options, (target, drafts)) for name in BACKENDS}
+    inputs = {name: _inputs(name, options, (target, drafts)) for name in BACKENDS}
     files = checkpoint_files(options.model)
-    cuda = settled["cuda"]
+    cuda = inputs["cuda"]
     capacity: Sequence[Capacity] = ()
     if gpu is not None and isinstance(cuda, BuildInputs):
         capacity = gpu_capacity(cuda.sources.stored_bytes, cuda.plan, target.geometry, gpu)
@@ -105,7 +105,7 @@ def checkpoint_report(
         target=target.geometry,
         has_tokenizer=bool(target.text_files),
         warnings=target.warnings,
-        backends=tuple(_answer(name, found) for name, found in settled.items()),
+        backends=tuple(_answer(name, result) for name, result in inputs.items()),
         quantization=target.quantization,
         gpu=None if gpu is None else gpu.title,
         gpu_bytes=None if gpu is None else gpu.memory_bytes,
@@ -118,31 +118,31 @@ def gpu_capacity(
 ) -> list[Capacity]:
     """Return how many sequences fit ``gpu`` at once, for context lengths up to the model's.
 
-    A sequence takes whole pages of each group and its recurrent states; an allowance is kept for
-    the driver and for scratch memory.
+    Sequences allocate full pages of each group and their recurrent states. An allowance remains
+    for the driver and scratch memory.
     """
     free = gpu.memory_bytes - _RESERVED_BYTES - weights_bytes
     lengths = {n for n in _CONTEXTS if n < target.max_positions} | {target.max_positions}
-    found = []
+    result = []
     for tokens in sorted(lengths):
         limits = replace(plan.limits, max_seq_len=tokens, max_batch_size=1)
-        one = sum(
+        sequence_bytes = sum(
             group_pages(group, limits, tokens=tokens)
             * group_bytes(replace(group, pages=1), plan.specpv)
             for group in plan.groups
         )
-        one += sum(
+        sequence_bytes += sum(
             state_bytes(replace(group, slots=slots_for(limits)), limits, "cuda")
             for group in plan.states
         )
-        found.append(Capacity(tokens, max(0, min(MAX_BATCH, free // one))))
-    return found
+        result.append(Capacity(tokens, max(0, min(MAX_BATCH, free // sequence_bytes))))
+    return result
 
 
-def _settled(
+def _inputs(
     name: str, options: BuildOptions, checkpoints: tuple[TargetCheckpoint, tuple[object, ...]]
 ) -> BuildInputs | SpecbuildError:
-    """What a backend would build, or why it refuses."""
+    """Return what a backend would build, or its reason for refusal."""
     backend = BACKENDS[name]  # type: ignore[index]
     chosen = replace(options, backend=name, gpu=None)  # type: ignore[arg-type]
     try:
@@ -151,17 +151,17 @@ def _settled(
         return error
 
 
-def _answer(name: str, found: BuildInputs | SpecbuildError) -> BackendAnswer:
-    if isinstance(found, SpecbuildError):
-        return BackendAnswer(name, str(found))
-    plan = found.plan
+def _answer(name: str, result: BuildInputs | SpecbuildError) -> BackendAnswer:
+    if isinstance(result, SpecbuildError):
+        return BackendAnswer(name, str(result))
+    plan = result.plan
     caches = sum(group_bytes(group, plan.specpv) for group in plan.groups)
     caches += sum(state_bytes(group, plan.limits, name) for group in plan.states)
-    return BackendAnswer(name, None, found.sources.stored_bytes, caches)
+    return BackendAnswer(name, None, result.sources.stored_bytes, caches)
 
 
 def _types(target: TargetCheckpoint) -> dict[str, int]:
-    """Tensors by their type in the file, the most frequent first."""
+    """Return the number of tensors by type in the file, most frequent first."""
     counts: Counter[str] = Counter()
     for by_type in target.source_types.values():
         counts.update(by_type)
@@ -171,7 +171,7 @@ def _types(target: TargetCheckpoint) -> dict[str, int]:
 
 
 def _parameters(target: TargetCheckpoint) -> int:
-    """Elements of all tensors, without scales of quantized blocks and without a tied head."""
+    """Return the elements of all tensors, without scales of quantized blocks and a tied head."""
     return sum(
         prod(tensor.shape) * (_BLOCK_BYTE_VALUES if name.endswith("_blocks") else 1)
         for name, tensor in target.tensors.items()

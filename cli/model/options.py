@@ -90,7 +90,7 @@ class ModelBuildOptions(OptionGroup):
     kernels: _Kernels = _Kernels()
 
     def stated(self) -> dict[str, object]:
-        """Return the options that are not at their defaults, by their flat names."""
+        """Return the options that differ from their defaults, by their flat names."""
         defaults = type(self)().flat()
         return {name: value for name, value in self.flat().items() if value != defaults[name]}
 
@@ -103,20 +103,21 @@ def build_options(
     Raises SpecbuildError for an option of the file's section ``build`` that is unknown.
     """
     config = EngineConfig() if config is None else config
-    known = {option.name: option for option in BuildOptions.options()}
+    all_options = {option.name: option for option in BuildOptions.options()}
     texts = {
-        name: str(v) if known[name].described.typed is str else v for name, v in stated.items()
+        name: str(v) if all_options[name].described.typed is str else v
+        for name, v in stated.items()
     }
-    given = {"model": str(model), "output": str(output)} | texts
-    section = dict(config.sections.get("build", {})) | given
-    shared = {name: value for name, value in config.options.items() if name in known}
+    texts_by_name = {"model": str(model), "output": str(output)} | texts
+    section = dict(config.sections.get("build", {})) | texts_by_name
+    shared = {name: value for name, value in config.options.items() if name in all_options}
     if "backend" not in shared | section:
         section["backend"] = default_backend()
     return replace(config, options=shared, sections={"build": section}).build_options()
 
 
 def default_backend() -> str:
-    """Return ``cuda`` where a supported GPU is visible and can be used, else ``cpu``."""
+    """Return ``cuda`` if a supported GPU is visible and usable, else ``cpu``."""
     if not machine.has_supported_gpu():
         return "cpu"
     missing = [p for p in ("cuda-bindings", "nvidia-cuda-nvrtc") if not machine.package_version(p)]

@@ -12,7 +12,7 @@ from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
 from specbuild.runtime.errors import EngineFileError, SpecbuildError
 
 GGUF_SUFFIX = ".gguf"
-# ORGANISATION/NAME, and after a colon which GGUF file of several, as llama.cpp writes it.
+# ORGANISATION/NAME, optionally with a colon and a GGUF variant, as llama.cpp writes it.
 _HUB = re.compile(r"(?P<id>[\w-][\w.-]*/[\w-][\w.-]*)(?::(?P<variant>[\w.-]+))?")
 _MAX_ID_CHARACTERS = 96
 
@@ -85,7 +85,7 @@ def model_reference(text: str) -> ModelReference:
 
 
 def nearest_path(path: Path) -> Path | None:
-    """Return the entry of the folder of ``path`` whose name is most similar, if one is."""
+    """Return the entry of the folder of ``path`` with the most similar name, if there is one."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:

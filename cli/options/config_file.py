@@ -13,25 +13,27 @@ from specbuild.cli.options.shared import GENERAL
 
 
 def _apply(context: typer.Context, config: EngineConfig | None) -> EngineConfig | None:
-    """What the file gives stands where the command line gives nothing."""
+    """Options from the file, for those that the command line does not set."""
     if config is None:
         return None
     names = [option.name for option in context.command.params]
-    known = [name for name in names if name and not name.startswith("_") and name != "config"]
+    option_names = [
+        name for name in names if name and not name.startswith("_") and name != "config"
+    ]
     command = context.command.name or ""
-    require_known(config.written(command), known, config.where)
-    given = config.of_command(command)
+    require_known(config.written(command), option_names, config.where)
+    values = config.of_command(command)
     repeatable = {o.name for o in context.command.params if getattr(o, "multiple", False)}
     context.default_map = {
         name: [value] if name in repeatable and isinstance(value, str | Path) else value
-        for name, value in given.items()
-        if name in known
+        for name, value in values.items()
+        if name in option_names
     }
     return config
 
 
 def speculation_in(config: EngineConfig | None) -> SpeculativeConfig:
-    """What a file says of speculation; nothing without a file."""
+    """Return the speculation settings of a file; none without a file."""
     return SpeculativeConfig() if config is None else config.speculative_config
 
 

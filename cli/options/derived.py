@@ -1,4 +1,4 @@
-"""Command lines out of option groups: a command names groups, its user sees their options."""
+"""Derives command lines from option groups: commands have groups, users see their options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbuild.builder.option_group import Option, OptionGroup, is_group
 
 @dataclass(frozen=True)
 class Without:
-    """Beside a group in ``Annotated``: the fields that this command does not offer."""
+    """An annotation of a group: the fields that this command does not offer."""
 
     fields: tuple[str, ...] = ()
 
@@ -27,25 +27,25 @@ class _Spread:
     options: tuple[Option, ...]
 
     def taken_from(self, values: dict[str, Any]) -> OptionGroup:
-        """The group; its values are no longer in ``values``."""
+        """Return the group, and remove its values from ``values``."""
         return self.group.from_given({o.name: values.pop(o.name) for o in self.options})
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer reads it: options stand where it has a parameter that is a group.
+    """Return the command for typer, with options in place of parameters that are groups.
 
-    The command is called with the group that is made of what was given.
+    The command is called with groups built from the given options.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []
     spread: dict[str, _Spread] = {}
     for parameter in inspect.signature(command).parameters.values():
-        found = _spread(hints[parameter.name])
-        if found is None:
+        group = _spread(hints[parameter.name])
+        if group is None:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
         else:
-            spread[parameter.name] = found
-            parameters += map(_parameter, found.options)
+            spread[parameter.name] = group
+            parameters += map(_parameter, group.options)
 
     def called(**values: Any) -> None:
         groups = {name: entry.taken_from(values) for name, entry in spread.items()}
@@ -59,7 +59,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _spread(hint: Any) -> _Spread | None:
-    """None for the type of an ordinary parameter."""
+    """Return the group of a parameter's type, or None for an ordinary parameter."""
     group, left_out = hint, Without()
     if get_origin(hint) is Annotated:
         group, *rest = get_args(hint)
@@ -90,7 +90,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     if default is MISSING:
         default = inspect.Parameter.empty
     elif described.read is not None:
-        default = None  # the field's own default stays
+        default = None  # The field's own default applies.
     return inspect.Parameter(
         option.name,
         inspect.Parameter.KEYWORD_ONLY,

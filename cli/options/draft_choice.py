@@ -1,4 +1,4 @@
-"""Which draft tree ``run`` and ``bench`` ask for, out of the options and the engine's limits."""
+"""The draft that ``run`` and ``bench`` request, from their options and the engine's limits."""
 
 from __future__ import annotations
 
@@ -27,37 +27,39 @@ def draft_setting_of(
     drafter: str | None = None,
     tree_file: Path | None = None,
 ) -> DraftSetting:
-    """What a run drafts with. ``no_spec`` is ``drafter`` none, whatever a file says of that.
+    """Return the draft settings of a run. ``no_spec`` means ``drafter`` none and overrides a file.
 
-    ``tree_file`` has a static tree, which stands for the tree's options.
+    ``tree_file`` has a static tree, which replaces the tree's options.
 
     Raises SpecbuildError if the options contradict each other or exceed the engine.
     """
     from specbuild.runtime.decode.decoder import DraftSetting
     from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
 
-    asked = NONE if no_spec else drafter or AUTO
+    requested = NONE if no_spec else drafter or AUTO
     if tree_file is not None and options.given():
         flag = options.flag(next(iter(options.given())))
         raise SpecbuildError(f"--draft-tree defines the complete tree: omit {flag}")
-    if asked == NONE and (options.given() or tree_file is not None):
-        said = "--no-spec" if no_spec else "--drafter none"
-        raise SpecbuildError(f"{said} contradicts the --draft options: give one or the other")
+    if requested == NONE and (options.given() or tree_file is not None):
+        flag_text = "--no-spec" if no_spec else "--drafter none"
+        raise SpecbuildError(f"{flag_text} contradicts the --draft options: give one or the other")
     if not manifest.drafters and (options.given() or tree_file is not None):
         raise SpecbuildError("the engine has no draft: leave the --draft options out")
-    record = None if asked == NONE else drafter_named(manifest, asked)
+    record = None if requested == NONE else drafter_named(manifest, requested)
     if record is None:
         return DraftSetting(None)
     if tree_file is not None:
-        return DraftSetting(read_tree(tree_file), asked)
+        return DraftSetting(read_tree(tree_file), requested)
     if not options.given():
-        return DraftSetting(drafter=asked)
-    return DraftSetting(_shape(manifest.limits, manifest.draft_default, options), asked)
+        return DraftSetting(drafter=requested)
+    return DraftSetting(_shape(manifest.limits, manifest.draft_default, options), requested)
 
 
 def read_tree(file: Path) -> StaticTree:
-    """A static tree from a list of parents, alone or under ``parents``; SpecbuildError names the
-    file where it holds none."""
+    """Return a static tree from a list of parents, alone or under ``parents``.
+
+    Raises SpecbuildError with the file's name if it has none.
+    """
     from specbuild.runtime.draft.static_tree import StaticTree
     from specbuild.runtime.engine_dir.strict_json import parsed
 
@@ -80,12 +82,12 @@ def read_tree(file: Path) -> StaticTree:
 
 
 def _shape(limits: Limits, default: DraftShape | None, options: TreeOptions) -> DraftShape:
-    for name, asked in options.given().items():
+    for name, requested in options.given().items():
         limit = getattr(limits, f"draft_{name}")
-        if asked > limit:
+        if requested > limit:
             raise SpecbuildError(
-                f"{options.flag(name)} {asked} is more than the engine was built for ({limit}): "
-                "reduce it, or rebuild the engine with a larger limit"
+                f"{options.flag(name)} {requested} is more than the engine was built for "
+                f"({limit}): reduce it, or rebuild the engine with a larger limit"
             )
     if default is None:
         default = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)

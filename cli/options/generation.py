@@ -66,7 +66,7 @@ def _with_options_of(params: type) -> Callable[[type[Group]], type[Group]]:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions(OptionGroup):
-    """Where prompts come from: both None is standard input."""
+    """The sources of prompts; standard input if both are None."""
 
     PANEL: ClassVar[str] = "Prompts"
 
@@ -79,7 +79,7 @@ class PromptOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """Where an output ends, and what is shown of it."""
+    """The end of an output, and the details that are shown."""
 
     PANEL: ClassVar[str] = "Output"
 
@@ -100,7 +100,7 @@ class OutputOptions(OptionGroup):
 @dataclass(frozen=True, kw_only=True)
 @_with_options_of(SamplingParams)
 class SamplingOptions(OptionGroup):
-    """The fields of ``SamplingParams`` that have a help text; ``seed`` is the first prompt's."""
+    """The fields of ``SamplingParams`` with a help text; ``seed`` is the first prompt's."""
 
     PANEL: ClassVar[str] = "Sampling"
 

@@ -1,4 +1,4 @@
-"""What a run may ask of an engine's lossy modes: less than was built."""
+"""Options of a run for an engine's lossy modes, within what was built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def _blocks(flag: str, text: str) -> int | Literal["auto"]:
-    """``auto`` or a number; the engine knows which numbers it takes."""
+    """Return ``auto`` or a number; the engine checks its range."""
     if text == "auto":
         return "auto"
     if not text.isdecimal():
@@ -21,7 +21,7 @@ def _blocks(flag: str, text: str) -> int | Literal["auto"]:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecPvRequest(OptionGroup):
-    """What a run asks of SpecPV; None is all that the engine retrieves."""
+    """SpecPV options of a run; None retrieves as much as the engine supports."""
 
     PREFIX: ClassVar[str] = SpecPvOptions.PREFIX
     PANEL: ClassVar[str] = SpecPvOptions.PANEL
@@ -41,7 +41,7 @@ class SpecPvRequest(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class DsaRequest(OptionGroup):
-    """What a run asks of DSA; None is as many tokens as the engine chooses."""
+    """DSA options of a run; None selects as many tokens as the engine supports."""
 
     PREFIX: ClassVar[str] = DsaOptions.PREFIX
     PANEL: ClassVar[str] = DsaOptions.PANEL

@@ -1,4 +1,4 @@
-"""What pages of the caches are expected to take: refused where an engine's take something else."""
+"""The expected page sizes of caches: an engine with other sizes is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PageOptions(OptionGroup):
-    """An engine says what its pages take; whoever planned with a figure may have it checked."""
+    """Expected sizes, for deployments that were planned with a certain page size."""
 
     PANEL: ClassVar[str] = GENERAL
 
@@ -33,19 +33,21 @@ class PageOptions(OptionGroup):
     ] = ()
 
     def check(self, groups: Sequence[CacheGroup], memory: PredictedMemory) -> None:
-        """SpecbuildError where a group takes something else, or there is none of the name."""
-        taken = memory.page_bytes
+        """Raise SpecbuildError if a group has another size, or does not exist."""
+        page_bytes = memory.page_bytes
         by_name = {group.name: group for group in groups}
         for text in self.page_bytes:
             name, equals, number = text.partition("=")
             if not equals or not number.isascii() or not number.isdigit():
                 raise SpecbuildError(f"--page-bytes {text}: expected GROUP=N, such as full=1572864")
-            if name not in taken:
-                known = ", ".join(taken)
-                raise SpecbuildError(f"--page-bytes {text}: the engine's cache groups are {known}")
-            if int(number) != taken[name]:
+            if name not in page_bytes:
+                group_names = ", ".join(page_bytes)
                 raise SpecbuildError(
-                    f"--page-bytes {text}: a page of {name} takes {taken[name]} bytes "
+                    f"--page-bytes {text}: the engine's cache groups are {group_names}"
+                )
+            if int(number) != page_bytes[name]:
+                raise SpecbuildError(
+                    f"--page-bytes {text}: a page of {name} takes {page_bytes[name]} bytes "
                     f"({_geometry(by_name[name])}); plan with that, or build the engine that was "
                     "planned for"
                 )

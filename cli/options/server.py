@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AddressOptions(OptionGroup):
-    """Where the server listens, and whom it serves."""
+    """The address of the server, and the accepted hosts."""
 
     PANEL: ClassVar[str] = "Address"
 
@@ -118,7 +118,7 @@ class ModelOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class QueueOptions(OptionGroup):
-    """How many requests are taken, and what is said of them."""
+    """Limits and logs of requests."""
 
     PANEL: ClassVar[str] = "Queue"
 
@@ -139,7 +139,7 @@ class QueueOptions(OptionGroup):
     def logged(
         self, service: Service, write: Callable[[str], None]
     ) -> AbstractContextManager[object]:
-        """Write throughput while it is open, if that is requested."""
+        """Log throughput while the context is open, if requested."""
         if not self.log_stats:
             return nullcontext()
         from specbuild.runtime.serve.throughput_log import ThroughputLog
@@ -149,7 +149,7 @@ class QueueOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixOptions(OptionGroup):
-    """What is kept of prompts for those that begin alike."""
+    """What is cached of prompts for later ones with the same prefix."""
 
     PANEL: ClassVar[str] = "Prefix cache"
 
@@ -181,7 +181,7 @@ class PrefixOptions(OptionGroup):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The engine's settings, by name."""
+        """Return the engine's settings, by name."""
         return {
             "prefix_caching": "off" if self.no_prefix_cache else "auto",
             "publish_generated_pages": self.publish_generated_pages,
@@ -192,7 +192,7 @@ class PrefixOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class EventOptions(OptionGroup):
-    """Who is told what the prefix cache keeps."""
+    """Publication of the prefix cache's contents."""
 
     PANEL: ClassVar[str] = "Prefix cache"
 
@@ -210,7 +210,7 @@ class EventOptions(OptionGroup):
             raise SpecbuildError("--kv-events-replay and --kv-events-topic need --kv-events")
 
     def published(self, engine: Engine) -> AbstractContextManager[object]:
-        """Publishes while it is open. SpecbuildError where there is nothing to tell, or no way."""
+        """Publish while the context is open. SpecbuildError without a prefix cache or address."""
         if self.kv_events is None:
             return nullcontext()
         if engine.prefixes is None:

@@ -13,13 +13,13 @@ from specbuild.cli.terminal.log import show_log
 from specbuild.runtime.errors import EngineFileError
 from specbuild.runtime.settings import KvPolicy
 
-# The panel of help for what every command has.
+# The panel of help for options that every command has.
 GENERAL = "General"
 
 
 @dataclass
 class Invocation:
-    """What the options of one command line say about the command line itself."""
+    """Options of one command line that are checked against each other."""
 
     debug: bool = False
 
@@ -33,12 +33,12 @@ def _remember_debug(context: typer.Context, value: bool) -> bool:
 
 
 def suggest_neighbour(path: Path | None) -> Path | None:
-    """Return the path; EngineFileError names the most similar entry of its folder if it is none."""
+    """Return the path; EngineFileError names the most similar entry of its folder if missing."""
     if path is None or path.exists():
         return path
     near = nearest_path(path)
     if near is None:
-        return path  # the command says what is missing
+        return path  # The command reports the missing argument.
     raise EngineFileError(f"{path} does not exist; did you mean {near}?")
 
 

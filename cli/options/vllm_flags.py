@@ -25,7 +25,7 @@ REPLACED = {
     "--no-enable-prefix-caching": "--no-prefix-cache",
     "--enable-log-requests": "--log-requests",
 }
-# What is always so here. These flags have no value.
+# Flags without a value for behaviour that is always on here.
 ALWAYS_ON = {
     "--enable-prefix-caching": "prompts share cached prefixes",
     "--enable-chunked-prefill": "prompts are prefilled in chunks",
@@ -40,7 +40,7 @@ ALWAYS_ON = {
     "--enable-tokenizer-info-endpoint": "/tokenizer_info needs a key if the server has one",
     "--enable-server-load-tracking": "/load has the number of requests",
 }
-# Flags without an effect here. The number is that of their values.
+# Flags without an effect here, and their numbers of values.
 IGNORED = {
     "--enforce-eager": (
         0,
@@ -93,7 +93,7 @@ REFUSED = {
     "--runner": (1, "the server generates text only"),
     "--task": (1, "the server generates text only"),
 }
-# These may have the value 1.
+# Flags that may have the value 1.
 _ONE = ("--pipeline-parallel-size", "--data-parallel-size")
 _SHORT = {
     "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size",
@@ -103,13 +103,13 @@ _QUANTIZATIONS = {"fp8": "fp8", "mxfp4": "mxfp4"}
 _KV_DTYPES = {"auto": None, "bfloat16": None, "fp8": "fp8", "fp8_e4m3": "fp8"}
 
 
-# Returns the words for a flag and its values.
+# Return the words for a flag and its values.
 _Translator = Callable[[str, Sequence[str]], Iterable[str]]
 
 
 @dataclass
 class _Translation:
-    """A command line in the making, and the lines about it."""
+    """A command line under construction, and the messages about it."""
 
     words: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -120,7 +120,7 @@ def serve_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Raises SpecbuildError for a flag that would change what is served and is not supported.
     """
-    made = _Translation()
+    translation = _Translation()
     # `--api-key a b` has two keys after `serve MODEL`, but a key and the model before it.
     has_model = any(word == "--model" or word.startswith("--model=") for word in words)
     has_model = has_model or not "".join(words[:1]).startswith("-")
@@ -134,15 +134,15 @@ def serve_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         values = [value] if has_value else []
         count = _num_values(flag, has_model=has_model)
         if count is None:
-            made.words.append(flag + has_value + value)
+            translation.words.append(flag + has_value + value)
             continue
         while (
             position < len(words) and len(values) < count and not words[position].startswith("--")
         ):
             values.append(words[position])
             position += 1
-        _translate(made, flag, values)
-    return made.words, made.notes
+        _translate(translation, flag, values)
+    return translation.words, translation.notes
 
 
 def _num_values(flag: str, *, has_model: bool) -> int | None:
@@ -151,8 +151,8 @@ def _num_values(flag: str, *, has_model: bool) -> int | None:
         return 0
     if flag in RENAMED or flag in _ONE or flag in _TRANSLATORS:
         return _MANY if flag in _LISTS and has_model else 1
-    known = IGNORED.get(flag) or REFUSED.get(flag)
-    return None if known is None else known[0]
+    entry = IGNORED.get(flag) or REFUSED.get(flag)
+    return None if entry is None else entry[0]
 
 
 # Flags that take several values at once, which specbuild repeats.
@@ -160,25 +160,25 @@ _LISTS = ("--served-model-name", "--api-key")
 _MANY = 100
 
 
-def _translate(made: _Translation, flag: str, values: Sequence[str]) -> None:
+def _translate(translation: _Translation, flag: str, values: Sequence[str]) -> None:
     """Add a flag with its values."""
     if flag in REFUSED:
         raise SpecbuildError(f"{flag} is not supported: {REFUSED[flag][1]}")
     if flag in ALWAYS_ON:
-        made.notes.append(f"{flag}: always on here ({ALWAYS_ON[flag]})")
+        translation.notes.append(f"{flag}: always on here ({ALWAYS_ON[flag]})")
     elif flag in IGNORED:
-        made.notes.append(f"{flag}: no effect here ({IGNORED[flag][1]})")
+        translation.notes.append(f"{flag}: no effect here ({IGNORED[flag][1]})")
     elif flag in REPLACED:
-        made.words.append(REPLACED[flag])
+        translation.words.append(REPLACED[flag])
     elif not values:
         raise SpecbuildError(f"{flag} needs a value")
     elif flag in _ONE:
         if values[0] != "1":
             raise SpecbuildError(f"{flag} {values[0]} is not supported: {_PARALLEL}")
     elif flag in RENAMED:
-        made.words += [RENAMED[flag], values[0]]
+        translation.words += [RENAMED[flag], values[0]]
     else:
-        made.words += _TRANSLATORS[flag](flag, values)
+        translation.words += _TRANSLATORS[flag](flag, values)
 
 
 def _repeated(flag: str, values: Sequence[str]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""One page on an engine and on what was measured with it."""
+"""A page about an engine and its measurements."""

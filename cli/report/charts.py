@@ -1,6 +1,6 @@
 """Charts as SVG inside the page, whose style sheet has their colours for light and dark.
 
-Every mark says its values: as a ``title``, and in ``data-x`` and ``data-y``.
+Every mark states its values in a ``title``, and in ``data-x`` and ``data-y``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from specbuild.cli.report.axis import Axis, number_text
 from specbuild.cli.report.markup import escaped
 
 WIDTH = 560
-# Series that have a colour of their own in the style sheet; others begin again.
+# The number of series colours in the style sheet; further series repeat them.
 SERIES = 6
 _LEFT, _RIGHT, _TOP, _PLOT = 56, 14, 10, 200
 
 
 @dataclass(frozen=True)
 class Line:
-    """Named points; ``joined`` by lines, or alone."""
+    """Named points; ``joined`` by lines, or separate."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A named amount, its text, what it cannot be below, and its colour in the style sheet."""
+    """A named amount, its text, its lower bound, and its colour in the style sheet."""
 
     label: str
     value: float
@@ -38,7 +38,7 @@ class Bar:
 
 
 def lines(drawn: Sequence[Line], across: Axis, up: Axis) -> str:
-    """Lines over one pair of axes, and a legend below."""
+    """Return lines on common axes, with a legend below."""
     width, bottom = WIDTH - _LEFT - _RIGHT, _TOP + _PLOT
 
     def x(value: float) -> float:
@@ -67,31 +67,31 @@ def lines(drawn: Sequence[Line], across: Axis, up: Axis) -> str:
             path = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
             parts.append(f'<polyline class="line s{number % SERIES}" points="{path}"/>')
         for (px, py), (a, b) in zip(places, line.points, strict=True):
-            said = f"{line.label}: {number_text(a)}, {number_text(b)}"
-            parts.append(_dot(px, py, number, (a, b), said))
+            title = f"{line.label}: {number_text(a)}, {number_text(b)}"
+            parts.append(_dot(px, py, number, (a, b), title))
     return _svg(bottom + 44, parts) + legend([line.label for line in drawn])
 
 
 def bars(drawn: Sequence[Bar]) -> str:
-    """One bar below the other, each with its floor as a frame in it.
+    """Return bars below each other, each with its lower bound as a frame.
 
     Widths are percentages, so that text keeps its size on narrow screens.
     """
-    most = max((max(bar.value, bar.floor or 0.0) for bar in drawn), default=0.0) or 1.0
+    largest = max((max(bar.value, bar.floor or 0.0) for bar in drawn), default=0.0) or 1.0
     parts = []
     for number, bar in enumerate(drawn):
         top = 36 * number
         parts.append(f'<text x="0" y="{top + 14}">{escaped(bar.label)}</text>')
         parts.append(f'<text x="100%" y="{top + 14}" text-anchor="end">{escaped(bar.text)}</text>')
         floor = "" if bar.floor is None else f' data-floor="{bar.floor!r}"'
-        said = escaped(f"{bar.label}: {bar.text}")
+        title = escaped(f"{bar.label}: {bar.text}")
         parts.append(
             f'<rect class="fill {bar.colour}" x="0" y="{top + 19}" height="12" '
-            f'width="{100 * bar.value / most:.2f}%" data-x="{bar.value!r}"{floor}>'
-            f"<title>{said}</title></rect>"
+            f'width="{100 * bar.value / largest:.2f}%" data-x="{bar.value!r}"{floor}>'
+            f"<title>{title}</title></rect>"
         )
         if bar.floor is not None:
-            end = f"{100 * bar.floor / most:.2f}%"
+            end = f"{100 * bar.floor / largest:.2f}%"
             place = f'x1="{end}" y1="{top + 16}" x2="{end}" y2="{top + 34}"'
             parts.append(f'<line class="floor" {place}/>')
     body = "\n".join(parts)
@@ -99,22 +99,22 @@ def bars(drawn: Sequence[Bar]) -> str:
 
 
 def row(drawn: Sequence[Bar]) -> str:
-    """Amounts one after the other in one row, each as wide as its share; a legend below."""
+    """Return amounts side by side in one row, by their shares, with a legend below."""
     total = sum(max(bar.value, 0.0) for bar in drawn) or 1.0
-    parts, left = [], 0.0
+    parts, offset = [], 0.0
     for number, bar in enumerate(drawn):
         wide = WIDTH * max(bar.value, 0.0) / total
         parts.append(
-            f'<rect class="fill s{number % SERIES}" x="{left:.2f}" y="0" width="{wide:.2f}" '
+            f'<rect class="fill s{number % SERIES}" x="{offset:.2f}" y="0" width="{wide:.2f}" '
             f'height="34" data-x="{bar.value!r}">'
             f"<title>{escaped(f'{bar.label}: {bar.text}')}</title></rect>"
         )
-        left += wide
+        offset += wide
     return _svg(36, parts) + legend([f"{bar.label}: {bar.text}" for bar in drawn])
 
 
 def legend(labels: Sequence[str]) -> str:
-    """The series' names beside their colours."""
+    """Return the names of the series with their colours."""
     items = "".join(
         f'<li class="s{number % SERIES}">{escaped(label)}</li>'
         for number, label in enumerate(labels)
@@ -135,8 +135,8 @@ def _rule(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
     return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _dot(x: float, y: float, number: int, values: tuple[float, float], said: str) -> str:
+def _dot(x: float, y: float, number: int, values: tuple[float, float], title: str) -> str:
     return (
         f'<circle class="fill s{number % SERIES}" cx="{x:.1f}" cy="{y:.1f}" r="3.5" '
-        f'data-x="{values[0]!r}" data-y="{values[1]!r}"><title>{escaped(said)}</title></circle>'
+        f'data-x="{values[0]!r}" data-y="{values[1]!r}"><title>{escaped(title)}</title></circle>'
     )

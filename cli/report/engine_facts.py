@@ -1,4 +1,4 @@
-"""What a report says of an engine: read from its files, without a GPU and without its weights."""
+"""The data of a report from an engine's files, without a GPU and without reading weights."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from specbuild.runtime.executors.cuda.check import read_plan
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """``plan`` and ``costs`` are of CUDA engines, ``costs`` of those whose steps were measured.
+    """An engine's files; ``plan`` and ``costs`` exist for CUDA engines, ``costs`` if measured.
 
-    ``signature`` says whether there is one, and whether it was checked.
+    ``signature`` states whether the engine is signed, and whether the signature was checked.
     """
 
     name: str
@@ -36,7 +36,7 @@ class EngineFacts:
 
 
 def engine_facts(directory: Path, origin: Origin) -> EngineFacts:
-    """Raises EngineFileError where the directory is no engine, is damaged or of another origin."""
+    """Read the files; EngineFileError if they are no engine, damaged or of another origin."""
     manifest = read_manifest(directory, origin)
     check_sizes(directory, manifest)
     plan = costs = launched = None

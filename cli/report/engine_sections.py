@@ -1,4 +1,4 @@
-"""The sections of a report that an engine's own files fill."""
+"""The sections of a report from an engine's own files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from specbuild.plugins_cuda.paged_tree_attention import dispatch as attention
 from specbuild.runtime.draft.device_costs import STEP_COSTS_FILE
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE, DraftShape
 
-# Which of several kernels runs, by the op's folder.
+# The rules that select among several kernels, by the op's folder.
 _DISPATCH: dict[str, Table[object]] = {
     "paged_tree_attention": attention.TABLE,  # type: ignore[dict-item]
     "mla_attention": latents.TABLE,  # type: ignore[dict-item]
@@ -45,16 +45,16 @@ _CURVES = 6
 
 
 def geometry_section(facts: EngineFacts) -> Section:
-    """What the engine is: limits, target and draft."""
+    """Return the engine's limits, target and draft."""
     manifest = facts.manifest
-    shown = [engine_table(manifest), target_table(manifest.target)]
-    shown += [draft_table(model.geometry) for model in manifest.models]
-    body = "".join(figure(converted(each), "", source=MANIFEST_FILE) for each in shown)
+    engine_tables = [engine_table(manifest), target_table(manifest.target)]
+    engine_tables += [draft_table(model.geometry) for model in manifest.models]
+    body = "".join(figure(converted(each), "", source=MANIFEST_FILE) for each in engine_tables)
     return Section("geometry", "Geometry", body)
 
 
 def memory_section(facts: EngineFacts) -> Section:
-    """Files, and the memory that weights, caches and outputs take."""
+    """Return files, and the memory of weights, caches and outputs."""
     manifest, memory = facts.manifest, facts.memory
     parts = {"weights": memory.weights_bytes}
     parts |= {f"KV cache, {group}": size for group, size in memory.kv_bytes.items()}
@@ -73,7 +73,7 @@ def memory_section(facts: EngineFacts) -> Section:
 
 
 def kernels_section(facts: EngineFacts) -> Section:
-    """What computes, and why it rather than another."""
+    """Return the kernels, and the reasons for their selection."""
     title = "Graphs" if facts.plan is None else "Kernels"
     return Section("kernels", title, "".join(_kernels(facts)))
 
@@ -89,11 +89,11 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
                          source="dispatch tables of the ops")  # fmt: skip
     if build.tactics is not None:
         tactics = build.tactics
-        said = (
+        rows_text = (
             f"{tactics.tuned_launches} of {tactics.launches} launches with variants use the one "
             f"that was fastest on {tactics.device} ({tactics.file})."
         )
-        yield figure(paragraph(said), "", source=REPORT_FILE)
+        yield figure(paragraph(rows_text), "", source=REPORT_FILE)
     if manifest.tensorrt is not None:
         drawn = converted(tensorrt_tables(manifest, manifest.tensorrt))
         yield figure(drawn, "", source=MANIFEST_FILE)
@@ -112,32 +112,34 @@ def _kernels(facts: EngineFacts) -> Iterator[str]:
 
 
 def _reasons(kernels: Iterable[str]) -> Iterator[tuple[str, str, str]]:
-    """The rules of ops with several kernels that name one of these."""
+    """Return the rules of ops with several kernels that name one of these."""
     files = {name.partition(":")[0] for name in kernels}
     for op, rules in _DISPATCH.items():
         for rule in rules:
             for file in sorted(f"{op}/{kernel}" for kernel in rule.kernels):
                 if file in files:
-                    said = {"rows": rule.rows, "context": rule.context, "width": rule.width,
+                    rows_text = {"rows": rule.rows, "context": rule.context, "width": rule.width,
                             "pages": rule.pages}  # fmt: skip
-                    runs_for = "; ".join(f"{name}: {text}" for name, text in said.items() if text)
+                    runs_for = "; ".join(
+                        f"{name}: {text}" for name, text in rows_text.items() if text
+                    )
                     yield file, runs_for or "all other cases", rule.why
 
 
 def costs_figures(costs: StepCostFacts | None, default: DraftShape | None) -> list[str]:
-    """Measured steps without a draft and with the default one, by context, and the table.
+    """Return measured steps without a draft and with the default one, by context, and a table.
 
-    Of several draft models each one's.
+    With several draft models there is one curve for each.
     """
     if costs is None:
         return []
-    wanted = ["none"]
+    draft_names = ["none"]
     if default is not None:
-        wanted.append(f"{default.draft_top_k}x{default.draft_depth}x{default.draft_tokens}")
+        draft_names.append(f"{default.draft_top_k}x{default.draft_depth}x{default.draft_tokens}")
     measured = dict.fromkeys(row.draft for row in costs.rows)
     drawn = [
         figure(_cost_curves(costs, draft), _cost_caption(draft), source=STEP_COSTS_FILE)
-        for shape in wanted
+        for shape in draft_names
         for draft in measured
         if draft.partition(" of ")[0] == shape
     ]
@@ -154,7 +156,7 @@ def _cost_curves(costs: StepCostFacts, draft: str) -> str:
         if row.draft == draft:
             points[row.batch].append((float(row.context), 1e3 * row.step_s))
     batches = sorted(points)
-    # Of more batches than there are colours, some between the first and the last.
+    # If there are more batches than colours, some between the first and the last are shown.
     if len(batches) > _CURVES:
         last = len(batches) - 1
         batches = [batches[round(i * last / (_CURVES - 1))] for i in range(_CURVES)]
@@ -165,7 +167,7 @@ def _cost_curves(costs: StepCostFacts, draft: str) -> str:
 
 
 def provenance_section(facts: EngineFacts, records: list[Record]) -> Section:
-    """Where the engine and every record come from."""
+    """Return the sources of the engine and of every record."""
     manifest = facts.manifest
     rows = [
         ("engine", facts.name),
@@ -182,8 +184,8 @@ def provenance_section(facts: EngineFacts, records: list[Record]) -> Section:
         rows.append(("tactics", f"{facts.build.tactics.file}, {facts.build.tactics.device}"))
     body = figure(table("", (), rows), "", source=MANIFEST_FILE)
     if records:
-        given = dict.fromkeys((r.file, r.command, r.sha256) for r in records)
-        body += table("records", ("file", "written by specbuild", "SHA-256"), given)
+        sources = dict.fromkeys((r.file, r.command, r.sha256) for r in records)
+        body += table("records", ("file", "written by specbuild", "SHA-256"), sources)
     files = [(name, f"{f.bytes}", f.xxh3_128) for name, f in manifest.files.items()]
     body += figure(table("files", ("file", "bytes", "XXH3-128"), files), "", source=MANIFEST_FILE)
     return Section("provenance", "Provenance", body)

@@ -1,4 +1,4 @@
-"""HTML of tables and sections; everything that is shown is escaped."""
+"""HTML of tables and sections; all displayed text is escaped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from specbuild.cli.terminal.visible_text import visible
 
-# Longer tables open on a click.
+# Longer tables are folded.
 _FOLDED_ROWS = 14
 
 
@@ -27,7 +27,7 @@ class Section:
 
 
 def escaped(text: object) -> str:
-    """Text as HTML shows it, in attributes too; control characters as escapes."""
+    """Return escaped text, also for attributes; control characters become escapes."""
     return html.escape(visible(str(text)))
 
 
@@ -37,25 +37,25 @@ def paragraph(text: str, *, kind: str = "") -> str:
 
 
 def figure(drawn: str, caption: str, *, source: str) -> str:
-    """A picture or table that comes from ``source``, the record or file of the engine."""
-    said = f"{escaped(caption)} " if caption else ""
+    """Return a picture or table that comes from ``source``, a record or file of the engine."""
+    caption_html = f"{escaped(caption)} " if caption else ""
     return (
         f'<figure data-source="{escaped(source)}">\n{drawn}'
-        f"<figcaption>{said}<span>{escaped(source)}</span></figcaption>\n</figure>\n"
+        f"<figcaption>{caption_html}<span>{escaped(source)}</span></figcaption>\n</figure>\n"
     )
 
 
-def converted(shown: Any) -> str:
-    """A table that the terminal shows, or a group of such and of lines, as HTML."""
-    if isinstance(shown, Group):
-        return "".join(map(converted, shown.renderables))
-    if isinstance(shown, Table):
-        return _converted_table(shown)
-    return paragraph(_plain(shown))
+def converted(content: Any) -> str:
+    """Return a terminal table, or a group of tables and lines, as HTML."""
+    if isinstance(content, Group):
+        return "".join(map(converted, content.renderables))
+    if isinstance(content, Table):
+        return _converted_table(content)
+    return paragraph(_plain(content))
 
 
 def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table, folded where it is long. Without headings it is names and values."""
+    """Return a table, folded if it is long. Without headings it has names and values."""
     cells = [f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows]
     head = "".join(f"<th>{escaped(heading)}</th>" for heading in headings)
     above = f"<thead><tr>{head}</tr></thead>" if headings else ""
@@ -72,15 +72,15 @@ def table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) ->
     return f"<details><summary>{escaped(name)}: {len(cells)} rows</summary>\n{drawn}</details>\n"
 
 
-def _converted_table(shown: Table) -> str:
-    headings = [_plain(column.header) for column in shown.columns] if shown.show_header else []
-    columns = [[_plain(cell) for cell in column.cells] for column in shown.columns]
-    title = "" if shown.title is None else _plain(shown.title)
+def _converted_table(content: Table) -> str:
+    headings = [_plain(column.header) for column in content.columns] if content.show_header else []
+    columns = [[_plain(cell) for cell in column.cells] for column in content.columns]
+    title = "" if content.title is None else _plain(content.title)
     return table(title, headings, zip(*columns, strict=True))
 
 
-def _plain(shown: Any) -> str:
-    return shown.plain if isinstance(shown, Text) else str(shown)
+def _plain(content: Any) -> str:
+    return content.plain if isinstance(content, Text) else str(content)
 
 
 def _cell(text: str) -> str:

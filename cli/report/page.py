@@ -1,4 +1,4 @@
-"""The page: sections below each other, with a style sheet of its own and nothing from elsewhere."""
+"""The page: its sections, with an embedded style sheet and no external resources."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from specbuild.cli.terminal.console import size_text
 from specbuild.runtime.engine_dir.manifest import Manifest
 
 _STYLE = Path(__file__).with_name("page.css")
-# Nothing may be fetched and nothing may run, whatever a record holds.
+# Nothing may be loaded and no script may run, whatever a record contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(facts: EngineFacts, records: list[Record]) -> str:
-    """The whole document; the same engine and records give the same bytes."""
+    """Return the document; the same engine and records give the same bytes."""
     own_costs = engine_sections.costs_figures(facts.costs, facts.manifest.draft_default)
     sections = [
         result_section(records, has_draft=bool(facts.manifest.drafters)),
@@ -61,7 +61,7 @@ def _draft_sections(facts: EngineFacts, records: list[Record]) -> list[Section]:
 
 
 def _gpu_sections(facts: EngineFacts, records: list[Record]) -> list[Section]:
-    """The sections that only measurements on a GPU fill; of other engines only with a record."""
+    """Return the sections that only GPU measurements fill; for other engines only with a record."""
     sections = [
         record_sections.roofline_section(records),
         record_sections.timeline_section(records),
@@ -83,7 +83,7 @@ def _summary(manifest: Manifest) -> str:
 
 def _facts(facts: EngineFacts) -> str:
     memory, limits = facts.memory, facts.manifest.limits
-    said = {
+    titles = {
         "layers": f"{facts.manifest.target.layers}",
         "weights": size_text(memory.weights_bytes),
         "caches": size_text(sum(memory.kv_bytes.values())),
@@ -92,7 +92,7 @@ def _facts(facts: EngineFacts) -> str:
     }
     items = "".join(
         f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>"
-        for name, text in said.items()
+        for name, text in titles.items()
     )
     return f'<dl class="facts">{items}</dl>\n'
 

@@ -1,4 +1,4 @@
-"""The sections of a report that records fill; without one they say which command gives it."""
+"""The sections of a report from records; without a record, a section names its command."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from specbuild.runtime.draft.cost_table import CostTable
 from specbuild.runtime.measure.anatomy import StepAnatomy
 from specbuild.runtime.records import RunRecord
 
-# Steps that are drawn beside their bytes; the table has them all.
+# The number of steps in the chart; the table has all of them.
 _MOST_BARS = 12
 
 
 def roofline_section(records: Sequence[Record]) -> Section:
-    """Measured phases beside the bytes that each must read."""
+    """Return measured phases and the bytes that each must read."""
     body = "".join(
         _roofline(record, sweep) for record, sweep in of_kind(records, SweepReport) if sweep.phases
     )
@@ -45,7 +45,7 @@ def roofline_section(records: Sequence[Record]) -> Section:
 
 
 def timeline_section(records: Sequence[Record]) -> Section:
-    """The launches of one layer, in order."""
+    """Return the launches of one layer, in order."""
     body = ""
     for record, sweep in of_kind(records, SweepReport):
         steps: dict[tuple[str, int], list[LayerLaunch]] = defaultdict(list)
@@ -57,8 +57,12 @@ def timeline_section(records: Sequence[Record]) -> Section:
                 f"{sweep.gpu}): time added by each launch."
             )
             drawn = [
-                Bar(f"{one.op} ({one.kernel})", one.added_s, f"{1e6 * one.added_s:.2f} µs")
-                for one in launches
+                Bar(
+                    f"{each_launch.op} ({each_launch.kernel})",
+                    each_launch.added_s,
+                    f"{1e6 * each_launch.added_s:.2f} µs",
+                )
+                for each_launch in launches
             ]
             body += figure(row(drawn), caption, source=record.file)
         body += "".join(_layers(record, sweep, step) for step in sweep.anatomies)
@@ -66,15 +70,19 @@ def timeline_section(records: Sequence[Record]) -> Section:
 
 
 def _layers(record: Record, sweep: SweepReport, step: StepAnatomy) -> str:
-    """A layer of each kind, as wide as its launches add to the step on average."""
+    """Return a layer of each kind, by the mean time that its launches add to the step."""
     drawn = ""
     for group in folded(step):
         if not group.is_layers:
             continue
         launches = [
-            Bar(f"{one.launch.op} ({one.launch.kernel})", added_s, f"{1e6 * added_s:.2f} µs")
-            for one in group.rows
-            if (added_s := one.added_s) is not None
+            Bar(
+                f"{each_launch.launch.op} ({each_launch.launch.kernel})",
+                added_s,
+                f"{1e6 * added_s:.2f} µs",
+            )
+            for each_launch in group.rows
+            if (added_s := each_launch.added_s) is not None
         ]
         engine = f"{sweep.engine} on {sweep.gpu}"
         caption = f"{step_title(step)}; {group.title} ({engine}): mean time added by each launch."
@@ -83,7 +91,7 @@ def _layers(record: Record, sweep: SweepReport, step: StepAnatomy) -> str:
 
 
 def speed_section(records: Sequence[Record]) -> Section:
-    """Sweeps, prompts, suites and servers, as their commands show them."""
+    """Return sweeps, prompts, suites and servers, as their commands show them."""
     body = ""
     for record, sweep in of_kind(records, SweepReport):
         body += figure(
@@ -105,13 +113,13 @@ def speed_section(records: Sequence[Record]) -> Section:
         )
     runs = of_kind(records, RunRecord)
     for file in dict.fromkeys(record.file for record, _ in runs):
-        shown = run_table([run for record, run in runs if record.file == file])
-        body += figure(converted(shown), "", source=file)
+        table = run_table([run for record, run in runs if record.file == file])
+        body += figure(converted(table), "", source=file)
     return _filled("speed", "Speed", body, "bench pairs ENGINE --prompts FILE")
 
 
 def cost_curves(records: Sequence[Record]) -> list[str]:
-    """Tables of step costs that machines without step programs keep, as curves."""
+    """Return the cost tables of machines without step programs, as curves."""
     found = []
     for record, costs in of_kind(records, CostTable):
         target = Line(
@@ -131,9 +139,9 @@ def cost_curves(records: Sequence[Record]) -> list[str]:
     return found
 
 
-def costs_section(own: Sequence[str], records: Sequence[Record], *, on_gpu: bool) -> Section:
-    """``own`` is what the engine itself has."""
-    body = "".join([*own, *cost_curves(records)])
+def costs_section(own_costs: Sequence[str], records: Sequence[Record], *, on_gpu: bool) -> Section:
+    """Return measured costs; ``own_costs`` is the table of the engine itself."""
+    body = "".join([*own_costs, *cost_curves(records)])
     remedy = (
         "specbuild tune measures them"
         if on_gpu
@@ -144,7 +152,7 @@ def costs_section(own: Sequence[str], records: Sequence[Record], *, on_gpu: bool
 
 
 def acceptance_section(records: Sequence[Record]) -> Section:
-    """How often the first, second, … draft of a step was accepted."""
+    """Return the acceptance rates of the first, second, … draft token of a step."""
     body = ""
     for record, report in of_kind(records, BenchReport):
         lines_of = [Line(s.name, _per_position(s.acceptance_histogram)) for s in report.sets]
@@ -161,7 +169,7 @@ def acceptance_section(records: Sequence[Record]) -> Section:
 
 
 def fidelity_section(records: Sequence[Record]) -> Section:
-    """Against another engine of the model, and against the checkpoint."""
+    """Return the comparison with another engine of the model, and with the checkpoint."""
     body = ""
     for record, found in of_kind(records, Comparison):
         points = [((b.first + b.last) / 2, b.divergence) for b in found.by_position]
@@ -197,8 +205,8 @@ def _roofline(record: Record, sweep: SweepReport) -> str:
             )
             for p in phases[:_MOST_BARS]
         ]
-        left = len(phases) - len(drawn)
-        more = f" {left} more are in the table of phases." if left else ""
+        omitted = len(phases) - len(drawn)
+        more = f" {omitted} more are in the table of phases." if omitted else ""
         caption = (
             f"Measured times; dashes mark the time of a streaming read of the same bytes.{more}"
         )
@@ -227,7 +235,7 @@ def _points(sweep: SweepReport, phases: Sequence[Phase]) -> str:
 
 
 def _per_position(histogram: Sequence[int]) -> list[tuple[float, float]]:
-    """The share of steps in which more than i drafts were accepted, by position from 1."""
+    """Return the share of steps that accept more than i draft tokens, by position from 1."""
     steps = sum(histogram)
     return [(float(i), sum(histogram[i:]) / steps) for i in range(1, len(histogram)) if steps]
 
@@ -242,6 +250,6 @@ def _acceptance(drawn: Sequence[Line], record: Record) -> str:
 
 
 def _filled(anchor: str, title: str, body: str, command: str) -> Section:
-    """The section, or which command's record would fill it."""
+    """Return the section, or the command whose record would fill it."""
     lacking = f"No record. Create one with: specbuild {command} --json > FILE"
     return Section(anchor, title, body or paragraph(lacking, kind="none"))

@@ -1,4 +1,4 @@
-"""Records that a report shows: what the other commands printed with ``--json``."""
+"""Records for a report: outputs of other commands with ``--json``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Kind = TypeVar("Kind")
 
-# What each command prints, but for VERIFY. A record is of the kind whose fields its keys are.
+# The outputs of commands, except for VERIFY. The keys of a record determine its kind.
 KINDS: dict[type[Any], str] = {
     SweepReport: "bench sweep",
     BenchReport: "bench",
@@ -44,7 +44,7 @@ _MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Record:
-    """A record: the file's name, its SHA-256, and which command gave ``value``."""
+    """A record: the file's name, its SHA-256, and the command that printed ``value``."""
 
     file: str
     sha256: str
@@ -53,20 +53,20 @@ class Record:
 
 
 def read_records(files: Sequence[Path]) -> list[Record]:
-    """Every record of these files, in order; of JSON lines one each.
+    """Return every record of these files, in order; JSON lines have one record each.
 
-    Raises SpecbuildError for a file that cannot be read, and for one that is none of ``KINDS``.
+    Raises SpecbuildError for a file that cannot be read or is none of ``KINDS``.
     """
     return [record for file in files for record in _read(file)]
 
 
 def of_kind(records: Sequence[Record], kind: type[Kind]) -> list[tuple[Record, Kind]]:
-    """Those whose value is a ``kind``."""
+    """Return the records whose value is a ``kind``."""
     return [(record, record.value) for record in records if isinstance(record.value, kind)]
 
 
 def verifications(records: Sequence[Record]) -> list[tuple[Record, VerifyReport]]:
-    """Those that ``verify`` printed."""
+    """Return the records of ``verify``."""
     return [(record, record.value) for record in records if record.command == VERIFY]
 
 
@@ -85,7 +85,7 @@ def _read(file: Path) -> list[Record]:
 
 
 def _decoded(text: str) -> list[Any]:
-    """One value, or one of each line."""
+    """Return one value, or one per line."""
     try:
         return [parsed(text)]
     except ValueError:
@@ -98,7 +98,7 @@ def _decoded(text: str) -> list[Any]:
 def _record(file: Path, digest: str, decoded: Any) -> Record:
     keys = set(decoded) if isinstance(decoded, dict) else set()
     if keys == _VERIFY_KEYS:
-        # It comes with torch and transformers, which no other record needs.
+        # Imported here because it needs torch and transformers, which no other record does.
         from specbuild.builder.verify.report import VerifyReport
 
         value = from_json(VerifyReport, decoded, str(file))
@@ -108,8 +108,8 @@ def _record(file: Path, digest: str, decoded: Any) -> Record:
         needed = {field.name for field in fields if _is_needed(field)}
         if needed <= keys <= {field.name for field in fields}:
             return Record(file.name, digest, command, from_json(kind, decoded, str(file)))
-    known = ", ".join((*KINDS.values(), VERIFY))
-    raise SpecbuildError(f"{file} is no record that a report knows: it shows those of {known}")
+    kinds = ", ".join((*KINDS.values(), VERIFY))
+    raise SpecbuildError(f"{file} is no record that a report knows: it shows those of {kinds}")
 
 
 def _is_needed(field: dataclasses.Field[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""The first section of a report: what the records show, in sentences and bars of tokens/s."""
+"""The first section of a report: the result of the records, in sentences and bars of tokens/s."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from specbuild.cli.report.markup import Section, figure, paragraph
 from specbuild.cli.report.records import Record, of_kind, verifications
 from specbuild.runtime.records import RunRecord
 
-# A ratio of medians within this of 1 is no difference.
+# A ratio of medians within this distance of 1 is no difference.
 _SAME_SPEED = 0.03
 _MOST_BARS = 8
 
 
 def result_section(records: Sequence[Record], *, has_draft: bool) -> Section:
-    """The verdict of the records; without one, which command measures the engine."""
+    """Return the verdict of the records; without records, the command that measures the engine."""
     body = "".join(paragraph(text, kind="verdict") for text in _verdicts(records))
     body += "".join(_speed_bars(records))
     if not body:
@@ -52,8 +52,8 @@ def _verdicts(records: Sequence[Record]) -> Iterator[str]:
             f"{_count(load.requests, 'request')}{ttft}{failed}."
         )
     for _, suite in of_kind(records, SuiteReport):
-        held = sum(scenario.verdict == "passed" for scenario in suite.scenarios)
-        yield f"Suite {suite.suite}: {held} of {_count(len(suite.scenarios), 'scenario')} passed."
+        passed = sum(scenario.verdict == "passed" for scenario in suite.scenarios)
+        yield f"Suite {suite.suite}: {passed} of {_count(len(suite.scenarios), 'scenario')} passed."
     for _, found in of_kind(records, Comparison):
         agreement = 100 * found.fidelity.agreement
         yield f"Compared with {found.reference.path}: {agreement:.2f} % same most likely token."
@@ -82,9 +82,9 @@ def _of_pairs(report: BenchReport) -> Iterator[str]:
 def _of_sweep(sweep: SweepReport) -> Iterator[str]:
     speeds = [(p.tokens_per_s, p) for p in sweep.phases if p.tokens_per_s and p.sweep != "prefill"]
     if speeds:
-        most, phase = max(speeds, key=lambda found: found[0])
+        best, phase = max(speeds, key=lambda found: found[0])
         sequences = _count(phase.batch, "sequence")
-        yield f"Up to {most:.0f} tokens/s on {sweep.gpu}: {sequences}, {phase.name}."
+        yield f"Up to {best:.0f} tokens/s on {sweep.gpu}: {sequences}, {phase.name}."
 
 
 def _speed_bars(records: Sequence[Record]) -> Iterator[str]:
@@ -102,8 +102,8 @@ def _speed_bars(records: Sequence[Record]) -> Iterator[str]:
             if phase.tokens_per_s and phase.sweep != "prefill"
         ]
         if drawn:
-            left = len(drawn) - _MOST_BARS
-            more = f" {left} more are in the table of phases." if left > 0 else ""
+            num_omitted = len(drawn) - _MOST_BARS
+            more = f" {num_omitted} more are in the table of phases." if num_omitted > 0 else ""
             caption = f"Tokens/s of {sweep.engine} on {sweep.gpu}.{more}"
             yield figure(bars(drawn[:_MOST_BARS]), caption, source=record.file)
 

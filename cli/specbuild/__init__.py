@@ -1,10 +1,10 @@
 """Builds checkpoints into engine directories, and decodes with them speculatively.
 
-``from specbuild import Engine`` is all that decoding needs. Each name loads when it is first used,
-so that ``import specbuild`` alone is free.
+Decoding needs only ``from specbuild import Engine``. Each name is loaded at its first use, so that
+``import specbuild`` is fast.
 """
 
-TYPE_CHECKING = False  # as typing's, whose import would take longer than all of this
+TYPE_CHECKING = False  # As in typing, whose import takes longer than the rest.
 if TYPE_CHECKING:
     from specbuild.builder.speculative_config import EngineConfig, SpeculativeConfig
     from specbuild.runtime import errors as errors
@@ -43,10 +43,10 @@ _HOMES = {
 }
 
 
-if not TYPE_CHECKING:  # a checker would take any name for one of this package
+if not TYPE_CHECKING:  # A type checker would otherwise accept any name of this package.
 
     def __getattr__(name: str) -> object:
-        """Loads the public ``name``; AttributeError where there is none."""
+        """Load the public ``name``; AttributeError if it does not exist."""
         if name == "__version__":
             from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""What the build report says of an engine: the kernels that gave way to others, GGUF's types."""
+"""Facts of the build report: omitted kernels, and the types of a GGUF file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FactsT = TypeVar("FactsT")
 
 @dataclass(frozen=True)
 class PassFacts:
-    """How often a pass changed the graph of a role, and the nodes that it left."""
+    """The number of changes of a pass in the graph of a role, and of the remaining nodes."""
 
     role: str
     name: str
@@ -32,7 +32,7 @@ class PassFacts:
 
 @dataclass(frozen=True)
 class TacticFacts:
-    """How many launches with variants run one that was measured, by which file, on which GPU."""
+    """The number of launches with variants that run a measured one, with its file and GPU."""
 
     file: str
     device: str
@@ -42,11 +42,11 @@ class TacticFacts:
 
 @dataclass(frozen=True)
 class BuildFacts:
-    """``refused`` are the reasons why kernels and sizes gave way to others.
+    """Facts of a build. ``refused`` has the reasons why kernels and sizes were replaced.
 
     ``source_types`` counts the types of the tensors of a GGUF file or a quantized checkpoint, by
-    their kind. ``quantization`` has the checkpoint's scheme and what becomes of activations.
-    ``tactics`` None: kernels have their default variants.
+    their kind. ``quantization`` has the checkpoint's scheme and the handling of activations. With
+    ``tactics`` None, kernels have their default variants.
     """
 
     refused: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class BuildFacts:
     tactics: TacticFacts | None = None
 
     def named(self) -> dict[str, object]:
-        """Return what ``inspect --json`` adds to the manifest; absent facts are left out."""
+        """Return the additions of ``inspect --json`` to the manifest; absent facts are omitted."""
         facts = {
             "refused_kernels": list(self.refused),
             "source_types": self.source_types,
@@ -66,7 +66,7 @@ class BuildFacts:
 
 
 def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
-    """What the build report says, nothing where there is none. Raises EngineFileError."""
+    """Return the facts of the build report, if it exists. Raises EngineFileError."""
     if REPORT_FILE not in manifest.files:
         return BuildFacts()
     data = bytes(read_file(engine, manifest, REPORT_FILE))
@@ -92,13 +92,13 @@ def build_facts(engine: Path, manifest: Manifest) -> BuildFacts:
 
 
 def _of(kind: type[FactsT], entry: Mapping[str, object]) -> FactsT:
-    """A dataclass of some of an object's keys."""
+    """Return a dataclass of some of an object's keys."""
     values = {f.name: entry[f.name] for f in fields(kind)}  # type: ignore[arg-type]
     return from_json(kind, values, REPORT_FILE)
 
 
 def build_tables(manifest: Manifest, built: BuildFacts) -> Iterator[Table]:
-    """The types of a GGUF file, the forms of quantized weights, and the omitted kernels."""
+    """Return the types of a GGUF file, the forms of quantized weights, and the omitted kernels."""
     if built.source_types:
         yield source_types_table(built)
     if manifest.quantized is not None:
@@ -108,7 +108,7 @@ def build_tables(manifest: Manifest, built: BuildFacts) -> Iterator[Table]:
 
 
 def source_types_table(built: BuildFacts) -> Table:
-    """The scheme, and a row for each kind of tensor with its types and how many have each."""
+    """Return the scheme, and a row for each kind of tensor with its types and their counts."""
     from specbuild.cli.terminal.console import fact_table
 
     table = fact_table("tensor types of the checkpoint")
@@ -120,7 +120,7 @@ def source_types_table(built: BuildFacts) -> Table:
 
 
 def quantized_table(quantized: QuantizedProducts) -> Table:
-    """A row for each type of quantized weights: how many there are, and how they are stored."""
+    """Return a row for each type of quantized weights: their number and storage."""
     from specbuild.cli.terminal.console import fact_table
 
     table = fact_table(f"quantized weights, {quantized.math} math")
@@ -134,7 +134,7 @@ def quantized_table(quantized: QuantizedProducts) -> Table:
 
 
 def refused_table(reasons: tuple[str, ...]) -> Table:
-    """A row for each reason."""
+    """Return a row for each reason."""
     from specbuild.cli.terminal.console import fact_table
 
     table = fact_table("omitted kernels")

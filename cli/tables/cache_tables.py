@@ -83,7 +83,7 @@ def _states_table(manifest: Manifest, memory: PredictedMemory) -> Table:
 def _widths(group: CacheGroup) -> str:
     """Return the width of a head: of keys and values if they differ, or the range of latents."""
     if group.latent_widths:
-        least, most = min(group.latent_widths), max(group.latent_widths)
-        return str(least) if least == most else f"{least} to {most}"
-    alike = group.k_width == group.v_width
-    return str(group.k_width) if alike else f"{group.k_width}+{group.v_width}"
+        narrowest, widest = min(group.latent_widths), max(group.latent_widths)
+        return str(narrowest) if narrowest == widest else f"{narrowest} to {widest}"
+    is_equal = group.k_width == group.v_width
+    return str(group.k_width) if is_equal else f"{group.k_width}+{group.v_width}"

@@ -1,4 +1,4 @@
-"""What ``inspect`` found of a checkpoint, drawn for people."""
+"""The tables of ``inspect`` for a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_TYPES = 8
 
 
 def checkpoint_tables(report: CheckpointReport) -> Group:
-    """Return the checkpoint, its model, what can be built of it, and what fits the GPU."""
+    """Return the checkpoint, its model, the possible builds, and the capacity of the GPU."""
     parts: list[Table | str] = [_files_table(report), target_table(report.target)]
     parts.append(_backends_table(report))
     if report.gpu is not None:

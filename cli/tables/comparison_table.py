@@ -15,13 +15,15 @@ from specbuild.runtime.measure.fidelity import Fidelity
 _NONE = "–"
 
 
-def comparison_tables(found: Comparison) -> Group:
+def comparison_tables(comparison: Comparison) -> Group:
     """Return size, speed and fidelity of both engines."""
-    return Group(_sides_table(found), _fidelity_table(found.fidelity, found.judged_from))
+    return Group(
+        _sides_table(comparison), _fidelity_table(comparison.fidelity, comparison.judged_from)
+    )
 
 
-def _sides_table(found: Comparison) -> Table:
-    sides = (found.reference, found.other)
+def _sides_table(comparison: Comparison) -> Table:
+    sides = (comparison.reference, comparison.other)
     table = Table()
     table.add_column("", style="bold")
     table.add_column("reference", justify="right", overflow="fold")
@@ -45,27 +47,28 @@ def _sides_table(found: Comparison) -> Table:
         lambda s: f"{s.cache_bytes_per_token:.0f}",
         divided(lambda s: s.cache_bytes_per_token),
     )
-    if found.speed_ratio is not None:
-        row("tokens/s", lambda s: _decimals(s.tokens_per_s, 1), found.speed_ratio)
+    if comparison.speed_ratio is not None:
+        row("tokens/s", lambda s: _decimals(s.tokens_per_s, 1), comparison.speed_ratio)
         row("tokens/step", lambda s: _decimals(s.tokens_per_step, 2), divided(_acceptance))
         row("TTFT", lambda s: milliseconds(s.ttft_s or 0.0), divided(lambda s: s.ttft_s))
     return table
 
 
-def _fidelity_table(found: Fidelity, judged_from: int) -> Table:
+def _fidelity_table(comparison: Fidelity, judged_from: int) -> Table:
     table = fact_table("comparison with the reference")
     skipped = f", after the first {judged_from} of each piece" if judged_from else ""
-    table.add_row("evaluated tokens", f"{found.tokens}{skipped}")
-    table.add_row("perplexity", f"{found.perplexity:.4f} → {found.perplexity_other:.4f}")
+    table.add_row("evaluated tokens", f"{comparison.tokens}{skipped}")
+    table.add_row("perplexity", f"{comparison.perplexity:.4f} → {comparison.perplexity_other:.4f}")
     table.add_row(
-        "perplexity ratio", f"{found.perplexity_ratio:.5f} ± {found.perplexity_ratio_error:.5f}"
+        "perplexity ratio",
+        f"{comparison.perplexity_ratio:.5f} ± {comparison.perplexity_ratio_error:.5f}",
     )
     table.add_row(
         "KL divergence, nats/token",
-        f"mean {found.divergence:.2e}, p99 {found.divergence_p99:.2e}, "
-        f"max {found.divergence_max:.2e}",
+        f"mean {comparison.divergence:.2e}, p99 {comparison.divergence_p99:.2e}, "
+        f"max {comparison.divergence_max:.2e}",
     )
-    table.add_row("same most likely token", f"{100 * found.agreement:.2f} %")
+    table.add_row("same most likely token", f"{100 * comparison.agreement:.2f} %")
     return table
 
 

@@ -25,9 +25,9 @@ def dsa_summary(manifest: Manifest) -> str:
     )
 
 
-def dsa_text(given: Sequence[DsaStats | None]) -> str:
+def dsa_text(all_stats: Sequence[DsaStats | None]) -> str:
     """Return the numbers of sparse, checked and fallback steps, and the agreement."""
-    stats = [entry for entry in given if entry is not None]
+    stats = [entry for entry in all_stats if entry is not None]
     if not stats:
         return "–"
     sparse, checked, fallback, tokens, agreed, broken, launches = (

@@ -82,8 +82,8 @@ def engine_table(manifest: Manifest) -> Table:
         table.add_row("SpecPV", specpv_summary(manifest.specpv))
     if manifest.dsa is not None:
         table.add_row("DSA", dsa_summary(manifest))
-    given = {name: value for name, value in manifest.options.items() if value}
-    for name, value in given.items():
+    set_options = {name: value for name, value in manifest.options.items() if value}
+    for name, value in set_options.items():
         table.add_row(f"built with {name}", str(value))
     for warning in manifest.warnings:
         table.add_row("warning", warning)
@@ -105,10 +105,10 @@ def _add_draft_default(table: Table, default: DraftShape | None) -> None:
 
 def specpv_summary(specpv: SpecPv) -> str:
     """Return the effect of SpecPV on the output, and its sizes."""
-    kept = specpv.n_sink_blocks + specpv.n_retrieval_blocks + specpv.n_window_blocks
+    view_blocks = specpv.n_sink_blocks + specpv.n_retrieval_blocks + specpv.n_window_blocks
     return (
-        f"lossy: above {specpv.partial_threshold} tokens of context, partial steps read {kept} "
-        f"blocks of {specpv.block_size} tokens ({specpv.n_sink_blocks} sink, "
+        f"lossy: above {specpv.partial_threshold} tokens of context, partial steps read "
+        f"{view_blocks} blocks of {specpv.block_size} tokens ({specpv.n_sink_blocks} sink, "
         f"{specpv.n_retrieval_blocks} retrieved, {specpv.n_window_blocks} window) and a buffer of "
         f"{specpv.n_spec_tokens_buf} tokens; a full step follows at most "
         f"{specpv.full_refresh_interval} partial steps"
@@ -151,7 +151,7 @@ def target_table(target: TargetGeometry) -> Table:
 def _add_attention(table: Table, target: TargetGeometry) -> None:
     """Add the heads, and the sizes of latents."""
     mla = target.mla
-    held = [size for size in target.latent_dims if size]
+    widths = [size for size in target.latent_dims if size]
     if mla is None:
         heads = f"{target.q_heads} query and {target.kv_heads} KV heads of {target.head_dim}"
         expanded = 2 * target.kv_heads * target.head_dim
@@ -162,10 +162,10 @@ def _add_attention(table: Table, target: TargetGeometry) -> None:
         )
         expanded = target.q_heads * (mla.nope_dim + mla.rope_dim + mla.v_dim)
     table.add_row("attention", heads)
-    if held:
+    if widths:
         table.add_row(
             "latent KV",
-            f"{len(held)} layers cache {_range(held)} values per token instead of {expanded}",
+            f"{len(widths)} layers cache {_range(widths)} values per token instead of {expanded}",
         )
 
 
@@ -252,9 +252,9 @@ def roles_table(manifest: Manifest) -> Table:
 def ops_text(ops: Mapping[str, int]) -> str:
     """Return the most frequent ops with their counts; ``--json`` has all of them."""
     most_first = sorted(ops.items(), key=lambda item: (-item[1], item[0]))
-    shown = [f"{op} {count}" for op, count in most_first[:OPS_SHOWN]]
+    counts = [f"{op} {count}" for op, count in most_first[:OPS_SHOWN]]
     more = len(most_first) - OPS_SHOWN
-    return ", ".join([*shown, f"{more} other kinds"] if more > 0 else shown)
+    return ", ".join([*counts, f"{more} other kinds"] if more > 0 else counts)
 
 
 def memory_table(memory: PredictedMemory, ranks: int = 1) -> Table:

@@ -18,9 +18,9 @@ from specbuild.runtime.executors.cuda.program_file import read_program
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """A program: its launches, the distinct kernels of these, and the scratch that it uses.
+    """A program: its launches, their distinct kernels, and its scratch.
 
-    ``exchange_rounds``: how often the GPUs of an engine exchange rows in it.
+    ``exchange_rounds`` is the number of exchanges between the GPUs of an engine.
     """
 
     name: str
@@ -35,7 +35,7 @@ class ProgramFacts:
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """Variants of one kernel together: the most that any of them takes, by thread and block."""
+    """The variants of one kernel, with the maximum of each resource, by thread and block."""
 
     name: str
     variants: int
@@ -46,14 +46,14 @@ class KernelFacts:
 
 @dataclass(frozen=True)
 class PlanFacts:
-    """What a plan holds beside the weights and caches."""
+    """The contents of a plan besides weights and caches."""
 
     programs: tuple[ProgramFacts, ...]
     kernels: tuple[KernelFacts, ...]
 
 
 def plan_facts(directory: Path, manifest: Manifest, plan: Plan) -> PlanFacts:
-    """Reads every program's file. Raises EngineFileError where one is damaged."""
+    """Read the files of all programs. Raises EngineFileError if one is damaged."""
 
     def facts(entry: ProgramEntry) -> ProgramFacts:
         data = bytes(read_file(directory, manifest, entry.file))
@@ -63,7 +63,7 @@ def plan_facts(directory: Path, manifest: Manifest, plan: Plan) -> PlanFacts:
 
 
 def plan_tables(facts: PlanFacts) -> Group:
-    """The programs, then the kernels."""
+    """Return the programs, then the kernels."""
     programs = Table(title="programs", title_justify="left")
     programs.add_column("program", overflow="fold")
     exchanges = any(program.exchange_rounds for program in facts.programs)
@@ -92,7 +92,9 @@ def _program(entry: ProgramEntry, program: Program) -> ProgramFacts:
         rows=entry.rows,
         launches=len(program.launches),
         kernels=len({launch.kernel for launch in program.launches}),
-        arena_bytes=max((held.offset + held.bytes for held in program.lifetimes), default=0),
+        arena_bytes=max(
+            (lifetime.offset + lifetime.bytes for lifetime in program.lifetimes), default=0
+        ),
         exchange_rounds=entry.rounds,
     )
 

@@ -1,4 +1,4 @@
-"""How much memory an engine will take, from its manifest alone."""
+"""Predicts the memory of an engine from its manifest."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from specbuild.runtime.executors.cuda.memory import footprint
 class PredictedMemory:
     """Bytes by use, for a batch size and a sequence length.
 
-    ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, page 0 included, and of one.
-    ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of each
-    sequence's. On a GPU every tensor has memory of its own, also one whose bytes are another's in
-    the file; ``outputs_bytes`` are then scratch and state, those of the engine's own limits. Where
-    several GPUs run an engine, all of it is memory of each.
+    ``kv_bytes`` and ``page_bytes`` are by cache group: of all pages, including page 0, and of one.
+    ``state_bytes`` and ``slot_bytes`` are by group of recurrent states: of all slots, and of those
+    of one sequence. On a GPU every tensor has its own memory, also if it shares the bytes of
+    another in the file; ``outputs_bytes`` are then scratch and state, at the engine's own limits.
+    If several GPUs run an engine, all values are per GPU.
     """
 
     max_batch_size: int
@@ -49,18 +49,18 @@ def as_built_for(
     Raises SpecbuildError for limits that the build refuses.
     """
     LimitOptions.check_bounds({"max_batch_size": max_batch_size, "max_seq_len": max_seq_len})
-    own = manifest.limits
-    batch = own.max_batch_size if max_batch_size is None else max_batch_size
-    length = own.max_seq_len if max_seq_len is None else max_seq_len
-    if (batch, length) == (own.max_batch_size, own.max_seq_len):
+    built_limits = manifest.limits
+    batch = built_limits.max_batch_size if max_batch_size is None else max_batch_size
+    length = built_limits.max_seq_len if max_seq_len is None else max_seq_len
+    if (batch, length) == (built_limits.max_batch_size, built_limits.max_seq_len):
         return manifest
     require_seq_len(length, manifest.target)
     if facts_of(manifest.backend).has_plan:
         require_rows("max-batch-size", batch, batch, MAX_DECODE_ROWS)
-    rows = max(own.max_rows, batch * _verified_rows(manifest))
-    limits = replace(own, max_seq_len=length, max_batch_size=batch, max_rows=rows)
-    asked = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
-    memory, pages = (value if isinstance(value, int) else None for value in asked)
+    rows = max(built_limits.max_rows, batch * _verified_rows(manifest))
+    limits = replace(built_limits, max_seq_len=length, max_batch_size=batch, max_rows=rows)
+    kv_options = [manifest.options.get(name) for name in ("kv_memory", "kv_pages")]
+    memory, pages = (value if isinstance(value, int) else None for value in kv_options)
     budget = PoolBudget(memory, pages, _pool_copies(manifest), manifest.ranks)
     groups = budget.sized(manifest.cache_groups, limits, manifest.specpv)
     states = tuple(replace(group, slots=slots_for(limits)) for group in manifest.state_groups)
@@ -68,11 +68,11 @@ def as_built_for(
 
 
 def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMemory:
-    """Memory at the engine's limits; :func:`as_built_for` gives the manifest of others.
+    """Return the memory at the engine's limits; see :func:`as_built_for` for other limits.
 
-    ``outputs_bytes`` is what the largest launch returns: logits of every verified row and
-    aux hidden states of every row. ``plan`` is that of a CUDA engine; without it they are a guess.
-    Engines of TensorRT-RTX have two places for every cache pool.
+    ``outputs_bytes`` is the output of the largest launch: logits of every verified row and aux
+    hidden states of every row. ``plan`` is that of a CUDA engine; without it this is an estimate.
+    Engines of TensorRT-RTX have two copies of every cache pool.
     """
     limits = manifest.limits
     on_gpu = plan is not None or facts_of(manifest.backend).has_plan
@@ -84,8 +84,8 @@ def predict_memory(manifest: Manifest, plan: Plan | None = None) -> PredictedMem
     entries = limits.max_batch_size if on_gpu else slots_for(limits)
     outputs = outputs_bytes(manifest, batch=limits.max_batch_size)
     if plan is not None:
-        held = footprint(plan)
-        outputs = held.arena + held.state + held.exchange
+        planned = footprint(plan)
+        outputs = planned.arena + planned.state + planned.exchange
     return PredictedMemory(
         max_batch_size=limits.max_batch_size,
         max_seq_len=limits.max_seq_len,
@@ -104,16 +104,16 @@ def _pool_copies(manifest: Manifest) -> int:
 
 
 def _verified_rows(manifest: Manifest) -> int:
-    """Rows of the largest launch that verifies one sequence."""
+    """Return the rows of the largest launch that verifies one sequence."""
     reverified = 0 if manifest.specpv is None else manifest.specpv.n_spec_tokens_buf
     return reverified + manifest.limits.draft_tokens + 1
 
 
 def _stored_bytes(manifest: Manifest) -> int:
-    """The weights' file; TensorRT engines may hold their weights themselves."""
+    """Return the bytes of the weights file; TensorRT engines may store weights in their engines."""
     weights = manifest.files.get(WEIGHTS_FILE)
-    held = [role.file for role in manifest.roles.values()] if manifest.tensorrt else []
-    engines = sum(manifest.files[name].bytes for name in held)
+    planned = [role.file for role in manifest.roles.values()] if manifest.tensorrt else []
+    engines = sum(manifest.files[name].bytes for name in planned)
     return engines + (0 if weights is None else weights.bytes)
 
 

@@ -26,7 +26,7 @@ from specbuild.runtime.measure.byte_floor import EngineTraffic, Work, engine_tra
 class StepCostRow:
     """A step of ``batch`` sequences of ``context`` tokens; the target runs ``tokens`` of each.
 
-    ``floor_bytes`` is what the step must read, with the experts that random routing would choose.
+    ``floor_bytes`` are the bytes that the step must read, with the experts of random routing.
     """
 
     batch: int
@@ -40,13 +40,13 @@ class StepCostRow:
 
     @property
     def floor_bytes_per_s(self) -> float:
-        """The floor over the time: what of the memory's speed the step makes use of."""
+        """The byte floor per second: the bandwidth that the step uses."""
         return self.floor_bytes / self.step_s
 
 
 @dataclass(frozen=True)
 class StepCostFacts:
-    """The table of an engine; ``current`` where it was measured with the programs of now."""
+    """The table of an engine; ``current`` if it was measured with the current programs."""
 
     gpu: str
     method: str
@@ -55,7 +55,7 @@ class StepCostFacts:
 
 
 def step_cost_facts(directory: Path, manifest: Manifest, plan: Plan) -> StepCostFacts | None:
-    """None where nothing was measured. Raises EngineFileError where a file is damaged."""
+    """Return the table, or None without measurements. EngineFileError if a file is damaged."""
     costs = read_step_costs(directory, manifest)
     if costs is None:
         return None
@@ -67,7 +67,7 @@ def step_cost_facts(directory: Path, manifest: Manifest, plan: Plan) -> StepCost
 
 
 def facts_of(costs: StepCosts, traffic: EngineTraffic, digest: str) -> StepCostFacts:
-    """The table's points, by batch, draft and context."""
+    """Return the table's points, by batch, draft and context."""
     rows = tuple(row for entry in costs.steps for row in _rows(entry, traffic))
     return StepCostFacts(costs.gpu, costs.method, costs.programs == digest, rows)
 

@@ -22,7 +22,7 @@ _POOLS = ("_pool", "_pool.out")
 
 
 def tensorrt_tables(manifest: Manifest, build: TensorRtBuild) -> Group:
-    """The build, then every role's engine."""
+    """Return the build, then the engine of each role."""
     return Group(
         _build_table(manifest, build), *(_role_table(manifest, name) for name in manifest.roles)
     )
@@ -49,10 +49,10 @@ def _build_table(manifest: Manifest, build: TensorRtBuild) -> Table:
 def _role_table(manifest: Manifest, name: str) -> Table:
     role = manifest.roles[name]
     table = fact_table(f"{name} ({size_text(manifest.files[role.file].bytes)})")
-    most = sorted(role.layers.items(), key=lambda item: (-item[1], item[0]))
-    shown = ", ".join(f"{count} {kind}" for kind, count in most[:LAYERS_SHOWN])
-    others = f", {len(most) - LAYERS_SHOWN} other types" if len(most) > LAYERS_SHOWN else ""
-    table.add_row("layers", f"{sum(role.layers.values())}: {shown}{others}")
+    by_count = sorted(role.layers.items(), key=lambda item: (-item[1], item[0]))
+    texts = ", ".join(f"{count} {kind}" for kind, count in by_count[:LAYERS_SHOWN])
+    others = f", {len(by_count) - LAYERS_SHOWN} other types" if len(by_count) > LAYERS_SHOWN else ""
+    table.add_row("layers", f"{sum(role.layers.values())}: {texts}{others}")
     table.add_row("inputs", _ports(role.inputs))
     table.add_row("outputs", _ports(role.outputs))
     for profile in role.profiles:
@@ -61,14 +61,14 @@ def _role_table(manifest: Manifest, name: str) -> Table:
 
 
 def _ports(ports: tuple[Port, ...]) -> str:
-    """Every port, and the pools, of which each layer has two, by their shapes."""
-    shown = [f"{port.name} {_type(port)}" for port in ports if not port.name.endswith(_POOLS)]
+    """Return every port, and the pools by shape; each layer has two."""
+    texts = [f"{port.name} {_type(port)}" for port in ports if not port.name.endswith(_POOLS)]
     pools = Counter(
         f"pools of {port.name.partition('.')[0]}, {_type(port)}"
         for port in ports
         if port.name.endswith(_POOLS)
     )
-    return "; ".join([*shown, *(f"{count} {kind}" for kind, count in pools.items())])
+    return "; ".join([*texts, *(f"{count} {kind}" for kind, count in pools.items())])
 
 
 def _type(port: Port) -> str:
@@ -80,7 +80,7 @@ def _sizes(profile: ShapeProfile) -> str:
 
 
 def _range(sizes: SizeRange) -> str:
-    """One size, or the range and what is usual: ``1-256 (4)``."""
+    """Return one size, or the range and the typical size: ``1-256 (4)``."""
     if sizes.least == sizes.most:
         return str(sizes.most)
     return f"{sizes.least}-{sizes.most} ({sizes.usual})"

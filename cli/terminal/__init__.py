@@ -1,1 +1,1 @@
-"""Console, progress bars, files that commands read, and how failures are shown."""
+"""Console, progress bars, input files, and the display of failures."""

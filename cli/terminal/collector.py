@@ -1,4 +1,4 @@
-"""Python's collector of cycles, out of the way while a process starts."""
+"""Pauses Python's garbage collector of cycles while a process starts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def starting() -> Iterator[Callable[[], None]]:
-    """Nothing is collected until what is yielded is called, or the context ends.
+    """Disable collections until the yielded function is called or the context ends.
 
-    Imports make a hundred thousand objects that stay: to look through them again and again is a
-    fifth of a server's start. From then on they count as permanent, and no collection stops a
-    server for as long as it takes to look through them.
+    Imports create a hundred thousand permanent objects, and repeated scans of them take a fifth of
+    a server's start. Afterwards they count as permanent, so that no collection interrupts the
+    server to scan them.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -16,12 +16,12 @@ from rich.text import Text
 from specbuild.cli.terminal.visible_text import visible
 from specbuild.runtime.engine_dir.strict_json import to_json
 
-# Columns of a file or pipe, where COLUMNS does not say: a table of a sweep is legible there.
+# The width of a file or pipe without COLUMNS, in which tables of sweeps are legible.
 _FILE_COLUMNS = 200
 
 
 class _VisibleConsole(Console):
-    """Escapes control characters, before widths are measured where it can, else when it writes."""
+    """Escapes control characters, before widths are computed if possible, else on writing."""
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **options)
@@ -35,12 +35,12 @@ class _VisibleConsole(Console):
 
 
 def say(text: str, *, to: TextIO | None = None) -> None:
-    """A line of text, on standard output where nothing else is said."""
+    """Print a line of text, on standard output by default."""
     print(visible(text), file=sys.stdout if to is None else to)
 
 
 def plain_console(file: TextIO) -> Console:
-    """A console that takes text as it is: names and paths may hold brackets."""
+    """Return a console that does not interpret markup: names and paths may have brackets."""
     bounded = file.isatty() or os.environ.get("COLUMNS", "").isdigit()
     return _VisibleConsole(
         file=file, highlight=False, markup=False, width=None if bounded else _FILE_COLUMNS
@@ -48,22 +48,22 @@ def plain_console(file: TextIO) -> Console:
 
 
 def output() -> Console:
-    """Standard output."""
+    """Return the console of standard output."""
     return plain_console(sys.stdout)
 
 
 def messages() -> Console:
-    """Standard error: progress, warnings, tables that accompany a result."""
+    """Return the console of standard error: progress, warnings, tables that accompany a result."""
     return plain_console(sys.stderr)
 
 
 def json_line(record: Any) -> str:
-    """A dataclass or plain value as one line of JSON."""
+    """Return a dataclass or plain value as one line of JSON."""
     return json.dumps(to_json(record), allow_nan=False)
 
 
 def fact_table(title: str) -> Table:
-    """An empty table of names and values."""
+    """Return an empty table of names and values."""
     table = Table(title=title, title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -71,7 +71,7 @@ def fact_table(title: str) -> Table:
 
 
 def size_text(size_bytes: int) -> str:
-    """A size as people read it: ``1536`` gives ``1.5 KiB``."""
+    """Return a size in binary units: ``1536`` gives ``1.5 KiB``."""
     size = float(size_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -1,4 +1,4 @@
-"""Loads an engine as every command does: with this user's cache of cost tables."""
+"""Loads an engine with the user's cache of cost tables, for all commands."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.settings import RuntimeSettings
 
-# A step that is in flight ends first.
+# A step in flight ends first.
 _ABORT_TIMEOUT_S = 10.0
 
 
 def load_engine(path: Path, settings: RuntimeSettings | None = None) -> Engine:
-    """The engine at ``path``; raises EngineFileError or UnsupportedHereError."""
+    """Return the engine at ``path``; raises EngineFileError or UnsupportedHereError."""
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.settings import DEFAULT_SETTINGS
 
@@ -37,9 +37,9 @@ def load_engine(path: Path, settings: RuntimeSettings | None = None) -> Engine:
 
 @contextmanager
 def traced(engine: Engine, file: Path | None) -> Iterator[None]:
-    """The engine's pages are traced to ``file``; RequestError where it cannot be written.
+    """Trace the engine's pages to ``file``; RequestError if it cannot be written.
 
-    What still runs at the end is aborted, so that its last lines are there too.
+    Requests that still run at the end are aborted, so that their last lines are included.
     """
     if file is None:
         yield

@@ -1,4 +1,4 @@
-"""The environment variables that specbuild reads. Nothing outside of this file reads any."""
+"""The environment variables of specbuild. No other file reads any."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def cache_directory(variables: Mapping[str, str] | None = None) -> Path | None:
-    """Where measured cost tables are kept between runs.
+    """Return the directory of measured cost tables.
 
-    ``SPECBUILD_CACHE_DIR``, else ``specbuild`` below ``XDG_CACHE_HOME``, else below ``~/.cache``;
-    None for a user who has no home.
+    It is ``SPECBUILD_CACHE_DIR``, else ``specbuild`` in ``XDG_CACHE_HOME``, else in ``~/.cache``;
+    None for a user without a home.
     """
     variables = os.environ if variables is None else variables
     chosen = variables.get("SPECBUILD_CACHE_DIR")

@@ -1,4 +1,4 @@
-"""What a failed command says, and the exit code it leaves: the only place that decides either."""
+"""The message and exit code of a failed command, which only this file determines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SURROUNDINGS = {
     errno.EPERM,
     errno.EROFS,
 }
-# Extras of pyproject.toml by the packages that they install, as these are imported. The command
+# Extras of pyproject.toml by the packages that they install, under their import names. The command
 # line itself needs pydantic, which typer installs.
 EXTRA_OF_PACKAGE = {
     "PIL": "build",
@@ -72,7 +72,7 @@ _SOURCES = "where specbuild's sources are"
 
 
 class TerminatedError(BaseException):
-    """SIGTERM asks the process to end."""
+    """SIGTERM requested the end of the process."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The sentence and exit code for an exception that ended a command."""
-    known = _sentence_of_known(error)
-    if known is not None:
-        return Failure(_shortened(" ".join(known.split())), EXIT_USER_ERROR)
+    """Return the sentence and exit code for an exception that ended a command."""
+    sentence = _known_sentence(error)
+    if sentence is not None:
+        return Failure(_shortened(" ".join(sentence.split())), EXIT_USER_ERROR)
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Failure("interrupted", EXIT_INTERRUPTED)
     if isinstance(error, TerminatedError):
@@ -101,14 +101,14 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def _shortened(sentence: str) -> str:
-    """The sentence at a length that is read: a file may hold names of any."""
+    """Return the sentence, shortened: names from a file may have any length."""
     if len(sentence) <= _LONGEST_SENTENCE:
         return sentence
     half = _LONGEST_SENTENCE // 2
     return f"{sentence[:half]} ... {sentence[-half:]}"
 
 
-def _sentence_of_known(error: BaseException) -> str | None:
+def _known_sentence(error: BaseException) -> str | None:
     if isinstance(error, SpecbuildError):
         return str(error)
     if isinstance(error, typer.TyperException):
@@ -126,14 +126,14 @@ def _usage(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     if context is None:
         return error.format_message().rstrip(".")
-    meant = _meant_option(error, context)
-    if meant is not None:
-        return f"{meant}? See {context.command_path} --help"
+    suggestion = _suggested_option(error, context)
+    if suggestion is not None:
+        return f"{suggestion}? See {context.command_path} --help"
     return f"{error.format_message().rstrip('.')}; see {context.command_path} --help"
 
 
-def _meant_option(error: typer.TyperException, context: typer.Context) -> str | None:
-    """A question after the option that an unknown one means; None for other errors."""
+def _suggested_option(error: typer.TyperException, context: typer.Context) -> str | None:
+    """Return a suggestion for an unknown option; None for other errors."""
     name = getattr(error, "option_name", None)
     if not isinstance(name, str):
         return None
@@ -144,18 +144,19 @@ def _meant_option(error: typer.TyperException, context: typer.Context) -> str | 
 
 
 def _unusable_package(error: ImportError) -> str | None:
-    """What to install for a package that is missing, or lacks what is imported from it.
+    """Return the advice for a package that is missing, or lacks an imported name.
 
-    None for modules of specbuild and of Python itself, whose absence is a bug.
+    It is None for modules of specbuild and of Python itself, whose absence is a bug.
     """
     package = (error.name or "").partition(".")[0]
     if package in ("", "specbuild") or package in sys.stdlib_module_names:
         return None
     extra = EXTRA_OF_PACKAGE.get(package)
-    wanted = "." if extra is None else f"'.[{extra}]'"
+    requirement = "." if extra is None else f"'.[{extra}]'"
     if isinstance(error, ModuleNotFoundError):
-        return f"package {package} is not installed: pip install {wanted} {_SOURCES}"
-    return f"package {package} cannot be used ({error}): pip install --upgrade {wanted} {_SOURCES}"
+        return f"package {package} is not installed: pip install {requirement} {_SOURCES}"
+    upgrade = f"pip install --upgrade {requirement} {_SOURCES}"
+    return f"package {package} cannot be used ({error}): {upgrade}"
 
 
 def _surroundings(error: OSError) -> str | None:

@@ -1,4 +1,4 @@
-"""A line every few seconds while work goes on, where no bar is drawn."""
+"""Prints a line every few seconds during work without a progress bar."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from specbuild.runtime.background_thread import BackgroundThread
 
-# Seconds between lines: in the first minute, and later, so that a log of hours stays short.
+# Seconds between lines: in the first minute, and later, so that logs of hours stay short.
 _SOON_S, _LATER_S = 3.0, 10.0
 _FIRST_MINUTE_S = 60.0
 
 
 class Heartbeat(BackgroundThread):
-    """Calls ``say`` with what ``text`` returns for the seconds since the start; a context manager.
+    """Calls ``say`` with the result of ``text`` for the elapsed seconds; a context manager.
 
     The first call is after three seconds. ``restart`` begins a new count.
     """
@@ -24,12 +24,12 @@ class Heartbeat(BackgroundThread):
         super().__init__("heartbeat")
 
     def restart(self) -> None:
-        """Count from now on."""
+        """Restart the count of seconds."""
         self._started_s = time.monotonic()
         self.changed.set()
 
     def run(self) -> None:
-        """Say a line after every pause; a restart begins a new pause."""
+        """Print a line after every pause; a restart begins a new pause."""
         while True:
             passed_s = time.monotonic() - self._started_s
             pause_s = _SOON_S if passed_s < _FIRST_MINUTE_S else _LATER_S
@@ -42,10 +42,10 @@ class Heartbeat(BackgroundThread):
 
 
 def seconds_text(seconds: float) -> str:
-    """A duration in its two largest units: 75 gives ``1 min 15 s``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    """Return a duration in its two largest units: 75 gives ``1 min 15 s``."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"

@@ -1,4 +1,4 @@
-"""How a command shows its ``--help``."""
+"""The layout of ``--help``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.cli.options.shared import GENERAL
 
 
 def show_help_alone(context: Any) -> None:
-    """The help of a group of commands, where none of them is named."""
+    """The help of a group of commands, if none of them is named."""
     if context.invoked_subcommand is None:
         print(context.get_help(), end="")
 
@@ -19,16 +19,16 @@ class Command(TyperCommand):
     """A command whose help is readable at 80 columns: no name of an option is cut."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        """``--help`` stands beside ``--debug``, at the end."""
+        """Put ``--help`` after ``--debug``, at the end."""
         option = super().get_help_option(ctx)
         if option is not None:
             option.rich_help_panel = GENERAL
         return option
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help; paragraphs are wrapped to the terminal, not where the source wraps them.
+        """Write the help; paragraphs are wrapped to the terminal, not as in the source.
 
-        Columns that are empty, such as short names, take one character in place of two.
+        Empty columns, such as short names, take one character instead of two.
         """
         from typer import rich_utils
 

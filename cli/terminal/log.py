@@ -1,4 +1,4 @@
-"""What the runtime logs, on standard error, for who debugs."""
+"""The runtime's log on standard error, for debugging."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from specbuild.cli.terminal.visible_text import visible
 _LOG = logging.getLogger("specbuild")
 
 
-class _Shown(logging.Handler):
-    """Writes to what standard error is when a line comes."""
+class _StandardErrorHandler(logging.Handler):
+    """Writes to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(visible(self.format(record)), file=sys.stderr)
 
 
-def show_log(asked: bool) -> None:
-    """Log from now on, or no longer."""
-    _LOG.handlers = [_Shown()] if asked else []
-    _LOG.setLevel(logging.DEBUG if asked else logging.WARNING)
+def show_log(is_enabled: bool) -> None:
+    """Enable or disable the log."""
+    _LOG.handlers = [_StandardErrorHandler()] if is_enabled else []
+    _LOG.setLevel(logging.DEBUG if is_enabled else logging.WARNING)

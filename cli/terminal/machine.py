@@ -1,4 +1,4 @@
-"""What this machine has, beyond what the runtime asks of it."""
+"""Properties of this machine beyond those that the runtime reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SUPPORTED_CAPABILITY = (9, 0)
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver: the CUDA version it speaks, and the GPUs it shows."""
+    """The NVIDIA driver: its CUDA version, and its visible GPUs."""
 
     cuda_version: str
     gpus: int
 
 
 def package_version(package: str) -> str | None:
-    """The installed version of a distribution, without importing it; None if there is none."""
+    """Return the version of an installed distribution without importing it, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def package_version(package: str) -> str | None:
 
 
 def nvidia_driver() -> Driver | None:
-    """The NVIDIA driver, asked through its own library; None without one."""
+    """Return the NVIDIA driver, read through its library, or None."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -42,7 +42,7 @@ def nvidia_driver() -> Driver | None:
 
 
 def unconnected_gpus() -> list[tuple[int, int]]:
-    """The pairs of GPUs that cannot both read the other's memory; none without a driver.
+    """Return the pairs of GPUs that cannot both read the other's memory; none without a driver.
 
     An engine of several GPUs needs them connected.
     """
@@ -55,15 +55,15 @@ def unconnected_gpus() -> list[tuple[int, int]]:
         return []
 
     def reaches(device: int, peer: int) -> bool:
-        found = library.cuDeviceCanAccessPeer(ctypes.byref(can), device, peer)
-        return bool(found == 0 and can.value)
+        status = library.cuDeviceCanAccessPeer(ctypes.byref(can), device, peer)
+        return bool(status == 0 and can.value)
 
     pairs = combinations(range(count.value), 2)
     return [(i, j) for i, j in pairs if not (reaches(i, j) and reaches(j, i))]
 
 
 def has_supported_gpu() -> bool:
-    """Whether the NVIDIA driver shows a GPU that CUDA engines run on: an H100 or H200."""
+    """Return whether the NVIDIA driver shows a GPU for CUDA engines: an H100 or H200."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -73,10 +73,10 @@ def has_supported_gpu() -> bool:
         return False
 
     def capability(device: int) -> tuple[int, ...]:
-        found = []
+        status = []
         for attribute in _CAPABILITY_ATTRIBUTES:
             library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-            found.append(value.value)
-        return tuple(found)
+            status.append(value.value)
+        return tuple(status)
 
     return any(capability(device) == _SUPPORTED_CAPABILITY for device in range(count.value))

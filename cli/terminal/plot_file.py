@@ -1,4 +1,4 @@
-"""Where a picture goes: known to be writable before anything is measured for it."""
+"""Checks the file of a picture before anything is measured for it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SUFFIX = ".svg"
 
 
 def require_plot_place(file: Path | None) -> None:
-    """SpecbuildError where ``--plot`` names nothing that an SVG could be written to.
+    """Raise SpecbuildError if ``--plot`` names no file to which an SVG can be written.
 
-    ModuleNotFoundError where there is nothing to draw with.
+    Raises ModuleNotFoundError without the drawing library.
     """
     if file is None:
         return

@@ -12,15 +12,15 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from specbuild.cli.terminal.console import messages, size_text
 from specbuild.cli.terminal.heartbeat import Heartbeat, seconds_text
 
-# What is left is estimated from here on: the first units of a stage are often slower.
+# The first units of a stage are often slower, so the estimate starts here.
 _MIN_ESTIMATED_S = 2.0
 
 
 class ProgressBar:
     """Draws ``builder.progress.Progress``; use as a context manager.
 
-    Both forms show the units that are done, the time that has passed, and, once units are done, an
-    estimate of the time that is left.
+    Both forms show the finished units, the elapsed time, and an estimate of the remaining time
+    after the first units.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -30,7 +30,7 @@ class ProgressBar:
             BarColumn(bar_width=30),
             TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}", markup=False),
+            TextColumn("{task.fields[remaining]}", markup=False),
             console=self._console,
             disable=not self._console.is_terminal,
         )
@@ -46,7 +46,7 @@ class ProgressBar:
     def __enter__(self) -> ProgressBar:
         self._bars.start()
         if self._console.is_terminal:
-            self._starting = self._bars.add_task("starting", total=None, amount="", left="")
+            self._starting = self._bars.add_task("starting", total=None, amount="", remaining="")
         else:
             self._open.enter_context(self._heartbeat)
         return self
@@ -64,7 +64,7 @@ class ProgressBar:
         self._bars.stop()
 
     def start(self, stage: str, total: int, unit: str) -> None:
-        """A new stage of ``total`` ``unit``s begins; the one before is over."""
+        """Begin a new stage of ``total`` ``unit``s; the previous stage ends."""
         self._end_start()
         self._finish_stage()
         self._stage, self._started_s = stage, time.monotonic()
@@ -72,17 +72,19 @@ class ProgressBar:
         if not self._console.is_terminal:
             self._print(f"{stage}: {self._amount(total)}")
             self._heartbeat.restart()
-        self._task = self._bars.add_task(stage, total=total, amount=self._shown(), left="")
+        self._task = self._bars.add_task(stage, total=total, amount=self._done_text(), remaining="")
 
     def advance(self, amount: int) -> None:
-        """``amount`` more units of the stage are done."""
+        """Count ``amount`` more finished units of the stage."""
         self._done += amount
         if self._task is not None:
-            left = self._left(time.monotonic() - self._started_s)
-            self._bars.update(self._task, advance=amount, amount=self._shown(), left=left)
+            remaining = self._remaining_text(time.monotonic() - self._started_s)
+            self._bars.update(
+                self._task, advance=amount, amount=self._done_text(), remaining=remaining
+            )
 
     def note(self, message: str) -> None:
-        """A fact worth telling, above the bars."""
+        """Print a line above the bars."""
         self._print(message)
 
     def _end_start(self) -> None:
@@ -92,26 +94,26 @@ class ProgressBar:
 
     def _finish_stage(self) -> None:
         if self._task is not None:
-            whole = self._amount(self._total)
-            self._bars.update(self._task, completed=self._total, amount=whole, left="")
+            total = self._amount(self._total)
+            self._bars.update(self._task, completed=self._total, amount=total, remaining="")
             self._bars.stop_task(self._task)
             self._task = None
 
     def _line(self, passed_s: float) -> str:
-        """What a log shows of the stage."""
+        """Return the log line of the stage."""
         if self._task is None:
             return f"starting: {seconds_text(passed_s)}"
-        left = self._left(passed_s)
-        shown = f"{self._stage}: {self._shown()}, {seconds_text(passed_s)}"
-        return f"{shown}, {left}" if left else shown
+        remaining = self._remaining_text(passed_s)
+        line = f"{self._stage}: {self._done_text()}, {seconds_text(passed_s)}"
+        return f"{line}, {remaining}" if remaining else line
 
-    def _left(self, passed_s: float) -> str:
-        """An estimate of the time that is left, by the speed so far; empty without one."""
+    def _remaining_text(self, passed_s: float) -> str:
+        """Return an estimate of the remaining time at the current speed; empty without one."""
         if not 0 < self._done < self._total or passed_s < _MIN_ESTIMATED_S:
             return ""
         return f"about {seconds_text((self._total - self._done) * passed_s / self._done)} left"
 
-    def _shown(self) -> str:
+    def _done_text(self) -> str:
         return f"{self._amount(self._done)} of {self._amount(self._total)}"
 
     def _amount(self, amount: int) -> str:

@@ -1,4 +1,4 @@
-"""Where prompts come from (an option, a JSON-lines file, standard input), up to requests."""
+"""Reads prompts (an option, a JSON-lines file, standard input) and converts them to requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_ID = "0"
 def checked_requests(
     engine: Engine, placed: Sequence[PlacedPrompt], params: Sequence[GenerateParams]
 ) -> list[Request]:
-    """The prompts as requests; RequestError names the place of the first that cannot be served."""
+    """Return the prompts as requests; RequestError names the first that cannot be served."""
     requests = []
     for item, own_params in zip(placed, params, strict=True):
         try:
@@ -36,21 +36,21 @@ def checked_requests(
 def tokenised(
     engine: Engine, placed: Sequence[PlacedPrompt], params: GenerateParams
 ) -> list[Prompt]:
-    """The prompts by their token ids, checked, for who decodes them again and again, all alike."""
+    """Return the prompts by their token ids, checked, for repeated decoding."""
     for item in placed:
-        if item.own:
+        if item.own_params:
             raise SpecbuildError(
-                f"{item.place}: {', '.join(item.own)} cannot be of one prompt alone here; leave it "
-                "out"
+                f"{item.place}: {', '.join(item.own_params)} cannot be of one prompt alone here; "
+                "leave it out"
             )
     requests = checked_requests(engine, placed, [params] * len(placed))
     return [Prompt(request.id, prompt_ids=request.prompt_ids) for request in requests]
 
 
 def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
-    """The prompts of ``--prompt TEXT`` or ``--prompts FILE``, else standard input as one text.
+    """Return the prompts of ``--prompt TEXT`` or ``--prompts FILE``, else standard input.
 
-    Raises SpecbuildError if both are given, or anything in them is wrong.
+    Raises SpecbuildError if both are given, or a prompt is invalid.
     """
     if text is not None and file is not None:
         raise SpecbuildError("--prompt and --prompts were both given: give one of them")
@@ -64,7 +64,7 @@ def read_prompts(text: str | None, file: Path | None) -> list[PlacedPrompt]:
 
 
 def read_prompt_file(file: Path) -> list[PlacedPrompt]:
-    """Every line of a JSON-lines file, checked; SpecbuildError names the first bad line."""
+    """Return every line of a JSON-lines file, checked; SpecbuildError names the first bad line."""
     with file.open("rb") as opened:
         lines = iter(lambda: _bounded(opened.readline, f"{file}: a line"), b"")
         placed = [
@@ -103,7 +103,7 @@ def _standard_input() -> str:
 
 
 def _bounded(read: Callable[[int], bytes], what: str) -> bytes:
-    """What there is to read, or SpecbuildError where no engine takes a prompt of that length."""
+    """Return the input, or raise SpecbuildError if it is longer than any engine's prompt."""
     data = read(MAX_PROMPT_BYTES + 1)
     if len(data) > MAX_PROMPT_BYTES:
         raise SpecbuildError(

@@ -1,4 +1,4 @@
-"""A line of ``--prompts``: a prompt, and what it alone asks for, as in Python."""
+"""A line of ``--prompts``: a prompt, and its own parameters, as in Python."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from specbuild.runtime.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class PlacedPrompt:
-    """A prompt, where it stood (``prompts.jsonl line 3``), and the parameters that it names."""
+    """A prompt, its place (``prompts.jsonl line 3``), and the parameters that it sets."""
 
     place: str
     prompt: Prompt
-    own: Mapping[str, Any] = field(default_factory=dict)
+    own_params: Mapping[str, Any] = field(default_factory=dict)
 
     def params(self, others: GenerateParams) -> GenerateParams:
-        """The prompt's own parameters, and the ``others`` where it names none.
+        """Return the prompt's own parameters, and ``others`` for those that it does not set.
 
-        Raises RequestError for one that cannot be.
+        Raises RequestError for an invalid one.
         """
         try:
-            return replace(others, **self.own)
+            return replace(others, **self.own_params)
         except RequestError as error:
             raise RequestError(f"{self.place}: {error}") from error
 
@@ -41,7 +41,7 @@ LINE_PARAMETERS = {
     for name, parameter in declared_parameters(kind).items()
     if parameter.declaration.in_line
 }
-# The keys of a line; a parameter that is left out, or null, is that of the command line.
+# The keys of a line; a parameter that is missing, or null, is that of the command line.
 _Line: Any = make_dataclass(
     "_Line",
     [
@@ -55,10 +55,10 @@ _Line: Any = make_dataclass(
 )
 
 
-def _biases(given: Mapping[str, float], place: str) -> dict[int, float]:
-    """The biases of a line, whose keys JSON has as strings. RequestError for other keys."""
+def _biases(values: Mapping[str, float], place: str) -> dict[int, float]:
+    """Return the biases of a line, whose keys are strings in JSON. RequestError for other keys."""
     try:
-        return {int(token): bias for token, bias in given.items()}
+        return {int(token): bias for token, bias in values.items()}
     except ValueError:
         raise RequestError(
             f'{place}.logit_bias must be like {{"11": -5.0}}: token ids and biases'
@@ -69,7 +69,7 @@ _PROMPT = frozenset(entry.name for entry in fields(Prompt))
 
 
 def guide_of(text: str | None) -> Guide | None:
-    """The guide of ``--guide``, None without it. RequestError where it is none."""
+    """Return the guide of ``--guide``, None without it. RequestError if it is invalid."""
     if text is None:
         return None
     try:
@@ -79,27 +79,27 @@ def guide_of(text: str | None) -> Guide | None:
 
 
 def prompt_of(data: Any, place: str, default_id: str) -> PlacedPrompt:
-    """The prompt of a line's decoded JSON, with ``default_id`` where the line has no id.
+    """Return the prompt of a line's decoded JSON, with ``default_id`` if it has no id.
 
-    SpecbuildError says what is wrong with it.
+    Raises SpecbuildError for an invalid line.
     """
     if isinstance(data, dict):
         require_names(data, [entry.name for entry in fields(_Line)], place)
     line = from_json(_Line, data, place)
-    given = {entry.name: getattr(line, entry.name) for entry in fields(line)}
-    given["id"] = default_id if line.id is None else line.id
+    values = {entry.name: getattr(line, entry.name) for entry in fields(line)}
+    values["id"] = default_id if line.id is None else line.id
     blocks = line.specpv_retrieval_blocks
     if not (blocks is None or blocks == "auto" or type(blocks) is int):
         raise RequestError(
             f"{place}.specpv_retrieval_blocks: got {blocks!r}, expected a number or 'auto'"
         )
     if line.logit_bias is not None:
-        given["logit_bias"] = _biases(line.logit_bias, place)
+        values["logit_bias"] = _biases(line.logit_bias, place)
     if line.guide is not None:
-        given["guide"] = Guide.of(line.guide, name=f"{place}.guide")
-    own = {n: value for n, value in given.items() if n not in _PROMPT and value is not None}
+        values["guide"] = Guide.of(line.guide, name=f"{place}.guide")
+    own_params = {n: value for n, value in values.items() if n not in _PROMPT and value is not None}
     try:
-        prompt = Prompt(**{name: given[name] for name in _PROMPT})
+        prompt = Prompt(**{name: values[name] for name in _PROMPT})
     except RequestError as error:
         raise RequestError(f"{place}: {error}") from error
-    return PlacedPrompt(place, prompt, own)
+    return PlacedPrompt(place, prompt, own_params)

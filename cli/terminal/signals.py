@@ -1,4 +1,4 @@
-"""SIGTERM as an exception: what was begun is cleared away, as at ctrl-C."""
+"""Converts SIGTERM to an exception, so that it cleans up as ctrl-C does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbuild.cli.terminal.failures import TerminatedError
 
 @contextmanager
 def sigterm_raised() -> Iterator[None]:
-    """While it lasts the main thread gets TerminatedError at SIGTERM, if nobody handles it."""
+    """Raise TerminatedError in the main thread at SIGTERM, unless another handler is set."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield

@@ -1,4 +1,4 @@
-"""Standard streams that are closed."""
+"""Handles standard streams that are closed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 
 def fill_closed_streams() -> None:
-    """Puts the null device where a standard stream is closed, so that no file takes its place.
+    """Open the null device for closed standard streams, so that no file takes their place.
 
-    What is said on a closed standard error is lost; it never reaches standard output.
+    Output on a closed standard error is lost; it never reaches standard output.
     """
     if None not in (sys.stdin, sys.stdout, sys.stderr):
         return

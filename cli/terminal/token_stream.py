@@ -1,4 +1,4 @@
-"""Generated text on standard output as it comes, tokens of the draft in another colour."""
+"""Writes generated text to standard output as a stream, with draft tokens in another colour."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEADING_STYLE = Style(bold=True)
 
 
 class TokenStream:
-    """Writes tokens of several requests, one request after the other in input order.
+    """Writes the tokens of several requests, one request after the other in input order.
 
-    The first unfinished request is shown live; what others have produced waits for its turn. On a
-    terminal control characters are shown, not obeyed, unless it is ``raw_terminal``.
+    The first unfinished request is shown live; the output of others waits for its turn. On a
+    terminal, control characters are escaped unless it is ``raw_terminal``.
     """
 
     def __init__(
@@ -36,22 +36,22 @@ class TokenStream:
         self._show_title()
 
     def write(self, request: int, text: str, *, from_draft: bool) -> None:
-        """Text of one token of a request."""
+        """Write the text of one token of a request."""
         self._written[request] += text
         if request == self._current:
-            self._put(text, DRAFT_STYLE if from_draft else None)
+            self._print(text, DRAFT_STYLE if from_draft else None)
             self._file.flush()
         else:
             self._waiting[request].append((text, from_draft))
 
     def finish(self, request: int, text: str | None) -> None:
-        """A request is over; ``text`` is all of it, so that nothing held back is lost."""
+        """End a request; ``text`` is its complete text, so that nothing held back is lost."""
         already = self._written[request]
         if text is not None and text.startswith(already) and len(text) > len(already):
             self.write(request, text[len(already) :], from_draft=False)
         self._finished[request] = True
         while self._current < len(self._titles) and self._finished[self._current]:
-            self._put("\n", None)
+            self._print("\n", None)
             self._current += 1
             self._show_title()
             self._release()
@@ -60,15 +60,15 @@ class TokenStream:
     def _release(self) -> None:
         if self._current < len(self._titles):
             for text, from_draft in self._waiting[self._current]:
-                self._put(text, DRAFT_STYLE if from_draft else None)
+                self._print(text, DRAFT_STYLE if from_draft else None)
             self._waiting[self._current].clear()
 
     def _show_title(self) -> None:
         if len(self._titles) > 1 and self._current < len(self._titles):
-            self._put(f"── {visible(self._titles[self._current], keep='')} ──", HEADING_STYLE)
-            self._put("\n", None)
+            self._print(f"── {visible(self._titles[self._current], keep='')} ──", HEADING_STYLE)
+            self._print("\n", None)
 
-    def _put(self, text: str, style: Style | None) -> None:
+    def _print(self, text: str, style: Style | None) -> None:
         if self._visible:
             text = visible(text)
         if style is not None and self._coloured and text:

@@ -1,1 +1,1 @@
-"""``bench drafters``: an engine's drafters beside each other, by batch and context."""
+"""``bench drafters``: compares an engine's drafters, by batch and context."""

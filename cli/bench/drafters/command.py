@@ -33,9 +33,9 @@ def run_drafters(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Prints the table, or JSON; SpecbuildError where the engine takes no such sequences."""
+    """Print the table, or JSON; SpecbuildError if the engine does not support the sizes."""
     require_plot_place(plot)
-    # Full batches are timed: all prompts are prefilled first.
+    # All prompts are prefilled first, so that full batches are timed.
     prefill = PrefillSchedule(steps_between=0)
     loaded = load_engine(engine, RuntimeSettings(threads=threads, prefill=prefill))
     plan = _filled(plan, loaded)
@@ -56,7 +56,7 @@ def run_drafters(
 
 
 def _filled(plan: DraftersSettings, engine: Engine) -> DraftersSettings:
-    """With the engine's own batches and contexts where none are asked for."""
+    """Return the settings, by default with the engine's own batches and contexts."""
     limits = engine.manifest.limits
     longest = max(1, limits.max_seq_len - plan.new_tokens)
     batches = plan.batches or tuple(dict.fromkeys((1, limits.max_batch_size)))
@@ -67,19 +67,19 @@ def _filled(plan: DraftersSettings, engine: Engine) -> DraftersSettings:
 
 
 def _text(engine: Engine, files: Sequence[Path], longest: int) -> tuple[str, Ids]:
-    """What sequences begin with: the prompts of a file one behind the other, or random tokens."""
+    """Return the text of the sequences: the prompts of a file concatenated, or random tokens."""
     if not files:
         vocab = engine.manifest.target.vocab
         ids = np.random.default_rng(_SEED).integers(0, vocab, 2 * longest)
         return "random tokens", tuple(ids.tolist())
     params = GenerateParams(raw=True)
-    found: list[int] = []
+    token_ids: list[int] = []
     for file in files:
         for prompt in tokenised(engine, read_prompt_file(file), params):
-            found += prompt.prompt_ids or ()
-    if len(found) < longest:
+            token_ids += prompt.prompt_ids or ()
+    if len(token_ids) < longest:
         raise SpecbuildError(
-            f"--prompts {files[0]}: {len(found)} tokens, a context has {longest}: give more, or "
-            "ask for a smaller --context"
+            f"--prompts {files[0]}: {len(token_ids)} tokens, a context has {longest}: give more "
+            "or request a smaller --context"
         )
-    return ", ".join(file.stem for file in files), tuple(found)
+    return ", ".join(file.stem for file in files), tuple(token_ids)

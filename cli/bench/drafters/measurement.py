@@ -22,7 +22,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DraftersSettings:
-    """``new_tokens`` of each sequence, ``rounds`` times with each drafter."""
+    """Decode ``new_tokens`` of each sequence, ``rounds`` times with each drafter."""
 
     batches: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -30,7 +30,7 @@ class DraftersSettings:
     rounds: int
 
     def check(self, engine: Engine) -> None:
-        """SpecbuildError where the engine takes no such batch or sequence."""
+        """Raise SpecbuildError if the engine does not support a batch or sequence."""
         limits = engine.manifest.limits
         for batch in self.batches:
             if batch > limits.max_batch_size:
@@ -47,7 +47,7 @@ class DraftersSettings:
 
 @dataclass(frozen=True)
 class _Run:
-    """One decoding of a batch; the clock is None where steps do not run on the host."""
+    """One decoding of a batch; the clock is None if steps do not run on the host."""
 
     records: tuple[RunRecord, ...]
     decode_s: float
@@ -64,7 +64,7 @@ class _Run:
 
 
 def names_of(engine: Engine) -> tuple[str, ...]:
-    """What is measured: no draft, each drafter alone, and where there are several what pays."""
+    """Return what is measured: no draft, each drafter alone, and with several the selection."""
     kinds = [drafter.kind for drafter in engine.manifest.drafters]
     return (NONE, *kinds, *([AUTO] if len(kinds) > 1 else []))
 
@@ -72,7 +72,7 @@ def names_of(engine: Engine) -> tuple[str, ...]:
 def measure(
     engine: Engine, text: Ids, plan: DraftersSettings, progress: Progress
 ) -> tuple[DrafterRow, ...]:
-    """The rows by batch, context and drafter; sequences begin at different places of the text."""
+    """Yield rows by batch, context and drafter; sequences begin at different places of the text."""
     names = names_of(engine)
     rows: list[DrafterRow] = []
     progress.start("decoding", len(plan.batches) * len(plan.contexts) * plan.rounds, "rounds")
@@ -92,7 +92,7 @@ def measure(
 
 
 def _prompts(text: Ids, batch: int, context: int) -> list[Prompt]:
-    """Pieces of the text, as far apart as it is long."""
+    """Return pieces of the text at equal distances."""
     stride = (len(text) - context) // max(batch - 1, 1) if batch > 1 else 0
     return [
         Prompt(str(i), prompt_ids=text[i * stride : i * stride + context]) for i in range(batch)
@@ -102,7 +102,7 @@ def _prompts(text: Ids, batch: int, context: int) -> list[Prompt]:
 def _decode(
     engine: Engine, prompts: Sequence[Prompt], plan: DraftersSettings, name: str, salt: str
 ) -> _Run:
-    """All prompts together. Every round has a salt of its own: it finds no text of another."""
+    """Decode all prompts in one batch. Each round has its own salt, so that no prefix is cached."""
     params = GenerateParams(plan.new_tokens, ignore_eos=True, cache_salt=f"bench {salt} {name}")
     clock = engine.decoder.clock
     before = None if clock is None else replace(clock)
@@ -124,7 +124,7 @@ def _decode(
 
 
 def _row(name: str, batch: int, context: int, rounds: Sequence[dict[str, _Run]]) -> DrafterRow:
-    runs = [found[name] for found in rounds]
+    runs = [decoded[name] for decoded in rounds]
     clocks = [run.clock for run in runs if run.clock is not None and run.clock.steps]
     stats = [record.stats for run in runs for record in run.records]
     return DrafterRow(
@@ -135,6 +135,6 @@ def _row(name: str, batch: int, context: int, rounds: Sequence[dict[str, _Run]])
         draft_s=median(c.draft_s / c.steps for c in clocks) if clocks else None,
         verify_s=median(c.verify_s / c.steps for c in clocks) if clocks else None,
         tokens_per_s=median(run.tokens_per_s for run in runs),
-        ratio=median(found[name].tokens_per_s / found[NONE].tokens_per_s for found in rounds),
-        same_output=all(found[name].outputs == found[NONE].outputs for found in rounds),
+        ratio=median(decoded[name].tokens_per_s / decoded[NONE].tokens_per_s for decoded in rounds),
+        same_output=all(decoded[name].outputs == decoded[NONE].outputs for decoded in rounds),
     )

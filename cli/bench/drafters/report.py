@@ -1,4 +1,4 @@
-"""What ``bench drafters`` found."""
+"""The report of ``bench drafters``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 
 @dataclass(frozen=True)
 class DrafterRow:
-    """A drafter that decodes ``batch`` sequences behind ``context`` tokens each.
+    """A drafter that decodes ``batch`` sequences after ``context`` tokens each.
 
-    ``tokens_per_s`` is that of all sequences together, from the last first token to the end, a
-    median over the rounds; ``ratio`` is the median over no draft's in the same round. ``draft_s``
-    and ``verify_s`` are of a step, None where steps do not run on the host.
+    ``tokens_per_s`` is that of all sequences, from the last first token to the end, the median over
+    rounds. ``ratio`` is the median ratio to decoding without a draft in the same round. ``draft_s``
+    and ``verify_s`` are per step, None if steps do not run on the host.
     """
 
     drafter: str
@@ -29,7 +29,7 @@ class DrafterRow:
 
 @dataclass(frozen=True)
 class DraftersReport:
-    """What ``bench drafters --json`` prints: ``new_tokens`` of every sequence, greedily."""
+    """The output of ``bench drafters --json``: ``new_tokens`` of every sequence, greedily."""
 
     backend: str
     device: str
@@ -40,10 +40,10 @@ class DraftersReport:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Those that were measured, in order."""
+        """The measured contexts, in order."""
         return tuple(dict.fromkeys(row.drafter for row in self.rows))
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """The batches that were measured, in order."""
+        """The measured batches, in order."""
         return tuple(dict.fromkeys(row.batch for row in self.rows))

@@ -1,1 +1,1 @@
-"""One checkpoint's modes beside each other: without a draft, with one, SpecPV, latents, DSA."""
+"""Compares modes of one checkpoint: without a draft, with one, SpecPV, latents, DSA."""

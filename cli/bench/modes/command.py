@@ -1,4 +1,4 @@
-"""``bench modes``: builds what lacks, loads every mode's engine, and measures them in turn."""
+"""``bench modes``: builds missing engines, loads the engine of every mode, and measures them."""
 
 from __future__ import annotations
 
@@ -30,22 +30,24 @@ from specbuild.runtime.settings import RuntimeSettings
 
 def run_modes(
     names: str,
-    asked: ModeOptions,
+    mode_options: ModeOptions,
     plan: ModesSettings,
     *,
     threads: int | None,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Prints the table, or JSON; SpecbuildError where an option or the checkpoint is wrong."""
+    """Print the table, or JSON; SpecbuildError if an option or the checkpoint is wrong."""
     require_plot_place(plot)
-    modes, options = modes_of(names), build_file(asked.build)
+    modes, options = modes_of(names), build_file(mode_options.build)
     with ProgressBar() as progress:
-        built = build_lacking(modes, options, asked.engines, progress)
+        built = build_lacking(modes, options, mode_options.engines, progress)
         settings = RuntimeSettings(threads=threads)
-        engines = {mode: load_engine(engine_path(asked.engines, mode), settings) for mode in modes}
+        engines = {
+            mode: load_engine(engine_path(mode_options.engines, mode), settings) for mode in modes
+        }
         first = engines[modes[0]]
-        rows = measure(engines, _text(asked.text, first, plan), plan, progress)
+        rows = measure(engines, _text(mode_options.text, first, plan), plan, progress)
     report = ModesReport(
         model=options.model.name,
         backend=first.manifest.backend,
@@ -65,12 +67,12 @@ def run_modes(
 
 
 def _text(file: Path, engine: Engine, plan: ModesSettings) -> tuple[int, ...]:
-    """The beginning of a text, as long as the longest context and what is judged behind it."""
-    most = engine.manifest.limits.max_seq_len
-    if plan.longest > most:
+    """Return the start of a text: the longest context and the evaluated tokens after it."""
+    max_seq_len = engine.manifest.limits.max_seq_len
+    if plan.longest > max_seq_len:
         raise SpecbuildError(
             f"--context {max(plan.contexts)} and what follows are {plan.longest} tokens, the "
-            f"engines take {most}: ask for less, or give the build file a larger max-seq-len"
+            f"engines take {max_seq_len}: ask for less, or give the build file a larger max-seq-len"
         )
     (text,) = pieces(TextOptions(files=(file,), tokens=plan.longest), engine, longest=plan.longest)
     if len(text) < plan.longest:

@@ -1,4 +1,4 @@
-"""The engine of each mode, built where it lacks or was built of something else."""
+"""The engine of each mode, built if it is missing or its inputs changed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from specbuild.runtime import FORMAT_VERSION
 from specbuild.runtime.engine_dir.manifest import MANIFEST_FILE
 from specbuild.runtime.errors import SpecbuildError
 
-# What a mode is made of, as a table names it; BASE stands alone, the others have the draft.
+# The parts of a mode, and their names in tables; BASE is alone, the others have the draft.
 BASE = "base"
 PARTS = {BASE: "base", "eagle3": "EAGLE3", "specpv": "SpecPV", "mla": "MLA", "dsa": "DSA"}
-# The file beside an engine that says what it was built of.
+# The file next to an engine that records its inputs.
 _KEY_SUFFIX = ".key"
 
 
@@ -33,25 +33,25 @@ class Mode:
 
     @property
     def name(self) -> str:
-        """As it is asked for: ``mla+dsa``."""
+        """The name on the command line: ``mla+dsa``."""
         return "+".join(self.parts)
 
     @property
     def title(self) -> str:
-        """As a table names it: what it adds to EAGLE3."""
+        """The name in a table: the additions to EAGLE3."""
         added = [PARTS[part] for part in self.parts if part not in (BASE, "eagle3")]
         return " ".join(f"+ {part}" for part in added) or PARTS[self.parts[0]]
 
-    def options(self, asked: BuildOptions, output: Path) -> BuildOptions:
-        """The build of this mode; sizes of lossy modes that it leaves off are left out."""
-        specpv, dsa = asked.specpv, asked.dsa
+    def options(self, build_options: BuildOptions, output: Path) -> BuildOptions:
+        """Return the build options of this mode, without sizes of lossy modes that it lacks."""
+        specpv, dsa = build_options.specpv, build_options.dsa
         drafted = self.parts != (BASE,)
         return replace(
-            asked,
+            build_options,
             output=output,
             force=True,
-            draft=asked.draft if drafted else None,
-            drafting=asked.drafting if drafted else type(asked.drafting)(),
+            draft=build_options.draft if drafted else None,
+            drafting=build_options.drafting if drafted else type(build_options.drafting)(),
             no_mla="mla" not in self.parts,
             specpv=replace(specpv, enabled=True) if "specpv" in self.parts else SpecPvOptions(),
             dsa=replace(dsa, enabled=True) if "dsa" in self.parts else DsaOptions(enabled=False),
@@ -59,7 +59,7 @@ class Mode:
 
 
 def modes_of(text: str) -> tuple[Mode, ...]:
-    """``base,eagle3,mla+dsa`` in the order given; SpecbuildError names what is none."""
+    """Parse ``base,eagle3,mla+dsa`` in the given order; SpecbuildError names an invalid one."""
     modes = []
     for word in (part.strip() for part in text.split(",")):
         parts = set(word.split("+"))
@@ -75,7 +75,7 @@ def modes_of(text: str) -> tuple[Mode, ...]:
 
 
 def build_file(file: Path) -> BuildOptions:
-    """The options of a configuration file, as ``build --config`` reads them, without an output."""
+    """Return the options of a configuration file of ``build --config``, without an output."""
     config = EngineConfig.from_yaml(file)
     options = {**config.options, "output": "unused"} | {"force": True}
     sections = {**config.sections, "build": {**config.sections.get("build", {}), "output": "-"}}
@@ -83,49 +83,51 @@ def build_file(file: Path) -> BuildOptions:
 
 
 def build_lacking(
-    modes: Sequence[Mode], asked: BuildOptions, folder: Path, progress: Progress
+    modes: Sequence[Mode], build_options: BuildOptions, folder: Path, progress: Progress
 ) -> dict[Mode, bool]:
-    """Builds the engines that ``folder`` lacks; which were built now.
+    """Build the engines that ``folder`` lacks, and return the names of those built now.
 
-    An engine is built again where the checkpoint's files or the options changed. Raises
-    SpecbuildError where the checkpoint has not what a mode is made of.
+    An engine is rebuilt if the checkpoint's files or the options changed. Raises SpecbuildError if
+    the checkpoint lacks a part of a mode.
     """
-    if asked.draft is None and any(mode.parts != (BASE,) for mode in modes):
+    if build_options.draft is None and any(mode.parts != (BASE,) for mode in modes):
         raise SpecbuildError("every mode but base has a draft: give the build file a draft")
-    _require_latents(modes, asked, progress)
+    _require_latents(modes, build_options, progress)
     built = {}
     for mode in modes:
-        options = mode.options(asked, engine_path(folder, mode))
-        key, kept = _key(options), engine_path(folder, mode).with_suffix(_KEY_SUFFIX)
-        whole = (options.output / MANIFEST_FILE).is_file() and kept.is_file()
-        built[mode] = not whole or kept.read_bytes() != key
+        options = mode.options(build_options, engine_path(folder, mode))
+        key, key_file = _key(options), engine_path(folder, mode).with_suffix(_KEY_SUFFIX)
+        is_complete = (options.output / MANIFEST_FILE).is_file() and key_file.is_file()
+        built[mode] = not is_complete or key_file.read_bytes() != key
         if built[mode]:
             progress.note(f"building {mode.name}: {options.output}")
             folder.mkdir(parents=True, exist_ok=True)
             build(options, progress)
-            replace_bytes(kept, key)
+            replace_bytes(key_file, key)
     return built
 
 
 def engine_path(folder: Path, mode: Mode) -> Path:
-    """Where a mode's engine lies."""
+    """Return the directory of a mode's engine."""
     return folder / mode.name
 
 
-def _require_latents(modes: Sequence[Mode], asked: BuildOptions, progress: Progress) -> None:
+def _require_latents(
+    modes: Sequence[Mode], build_options: BuildOptions, progress: Progress
+) -> None:
     mla = next((mode for mode in modes if "mla" in mode.parts), None)
     if mla is None:
         return
-    target, _ = read_checkpoints(replace(asked, draft=None, no_mla=False), progress)
+    target, _ = read_checkpoints(replace(build_options, draft=None, no_mla=False), progress)
     if not any(target.geometry.latent_dims):
         raise SpecbuildError(
-            f"mode {mla.name}: {asked.model} has no mla_kv.safetensors; make one with 'specbuild "
-            "retrofit mla' or 'specbuild train mla'"
+            f"mode {mla.name}: {build_options.model} has no mla_kv.safetensors; make one with "
+            "'specbuild retrofit mla' or 'specbuild train mla'"
         )
 
 
 def _key(options: BuildOptions) -> bytes:
-    """What an engine is built of: the format, options, and each file's name, size and time."""
+    """Return the inputs of an engine: format, options, and each file's name, size and time."""
     places = [options.model, *options.drafts]
     files = [
         (str(file.relative_to(place)), file.stat().st_size, file.stat().st_mtime_ns)
@@ -133,5 +135,5 @@ def _key(options: BuildOptions) -> bytes:
         for file in sorted(place.rglob("*") if place.is_dir() else ())
         if file.is_file()
     ]
-    said = json.dumps([FORMAT_VERSION, str(options), files])
-    return hashlib.sha256(said.encode()).hexdigest().encode()
+    inputs = json.dumps([FORMAT_VERSION, str(options), files])
+    return hashlib.sha256(inputs.encode()).hexdigest().encode()

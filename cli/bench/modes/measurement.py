@@ -1,4 +1,4 @@
-"""Reads a text and decodes behind its contexts with every mode's engine in turn."""
+"""Evaluates a text and decodes after its contexts with the engine of every mode in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ModesSettings:
-    """``judged`` tokens behind each context are predicted, ``new_tokens`` decoded there."""
+    """Evaluate ``judged`` tokens after each context, and decode ``new_tokens`` there."""
 
     contexts: tuple[int, ...]
     judged: int
@@ -34,13 +34,13 @@ class ModesSettings:
 
     @property
     def longest(self) -> int:
-        """Tokens of the text that are read, and of a sequence."""
+        """The number of tokens of the text that are used, and of a sequence."""
         return max(self.contexts) + max(self.judged, self.new_tokens)
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Of every judged row the loss in nats and the likeliest token, [rows] each."""
+    """The loss in nats and the likeliest token of every evaluated row, [rows] each."""
 
     loss: np.ndarray
     likeliest: np.ndarray
@@ -49,7 +49,7 @@ class Judged:
 def measure(
     engines: Mapping[Mode, Engine], text: Ids, plan: ModesSettings, progress: Progress
 ) -> tuple[ModeRow, ...]:
-    """The rows of every context, modes in the order given. The text has ``longest`` tokens."""
+    """Yield the rows of every context, modes in order. The text has ``longest`` tokens."""
     rows: list[ModeRow] = []
     reads = len(engines) * len(plan.contexts)
     progress.start("reading", reads, "texts")
@@ -64,26 +64,26 @@ def measure(
         rounds = _rounds(engines, prompt, plan, progress)
         first = next(iter(engines))
         for mode in engines:
-            of_mode = [found[mode] for found in rounds]
+            mode_runs = [found[mode] for found in rounds]
             ratios = [_rate(found[mode]) / _rate(found[first]) for found in rounds]
-            seen, reference = judged[mode, context], judged[first, context]
+            mode_rows, reference = judged[mode, context], judged[first, context]
             rows.append(
                 ModeRow(
                     mode=mode.name,
                     context=context,
-                    tokens_per_s=median(map(_rate, of_mode)),
+                    tokens_per_s=median(map(_rate, mode_runs)),
                     over_first=median(ratios),
-                    ttft_s=median(stats.ttft_s for stats in of_mode),
-                    tokens_per_step=median(stats.mean_acceptance_length for stats in of_mode),
-                    perplexity=float(np.exp(seen.loss.mean())),
-                    agreement=float((seen.likeliest == reference.likeliest).mean()),
+                    ttft_s=median(stats.ttft_s for stats in mode_runs),
+                    tokens_per_step=median(stats.mean_acceptance_length for stats in mode_runs),
+                    perplexity=float(np.exp(mode_rows.loss.mean())),
+                    agreement=float((mode_rows.likeliest == reference.likeliest).mean()),
                 )
             )
     return tuple(rows)
 
 
 def _judged(engine: Engine, text: Ids, context: int) -> Judged:
-    """The rows from the context's last token on, but for the text's last one."""
+    """Return the rows from the context's last token to the text's second-to-last token."""
     losses, likeliest = [], []
     for first, logits in logits_behind(engine, text, context):
         at = np.arange(first, first + len(logits))
@@ -99,7 +99,7 @@ def _judged(engine: Engine, text: Ids, context: int) -> Judged:
 def _rounds(
     engines: Mapping[Mode, Engine], prompt: Prompt, plan: ModesSettings, progress: Progress
 ) -> list[dict[Mode, RunStats]]:
-    """Each round has every mode once; who begins changes."""
+    """Each round has every mode once, in a rotated order."""
     params = GenerateParams(max_new_tokens=plan.new_tokens, ignore_eos=True)
     warm_up = GenerateParams(max_new_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     for engine in engines.values():
@@ -108,15 +108,15 @@ def _rounds(
     order: Sequence[Mode] = list(engines)
     for number in range(plan.rounds):
         begins = number % len(order)
-        taken = {}
+        round_stats = {}
         for mode in (*order[begins:], *order[:begins]):
-            taken[mode] = decoded(engines[mode], prompt, params, DraftSetting()).stats
+            round_stats[mode] = decoded(engines[mode], prompt, params, DraftSetting()).stats
             progress.advance(1)
-        found.append(taken)
+        found.append(round_stats)
     return found
 
 
 def _rate(stats: RunStats) -> float:
-    """Tokens a second behind the first one."""
+    """The tokens per second after the first one."""
     assert stats.tpot_s is not None
     return 1 / stats.tpot_s

@@ -1,4 +1,4 @@
-"""What ``bench modes`` found."""
+"""The report of ``bench modes``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from specbuild.runtime.engine_dir.strict_json import FORMER_KEY
 
 @dataclass(frozen=True)
 class ModeEngine:
-    """A mode's engine: its folder, whether it was built now, and what it takes.
+    """A mode's engine: its folder, whether it was built now, and its sizes.
 
-    ``cache_bytes_per_token`` counts the groups that keep every token, the draft's too.
+    ``cache_bytes_per_token`` counts the groups without a window, including the draft's.
     """
 
     mode: str
@@ -24,11 +24,12 @@ class ModeEngine:
 
 @dataclass(frozen=True)
 class ModeRow:
-    """A mode behind ``context`` tokens.
+    """A mode after ``context`` tokens.
 
-    ``tokens_per_s`` counts from the first token on, a median over the rounds; ``over_first`` is the
-    median ratio to the first mode's in the same round. ``perplexity`` and ``agreement``, the share
-    of tokens behind which the first mode has the same likeliest token, are over the judged ones.
+    ``tokens_per_s`` counts from the first token, the median over rounds; ``over_first`` is the
+    median ratio to the first mode in the same round. ``perplexity`` and ``agreement`` are over the
+    evaluated tokens; ``agreement`` is the share of positions at which the first mode has the same
+    likeliest token.
     """
 
     mode: str
@@ -43,10 +44,10 @@ class ModeRow:
 
 @dataclass(frozen=True)
 class ModesReport:
-    """What ``bench modes --json`` prints; the first of ``modes`` is what others stand beside.
+    """The output of ``bench modes --json``; the others are compared with the first of ``modes``.
 
-    ``judged_tokens`` of the text behind each context, ``new_tokens`` decoded greedily there
-    ``rounds`` times by each mode in turn.
+    After each context ``judged_tokens`` of the text are evaluated, and ``new_tokens`` are decoded
+    greedily, ``rounds`` times by each mode in turn.
     """
 
     model: str
@@ -60,9 +61,9 @@ class ModesReport:
 
     @property
     def contexts(self) -> tuple[int, ...]:
-        """The contexts that were measured, in order."""
+        """The measured contexts, in order."""
         return tuple(dict.fromkeys(row.context for row in self.rows))
 
     def row(self, mode: str, context: int) -> ModeRow:
-        """The row of a mode and context."""
+        """Return the row of a mode and context."""
         return next(r for r in self.rows if (r.mode, r.context) == (mode, context))

@@ -17,7 +17,7 @@ _COLOURS = (GREY, *SERIES)
 
 
 def modes_tables(report: ModesReport) -> Group:
-    """One table a context, a column a mode; then what each engine takes."""
+    """Return one table per context with a column per mode, then the size of each engine."""
     return Group(*(_context(report, c) for c in report.contexts), _engines(report))
 
 

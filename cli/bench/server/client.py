@@ -1,4 +1,4 @@
-"""One streamed request to a server with OpenAI's API, and when its tokens came."""
+"""One streamed request to a server with OpenAI's API, and the times of its tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What became of a request; times are in seconds, gaps between deliveries to the client.
+    """The result of a request; times are in seconds, gaps are between deliveries to the client.
 
-    ``error`` None is a request that was served to its end.
+    ``error`` is None for a completed request.
     """
 
     started_s: float
@@ -33,14 +33,14 @@ class Sample:
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds a token behind the first one."""
+        """The seconds per token after the first one."""
         if self.ttft_s is None or self.output_tokens < 2:
             return None
         return (self.ended_s - self.started_s - self.ttft_s) / (self.output_tokens - 1)
 
 
 class Client:
-    """Asks a server. ``url`` is its address, with or without ``/v1``."""
+    """A client of a server. ``url`` is its address, with or without ``/v1``."""
 
     def __init__(self, url: str, *, key: str | None, timeout_s: float) -> None:
         base = url.rstrip("/").removesuffix("/v1")
@@ -52,11 +52,11 @@ class Client:
         )
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         await self._http.aclose()
 
     async def model(self) -> str:
-        """The server's first model. SpecbuildError where nobody answers."""
+        """Return the server's first model. SpecbuildError if the server does not respond."""
         try:
             answer = await self._http.get("/v1/models")
             answer.raise_for_status()
@@ -67,7 +67,7 @@ class Client:
             ) from error
 
     async def complete(self, body: dict[str, Any]) -> Sample:
-        """Streams a completion to its end."""
+        """Stream a completion to its end."""
         body = {**body, "stream": True, "stream_options": {"include_usage": True}}
         started_s = perf_counter()
         times: list[float] = []
@@ -111,7 +111,7 @@ def _chunk(line: str) -> dict[str, Any] | None:
 
 
 def body_of(model: str, prompt: str | Sequence[int], tokens: int) -> dict[str, Any]:
-    """A greedy completion of exactly so many tokens, where the server can be asked for that."""
+    """Return a greedy completion of exactly this many tokens, if the server supports it."""
     return {
         "model": model,
         "prompt": prompt if isinstance(prompt, str) else list(prompt),

@@ -15,14 +15,14 @@ _TIMEOUT_S = 600.0
 
 def run_load(
     url: str,
-    asked: ServerLoadOptions,
+    load_options: ServerLoadOptions,
     files: Sequence[Path],
     *,
     max_new_tokens: int,
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Loads a server and reports what its clients see. SpecbuildError where nobody answers."""
+    """Load a server and report what its clients see. SpecbuildError if it does not respond."""
     try:
         import httpx
     except ModuleNotFoundError as error:
@@ -41,11 +41,11 @@ def run_load(
     placed = [entry.prompt for file in files for entry in read_prompt_file(file)]
     prompts = tuple(p.prompt if p.prompt is not None else p.prompt_ids or () for p in placed)
     plan = LoadSettings(
-        requests=asked.requests,
-        clients=asked.clients,
-        rate=asked.rate,
+        requests=load_options.requests,
+        clients=load_options.clients,
+        rate=load_options.rate,
         prompts=prompts,
-        prompt_tokens=asked.prompt_tokens,
+        prompt_tokens=load_options.prompt_tokens,
         max_new_tokens=max_new_tokens,
     )
     messages = console.messages()
@@ -56,8 +56,8 @@ def run_load(
             measure(
                 url,
                 plan,
-                model=asked.model,
-                key=asked.api_key,
+                model=load_options.model,
+                key=load_options.api_key,
                 timeout_s=_TIMEOUT_S,
                 done=lambda _: bar.advance(task),
             )

@@ -1,4 +1,4 @@
-"""Load on a server: so many clients at once, or requests at a rate; and its report."""
+"""Load on a server: concurrent clients, or requests at a rate; and its report."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from specbuild.cli.bench.server.client import Client, Sample, body_of
 from specbuild.cli.bench.server.report import LoadReport, spread
 
-# Random prompts are of these ids, which every vocabulary has behind its bytes.
+# Random prompts have these ids, which every vocabulary has after its bytes.
 _IDS = range(300, 1000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadSettings:
-    """What is asked. ``rate`` None: ``clients`` at once, each asks again when it is served.
+    """The load. With ``rate`` None, ``clients`` run concurrently, each with one open request.
 
-    With ``rate``, requests begin at random (a Poisson process of so many a second), however many
-    are open. ``prompts`` are taken in turn; without any they are ``prompt_tokens`` random ids.
+    With ``rate``, requests start at random (a Poisson process of ``rate`` per second), whatever the
+    number of open ones. ``prompts`` are used in turn; without any, a prompt has ``prompt_tokens``
+    random ids.
     """
 
     requests: int
@@ -40,12 +41,12 @@ async def measure(
     timeout_s: float,
     done: Callable[[Sample], None],
 ) -> LoadReport:
-    """Runs a plan; ``done`` is called with each sample. SpecbuildError where nobody answers."""
+    """Run a load; call ``done`` with each sample. SpecbuildError if the server does not respond."""
     client = Client(url, key=key, timeout_s=timeout_s)
     try:
         name = await client.model() if model is None else model
         bodies = [body_of(name, prompt, plan.max_new_tokens) for prompt in _prompts(plan)]
-        # The first request of a process pays for what later ones find ready.
+        # The first request of a process also pays for initialization.
         await client.complete(bodies[0])
         run = _closed if plan.rate is None else _open
         samples = await run(client, bodies, plan, done)
@@ -67,10 +68,10 @@ async def _closed(
     plan: LoadSettings,
     done: Callable[[Sample], None],
 ) -> list[Sample]:
-    left, samples = iter(bodies), []
+    remaining, samples = iter(bodies), []
 
     async def ask() -> None:
-        for body in left:
+        for body in remaining:
             samples.append(await client.complete(body))
             done(samples[-1])
 

@@ -1,4 +1,4 @@
-"""What clients of a loaded server saw: ``bench server --json``."""
+"""The report of ``bench server``: what clients of a loaded server see."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What clients saw. ``worst_gap_s`` is over the longest gap of each request."""
+    """The result. ``worst_gap_s`` is over the longest gap of each request."""
 
     server: str
     model: str
@@ -42,7 +42,7 @@ class LoadReport:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Of some values; None of none."""
+    """Return the distribution of values; None if there are none."""
     if not values:
         return None
     ordered = sorted(values)

@@ -16,12 +16,12 @@ _ROWS = {
     "longest gap per request": "worst_gap_s",
     "total time": "e2e_s",
 }
-# Where each percentile's bar lies beside its row, and its colour.
+# The offset of each percentile's bar in its row, and its colour.
 _BARS = ((-0.25, "p50", SERIES[0]), (0, "p90", GREY), (0.25, "p99", SERIES[1]))
 
 
 def load_table(report: LoadReport) -> Table:
-    """Times in milliseconds by percentile."""
+    """Return times in milliseconds by percentile."""
     table = Table()
     table.add_column("ms", style="bold")
     for name in ("mean", "p50", "p90", "p99", "max"):
@@ -34,7 +34,7 @@ def load_table(report: LoadReport) -> Table:
 
 
 def load_text(report: LoadReport) -> str:
-    """Totals in one sentence, and what went wrong."""
+    """Return totals in one sentence, and the errors."""
     how = f"{report.clients} clients" if report.rate is None else f"{report.rate:g} requests/s sent"
     text = (
         f"{report.requests} requests, {how}: {report.output_tokens_per_s:.1f} tokens/s, "
@@ -49,10 +49,10 @@ def plot_load(report: LoadReport, file: Path) -> None:
 
     figure = Figure(figsize=(8, 3.4), layout="constrained")
     axes = figure.subplots()
-    shown = {title: getattr(report, field) for title, field in _ROWS.items()}
-    titles = [title for title, spread in shown.items() if spread is not None]
+    distributions = {title: getattr(report, field) for title, field in _ROWS.items()}
+    titles = [title for title, spread in distributions.items() if spread is not None]
     for offset, name, color in _BARS:
-        values = [1e3 * getattr(shown[title], name) for title in titles]
+        values = [1e3 * getattr(distributions[title], name) for title in titles]
         places = [place + offset for place in range(len(titles))]
         axes.barh(places, values, 0.22, label=name, color=color)
     axes.set_yticks(range(len(titles)), titles)

@@ -1,1 +1,1 @@
-"""``bench suite``: scenarios with thresholds, judged."""
+"""``bench suite``: scenarios with thresholds and verdicts."""

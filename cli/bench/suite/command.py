@@ -1,4 +1,4 @@
-"""``bench suite``: loads the engine, runs the scenarios, shows and writes what came of them."""
+"""``bench suite``: loads the engine, runs the scenarios, and writes their results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_suite(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Exits with 1 where a scenario misses a threshold, or all were skipped."""
+    """Run the suite; exit with 1 if a scenario misses a threshold, or all were skipped."""
     suite, folder = read_suite(named)
     records = stored_speeds(options.record)
     engine = load_engine(directory, RuntimeSettings(threads=threads))
@@ -64,7 +64,7 @@ def run_suite(
 
 
 def _floor(engine: Engine, executor: CudaExecutor | None, suite: Suite) -> ByteFloor | None:
-    """Measured only where a scenario asks for it; SpecbuildError where that cannot be."""
+    """Measure this only if a scenario requires it; SpecbuildError if it is impossible."""
     asking = [s.name for s in suite.scenarios if s.thresholds.byte_floor_ratio is not None]
     if not asking:
         return None

@@ -1,4 +1,4 @@
-"""A suite's report in the XML that continuous integration reads (JUnit's)."""
+"""A suite's report as JUnit XML for continuous integration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbuild.cli.bench.suite.report import ScenarioReport, SuiteReport
 
 
 def write_junit(report: SuiteReport, file: Path) -> None:
-    """One test case a scenario: failed where it was missed."""
+    """Return one test case per scenario, failed if it was missed."""
     verdicts = [scenario.verdict for scenario in report.scenarios]
     suite = ElementTree.Element(
         "testsuite",

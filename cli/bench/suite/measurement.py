@@ -25,22 +25,22 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class ByteFloor:
-    """What a step without a draft reads, and how fast this GPU streams."""
+    """The bytes of a step without a draft, and the bandwidth of a streaming read on this GPU."""
 
     traffic: EngineTraffic
     bytes_per_s: float
 
     def step_s(self, batch: int, context: float) -> float:
-        """Seconds that reading a step of ``batch`` sequences takes."""
+        """Return the seconds of reading the bytes of a step of ``batch`` sequences."""
         return self.traffic.step(Work(batch, batch, context)).total / self.bytes_per_s
 
 
 @dataclass(frozen=True)
 class SuiteRun:
-    """``floor`` None where there is none; ``records`` are stored tokens a second by scenario.
+    """Runs scenarios; ``floor`` is None if there is none.
 
-    ``prompts`` are for the scenarios that name none. ``launched`` says how often each program has
-    run so far.
+    ``records`` are stored tokens per second by scenario, and ``prompts`` are for scenarios that
+    name none. ``launched`` has the number of runs of each program so far.
     """
 
     engine: Engine
@@ -52,9 +52,9 @@ class SuiteRun:
     say: Callable[[str], None]
 
     def run(self, suite: Suite, *, name: str, device: str) -> SuiteReport:
-        """Every scenario, in order."""
-        found = tuple(self._scenario(scenario) for scenario in suite.scenarios)
-        return SuiteReport(suite.suite, name, device, found)
+        """Yield the results of all scenarios, in order."""
+        results = tuple(self._scenario(scenario) for scenario in suite.scenarios)
+        return SuiteReport(suite.suite, name, device, results)
 
     def _scenario(self, scenario: Scenario) -> ScenarioReport:
         started_s, before = perf_counter(), dict(self.launched())
@@ -93,10 +93,10 @@ class SuiteRun:
         )
 
     def _unable(self, scenario: Scenario) -> str | None:
-        """Why this engine cannot run a scenario, None where it can."""
-        limits, wanted = self.engine.manifest.limits, scenario.context + scenario.output_tokens
-        if wanted > limits.max_seq_len:
-            return f"it wants {wanted} tokens, the engine takes {limits.max_seq_len}"
+        """Return why this engine cannot run a scenario, or None if it can."""
+        limits, max_tokens = self.engine.manifest.limits, scenario.context + scenario.output_tokens
+        if max_tokens > limits.max_seq_len:
+            return f"it wants {max_tokens} tokens, the engine takes {limits.max_seq_len}"
         if scenario.batch > limits.max_batch_size:
             return f"it wants {scenario.batch} sequences, the engine takes {limits.max_batch_size}"
         if scenario.speculation is not None and self.engine.manifest.draft is None:
@@ -104,9 +104,9 @@ class SuiteRun:
         return None
 
     def _prompts(self, scenario: Scenario) -> list[Prompt]:
-        """As many as the batch wants, each of the scenario's length."""
-        given = None if scenario.prompts is None else self.folder / scenario.prompts
-        file = given or self.prompts
+        """Return as many prompts as the batch needs, each with the scenario's length."""
+        prompt_file = None if scenario.prompts is None else self.folder / scenario.prompts
+        file = prompt_file or self.prompts
         if file is None:
             generator, vocab = random.Random(_RANDOM_SEED), self.engine.manifest.target.vocab
             ids = [

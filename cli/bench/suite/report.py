@@ -1,4 +1,4 @@
-"""What a suite found: attempts, and whether each scenario holds."""
+"""The report of a suite: attempts, and the verdict of each scenario."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Verdict = Literal["passed", "missed", "skipped"]
 
 @dataclass(frozen=True)
 class Attempt:
-    """One measurement: both ways of decoding, one right after the other.
+    """One measurement: both ways of decoding, in direct succession.
 
-    ``byte_floor_ratio`` None where there is no such floor; what concerns a draft None without one.
+    ``byte_floor_ratio`` is None without a floor; values of a draft are None without one.
     """
 
     tokens_per_s: float
@@ -30,9 +30,9 @@ class Attempt:
 
 @dataclass(frozen=True)
 class ScenarioReport:
-    """``reasons``: why it was missed, by the last attempt, or skipped.
+    """A scenario; ``reasons`` explain why the last attempt missed, or why it was skipped.
 
-    ``tokens_per_s`` is the median of the attempts, 0 where there was none. ``programs`` counts the
+    ``tokens_per_s`` is the median of the attempts, 0 if there was none. ``programs`` counts the
     launches of a CUDA engine by program, over all attempts.
     """
 
@@ -47,7 +47,7 @@ class ScenarioReport:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """What ``bench suite --json`` prints, and ``--record`` reads."""
+    """The output of ``bench suite --json``, which ``--record`` reads."""
 
     suite: str
     engine: str
@@ -56,28 +56,28 @@ class SuiteReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was measured, and nothing missed."""
+        """Whether at least one scenario was measured, and none missed."""
         verdicts = [scenario.verdict for scenario in self.scenarios]
         return "missed" not in verdicts and "passed" in verdicts
 
 
-def misses(found: Attempt, demanded: Thresholds, record: float | None) -> tuple[str, ...]:
-    """What an attempt does not reach, in words. ``record`` is the stored tokens a second."""
+def misses(attempt: Attempt, thresholds: Thresholds, record: float | None) -> tuple[str, ...]:
+    """Return the thresholds that an attempt misses, in words. ``record`` is the stored rate."""
     measured: Mapping[str, float | None] = {
-        "over_no_draft": found.over_no_draft,
-        "tokens_per_step": found.tokens_per_step,
-        "byte_floor_ratio": found.byte_floor_ratio,
-        "over_record": None if record is None else found.tokens_per_s / record,
+        "over_no_draft": attempt.over_no_draft,
+        "tokens_per_step": attempt.tokens_per_step,
+        "byte_floor_ratio": attempt.byte_floor_ratio,
+        "over_record": None if record is None else attempt.tokens_per_s / record,
     }
     wrong = []
     for name, value in measured.items():
-        least = getattr(demanded, name)
-        if least is None or (name == "over_record" and record is None):
+        minimum = getattr(thresholds, name)
+        if minimum is None or (name == "over_record" and record is None):
             continue
         if value is None:
             wrong.append(f"{name}: this engine gives none")
-        elif value < least:
-            wrong.append(f"{name} is {value:.3f}, must be {least:g}")
-    if demanded.same_output and not found.same_output:
+        elif value < minimum:
+            wrong.append(f"{name} is {value:.3f}, must be {minimum:g}")
+    if thresholds.same_output and not attempt.same_output:
         wrong.append("the output differs from that without a draft")
     return tuple(wrong)

@@ -1,4 +1,4 @@
-"""What a suite measures and demands: its YAML file as records."""
+"""The scenarios and thresholds of a suite, as records of its YAML file."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)")
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What a scenario must reach; None and False demand nothing.
+    """The thresholds of a scenario; None and False have no effect.
 
-    ``over_no_draft``: tokens a second over those of the same prompts without a draft, right before
-    or behind. ``tokens_per_step``: accepted drafts and the target's own token. ``same_output``: the
-    tokens of decoding without a draft. ``byte_floor_ratio``: the time that an idle GPU takes to
-    read what a step without a draft must read, over what such a step took (CUDA). ``over_record``:
-    tokens a second over those of the stored report.
+    ``over_no_draft``: tokens per second relative to the same prompts without a draft, in direct
+    succession. ``tokens_per_step``: accepted draft tokens and the target's own token.
+    ``same_output``: the tokens equal those without a draft. ``byte_floor_ratio``: the time to read
+    the bytes of a step without a draft on an idle GPU, divided by the time of the step (CUDA).
+    ``over_record``: tokens per second relative to the stored report.
     """
 
     over_no_draft: float | None = None
@@ -39,11 +39,11 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Scenario:
-    """``batch`` prompts of ``context`` tokens, decoded together.
+    """``batch`` prompts of ``context`` tokens, decoded in one batch.
 
-    The prompts are those of ``prompts``, a file beside the suite's, taken in turn and repeated up
-    to ``context``; without it random tokens. ``draft`` is "default", "none", or a tree as
-    "1x3x3": top-k, depth, tokens. The scenario holds after ``passes`` passes in a row,
+    The prompts are those of ``prompts``, a file next to the suite's, used in turn and repeated up
+    to ``context``; without it they are random tokens. ``draft`` is "default", "none", or a tree
+    such as "1x3x3": top-k, depth, tokens. The scenario passes after ``passes`` consecutive passes,
     within ``attempts``.
     """
 
@@ -58,8 +58,8 @@ class Scenario:
     attempts: int = 5
 
     def __post_init__(self) -> None:
-        least = {"context": 1, "batch": 1, "output_tokens": 2, "passes": 1}
-        for name, value in least.items():
+        minimums = {"context": 1, "batch": 1, "output_tokens": 2, "passes": 1}
+        for name, value in minimums.items():
             if getattr(self, name) < value:
                 raise SpecbuildError(f"scenario {self.name!r}: {name} must be at least {value}")
         if self.attempts < self.passes:
@@ -70,18 +70,18 @@ class Scenario:
 
     @property
     def speculation(self) -> Speculation:
-        """The draft to decode with; SpecbuildError where it is none."""
+        """Return the draft to decode with; SpecbuildError if it is invalid."""
         if self.draft == "default":
             return "default"
         if self.draft == "none":
             return None
-        found = _SHAPE.fullmatch(self.draft)
-        if found is None:
+        match = _SHAPE.fullmatch(self.draft)
+        if match is None:
             raise SpecbuildError(
                 f"scenario {self.name!r}: draft is {self.draft!r}, expected default, none, or "
                 "top-k, depth and tokens as 1x3x3"
             )
-        return DraftShape(*map(int, found.groups()))
+        return DraftShape(*map(int, match.groups()))
 
 
 @dataclass(frozen=True)
@@ -93,20 +93,22 @@ class Suite:
 
 
 def shipped_suites() -> list[str]:
-    """The names of the suites that come with specbuild."""
+    """Return the names of the included suites."""
     return sorted(file.stem for file in _SHIPPED.glob("*.yaml"))
 
 
-def read_suite(named: str) -> tuple[Suite, Path]:
-    """A shipped suite, or one from a file; and the folder that its prompts stand in.
+def read_suite(name_or_file: str) -> tuple[Suite, Path]:
+    """Return an included suite, or one from a file, and the folder of its prompts.
 
-    Raises SpecbuildError where there is none such, or anything in it is wrong.
+    Raises SpecbuildError if it does not exist or is invalid.
     """
-    file = Path(named)
-    if named in shipped_suites():
-        file = _SHIPPED / f"{named}.yaml"
+    file = Path(name_or_file)
+    if name_or_file in shipped_suites():
+        file = _SHIPPED / f"{name_or_file}.yaml"
     elif not file.is_file():
-        raise SpecbuildError(f"{named}: neither a file nor one of {', '.join(shipped_suites())}")
+        raise SpecbuildError(
+            f"{name_or_file}: neither a file nor one of {', '.join(shipped_suites())}"
+        )
     suite = read_yaml(Suite, file)
     names = [scenario.name for scenario in suite.scenarios]
     if not names or len(set(names)) < len(names):

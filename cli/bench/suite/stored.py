@@ -1,4 +1,4 @@
-"""Reports of earlier suites: what later ones are held against, and what tune looks at."""
+"""Reports of earlier suites, as references for later ones and for ``tune``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbuild.runtime.errors import SpecbuildError
 
 
 def read_report(file: Path) -> SuiteReport:
-    """What ``bench suite --json`` wrote. Raises SpecbuildError where the file holds another."""
+    """Return the output of ``bench suite --json``. SpecbuildError if the file is another."""
     try:
         data = parsed(file.read_bytes())
     except (OSError, ValueError) as error:
@@ -22,7 +22,7 @@ def read_report(file: Path) -> SuiteReport:
 
 
 def stored_speeds(file: Path | None) -> dict[str, float]:
-    """Tokens a second of the scenarios that were measured, by name."""
+    """Return the tokens per second of measured scenarios, by name."""
     if file is None:
         return {}
     measured = (s for s in read_report(file).scenarios if s.attempts)
@@ -30,7 +30,7 @@ def stored_speeds(file: Path | None) -> dict[str, float]:
 
 
 def programs_of(file: Path) -> frozenset[str]:
-    """The programs that a suite's scenarios ran; SpecbuildError where there are none."""
+    """Return the programs that a suite's scenarios ran; SpecbuildError if there are none."""
     names = frozenset(name for s in read_report(file).scenarios for name in s.programs)
     if not names:
         raise SpecbuildError(f"{file} counts no programs: it is of an engine that has none")

@@ -1,4 +1,4 @@
-"""A suite's report for people."""
+"""The table of a suite's report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from specbuild.cli.bench.suite.report import SuiteReport
 
 
 def suite_table(report: SuiteReport) -> Table:
-    """One row a scenario."""
+    """Return a table with one row per scenario."""
     table = Table(title=f"{report.suite} on {report.engine}", title_justify="left")
     table.add_column("scenario", style="bold", overflow="fold")
     for column in ("attempts", "tokens/s", "speedup over no draft", "tokens/step"):
