@@ -1,8 +1,8 @@
-"""What a prompt that arrives costs those that decode, and how long it waits: one JSON line.
+"""Measures how an arriving prompt affects decoding sequences, and its TTFT: one JSON line.
 
-A number of sequences decode. Now and then a prompt arrives, for one token. Printed are the times
-to these tokens, and the times between two deliveries to a sequence that decodes, with an arrival
-about and without.
+Several sequences decode, and now and then a prompt with one output token arrives. The output has
+the TTFT of these prompts, and the time between two deliveries to a decoding sequence, with and
+without an arrival.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PAUSE_S = 0.25
 
 
 def main() -> None:
-    """Serves all, and prints what was seen."""
+    """Serve all requests, and print the measurements."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -41,32 +41,32 @@ def main() -> None:
     parser.add_argument("--arrivals", type=int, default=10, help="how many come (10)")
     parser.add_argument("--depth", type=int, default=0, help="of a chain of drafts; 0 is none (0)")
     parser.add_argument("--prefill-rows", type=int, help="prompt rows of a turn")
-    asked = parser.parse_args()
-    settings = RuntimeSettings(prefill=PrefillSchedule(asked.prefill_rows))
-    engine = Engine.load(asked.engine, settings)
-    shape = DraftShape(1, asked.depth, asked.depth) if asked.depth else None
+    args = parser.parse_args()
+    settings = RuntimeSettings(prefill=PrefillSchedule(args.prefill_rows))
+    engine = Engine.load(args.engine, settings)
+    shape = DraftShape(1, args.depth, args.depth) if args.depth else None
     setting = DraftSetting(shape)
     random, vocab = Random(0), engine.manifest.target.vocab
 
-    def added(tokens: int, wanted: int) -> Stream:
+    def added(tokens: int, requested: int) -> Stream:
         prompt = Prompt("p", prompt_ids=tuple(random.choices(range(vocab), k=tokens)))
-        params = GenerateParams(max_new_tokens=wanted, ignore_eos=True)
+        params = GenerateParams(max_new_tokens=requested, ignore_eos=True)
         return engine.session.add(engine.check_prompts([prompt], params), setting)
 
-    most = engine.manifest.limits.max_seq_len
-    decoding = [added(32, most - 32) for _ in range(asked.batch - 1)]
+    maximum = engine.manifest.limits.max_seq_len
+    decoding = [added(32, maximum - 32) for _ in range(args.batch - 1)]
     times: list[list[float]] = [[] for _ in decoding]
     readers = [
         Thread(target=_note, args=each, daemon=True) for each in zip(decoding, times, strict=True)
     ]
     for reader in readers:
         reader.start()
-    list(added(asked.prompt_tokens, 2))  # its programs are loaded from here on
+    list(added(args.prompt_tokens, 2))  # The programs are loaded from here on.
     waits: list[tuple[float, float]] = []
-    for _ in range(asked.arrivals):
+    for _ in range(args.arrivals):
         time.sleep(_PAUSE_S)
         started_s = time.perf_counter()
-        list(added(asked.prompt_tokens, 1))
+        list(added(args.prompt_tokens, 1))
         waits.append((started_s, time.perf_counter()))
     for stream in decoding:
         stream.close()
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _note(stream: Stream, times: list[float]) -> None:
-    """The time of each delivery."""
+    """Return the time of each delivery."""
     done = False
     while not done:
         events = stream.receive()

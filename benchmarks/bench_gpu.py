@@ -1,13 +1,13 @@
-"""Regression gate of one GPU: measure the README's GPU rows and compare them with the last record.
+"""Regression test of one GPU: measures the README's GPU rows and compares them with the last
+record.
 
-Engines of GPT-OSS 20B geometry, with a draft that is right with probability 0.7, and of 120B
-geometry, for steps and for prompts, are built first, unless the folder has them from the same
-sources. Then every row is
-measured once a round: steps and decoding at batch 1, 16 and 64, prompts, the first token of a fresh
-process, and what temperature, min_p, top_k and top_p cost drafted steps. A row's figure is the
-median of the rounds, beside its share of the streaming read in the same process. Rows that moved by
-more than 2 % are named; with --check the exit code is then 1, as it is when a row fails. A row
-whose rounds overlap with those of the record is named as unsure, which does not fail.
+It first builds missing engines: GPT-OSS 20B geometry, with a draft that is right with probability
+0.7, and 120B geometry, for steps and for prompts. Then each round measures every row once: steps
+and decoding at batch 1, 16 and 64, prompts, the first token of a fresh process, and the cost of
+temperature, min_p, top_k and top_p in drafted steps. The figure of a row is the median of the
+rounds, with its share of the streaming read in the same process. Rows that changed by more than 2 %
+are listed; with --check the exit code is then 1, also if a row fails. A row whose rounds overlap
+with those of the record is listed as unsure and does not fail.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from specbuild.runtime.engine_dir.files import read_manifest
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "benchmarks" / "results" / "bench-gpu"
 WORKER = Path(__file__).with_name("gpu_rows.py")
-# A row of a worker; loading an engine is under it, too.
+# The time limit of a row in a worker, including the loading of its engine.
 ROW_LIMIT_S = 90.0
 _EXAMPLES = """examples:
   make bench-gpu
@@ -49,7 +49,7 @@ _EXAMPLES = """examples:
 
 @dataclass
 class Session:
-    """What is measured of which engines, and what came of it so far.
+    """The measured rows and engines, and the results so far.
 
     ``engines`` are directories by label; ``rows`` are all rows by name, in the order of the table.
     """
@@ -88,7 +88,7 @@ class Session:
             longest_s = max(longest_s, time.monotonic() - round_s)
 
     def measure_engine(self, label: str) -> None:
-        """Measure one engine's rows once; those that failed before are left out."""
+        """Measure one engine's rows once, without those that failed before."""
         load = self.rows.get(load_name(label))
         mine = [row.name for row in self.rows.values() if row.name.startswith(f"{label} ")]
         pending = [name for name in mine if self.rows[name].error is None and name != READ]
@@ -116,9 +116,9 @@ class Session:
         row.add({"value": time_s, "unit": "s", "share": share})
 
     def _run_worker(self, label: str, names: Sequence[str]) -> list[str]:
-        """Run one process over the named rows; return those that it did not come to.
+        """Run one process for the named rows; return those that it did not reach.
 
-        Rows fail together where it reaches none of them.
+        If it reaches none of them, all fail.
         """
         command = [sys.executable, str(self.worker), str(self.engines[label]), "--label", label]
         if self.read_kernel is not None:
@@ -158,23 +158,23 @@ class Session:
 
 
 def load_name(label: str) -> str:
-    """The row of an engine's start."""
+    """Return the row of an engine's start."""
     return f"{label} first token of a fresh process"
 
 
 def planned_rows(engines: Sequence[str], only: Sequence[str]) -> dict[str, Row]:
-    """The rows of these engines, by name; with ``only`` those whose name has one of its texts."""
+    """Return the rows of these engines, by name; with ``only``, those with one of its texts."""
     names = [READ]
     for label in engines:
         drafts = "--draft " in f"{ENGINES[label]} "
         names += SIZES[label].names(label, drafts=drafts)
         names += [load_name(label)] if SIZES[label].batches else []
-    kept = [n for n in names if n == READ or not only or any(text in n for text in only)]
-    return {name: Row(name) for name in kept}
+    selected = [n for n in names if n == READ or not only or any(text in n for text in only)]
+    return {name: Row(name) for name in selected}
 
 
 def _messages(command: Sequence[str], log: Any, limit_s: float) -> Any:
-    """The JSON lines of a process, which is killed once it has been silent for ``limit_s``."""
+    """Yield the JSON lines of a process, which is killed after ``limit_s`` without output."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         assert process.stdout is not None
         timer = Timer(limit_s, process.kill)
@@ -188,7 +188,7 @@ def _messages(command: Sequence[str], log: Any, limit_s: float) -> Any:
                     message = json.loads(line)
                     if isinstance(message, dict):
                         yield message
-            # Its device memory is free once it is gone.
+            # Its device memory is free after it ends.
             process.wait()
         finally:
             timer.cancel()
@@ -196,7 +196,7 @@ def _messages(command: Sequence[str], log: Any, limit_s: float) -> Any:
 
 
 def record_of(session: Session, settings: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """The record that is stored: the machine, versions and command, then every row."""
+    """Return the record: the machine, versions and command, then every row."""
     return {
         "command": shlex.join(["python", "benchmarks/bench_gpu.py", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -213,16 +213,16 @@ def record_of(session: Session, settings: Mapping[str, str], seconds: float) -> 
 
 
 def _versions() -> str:
-    found = [f"Python {platform.python_version()}"]
+    result = [f"Python {platform.python_version()}"]
     for package in ("nvidia-cuda-nvrtc", "cuda-bindings", "numpy"):
         with suppress(metadata.PackageNotFoundError):
-            found.append(f"{package} {metadata.version(package)}")
+            result.append(f"{package} {metadata.version(package)}")
     commit = _output(["git", "-C", str(ROOT), "describe", "--always", "--dirty"])
-    return ", ".join([*found, f"specbuild {commit}"])
+    return ", ".join([*result, f"specbuild {commit}"])
 
 
 def _output(command: Sequence[str]) -> str:
-    """The first line that a command prints; ``unknown`` where it cannot run."""
+    """Return the first line that a command prints; ``unknown`` if it cannot run."""
     with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
         return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"
@@ -230,7 +230,7 @@ def _output(command: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build, measure, store and compare; the exit code is 1 where a check fails."""
+    """Build, measure, store and compare; the exit code is 1 if a check fails."""
     options = _parser().parse_args(arguments)
     folder = options.engines
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,9 +254,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     output = options.output or folder / "record.json"
 
     def save() -> None:
-        found = record_of(session, settings, time.monotonic() - started_s)
+        result = record_of(session, settings, time.monotonic() - started_s)
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
     session.measure(options.rounds, options.budget_s, save)
     save()
@@ -266,7 +266,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def conclude(
     session: Session, settings: Mapping[str, str], output: Path, options: argparse.Namespace
 ) -> int:
-    """Print the comparison with the last record of this card, and store the new one if asked."""
+    """Print the comparison with the last record of this card; store the new one on request."""
     stored = RECORDS / card_file(session.facts.get("gpu", "unknown"))
     against = options.against or stored
     record = json.loads(against.read_text(encoding="utf-8")) if against.is_file() else None

@@ -38,7 +38,7 @@ Decode = Callable[[int], dict[str, float]]
 
 
 def specbuild_decoder(engine: Path, threads: int) -> tuple[Decode, float]:
-    """A function that decodes, and the seconds until the engine had its first token."""
+    """Return a function that decodes, and the seconds to the engine's first token."""
     started = time.perf_counter()
     loaded = Engine.load(engine, settings=RuntimeSettings(threads=threads, prefix_caching="off"))
 
@@ -57,7 +57,7 @@ def specbuild_decoder(engine: Path, threads: int) -> tuple[Decode, float]:
 
 
 def llama_cpp_decoder(model: Path, threads: int) -> tuple[Decode, float]:
-    """The same of llama.cpp's server, called in its own process."""
+    """Return the same for llama.cpp's server, called in its own process."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -76,7 +76,7 @@ def llama_cpp_decoder(model: Path, threads: int) -> tuple[Decode, float]:
             "cache_prompt": False,
         }
         timings = server.handle_completions(request)["timings"]
-        # Its time of generation begins when the first token is there.
+        # Its generation time starts at the first token.
         return {
             "tokens_per_s": 1e3 * (timings["predicted_n"] - 1) / timings["predicted_ms"],
             "first_token_ms": timings["prompt_ms"],
@@ -96,14 +96,14 @@ def work(make: Callable[[Path, int], tuple[Decode, float]], connection: Connecti
 
 
 class Worker:
-    """A program in a process of its own."""
+    """A program in its own process."""
 
     def __init__(self, make: Callable[..., Any], path: Path, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=work, args=(make, theirs, path, threads))
         self._process.start()
-        theirs.close()  # so that a process that fails ends the wait for it
+        theirs.close()  # so that a failing process ends the wait for it
         self.load_s = self._connection.recv()
 
     def decode(self, new_tokens: int) -> dict[str, float]:
@@ -118,17 +118,17 @@ class Worker:
         self._process.join()
 
 
-def compared(model: Path, engine: Path, asked: argparse.Namespace) -> dict[str, Any]:
+def compared(model: Path, engine: Path, args: argparse.Namespace) -> dict[str, Any]:
     """The figures of one number of threads."""
     workers = {
-        "specbuild": Worker(specbuild_decoder, engine, asked.threads),
-        "llama_cpp": Worker(llama_cpp_decoder, model, asked.threads),
+        "specbuild": Worker(specbuild_decoder, engine, args.threads),
+        "llama_cpp": Worker(llama_cpp_decoder, model, args.threads),
     }
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in workers}
     names = list(workers)
-    for _ in range(asked.pairs):
+    for _ in range(args.pairs):
         for name in names:
-            runs[name].append(workers[name].decode(asked.new_tokens))
+            runs[name].append(workers[name].decode(args.new_tokens))
         names.reverse()
     for worker in workers.values():
         worker.close()
@@ -163,37 +163,37 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--date", help="recorded as given")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     here = this_device()
     with tempfile.TemporaryDirectory() as folder:
         options = BuildOptions.from_flat(
-            model=asked.model, output=Path(folder) / "engine", max_seq_len=CONTEXT,
-            cpu_math=asked.cpu_math,
+            model=args.model, output=Path(folder) / "engine", max_seq_len=CONTEXT,
+            cpu_math=args.cpu_math,
         )  # fmt: skip
         build(options, SilentProgress())
         load = os.getloadavg()[0]
-        figures = compared(asked.model, options.output, asked)
+        figures = compared(args.model, options.output, args)
         engine_bytes = sum(file.stat().st_size for file in options.output.iterdir())
     text = json.dumps({
         "command": "python benchmarks/beside_llama_cpp.py",
-        "date": asked.date,
-        "model": asked.model.name,
+        "date": args.date,
+        "model": args.model.name,
         "processor": here.cpu_name,
         "cores": here.cores,
         "load_average": round(load, 2),
-        "threads": asked.threads,
-        "cpu_math": asked.cpu_math,
+        "threads": args.threads,
+        "cpu_math": args.cpu_math,
         "prompt_tokens": len(PROMPT),
-        "new_tokens": asked.new_tokens,
-        "pairs": asked.pairs,
-        "engine_bytes_per_file_byte": round(engine_bytes / asked.model.stat().st_size, 3),
+        "new_tokens": args.new_tokens,
+        "pairs": args.pairs,
+        "engine_bytes_per_file_byte": round(engine_bytes / args.model.stat().st_size, 3),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in ("onnxruntime", "numpy", "xllamacpp")},
         **figures,
     }, indent=1)  # fmt: skip
     print(text)
-    if asked.output is not None:
-        asked.output.write_text(text + "\n")
+    if args.output is not None:
+        args.output.write_text(text + "\n")
 
 
 if __name__ == "__main__":

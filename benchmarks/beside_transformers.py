@@ -1,11 +1,10 @@
-"""Small models on a CPU beside transformers' ``generate``: tokens for a second of the processor.
+"""Compares small models on a CPU with transformers' ``generate``, in tokens per CPU second.
 
     .venv/bin/python benchmarks/beside_transformers.py --output benchmarks/results/FILE.json
 
-Checkpoints of ``synth``'s tiny geometries, fp32, one sequence, greedy, one thread each, no draft.
-The two decode in turn. Ratios are of processor time, which other work on the machine disturbs
-least, and of wall time beside it; both decode the same tokens, or the script fails.
-
+Checkpoints have ``synth``'s tiny geometries: fp32, one sequence, greedy, one thread each, no draft.
+Both decode alternately. Ratios are of CPU time, which other work on the machine affects least, and
+also of wall time. Both must decode the same tokens, or the script fails.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ PACKAGES = ("onnxruntime", "numpy", "torch", "transformers")
 
 
 def timed(work: Callable[[list[int]], list[int]], ids: list[int]) -> tuple[float, float, list[int]]:
-    """Seconds of the processor, seconds on the clock, and the tokens that follow ``ids``."""
+    """Return CPU seconds, wall seconds, and the tokens that follow ``ids``."""
     processor_s, clock_s = time.process_time(), time.perf_counter()
     tokens = work(ids)
     return time.process_time() - processor_s, time.perf_counter() - clock_s, tokens
 
 
 def compared(folder: Path, geometry: str, pairs: int, new_tokens: int) -> dict[str, Any]:
-    """The ratios of one geometry."""
+    """Return the ratios of one geometry."""
     from transformers import AutoModelForCausalLM
 
     model = SynthModel(SynthOptions(geometry, prompts=pairs + 1, prompt_tokens=PROMPT_TOKENS))
@@ -65,21 +64,21 @@ def compared(folder: Path, geometry: str, pairs: int, new_tokens: int) -> dict[s
         return next([*e.record.output_ids] for e in events if isinstance(e, FinishEvent))
 
     def generated(ids: list[int]) -> list[int]:
-        given = torch.tensor([ids])
-        made = theirs.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False,
+        inputs = torch.tensor([ids])
+        created = theirs.generate(
+            inputs, attention_mask=torch.ones_like(inputs), do_sample=False,
             min_new_tokens=new_tokens, max_new_tokens=new_tokens,
         )  # fmt: skip
-        return [*made[0, len(ids) :].tolist()]
+        return [*created[0, len(ids) :].tolist()]
 
     runs = []
     for number, ids in enumerate(model.prompts()):
         first, second = (ours, generated) if number % 2 else (generated, ours)
-        found = {work: timed(work, ids) for work in (first, second)}
-        if found[ours][2] != found[generated][2]:
+        result = {work: timed(work, ids) for work in (first, second)}
+        if result[ours][2] != result[generated][2]:
             raise SystemExit(f"{geometry}: the tokens differ")
-        if number:  # the first pair loads what is loaded late
-            runs.append((found[ours][:2], found[generated][:2]))
+        if number:  # The first pair loads what is loaded lazily.
+            runs.append((result[ours][:2], result[generated][:2]))
     ratios = [[other[i] / own[i] for own, other in runs] for i in (0, 1)]
     return {
         "times_faster_by_processor_time": round(statistics.median(ratios[0]), 2),
@@ -94,36 +93,36 @@ def compared(folder: Path, geometry: str, pairs: int, new_tokens: int) -> dict[s
 
 
 def main() -> None:
-    """Prints the figures, and writes them with the machine and the versions."""
+    """Print the figures, and write them with the machine and the versions."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--geometries", nargs="+", default=GEOMETRIES)
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--date", help="recorded as given")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
     here = this_device()
     with tempfile.TemporaryDirectory() as folder:
         figures = {
-            name: compared(Path(folder), name, asked.pairs, asked.new_tokens)
-            for name in asked.geometries
+            name: compared(Path(folder), name, args.pairs, args.new_tokens)
+            for name in args.geometries
         }
     text = json.dumps({
         "command": "python benchmarks/beside_transformers.py",
-        "date": asked.date,
+        "date": args.date,
         "processor": here.cpu_name,
         "cores": here.cores,
         "threads": 1,
         "prompt_tokens": PROMPT_TOKENS,
-        "new_tokens": asked.new_tokens,
+        "new_tokens": args.new_tokens,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
         "figures": figures,
     }, indent=1)  # fmt: skip
     print(text)
-    if asked.output is not None:
-        asked.output.write_text(text + "\n", encoding="utf-8")
+    if args.output is not None:
+        args.output.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

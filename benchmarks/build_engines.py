@@ -1,17 +1,17 @@
-"""Builds a matrix of engines with one version of specbuild, for ``compare_engines.py`` to compare.
+"""Builds a matrix of engines with one version of specbuild, for ``compare_engines.py``.
 
-Only the command line is driven, so that one script builds with a version before a change and with
-the one after. The matrix is the example with and without a draft, SpecPV, DSA and latents on every
-backend; small random models of every family and kind of draft; and GPT-OSS 20B in true size: all 24
-layers are lowered and compiled, two are stored and named again. No GPU is needed, but NVRTC is.
+It uses only the command line, so that one script builds with the version before a change and with
+the version after. The matrix has the example with and without a draft, SpecPV, DSA and latents on
+every backend; small random models of every family and kind of draft; and GPT-OSS 20B in true size,
+of which all 24 layers are lowered and compiled, and two are stored. No GPU is needed, but NVRTC is.
 
-TensorRT and TensorRT-RTX are stood for by ``tensorrt_stand_in.py``, whose engines are records of
-what the library would be given. Not built: what specbuild refuses (DeepSeek but on the CPU, DSA and
-SpecPV for either TensorRT), and what takes a GPU to make (``tune``).
+``tensorrt_stand_in.py`` replaces TensorRT and TensorRT-RTX: its engines are records of the
+library's inputs. The matrix omits what specbuild refuses (DeepSeek except on the CPU, DSA and
+SpecPV for either TensorRT), and what needs a GPU (``tune``).
 
-Large files are replaced by their digests, with which engines compare but do not run. With
-``--kernel-cache`` NVRTC is not asked twice what it was given before, byte for byte: within a matrix
-many engines share kernels, and a change that leaves their sources alone compiles nothing.
+Large files are replaced by their digests, so that engines can be compared but not run. With
+``--kernel-cache`` NVRTC never compiles the same input twice: many engines of a matrix share
+kernels, and a change that does not affect their sources compiles nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from engine_matrix import NAMES, commands
 
 STAND_IN = Path(__file__).with_name("tensorrt_stand_in.py")
 KERNEL_CACHE = Path(__file__).with_name("kernel_cache.py")
-# What each library calls itself, as installed: the versions that the stand-in gives.
+# The version of each library as installed, which the stand-in reports.
 STOOD_FOR = {"tensorrt": "10.16.0.1", "tensorrt_rtx": "1.7.1.116"}
 LARGE_BYTES = 64 << 20
 HELP = """examples:
@@ -44,7 +44,7 @@ An engine that is there already is not built again without --force."""
 
 
 def stand_in(folder: Path) -> Path:
-    """A folder for Python's path in which both libraries of TensorRT are the stand-in."""
+    """Create a folder for PYTHONPATH in which both libraries of TensorRT are the stand-in."""
     for name, version in STOOD_FOR.items():
         about = folder / f"{name}-{version}.dist-info" / "METADATA"
         about.parent.mkdir(parents=True, exist_ok=True)
@@ -54,33 +54,33 @@ def stand_in(folder: Path) -> Path:
 
 
 def environment(libraries: Path, kernels: Path | None) -> dict[str, str]:
-    """What a build starts with: Python finds ``libraries`` first."""
-    known = os.environ.get("PYTHONPATH")
-    path = str(libraries) if not known else f"{libraries}{os.pathsep}{known}"
-    # What is drawn at random depends on the number of threads.
-    given = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
+    """Return the environment of a build, in which Python finds ``libraries`` first."""
+    cached = os.environ.get("PYTHONPATH")
+    path = str(libraries) if not cached else f"{libraries}{os.pathsep}{cached}"
+    # Random draws depend on the number of threads.
+    inputs = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     if kernels is not None:
         shutil.copy(KERNEL_CACHE, libraries / "sitecustomize.py")
-        given["SPECBUILD_KERNEL_CACHE"] = str(kernels.resolve())
-    return given
+        inputs["SPECBUILD_KERNEL_CACHE"] = str(kernels.resolve())
+    return inputs
 
 
-def build(command: list[str], engine: Path, given: dict[str, str]) -> bool:
-    """Builds one engine and prints how long that took; False where it failed."""
+def build(command: list[str], engine: Path, inputs: dict[str, str]) -> bool:
+    """Build one engine and print the duration; return False if it failed."""
     started = time.monotonic()
     command = [*command, str(engine), "--force"]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=inputs, capture_output=True, text=True, check=False)
     seconds = time.monotonic() - started
     if done.returncode != 0:
-        said = "\n    ".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-        print(f"{engine.name:<32} failed after {seconds:.0f} s: {said}", flush=True)
+        message = "\n    ".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        print(f"{engine.name:<32} failed after {seconds:.0f} s: {message}", flush=True)
         return False
     print(f"{engine.name:<32} {seconds:6.0f} s", flush=True)
     return True
 
 
 def replace_by_digest(file: Path) -> None:
-    """Writes a file's SHA-256 and size beside it and removes it."""
+    """Replace a file by its SHA-256 and size."""
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     about = file.with_name(f"{file.name}.sha256")
@@ -89,7 +89,7 @@ def replace_by_digest(file: Path) -> None:
 
 
 def main() -> int:
-    """Builds what is asked for; the exit code: 0 where all of it was built."""
+    """Build the requested engines; the exit code is 0 if all were built."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=HELP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -111,36 +111,38 @@ def main() -> int:
     parser.add_argument("--keep-weights", action="store_true", help="leave large files as they are")
     parser.add_argument("--force", action="store_true", help="build again what is there")
     parser.add_argument("--list", action="store_true", help="print the names and build nothing")
-    asked = parser.parse_args()
-    names = [n for n in NAMES if any(fnmatch.fnmatch(n, glob) for glob in asked.only)]
+    args = parser.parse_args()
+    names = [n for n in NAMES if any(fnmatch.fnmatch(n, glob) for glob in args.only)]
     if not names:
-        parser.error(f"no engine is called {' or '.join(asked.only)}; --list prints the names")
-    if asked.list:
+        parser.error(f"no engine is called {' or '.join(args.only)}; --list prints the names")
+    if args.list:
         print(*names, sep="\n")
         return 0
-    folder = asked.folder.resolve()
-    wanted = [n for n in names if asked.force or not (folder / n / "manifest.json").is_file()]
-    made = commands(wanted, folder / "checkpoints")
-    kind = "plain" if asked.kernel_cache is None else "cached"
-    given = environment(stand_in(folder / f"libraries-{kind}"), asked.kernel_cache)
+    folder = args.folder.resolve()
+    requested = [n for n in names if args.force or not (folder / n / "manifest.json").is_file()]
+    created = commands(requested, folder / "checkpoints")
+    kind = "plain" if args.kernel_cache is None else "cached"
+    inputs = environment(stand_in(folder / f"libraries-{kind}"), args.kernel_cache)
     by_module = [sys.executable, "-m", "specbuild.cli.main"]
-    specbuild = by_module if asked.specbuild is None else [str(asked.specbuild.absolute())]
+    specbuild = by_module if args.specbuild is None else [str(args.specbuild.absolute())]
 
     def one(name: str) -> bool:
-        built = build([*specbuild, *made[name]], folder / name, given)
-        if built and not asked.keep_weights:
+        built = build([*specbuild, *created[name]], folder / name, inputs)
+        if built and not args.keep_weights:
             large = [p for p in (folder / name).rglob("*.*") if p.stat().st_size > LARGE_BYTES]
             for file in large:
                 replace_by_digest(file)
         return built
 
     started = time.monotonic()
-    with ThreadPoolExecutor(asked.jobs) as pool:
+    with ThreadPoolExecutor(args.jobs) as pool:
         failed = [
-            name for name, built in zip(wanted, pool.map(one, wanted), strict=True) if not built
+            name
+            for name, built in zip(requested, pool.map(one, requested), strict=True)
+            if not built
         ]
-    print(f"{len(wanted) - len(failed)} engines in {time.monotonic() - started:.0f} s", end="; ")
-    print(f"{len(names) - len(wanted)} were there; failed: {', '.join(failed) or 'none'}")
+    print(f"{len(requested) - len(failed)} engines in {time.monotonic() - started:.0f} s", end="; ")
+    print(f"{len(names) - len(requested)} were there; failed: {', '.join(failed) or 'none'}")
     return int(bool(failed))
 
 

@@ -1,16 +1,16 @@
 """Proves that two builds of specbuild write the same engines: graphs, machine code, weights, plans.
 
 It is for changes that only move code. ``benchmarks/build_engines.py`` builds a matrix of engines
-with the version before and with the version after; this script then holds one against the other:
+with both versions; this script then compares them:
 
-- every file is the same byte for byte, but for those named below;
-- cubins are compared by content, their names are digests of kernel sources: the same set of
-  contents, and every kernel that a launch names has the same code, entry, registers and memory;
-- ``plan.json`` and its programs are the same but for the names of programs, buffers, ops and
-  kernels and the traffic that ops declare: so are grids, blocks, shared memory, arguments, offsets;
-- so are the records that stand for TensorRT's engines (``tensorrt_stand_in.py``) and the
-  ``.launches.json`` beside them; engines of the real TensorRT differ from build to build;
-- how ``manifest.json`` and ``build_report.json`` differ is printed, and is no failure.
+- every file is equal byte for byte, except those named below;
+- cubins, named by digests of kernel sources, are compared by content: the contents are equal sets,
+  and every kernel that a launch names has equal code, entry, registers and memory;
+- ``plan.json`` and its programs are equal except for the names of programs, buffers, ops and
+  kernels and the declared traffic: grids, blocks, shared memory, arguments and offsets are equal;
+- the records for TensorRT's engines (``tensorrt_stand_in.py``) and their ``.launches.json`` are
+  equal; engines of the real TensorRT differ from build to build;
+- differences of ``manifest.json`` and ``build_report.json`` are printed, and are no failure.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ lead to it, without positions in lists. What lies below an allowed field is left
 one is compared under its new key. Exit code: 0 where nothing differs, 1 where something does, 2
 where there is nothing to compare."""
 
-# Names, and what ops say of their traffic: all that may differ within plans.
+# Names, and the declared traffic of ops: the only fields that may differ within plans.
 LEFT_OUT = (
     "plan.buffers.name",
     "plan.kernels.name",
@@ -57,7 +57,7 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two documents differ, and what stands there; ``ABSENT`` where nothing does."""
+    """A difference of two documents, with both values; ``ABSENT`` for a missing one."""
 
     path: Place
     old: Any
@@ -65,11 +65,11 @@ class Difference:
 
     @property
     def field(self) -> str:
-        """The place by its keys alone."""
+        """The place by its keys only."""
         return ".".join(part for part in self.path if isinstance(part, str))
 
     def __str__(self) -> str:
-        """The whole place: ``plan.kernels[3].registers: 18 → 20``."""
+        """The full place: ``plan.kernels[3].registers: 18 → 20``."""
         where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in self.path)
         return f"{where[1:]}: {_short(self.old)} → {_short(self.new)}"
 
@@ -80,7 +80,7 @@ def _short(value: Any) -> str:
 
 
 def differences(old: Any, new: Any, path: Place) -> Iterator[Difference]:
-    """Every place where two JSON values differ; lists of unlike lengths as far as both go."""
+    """Yield all differences of two JSON values; of lists up to the shorter one's length."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old | new:
             yield from differences(old.get(key, ABSENT), new.get(key, ABSENT), (*path, key))
@@ -89,12 +89,12 @@ def differences(old: Any, new: Any, path: Place) -> Iterator[Difference]:
             yield Difference((*path, "length"), len(old), len(new))
         for index, pair in enumerate(zip(old, new, strict=False)):
             yield from differences(*pair, (*path, index))
-    elif type(old) is not type(new) or old != new:  # 1, 1.0 and true are three things
+    elif type(old) is not type(new) or old != new:  # 1, 1.0 and true are different
         yield Difference(path, old, new)
 
 
 def with_new_keys(value: Any, place: str, renamed: Mapping[str, str]) -> Any:
-    """A JSON value with the keys of some fields replaced."""
+    """Return a JSON value with the keys of some fields replaced."""
     if isinstance(value, list):
         return [with_new_keys(item, place, renamed) for item in value]
     if not isinstance(value, dict):
@@ -116,7 +116,7 @@ class Rules:
 
 @dataclass
 class Comparison:
-    """What was compared of one engine, what differs, and what may."""
+    """The comparison of one engine: compared files, differences, and permitted differences."""
 
     name: str
     rules: Rules
@@ -126,15 +126,17 @@ class Comparison:
     fields: Counter[str] = field(default_factory=Counter)
 
     def hold(self, old: Any, new: Any, kind: str, file: str) -> None:
-        """Compares two documents, but for the fields that are left out."""
-        for found in differences(with_new_keys(old, kind, self.rules.renamed), new, (kind,)):
-            if not any(f"{found.field}.".startswith(f"{name}.") for name in self.rules.left_out):
-                self.wrong.append(f"{file}: {found}")
-                self.fields[found.field] += 1
+        """Compare two documents, except for the omitted fields."""
+        for difference in differences(with_new_keys(old, kind, self.rules.renamed), new, (kind,)):
+            if not any(
+                f"{difference.field}.".startswith(f"{name}.") for name in self.rules.left_out
+            ):
+                self.wrong.append(f"{file}: {difference}")
+                self.fields[difference.field] += 1
 
 
 def compare_engine(name: str, old: Path, new: Path, rules: Rules) -> Comparison:
-    """Holds one engine directory against another."""
+    """Compare two engine directories."""
     if not (new / MANIFEST).is_file():
         raise ValueError(f"{new} is not an engine")
     result = Comparison(name, rules)
@@ -179,16 +181,16 @@ def _compare_plans(result: Comparison, before: EngineFiles, after: EngineFiles) 
 def _compare_codes(result: Comparison, before: EngineFiles, after: EngineFiles) -> None:
     old, new = set(before.codes.values()), set(after.codes.values())
     result.counts["cubins"] = len(old)
-    for side, gone, held in (("old", old - new, before), ("new", new - old, after)):
-        for file, code in held.codes.items():
-            kernels = {k["name"] for k in held.plan["kernels"] if k["cubin"] == code}
+    for side, gone, stored in (("old", old - new, before), ("new", new - old, after)):
+        for file, code in stored.codes.items():
+            kernels = {k["name"] for k in stored.plan["kernels"] if k["cubin"] == code}
             if code in gone:
                 names = ", ".join(sorted(kernels)) or "named by no plan"
                 result.wrong.append(f"{file} ({names}): its code is only in the {side}")
 
 
 def compare(old: Path, new: Path, rules: Rules) -> list[Comparison]:
-    """Two engines, or those of two folders by name. ValueError where a folder has none."""
+    """Return two engines, or those of two folders by name. ValueError if a folder has none."""
     if (old / MANIFEST).is_file():
         return [compare_engine(new.name, old, new, rules)]
     before, after = (
@@ -217,15 +219,15 @@ def _table(results: Iterable[Comparison]) -> Iterator[str]:
 
 
 def _told(result: Comparison) -> list[str]:
-    """The differences that are no failure, by their document and its first key."""
+    """Count the permitted differences, by their document and its first key."""
     groups: dict[str, list[Difference]] = {}
-    for found in result.told:
-        groups.setdefault(".".join(found.field.split(".")[:2]), []).append(found)
+    for difference in result.told:
+        groups.setdefault(".".join(difference.field.split(".")[:2]), []).append(difference)
     return [f"{name}: {len(group)} differences, first {group[0]}" for name, group in groups.items()]
 
 
 def main() -> int:
-    """Prints what differs and a table of what was compared; the exit code."""
+    """Print the differences and a table of comparisons; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -240,27 +242,27 @@ def main() -> int:
     parser.add_argument(
         "--most", metavar="N", type=int, default=20, help="lines printed of an engine (20)"
     )
-    asked = parser.parse_args()
-    for name in (*asked.allow, *asked.renamed):
+    args = parser.parse_args()
+    for name in (*args.allow, *args.renamed):
         if name.partition(".")[0] not in KINDS or "." not in name:
             parser.error(f"{name}: a field begins with one of {'., '.join(KINDS)}.")
-    renamed = {field: key for field, _, key in (text.partition("=") for text in asked.renamed)}
-    rules = Rules((*LEFT_OUT, *asked.allow), renamed)
+    renamed = {field: key for field, _, key in (text.partition("=") for text in args.renamed)}
+    rules = Rules((*LEFT_OUT, *args.allow), renamed)
     try:
-        results = compare(asked.old, asked.new, rules)
+        results = compare(args.old, args.new, rules)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     for result in results:
         for title, lines in (("DIFFERS", result.wrong), ("may differ", _told(result))):
             if lines:
-                print(f"{result.name}: {title}", *lines[: asked.most], sep="\n  ")
-            if len(lines) > asked.most:
-                print(f"  and {len(lines) - asked.most} more")
-        if len(result.wrong) > asked.most:
+                print(f"{result.name}: {title}", *lines[: args.most], sep="\n  ")
+            if len(lines) > args.most:
+                print(f"  and {len(lines) - args.most} more")
+        if len(result.wrong) > args.most:
             by_field = (f"{name} ×{count}" for name, count in result.fields.most_common())
             print(f"{result.name}: fields that differ", *by_field, sep="\n  ")
     print("left out:", ", ".join(rules.left_out))
-    print("renamed:", ", ".join(asked.renamed) or "nothing")
+    print("renamed:", ", ".join(args.renamed) or "nothing")
     print(*_table(results), sep="\n")
     return int(any(result.wrong for result in results))
 

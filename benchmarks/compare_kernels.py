@@ -1,21 +1,21 @@
 """Proves that two versions of specbuild launch the same machine code, kernel by kernel.
 
-It is for changes of kernels' sources that must not change kernels. ``kernel_requests.py`` lists
-what is asked of the ops: by engines of the matrix, by shipped tactics, by the cases of their tests.
-Both versions lower every request and compile what it launches, by NVRTC and without a GPU. Launches
-are paired by request and order; a pair is
+It is for changes of kernel sources that must not change kernels. ``kernel_requests.py`` lists the
+requests to ops: of engines of the matrix, of included tactics, of the cases of their tests. Both
+versions lower every request and compile its launches, with NVRTC and without a GPU. Launches are
+paired by request and order; a pair is
 
-- of the ``same source``: both give the compiler the same text, names of files and comments aside;
-- ``identical``: instructions, their relocations, the notes that a driver launches by (registers,
-  stack, barriers, parameters), shared memory, and the constants that are loaded are equal, byte for
-  byte (``builder/backends/cuda/compile/machine_code.py``);
+- of the ``same source``: both give the compiler the same text, except for file names and comments;
+- ``identical``: instructions, their relocations, the launch attributes (registers, stack, barriers,
+  parameters), shared memory, and the loaded constants are equal byte for byte
+  (``builder/backends/cuda/compile/machine_code.py``);
 - ``changed``: some are not. Names of symbols, debug frames and constants that no instruction loads
   may differ;
 - ``new`` or ``gone``: only one version has it;
 - a ``problem``: a version does not compile;
 - ``left``: there was no time for it.
 
-How a launch is made (grid, block, shared memory, arguments) is compared too.
+The launch parameters (grid, block, shared memory, arguments) are compared too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ command."""
 
 
 class Pair(NamedTuple):
-    """Two kernels: digests of what the compiler is given, and entries."""
+    """Two kernels: digests of the compiler's input, and entries."""
 
     old: str
     new: str
@@ -64,7 +64,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What comparing a pair gave: its state, the old machine code, and what differs."""
+    """The result of a pair: its state, the old machine code, and the differences."""
 
     state: str
     code: str = ""
@@ -82,25 +82,25 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all of it is."""
+        """Whether all of it is the same."""
         return not self.lines
 
     def count(self, op: str, state: str, code: str = "") -> None:
-        """One more launch of an op."""
+        """Count one more launch of an op."""
         self.states.setdefault(op, Counter())[state] += 1
         if code:
             self.codes.setdefault(op, set()).add(code)
 
 
 class Cubins:
-    """Machine code by the content that a listing names, and the entry."""
+    """Return machine code by the content that a listing names, and the entry."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._codes = cache(self._read)
 
     def code(self, cubin: str, entry: str) -> MachineCode:
-        """What a launch runs."""
+        """Return the kernel of a launch."""
         return self._codes(cubin)[entry]
 
     def _read(self, name: str) -> dict[str, MachineCode]:
@@ -108,7 +108,7 @@ class Cubins:
 
 
 def judged(pair: Pair, old: Mapping[str, str], new: Mapping[str, str], cubins: Cubins) -> Verdict:
-    """Compares what compiling both gave."""
+    """Compare the results of compiling both."""
     problems = [code.get("problem") for code in (old, new)]
     if any(problems):
         said = "" if problems[0] == problems[1] else f"{problems[0]} → {problems[1]}"
@@ -131,7 +131,7 @@ def compare(
     new: Sequence[Mapping[str, Any]],
     verdicts: Mapping[Pair, Verdict],
 ) -> Comparison:
-    """Holds two listings of the same requests against each other."""
+    """Compare two listings of the same requests."""
     result = Comparison()
     for request, before, after in zip(requests, old, new, strict=True):
         op = request["op"]
@@ -174,16 +174,16 @@ def _count_pair(
 
 
 def pair_of(one: Mapping[str, Any], other: Mapping[str, Any]) -> Pair:
-    """What must be compared for two launches."""
+    """Return what must be compared for two launches."""
     return Pair(one["source"], other["source"], one["entry"], other["entry"])
 
 
 def pairs(
     old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[str, Any]], *, same: bool
 ) -> list[Pair]:
-    """What two listings launch, each once, in turn of each file and entry.
+    """Return the kernels of two listings, each once, alternating over files and entries.
 
-    ``same``: with what is the same for the compiler.
+    With ``same``, also those with equal compiler input.
     """
     by_kernel: dict[str, dict[Pair, None]] = {}
     for before, after in zip(old, new, strict=True):
@@ -197,13 +197,13 @@ def pairs(
 
 
 def compiled(
-    listings: Sequence[Listing], wanted: Sequence[Pair], seconds: float | None
+    listings: Sequence[Listing], requested: Sequence[Pair], seconds: float | None
 ) -> Iterator[tuple[Pair, Mapping[str, str], Mapping[str, str]]]:
-    """Each pair with what compiling both gave, as soon as it is known."""
+    """Yield each pair with both compilation results, as soon as they are known."""
     results: SimpleQueue[tuple[int, str, Mapping[str, str] | None, str]] = SimpleQueue()
 
     def read(version: int) -> None:
-        sources = list(dict.fromkeys(pair[version] for pair in wanted))
+        sources = list(dict.fromkeys(pair[version] for pair in requested))
         failure = ""
         try:
             for source, code in listings[version].compiled(sources, seconds):
@@ -225,13 +225,13 @@ def compiled(
             ended += 1
             continue
         codes[version][source] = code
-        for pair in wanted:
+        for pair in requested:
             if pair[version] == source and pair[1 - version] in codes[1 - version]:
                 yield pair, codes[0][pair.old], codes[1][pair.new]
 
 
 def recorded(record: Path | None) -> dict[Pair, Verdict]:
-    """What a file of earlier runs says; a line that a stopped run left unfinished is cut off."""
+    """Return the results in a file of earlier runs, without an incomplete last line."""
     if record is None or not record.is_file():
         return {}
     text = record.read_text()
@@ -242,27 +242,27 @@ def recorded(record: Path | None) -> dict[Pair, Verdict]:
     return {Pair(*pair): Verdict(**verdict) for pair, verdict in read}
 
 
-def compared(asked: argparse.Namespace, requests: Path, folder: Path) -> Comparison:
-    """Lists, compiles and compares; what is known by then is in ``asked.record``."""
-    versions = (("old", asked.old), ("new", asked.new))
-    begun = [Listing(version, requests, asked, folder / name) for name, version in versions]
+def compared(args: argparse.Namespace, requests: Path, folder: Path) -> Comparison:
+    """List, compile and compare; results are stored in ``args.record``."""
+    versions = (("old", args.old), ("new", args.new))
+    begun = [Listing(version, requests, args, folder / name) for name, version in versions]
     old, new = (each.launches() for each in begun)
-    known = {} if asked.afresh else recorded(asked.record)
-    every = pairs(old, new, same=asked.afresh)
-    wanted = [pair for pair in every if pair not in known]
-    print(f"{len(every)} pairs to compare, {len(every) - len(wanted)} known", file=sys.stderr)
-    cubins = Cubins(asked.store / "cubins")
-    with (asked.record or folder / "record.jsonl").open("a") as record:
-        for pair, one, other in compiled(begun, wanted, asked.seconds):
-            known[pair] = judged(pair, one, other, cubins)
-            print(json.dumps([pair, asdict(known[pair])]), file=record, flush=True)
-            if len(known) % 100 == 0:
-                print(f"  {len(known)} compared", file=sys.stderr, flush=True)
-    return compare(json.loads(requests.read_text()), old, new, known)
+    cached = {} if args.afresh else recorded(args.record)
+    every = pairs(old, new, same=args.afresh)
+    requested = [pair for pair in every if pair not in cached]
+    print(f"{len(every)} pairs to compare, {len(every) - len(requested)} known", file=sys.stderr)
+    cubins = Cubins(args.store / "cubins")
+    with (args.record or folder / "record.jsonl").open("a") as record:
+        for pair, one, other in compiled(begun, requested, args.seconds):
+            cached[pair] = judged(pair, one, other, cubins)
+            print(json.dumps([pair, asdict(cached[pair])]), file=record, flush=True)
+            if len(cached) % 100 == 0:
+                print(f"  {len(cached)} compared", file=sys.stderr, flush=True)
+    return compare(json.loads(requests.read_text()), old, new, cached)
 
 
 def table(result: Comparison) -> Iterator[str]:
-    """Launches of every op by state."""
+    """Return the launches of every op by state."""
     yield f"{'op':<24}" + "".join(f"{state:>12}" for state in STATES) + f"{'distinct':>11}"
     totals: Counter[str] = Counter()
     for op, states in sorted(result.states.items()):
@@ -295,28 +295,28 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Prints what differs and a table of what was compared; the exit code."""
-    asked = parsed()
-    requests = json.loads(asked.requests.read_text())
-    kept = [r for r in requests if not asked.only or r["op"] in asked.only][:: asked.every]
-    if not kept:
-        print(f"{asked.requests} has no request of {', '.join(asked.only)}", file=sys.stderr)
+    """Print the differences and a table of comparisons; return the exit code."""
+    args = parsed()
+    requests = json.loads(args.requests.read_text())
+    selected = [r for r in requests if not args.only or r["op"] in args.only][:: args.every]
+    if not selected:
+        print(f"{args.requests} has no request of {', '.join(args.only)}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory() as folder:
-        asked.store = (asked.store or Path(folder) / "store").resolve()
-        wanted = Path(folder) / "requests.json"
-        wanted.write_text(json.dumps(kept))
+        args.store = (args.store or Path(folder) / "store").resolve()
+        requested = Path(folder) / "requests.json"
+        requested.write_text(json.dumps(selected))
         try:
-            result = compared(asked, wanted, Path(folder))
+            result = compared(args, requested, Path(folder))
         except ValueError as error:
             print(error, file=sys.stderr)
             return 2
-    for line, count in result.lines.most_common(asked.most):
+    for line, count in result.lines.most_common(args.most):
         print(f"{line} ({count} launches)")
-    if len(result.lines) > asked.most:
-        print(f"and {len(result.lines) - asked.most} more lines")
+    if len(result.lines) > args.most:
+        print(f"and {len(result.lines) - args.most} more lines")
     print(*table(result), sep="\n")
-    print(f"{len(kept)} requests; {result.launched_otherwise} launched otherwise")
+    print(f"{len(selected)} requests; {result.launched_otherwise} launched otherwise")
     return int(not result.equal)
 
 

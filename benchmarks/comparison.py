@@ -41,8 +41,8 @@ def comparison_decoding() -> str:
     return markdown(header, rows())
 
 
-def _cell(found: Decoding | None) -> str:
-    return "–" if found is None else f"{found.tokens_per_s:.0f} ({found.share:.0%})"
+def _cell(result: Decoding | None) -> str:
+    return "–" if result is None else f"{result.tokens_per_s:.0f} ({result.share:.0%})"
 
 
 def _measured() -> Mapping[str, tuple[str, Mapping[int, Decoding]]]:
@@ -66,11 +66,11 @@ def _wide_steps(section: str) -> dict[int, Decoding]:
     """The first engine's lines of a section of the record of steps with many rows."""
     text = _section(MANY_ROWS, section)
     pattern = rf"batch (\d+), context 100\d: {_NUMBER} µs, {_NUMBER} TB/s, {_NUMBER} %"
-    found: dict[int, Decoding] = {}
+    result: dict[int, Decoding] = {}
     for batch, time_us, _, percent in re.findall(pattern, text):
         tokens = int(batch) / (float(time_us) * 1e-6)
-        found.setdefault(int(batch), Decoding(tokens, float(percent) / 100))
-    return {batch: found[batch] for batch in (16, 64)}
+        result.setdefault(int(batch), Decoding(tokens, float(percent) / 100))
+    return {batch: result[batch] for batch in (16, 64)}
 
 
 def _llama() -> dict[int, Decoding]:
@@ -81,18 +81,18 @@ def _llama() -> dict[int, Decoding]:
 
 
 def _qwen() -> dict[int, Decoding]:
-    found = _search(
+    result = _search(
         DENSE,
         rf"qwen3-30b-a3b, experts in bf16, no draft, context 1000: {_NUMBER} ms at batch 1, "
         rf"{_NUMBER} % of the read; {_NUMBER} ms at batch 16, {_NUMBER} %",
     )
-    one_ms, one, many_ms, many = map(float, found.groups())
+    one_ms, one, many_ms, many = map(float, result.groups())
     return {1: Decoding(1e3 / one_ms, one / 100), 16: Decoding(16e3 / many_ms, many / 100)}
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """Greedy decoding with a simulated draft; ``ratio`` is to the same without a draft."""
+    """Return greedy decoding with a simulated draft; ``ratio`` is relative to no draft."""
 
     model: str
     batch: int
@@ -132,12 +132,12 @@ def _drafted_120b() -> Drafted:
 
 def _drafted_llama() -> Iterator[Drafted]:
     for batch, length in ((1, 3), (16, 1)):
-        found = _search(
+        result = _search(
             DENSE,
             rf"chain of {length} +batch {batch} +{_NUMBER} tok/s +{_NUMBER} times no draft "
             rf"+{_NUMBER} tokens a step",
         )
-        per_s, ratio, accepted = map(float, found.groups())
+        per_s, ratio, accepted = map(float, result.groups())
         yield Drafted(_LLAMA, batch, f"chain of {length}", per_s, ratio, accepted)
 
 
@@ -154,8 +154,8 @@ def comparison_prompts() -> str:
         for name, path in files.items():
             phases = [phase_of(path, f"{length} tokens", 1) for length in lengths]
             yield (name, *(f"{phase['time_s'] * 1e3:.0f} ms" for phase in phases), "H200")
-        found = _search(DENSE, rf"prompts of 512 and 2048 tokens\s+{_NUMBER} and {_NUMBER} ms")
-        yield (_QWEN, *(f"{float(ms):.0f} ms" for ms in found.groups()), "–", "H100")
+        result = _search(DENSE, rf"prompts of 512 and 2048 tokens\s+{_NUMBER} and {_NUMBER} ms")
+        yield (_QWEN, *(f"{float(ms):.0f} ms" for ms in result.groups()), "–", "H100")
 
     return markdown(("", *(f"{length} tokens" for length in lengths), "GPU"), rows())
 
@@ -163,8 +163,8 @@ def comparison_prompts() -> str:
 def comparison_start() -> str:
     """Seconds from the start of a process to its first token, with the files in the page cache."""
     times = rf"{_NUMBER}, {_NUMBER}"
-    found = _search(START, rf"H200, four in host +{times} +{times}")
-    small, large = found.groups()[:2], found.groups()[2:]
+    result = _search(START, rf"H200, four in host +{times} +{times}")
+    small, large = result.groups()[:2], result.groups()[2:]
 
     def rows() -> Iterator[Sequence[str]]:
         for name, pair in ((_GPT_20B, small), (_GPT_120B, large)):
@@ -174,7 +174,7 @@ def comparison_start() -> str:
 
 
 def comparison_published() -> str:
-    """Figures of others, as they state them."""
+    """Return the published figures of others."""
 
     def rows() -> Iterator[Sequence[str]]:
         for entry in record("published.json"):
@@ -194,7 +194,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def _section(path: str, heading: str) -> str:
-    """The lines of a text record from one that is ``heading`` to an empty one after content."""
+    """Return the lines of a text record from the line ``heading`` to the next empty line."""
     text = (RESULTS / path).read_text(encoding="utf-8")
     start = re.search(rf"^{re.escape(heading)}\b.*$", text, re.MULTILINE)
     rest = text[_found(start).end() :]

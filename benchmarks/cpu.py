@@ -1,6 +1,6 @@
 """The CPU figures of the example model: the draft's gain, transformers, and start-up.
 
-Everything is measured in one run, one thread each, what is compared in turn:
+Everything is measured in one run, with one thread each, and compared programs alternate:
 
     .venv/bin/python benchmarks/cpu.py --output benchmarks/results/cpu.json
 """
@@ -48,7 +48,7 @@ def read_prompts() -> list[Prompt]:
 def decode(
     engine: Engine, prompt: Prompt, params: GenerateParams, how: Speculation
 ) -> tuple[float, RunRecord]:
-    """Seconds and result of one prompt."""
+    """Return seconds and result of one prompt."""
     started_s = perf_counter()
     events = engine.generate([prompt], params, speculation=how)
     record = next(e.record for e in events if isinstance(e, FinishEvent))
@@ -56,7 +56,7 @@ def decode(
 
 
 def draft_gain(engine: Engine, params: GenerateParams, how: Speculation) -> dict[str, Any]:
-    """With a draft against without, prompt by prompt, which goes first alternating."""
+    """Compare decoding with and without a draft, prompt by prompt, in alternating order."""
     ratios, plain_rate, draft_rate, steps, tokens, differ = [], [], [], 0, 0, 0
     for i, prompt in enumerate(read_prompts()):
         order: list[Speculation] = [None, how] if i % 2 else [how, None]
@@ -80,7 +80,7 @@ def draft_gain(engine: Engine, params: GenerateParams, how: Speculation) -> dict
 
 
 def against_transformers(engine: Engine, prompts: int, tokens: int) -> dict[str, float]:
-    """Greedy, cached, fp32, no draft: specbuild's tokens a second over transformers'."""
+    """Return specbuild's tokens per second divided by transformers'; greedy, cached, fp32."""
     from transformers import GptOssForCausalLM
 
     model = GptOssForCausalLM.from_pretrained(EXAMPLE / "target", dtype=torch.float32).float()
@@ -102,12 +102,12 @@ def against_transformers(engine: Engine, prompts: int, tokens: int) -> dict[str,
 
 
 def in_fresh_processes(measure: Callable[[], float], runs: int = 5) -> float:
-    """Median seconds of a measurement that starts processes of its own."""
+    """Return the median seconds of a measurement that starts its own processes."""
     return statistics.median(measure() for _ in range(runs))
 
 
 def first_token_s(engine: Path) -> float:
-    """From starting ``specbuild run`` to its first byte of output."""
+    """Return the seconds from the start of ``specbuild run`` to its first byte of output."""
     command = [sys.executable, "-m", "specbuild.cli.main", "run", str(engine), "--prompt", "def f(",
                "--max-new-tokens", "8"]  # fmt: skip
     started_s = perf_counter()
@@ -118,14 +118,14 @@ def first_token_s(engine: Path) -> float:
 
 
 def import_s() -> float:
-    """Of ``import specbuild.runtime``'s engine, inside a fresh interpreter."""
+    """Return the seconds of importing the engine inside a fresh interpreter."""
     code = NOTHING.format("import specbuild.runtime.engine")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """All of them, from a build of the example on."""
+    """Return all figures, starting with a build of the example."""
     options = BuildOptions(
         model=EXAMPLE / "target", draft=EXAMPLE / "draft", output=folder / "engine"
     )

@@ -1,7 +1,7 @@
 """Decoding speed of a synthetic engine by batch and draft, as one JSON line.
 
-Made to be run in turn with two installed versions, each over an engine that it has built: the same
-prompts, the same number of tokens, the digest of what came out.
+It is for alternating runs with two installed versions, each with its own engine: prompts and
+numbers of tokens are equal, and the output has a digest of the tokens.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Times every batch, with and without a draft."""
+    """Time every batch, with and without a draft."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,25 +35,25 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=3, help="depth of the drafted chain (3)")
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each sequence (256)")
     parser.add_argument("--rounds", type=int, default=3, help="runs, of which the best counts (3)")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     started_s = time.perf_counter()
     settings = RuntimeSettings(prefill=PrefillSchedule(steps_between=0))
-    engine = Engine.load(asked.engine, settings)
-    found: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
-    lines = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    engine = Engine.load(args.engine, settings)
+    result: dict[str, object] = {"load_s": round(time.perf_counter() - started_s, 2)}
+    lines = Path(f"{args.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [tuple(json.loads(line)["prompt_ids"]) for line in lines]
-    shapes = {"none": None, f"chain of {asked.depth}": DraftShape(1, asked.depth, asked.depth)}
-    for batch in asked.batch or (1, 4, 16):
-        given = [Prompt(str(i), prompts[i % len(prompts)]) for i in range(batch)]
+    shapes = {"none": None, f"chain of {args.depth}": DraftShape(1, args.depth, args.depth)}
+    for batch in args.batch or (1, 4, 16):
+        inputs = [Prompt(str(i), prompts[i % len(prompts)]) for i in range(batch)]
         for name, shape in shapes.items():
-            run(engine, given, 16, shape)
-            runs = [run(engine, given, asked.tokens, shape) for _ in range(asked.rounds)]
-            found[f"batch {batch}, {name}"] = min(runs, key=lambda figures: figures["tpot_us"])
-    print(json.dumps(found))
+            run(engine, inputs, 16, shape)
+            runs = [run(engine, inputs, args.tokens, shape) for _ in range(args.rounds)]
+            result[f"batch {batch}, {name}"] = min(runs, key=lambda figures: figures["tpot_us"])
+    print(json.dumps(result))
 
 
 def run(engine: Engine, prompts: list[Prompt], tokens: int, shape: DraftShape | None) -> dict:
-    """One run: the median time between tokens, the last first token, tokens a step, a digest."""
+    """Return one run: median time between tokens, the last TTFT, tokens per step, a digest."""
     params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
     records: dict[int, RunRecord] = {}
     for event in engine.generate(prompts, params, speculation=shape):

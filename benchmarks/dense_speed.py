@@ -1,8 +1,9 @@
-"""Speed of dense Llama and Qwen3 geometries on a GPU: steps and prompts beside their bytes, drafts.
+"""Speed of dense Llama and Qwen3 geometries on a GPU: steps, prompts and drafts against their
+bytes.
 
-Weights are made up (``specbuild synth``), one layer is stored and named again for all others, and
-each geometry's sweeps (``specbuild bench sweep``) run in a process of their own, beside a
-streaming read there. Prints a table and writes every report of the sweeps as JSON.
+Weights are random (``specbuild synth``), and all layers share the stored weights of one. The sweeps
+of each geometry (``specbuild bench sweep``) run in a separate process, with a streaming read.
+Prints a table and writes all reports of the sweeps as JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 GEOMETRIES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-8b")
-# A chain, whose acceptance at each position synth settles.
+# A chain; synth sets its acceptance at each position.
 _DEPTH, _CONTEXT, _PROMPT = 3, 1000, 8192
 _LIMITS = (
     f"--max-seq-len {_PROMPT + 256} --max-batch-size 16 --draft-top-k 1 --draft-depth {_DEPTH} "
@@ -31,7 +32,7 @@ _EXAMPLES = """examples:
 
 
 def main() -> int:
-    """Builds and measures each geometry; the exit code is 1 where one failed."""
+    """Build and measure each geometry; the exit code is 1 if one failed."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -43,68 +44,68 @@ def main() -> int:
     parser.add_argument("--tune-s", type=int, help="seconds of tune, then all sweeps again (none)")
     parser.add_argument("--keep", action="store_true", help="leave the engines there")
     parser.add_argument("--build", default="", metavar="OPTIONS", help="further ones of synth")
-    asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
     failed = False
-    for name in asked.geometry or GEOMETRIES:
+    for name in args.geometry or GEOMETRIES:
         try:
-            reports, build_s = measured(name, asked)
+            reports, build_s = measured(name, args)
         except subprocess.CalledProcessError as error:
             print(f"{name}: {' '.join(error.cmd[3:5])} failed: {error.stderr[-800:]}", flush=True)
             failed = True
             continue
         for when, report in reports.items():
-            (asked.folder / f"{name}{when}.json").write_text(json.dumps(report))
+            (args.folder / f"{name}{when}.json").write_text(json.dumps(report))
             title = f"{name}{when}: {report['gpu']}, built in {build_s:.0f} s"
-            print(f"{title} {asked.build}", *lines(report), sep="\n", flush=True)
+            print(f"{title} {args.build}", *lines(report), sep="\n", flush=True)
     return int(failed)
 
 
-def measured(name: str, asked: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], float]:
-    """What the sweeps of one geometry say, also once it is tuned, and how long its build took."""
-    engine, started = asked.folder / f"{name}-engine", time.monotonic()
+def measured(name: str, args: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], float]:
+    """Return the sweeps of one geometry, before and after tuning, and the duration of its build."""
+    engine, started = args.folder / f"{name}-engine", time.monotonic()
     options = f"--geometry {name} --draft --unique-layers 1 --backend cuda --gpu sm_90a {_LIMITS}"
     _specbuild(
-        ["synth", *options.split(), *shlex.split(asked.build), "--engine", str(engine), "--force"]
+        ["synth", *options.split(), *shlex.split(args.build), "--engine", str(engine), "--force"]
     )
     build_s = time.monotonic() - started
-    reports = {"": swept(engine, asked)}
-    if asked.tune_s is not None:
-        file = ["--output", str(asked.folder / f"{name}.tactics.json"), "--skip-costs"]
-        _specbuild(["tune", str(engine), "--seconds", str(asked.tune_s), *file])
-        reports["-tuned"] = swept(engine, asked)
-    if not asked.keep:
+    reports = {"": swept(engine, args)}
+    if args.tune_s is not None:
+        file = ["--output", str(args.folder / f"{name}.tactics.json"), "--skip-costs"]
+        _specbuild(["tune", str(engine), "--seconds", str(args.tune_s), *file])
+        reports["-tuned"] = swept(engine, args)
+    if not args.keep:
         shutil.rmtree(engine)
     return reports, build_s
 
 
-def swept(engine: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """What ``bench sweep --json`` prints of an engine."""
-    batches = [f"--batch={batch}" for batch in asked.batch or (1, 16)]
-    sweep = [str(engine), asked.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
-    limit = ["--time-limit-s", str(asked.limit_s), "--json"]
-    found: dict[str, Any] = json.loads(_specbuild(["bench", "sweep", *sweep, *batches, *limit]))
-    return found
+def swept(engine: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the output of ``bench sweep --json`` for an engine."""
+    batches = [f"--batch={batch}" for batch in args.batch or (1, 16)]
+    sweep = [str(engine), args.sweep, "--context", str(_CONTEXT), "--context", str(_PROMPT)]
+    limit = ["--time-limit-s", str(args.limit_s), "--json"]
+    result: dict[str, Any] = json.loads(_specbuild(["bench", "sweep", *sweep, *batches, *limit]))
+    return result
 
 
 def lines(report: dict[str, Any]) -> list[str]:
-    """The table of a report."""
-    found = [f"  streaming read {report['ceiling_bytes_per_s'] / 1e12:.2f} TB/s"]
+    """Return the table of a report."""
+    result = [f"  streaming read {report['ceiling_bytes_per_s'] / 1e12:.2f} TB/s"]
     for phase in report["phases"]:
         share, rate = phase["share_of_ceiling"], phase["operations_per_s"]
-        found.append(
+        result.append(
             f"  {phase['sweep']:<8} {phase['name']:<14} batch {phase['batch']:<3} context "
             f"{phase['context']:<7.0f} {1e3 * phase['time_s']:8.3f} ms  "
             f"{phase['batch'] / phase['time_s']:8.1f} tok/s  "
             f"{100 * (share or 0):5.1f} % of the read  {(rate or 0) / 1e12:6.1f} TFLOP/s"
         )
     for row in report["decoding"]:
-        found.append(
+        result.append(
             f"  {row['draft']:<22} batch {row['batch']:<3} {row['tokens_per_s']:8.1f} tok/s  "
             f"{row['ratio']:.2f} times no draft  {row['mean_acceptance_length']:.2f} tokens a step"
             + ("" if row["same_tokens"] else "  OTHER TOKENS")
         )
-    return [*found, *(f"  left out: {why}" for why in report["left_out"])]
+    return [*result, *(f"  left out: {why}" for why in report["left_out"])]
 
 
 def _specbuild(words: list[str]) -> str:

@@ -1,9 +1,9 @@
-"""What chains of each length give an engine of ``specbuild synth``, one sequence at a time.
+"""Measures chains of each length on an engine of ``specbuild synth``, one sequence at a time.
 
-python benchmarks/draft_chains.py ENGINE [--tokens 384] [--prompts 3] [--repeats 3]
+    python benchmarks/draft_chains.py ENGINE [--tokens 384] [--prompts 3] [--repeats 3]
 
-The last repeat is printed: tokens a second behind the first token, tokens a step, the time of a
-step, whether the tokens are those without a draft, and steps by the drafts that they accepted.
+The last repeat is printed: tokens per second after the first token, tokens per step, the time of a
+step, whether the tokens equal those without a draft, and accepted draft tokens: steps.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=384)
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=3)
-    asked = parser.parse_args()
-    written = Path(f"{asked.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    lines = [json.loads(line) for line in written[: asked.prompts]]
+    args = parser.parse_args()
+    written = Path(f"{args.engine}.prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = [json.loads(line) for line in written[: args.prompts]]
     prompts = [Prompt(id=line["id"], prompt_ids=tuple(line["prompt_ids"])) for line in lines]
-    engine = Engine.load(asked.engine)
+    engine = Engine.load(args.engine)
     deepest = engine.manifest.limits.draft_depth
     shapes = [None, *[DraftShape(1, depth, depth) for depth in CHAINS if depth <= deepest]]
-    params = GenerateParams(max_new_tokens=asked.tokens, ignore_eos=True)
+    params = GenerateParams(max_new_tokens=args.tokens, ignore_eos=True)
     plain: list[tuple[int, ...]] = []
-    for repeat in range(asked.repeats):
+    for repeat in range(args.repeats):
         for shape in shapes:
             records = [_record(engine, prompt, params, shape) for prompt in prompts]
             outputs = [tuple(record.output_ids) for record in records]
             plain = plain or outputs
-            if repeat == asked.repeats - 1:
+            if repeat == args.repeats - 1:
                 print(_line(records, shape, same=outputs == plain), flush=True)
 
 

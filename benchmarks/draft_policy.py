@@ -1,15 +1,15 @@
-"""The default draft against none and a fixed chain, also from cost tables that are wrong by two.
+"""Compares the default draft with none and a fixed chain, also with cost tables wrong by a factor.
 
-One process, one engine for each variant; every prompt is decoded by all of them in turn, each round
-in another order, and what is compared stands side by side:
+One process has an engine for each variant; every prompt is decoded by all of them in turn, in a
+different order each round:
 
     specbuild build --model examples/tiny-gpt-oss/target --draft examples/tiny-gpt-oss/draft \\
       --output engine
     python benchmarks/draft_policy.py engine --date 2026-11-24 --output record.json
 
 Prompts are the example's (``examples/tiny-gpt-oss/prompts.jsonl``) and pieces of the standard
-library's ``json``. Ratios are times without a draft over times with one: of the clock, and of the
-process's own processor seconds, which a busy machine disturbs less.
+library's ``json``. Ratios are times without a draft divided by times with one: of wall time, and of
+the process's CPU time, which other work on the machine affects less.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 PACKAGES = ("specbuild", "onnxruntime", "numpy", "tokenizers")
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
 MODES = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=1)}
-# What the target's times and those that drafts add are multiplied with.
+# The factors of the target's times and of the times that drafts add.
 TABLES = {
     "as measured": (1.0, 1.0),
     "target x2": (2.0, 1.0),
@@ -51,7 +51,7 @@ TABLES = {
 
 
 def prompt_sets(count: int) -> dict[str, list[Prompt]]:
-    """At most so many prompts of each set, spread over it."""
+    """Return up to ``count`` prompts of each set, evenly selected."""
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     example = [Prompt(r["id"], None, r["prompt"]) for r in map(json.loads, lines)]
     pieces = []
@@ -62,11 +62,11 @@ def prompt_sets(count: int) -> dict[str, list[Prompt]]:
             for start in range(0, len(text) - 400, 1000)
         ]
     sets = {"prompts.jsonl": example, "json": pieces}
-    return {name: found[:: max(1, len(found) // count)][:count] for name, found in sets.items()}
+    return {name: result[:: max(1, len(result) // count)][:count] for name, result in sets.items()}
 
 
 def with_table(path: Path, target: float, drafts: float) -> Engine:
-    """An engine that measures its table now, and believes it with parts multiplied."""
+    """Return an engine that measures its table now and uses it with parts multiplied."""
     engine = Engine.load(path)
     run = host_costs.CostMeasurement.run
 
@@ -88,13 +88,13 @@ def with_table(path: Path, target: float, drafts: float) -> Engine:
 
 
 def decode(engine: Engine, prompt: Prompt, params: GenerateParams, how: Speculation) -> RunRecord:
-    """One prompt's result."""
+    """Return one prompt's result."""
     events = engine.generate([prompt], params, speculation=how)
     return next(event.record for event in events if isinstance(event, FinishEvent))
 
 
 def timed(call: Callable[[], RunRecord]) -> tuple[float, float, RunRecord]:
-    """Seconds of the clock and of the processor, and the result."""
+    """Return wall seconds, CPU seconds, and the result."""
     clock_s, cpu_s = perf_counter(), process_time()
     record = call()
     return perf_counter() - clock_s, process_time() - cpu_s, record
@@ -103,8 +103,8 @@ def timed(call: Callable[[], RunRecord]) -> tuple[float, float, RunRecord]:
 def compared(
     variants: dict[str, tuple[Engine, Speculation]], prompts: list[Prompt], params: GenerateParams
 ) -> dict[str, dict[str, float]]:
-    """Every variant against the one without a draft, prompt by prompt."""
-    found: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    """Compare every variant with the one without a draft, prompt by prompt."""
+    result: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
     names = list(variants)
     for number, prompt in enumerate(prompts):
         turn = number % len(names)
@@ -116,7 +116,7 @@ def compared(
         for name, (clock_s, cpu_s, record) in runs.items():
             same = record.output_ids == plain.output_ids
             steps = record.stats.mean_acceptance_length
-            found[name].append((plain_s / clock_s, plain_cpu_s / cpu_s, steps, float(not same)))
+            result[name].append((plain_s / clock_s, plain_cpu_s / cpu_s, steps, float(not same)))
     return {
         name: {
             "ratio_median": round(statistics.median(r[0] for r in rows), 3),
@@ -126,12 +126,12 @@ def compared(
             "tokens_a_step": round(statistics.mean(r[2] for r in rows), 2),
             "outputs_that_differ": sum(r[3] for r in rows),
         }
-        for name, rows in found.items()
+        for name, rows in result.items()
     }
 
 
 def main() -> None:
-    """Prints the ratios, and writes them with the machine and the versions."""
+    """Print the ratios, and write them with the machine and the versions."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -140,24 +140,24 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each prompt (256)")
     parser.add_argument("--date", help="recorded as given")
     parser.add_argument("--output", type=Path, help="JSON file to write")
-    asked = parser.parse_args()
-    engines = {f"default, {name}": with_table(asked.engine, *by) for name, by in TABLES.items()}
+    args = parser.parse_args()
+    engines = {f"default, {name}": with_table(args.engine, *by) for name, by in TABLES.items()}
     first = next(iter(engines.values()))
     variants: dict[str, tuple[Engine, Speculation]] = {
         "none": (first, None),
         "chain of 3": (first, CHAIN),
     } | {name: (engine, "default") for name, engine in engines.items()}
     figures = {}
-    for set_name, prompts in prompt_sets(asked.prompts).items():
+    for set_name, prompts in prompt_sets(args.prompts).items():
         for mode, sampling in MODES.items():
-            params = GenerateParams(max_new_tokens=asked.tokens, sampling=sampling)
+            params = GenerateParams(max_new_tokens=args.tokens, sampling=sampling)
             figures[f"{set_name}, {mode}"] = compared(variants, prompts, params)
             print(f"{set_name}, {mode}", json.dumps(figures[f"{set_name}, {mode}"], indent=1))
     here = this_device()
     result = {
-        "command": f"python benchmarks/draft_policy.py engine --prompts {asked.prompts} "
-        f"--tokens {asked.tokens}",
-        "date": asked.date,
+        "command": f"python benchmarks/draft_policy.py engine --prompts {args.prompts} "
+        f"--tokens {args.tokens}",
+        "date": args.date,
         "processor": here.cpu_name,
         "cores": here.cores,
         "threads": 1,
@@ -165,8 +165,8 @@ def main() -> None:
         "versions": {name: version(name) for name in PACKAGES},
         "figures": figures,
     }
-    if asked.output is not None:
-        asked.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.output is not None:
+        args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ from typing import Any
 
 MANIFEST, REPORT, PLAN = "manifest.json", "build_report.json", "plan.json"
 TOLD, UNREAD = (MANIFEST, REPORT), "manifest.sha256"
-RECORD_HEAD = 64  # bytes in front of a record, as in front of a TensorRT-RTX engine
+RECORD_HEAD = 64  # bytes before a record, as before a TensorRT-RTX engine
 
 
 class EngineFiles:
-    """The files of an engine directory by what they are; machine code by its digest."""
+    """Return the files of an engine directory by kind; machine code by its digest."""
 
     def __init__(self, folder: Path) -> None:
         files = (path for path in folder.rglob("*") if path.is_file())
@@ -29,12 +29,12 @@ class EngineFiles:
             _name_code(self.plan["kernels"], self.codes)
         self.programs = [folder / entry["file"] for entry in self.plan["programs"]]
         listed = {entry["file"] for entry in self.plan["programs"]}
-        # What is compared byte for byte.
+        # Files that are compared byte for byte.
         self.others = names - set(cubins) - listed - {PLAN, UNREAD, *TOLD}
 
 
 def _name_code(kernels: Iterable[dict[str, Any]], codes: dict[str, str]) -> None:
-    """Puts the digest of its machine code in the place of each kernel's cubin file."""
+    """Replace the cubin file of each kernel by the digest of its machine code."""
     for kernel in kernels:
         if kernel["cubin"] not in codes:
             raise ValueError(f"kernel {kernel['name']} is in {kernel['cubin']}, which is missing")
@@ -46,7 +46,7 @@ def _digest(data: bytes) -> str:
 
 
 def _opened(value: Any) -> Any:
-    """A document with the fields of plugins read: their description, and cubins by content."""
+    """Return a document with parsed plugin fields: their description, and cubins by content."""
     if isinstance(value, list):
         return [_opened(item) for item in value]
     if not isinstance(value, dict):
@@ -61,7 +61,7 @@ def _opened(value: Any) -> Any:
 
 
 def read_document(path: Path) -> tuple[str, Any] | None:
-    """A file that is no plan but may differ in names: its kind and its content."""
+    """Return the kind and content of a file that is no plan but may differ in names."""
     if path.name.endswith(".launches.json"):
         return "launches", _opened(json.loads(path.read_bytes()))
     if path.suffix == ".engine":
@@ -72,5 +72,5 @@ def read_document(path: Path) -> tuple[str, Any] | None:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; None where there is none."""
+    """Return a JSON file, or None if it does not exist."""
     return json.loads(path.read_bytes()) if path.is_file() else None

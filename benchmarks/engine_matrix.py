@@ -26,7 +26,7 @@ _DSA = "--dsa --dsa-top-k 256 --dsa-threshold 512"
 _CHOSEN = f"{_DSA} {_VIEWS} --specpv-score indexer"
 _CUDA, _RTX, _TENSORRT = (f"--backend {name}" for name in ("cuda", "tensorrt-rtx", "tensorrt"))
 
-# The example: files that lie beside the target's, and the options of a build.
+# The example: additional files for the target's folder, and the options of a build.
 EXAMPLES: Mapping[str, tuple[tuple[str, ...], str]] = {
     "cpu": ((), ""),
     "cpu-draft": ((), _DRAFT),
@@ -62,7 +62,7 @@ SYNTHETIC: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Random:
-    """A random model: what its writers (``tests/checkpoints.py``) are told; None is no draft."""
+    """A random model: arguments of its writers (``tests/checkpoints.py``); None is no draft."""
 
     target: Mapping[str, Any] = field(default_factory=dict)
     draft: Mapping[str, Any] | None = None
@@ -112,15 +112,15 @@ NAMES = (
 
 
 def commands(names: Iterable[str], folder: Path) -> dict[str, list[str]]:
-    """What follows ``specbuild`` for each engine, up to its path; writes checkpoints in ``folder``.
+    """Return the arguments of ``specbuild`` for each engine, up to its path; write checkpoints.
 
-    They are the same whenever they are written.
+    The checkpoints in ``folder`` are equal in every run.
     """
-    found = {}
+    result = {}
     for name in names:
         kind, _, rest = name.partition("-")
         if kind == "synth":
-            found[name] = ["synth", *shlex.split(SYNTHETIC[rest]), "--engine"]
+            result[name] = ["synth", *shlex.split(SYNTHETIC[rest]), "--engine"]
             continue
         if kind == "example":
             beside, options = EXAMPLES[rest]
@@ -130,21 +130,21 @@ def commands(names: Iterable[str], folder: Path) -> dict[str, list[str]]:
             target, draft = _write_random(folder / rest, model)
             options = model.options if model.draft is None else f"{_DRAFT} {model.options}"
         words = [word.format(draft=draft) for word in shlex.split(options)]
-        found[name] = ["build", "--model", str(target), *words, "--output"]
-    return found
+        result[name] = ["build", "--model", str(target), *words, "--output"]
+    return result
 
 
 def _example(folder: Path, beside: tuple[str, ...]) -> Path:
-    """The example's target with the files of ``beside`` next to its own."""
+    """Return the example's target with the files of ``beside`` in its folder."""
     if not beside:
         return EXAMPLE / "target"
-    made = folder / "-".join(beside)
-    shutil.rmtree(made, ignore_errors=True)
-    shutil.copytree(EXAMPLE / "target", made)
+    created = folder / "-".join(beside)
+    shutil.rmtree(created, ignore_errors=True)
+    shutil.copytree(EXAMPLE / "target", created)
     for name in beside:
         for file in (EXAMPLE / name).glob("*.safetensors"):
-            shutil.copy(file, made)
-    return made
+            shutil.copy(file, created)
+    return created
 
 
 def _write_random(folder: Path, model: Random) -> tuple[Path, Path]:

@@ -1,10 +1,10 @@
-"""What ``specbuild estimate`` predicts beside what ``bench server`` measures, in turn.
+"""Compares the predictions of ``specbuild estimate`` with measurements of ``bench server``.
 
-The costs of a CPU engine are measured right before and behind each load of a server, and averaged,
-as a machine that others use changes. Those of a CUDA engine are what ``tune`` and ``--costs`` say.
-Both have the same arrivals. What a request takes outside of the engine (``plan --request-ms``) is
-what one client alone waits longer for its first token than a plan says. The server keeps no
-prefixes. Needs the extra ``serve``. Writes JSON.
+The costs of a CPU engine are measured directly before and after each load of a server, and
+averaged, since a shared machine changes. Those of a CUDA engine are from ``tune`` and ``--costs``.
+Both have the same arrivals. The time of a request outside of the engine (``estimate --request-ms``)
+is the difference of the TTFT of a single client to its estimate. The server caches no prefixes.
+Needs the extra ``serve``. Writes JSON.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from specbuild.runtime.measure.serving.host_measurement import measure_host_cost
 from specbuild.runtime.measure.serving.simulation import Traffic, simulate
 
 FIGURES = ("ttft_s", "tpot_s", "e2e_s")
-# Requests of one client, by which the server's own time is known.
+# Requests of one client, which determine the server's own time.
 ALONE = 12
 _TIMEOUT_S = 600.0
 
 
 def between(before: ServingCosts, after: ServingCosts) -> ServingCosts:
-    """Means of two measurements of the same launches."""
+    """Return the means of two measurements of the same launches."""
     steps = [
         replace(one, step_s=means(one.step_s, other.step_s))
         for one, other in zip(before.steps, after.steps, strict=True)
@@ -49,26 +49,26 @@ def between(before: ServingCosts, after: ServingCosts) -> ServingCosts:
 
 
 def means(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...]:
-    """Pair by pair."""
+    """Return the means pair by pair."""
     return tuple((a + b) / 2 for a, b in zip(first, second, strict=True))
 
 
 def predicted(manifest: Manifest, costs: ServingCosts, traffic: Traffic) -> dict[str, float]:
-    """Means in seconds, by figure, and tokens a second."""
-    found = simulate(manifest, with_draft(costs, drafted=False), traffic)
-    means = [spread.mean for spread in spreads(found) if spread is not None]
-    tokens = sum(served.tokens for served in found.served)
-    return dict(zip(FIGURES, means, strict=True)) | {"tokens_per_s": tokens / found.duration_s}
+    """Return means in seconds, by figure, and tokens per second."""
+    result = simulate(manifest, with_draft(costs, drafted=False), traffic)
+    means = [spread.mean for spread in spreads(result) if spread is not None]
+    tokens = sum(served.tokens for served in result.served)
+    return dict(zip(FIGURES, means, strict=True)) | {"tokens_per_s": tokens / result.duration_s}
 
 
 def measured(report: LoadReport) -> dict[str, float]:
-    """The same of a server's clients."""
-    found = {name: getattr(report, name).mean for name in FIGURES}
-    return found | {"tokens_per_s": report.output_tokens_per_s}
+    """Return the same for a server's clients."""
+    result = {name: getattr(report, name).mean for name in FIGURES}
+    return result | {"tokens_per_s": report.output_tokens_per_s}
 
 
 def loaded(url: str, traffic: Traffic) -> LoadReport:
-    """What clients of a server see under this traffic."""
+    """Return what clients of a server see under this traffic."""
     plan = LoadSettings(
         requests=traffic.requests,
         clients=traffic.clients,
@@ -83,17 +83,17 @@ def loaded(url: str, traffic: Traffic) -> LoadReport:
 def costs_of(
     path: Path, file: Path | None, contexts: tuple[int, int]
 ) -> Callable[[], ServingCosts]:
-    """What measures a CPU engine's costs, or gives those of a file."""
+    """Return a function that measures a CPU engine's costs, or returns those of a file."""
     if file is not None:
-        asked = CostOptions(costs=file)
-        found = costs_for(path, read_manifest(path), asked, contexts, SilentProgress())
-        return lambda: found
+        args = CostOptions(costs=file)
+        result = costs_for(path, read_manifest(path), args, contexts, SilentProgress())
+        return lambda: result
     engine = Engine.load(path)
     return lambda: measure_host_costs(engine, "cpu", contexts, drafted=False, done=lambda: None)
 
 
 def main() -> None:
-    """Prints rounds, and writes them."""
+    """Print rounds, and write them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--rates", default="1,3")
@@ -103,36 +103,38 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--costs", type=Path, help="bench sweep ENGINE prefill --json, on CUDA")
     parser.add_argument("--output", type=Path, required=True)
-    given = parser.parse_args()
-    manifest = read_manifest(given.engine)
-    contexts = (given.prompt_tokens, given.prompt_tokens + given.tokens // 2)
+    inputs = parser.parse_args()
+    manifest = read_manifest(inputs.engine)
+    contexts = (inputs.prompt_tokens, inputs.prompt_tokens + inputs.tokens // 2)
     rounds: list[dict[str, Any]] = []
-    measure_costs = costs_of(given.engine, given.costs, contexts)
-    with server_process(given.engine, "--no-spec", "--no-prefix-cache") as (_, url):
+    measure_costs = costs_of(inputs.engine, inputs.costs, contexts)
+    with server_process(inputs.engine, "--no-spec", "--no-prefix-cache") as (_, url):
         before = measure_costs()
         alone = Traffic(
-            requests=ALONE, prompt_tokens=given.prompt_tokens, output_tokens=given.tokens
+            requests=ALONE, prompt_tokens=inputs.prompt_tokens, output_tokens=inputs.tokens
         )
         seen = measured(loaded(url, alone))
         after = measure_costs()
-        said = predicted(manifest, between(before, after), alone)
-        request_s, before = max(0.0, seen["ttft_s"] - said["ttft_s"]), after
+        message = predicted(manifest, between(before, after), alone)
+        request_s, before = max(0.0, seen["ttft_s"] - message["ttft_s"]), after
         print(f"a request takes {1e3 * request_s:.1f} ms outside of the engine", flush=True)
-        for _ in range(given.rounds):
-            for rate in map(float, given.rates.split(",")):
+        for _ in range(inputs.rounds):
+            for rate in map(float, inputs.rates.split(",")):
                 traffic = Traffic(
-                    requests=given.requests,
-                    prompt_tokens=given.prompt_tokens,
-                    output_tokens=given.tokens,
+                    requests=inputs.requests,
+                    prompt_tokens=inputs.prompt_tokens,
+                    output_tokens=inputs.tokens,
                     rate=rate,
                     request_s=request_s,
                 )
                 seen = measured(loaded(url, traffic))
                 after = measure_costs()
-                said = predicted(manifest, between(before, after), traffic)
+                message = predicted(manifest, between(before, after), traffic)
                 before = after
-                ratios = {name: said[name] / seen[name] for name in seen}
-                rounds.append({"rate": rate, "measured": seen, "predicted": said, "ratio": ratios})
+                ratios = {name: message[name] / seen[name] for name in seen}
+                rounds.append(
+                    {"rate": rate, "measured": seen, "predicted": message, "ratio": ratios}
+                )
                 print(rate, {name: round(ratio, 3) for name, ratio in ratios.items()}, flush=True)
     rates = dict.fromkeys(entry["rate"] for entry in rounds)
     summary = {
@@ -142,8 +144,8 @@ def main() -> None:
         }
         for rate in rates
     }
-    found = {"request_s": request_s, "median_ratio": summary, "rounds": rounds}
-    given.output.write_text(json.dumps(found, indent=1))
+    result = {"request_s": request_s, "median_ratio": summary, "rounds": rounds}
+    inputs.output.write_text(json.dumps(result, indent=1))
     print(json.dumps(summary))
 
 

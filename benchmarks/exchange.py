@@ -1,16 +1,16 @@
-"""Time and correctness of RankSum alone, on the GPUs of one host; NCCL beside it.
+"""Measures time and correctness of RankSum alone, on the GPUs of one host, optionally with NCCL.
 
     python benchmarks/exchange.py [--ranks 2] [--seconds 20] [--nccl] [--shapes] [--json FILE]
     python benchmarks/exchange.py --one-gpu
 
-Each GPU runs a graph of exchanges, launched early as in a step. Their sums are compared with torch,
-bit for bit and between the ranks. Then rounds of values that follow from their numbers run for
-``--seconds``, each after a wait of random length on either rank, and once over the end of the
-numbers; every sum of them is checked on the GPU. ``--shapes`` times other cuts too.
+Each GPU runs a graph of exchanges with programmatic launches, as in a step. Their sums are compared
+with torch, bit for bit and between ranks. Then rounds with values derived from the round numbers
+run for ``--seconds``, each after a random wait on either rank, and once across the wrap-around of
+the numbers; the GPU checks every sum. ``--shapes`` also times other grids.
 
-``--one-gpu``: what a single GPU can show. All ranks are on it, and no launch starts early: what
-waits would hold what another rank needs. Times are those of a rank that is its own peer, launched
-early as in a step: all but the way between GPUs.
+``--one-gpu`` measures as much as possible on a single GPU. All ranks run on it without programmatic
+launches, since waiting launches would occupy what another rank needs. Times are those of a rank
+that is its own peer, with programmatic launches: all except the transfer between GPUs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SHARES = [(threads, pairs) for threads in (64, 128, 256, 512, 1024) for pairs in
 
 @dataclass
 class Rank:
-    """One GPU with an inbox, a stream and the kernels that it has loaded."""
+    """One GPU with an inbox, a stream and loaded kernels."""
 
     gpu: DriverGpu
     number: int
@@ -71,7 +71,7 @@ class Rank:
         self.reset(0)
 
     def reset(self, epoch: int) -> None:
-        """Empty inboxes, and a count of rounds."""
+        """Clear the inboxes and the count of rounds."""
         self.gpu.use()
         self.gpu.fill(self.inbox, 0, self.inbox_bytes // 4, self.stream)
         self.gpu.fill(self.wrong, 0, 1, self.stream)
@@ -80,7 +80,7 @@ class Rank:
         self.gpu.synchronize(self.stream)
 
     def upload(self, address: int, values: np.ndarray) -> None:
-        """Waits until the values are there."""
+        """Wait until the values have arrived."""
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         self.gpu.use()
         self._staging.view[: len(data)] = data
@@ -88,14 +88,14 @@ class Rank:
         self.gpu.synchronize(self.stream)
 
     def download(self, address: int, nbytes: int) -> np.ndarray:
-        """uint8 [nbytes], once all that is queued is done."""
+        """Return uint8 [nbytes] after all queued work."""
         self.gpu.use()
         self.gpu.download(self._staging.address, address, nbytes, self.stream)
         self.gpu.synchronize(self.stream)
         return self._staging.view[:nbytes].copy()
 
     def load(self, compiled: Any) -> None:
-        """Loads every kernel before anything runs."""
+        """Load every kernel before anything runs."""
         self.gpu.use()
         modules: dict[str, Handle] = {}
         for kernel, entry in compiled.kernels.items():
@@ -105,7 +105,7 @@ class Rank:
             self._functions[kernel] = self.gpu.function(modules[entry.cubin], entry.entry)
 
     def launch(self, kernel: Kernel, ctas: int, threads: int, arguments: Sequence[int]) -> Any:
-        """A launch; arguments are addresses and numbers, each in the first bytes of 8."""
+        """Return a launch; arguments are addresses and numbers, each in the first bytes of 8."""
         values = np.array([a & (1 << 64) - 1 for a in arguments], np.uint64)
         pointers = values.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
         self._alive += [values, pointers]
@@ -114,7 +114,7 @@ class Rank:
         )
 
     def graph(self, launches: Sequence[LaunchConfig]) -> Handle:
-        """Recorded launches."""
+        """Record launches as a graph."""
         self.gpu.use()
         recording = self.gpu.new_stream()
         self.gpu.begin_capture(recording)
@@ -124,14 +124,14 @@ class Rank:
 
 
 def rank_sum(ranks: int, cut: Cut) -> Kernel:
-    """The kernel of a cut."""
+    """Return the kernel of a grid."""
     constants = {"RANKS": ranks, "WIDTH": WIDTH, "WORDS": WORDS, "ROWS": ROUND_ROWS}
     constants |= {"THREADS": cut.threads, "PAIRS": cut.pairs}
     return Kernel("rank_sum", "rank_sum", tuple(constants.items()), hot=False)
 
 
 def drawing(ranks: int, entry: str) -> Kernel:
-    """Kernels of exchange_rounds.cu."""
+    """Return kernels of exchange_rounds.cu."""
     constants = (("RANKS", ranks),)
     return Kernel("_device", entry, constants, file="exchange_rounds.cu", hot=False)
 
@@ -139,7 +139,7 @@ def drawing(ranks: int, entry: str) -> Kernel:
 def exchange(
     world: Sequence[Rank], rank: Rank, cut: Cut, places: dict[str, int], *, rows: int, index: int
 ) -> LaunchConfig:
-    """A launch of RankSum; ``places`` has partial, bias, residual and y."""
+    """Return a launch of RankSum; ``places`` has partial, bias, residual and y."""
     behind = [world[(rank.number + k) % len(world)].inbox for k in range(1, rank.ranks)]
     arguments = [
         places["partial"], places.get("bias", 0), places.get("residual", 0), rank.inbox,
@@ -150,7 +150,7 @@ def exchange(
 
 
 def compared(world: Sequence[Rank], rows: int, rng: np.random.Generator) -> None:
-    """One exchange with a bias and a residual, against torch. Raises where a bit differs."""
+    """Compare one exchange, with a bias and a residual, with torch. Raises if a bit differs."""
     import torch
 
     shape = (rows, WIDTH)
@@ -183,7 +183,7 @@ def compared(world: Sequence[Rank], rows: int, rng: np.random.Generator) -> None
 
 
 def run(world: Sequence[Rank], graphs: Sequence[Handle], times: int = 1) -> float:
-    """Every rank's graph so many times; seconds of rank 0 between its first and its last."""
+    """Run every rank's graph repeatedly; return the seconds of rank 0 from first to last."""
     first, last = (world[0].gpu.new_event(timed=True) for _ in range(2))
     for i in range(times):
         for rank, graph in zip(world, graphs, strict=True):
@@ -202,7 +202,7 @@ def run(world: Sequence[Rank], graphs: Sequence[Handle], times: int = 1) -> floa
 
 
 def timed(world: Sequence[Rank], rows: int, cut: Cut, repeats: int) -> float:
-    """Microseconds of one exchange of many in a graph."""
+    """Return the microseconds of one exchange in a graph of many."""
     graphs = []
     for rank in world:
         rank.gpu.use()
@@ -219,7 +219,7 @@ def timed(world: Sequence[Rank], rows: int, cut: Cut, repeats: int) -> float:
 
 
 def soaked(world: Sequence[Rank], rows: int, seconds: float, longest_ns: int) -> int:
-    """Rounds that were checked in this time; raises where an element was wrong."""
+    """Return the rounds checked in this time; raises if an element is wrong."""
     ranks, count, graphs = len(world), rows * WIDTH, []
     ctas = min(60, -(-count // 256))
     for rank in world:
@@ -231,8 +231,8 @@ def soaked(world: Sequence[Rank], rows: int, seconds: float, longest_ns: int) ->
             launches.append(rank.launch(drawing(ranks, "draw_values"), ctas, 256, drawn))
             cut = cut_of(rows, WIDTH, ranks)
             launches.append(exchange(world, rank, cut, place, rows=rows, index=i))
-            held = [place["y"], rank.state, rank.wrong, count, i]
-            launches.append(rank.launch(drawing(ranks, "count_wrong"), ctas, 256, held))
+            stored = [place["y"], rank.state, rank.wrong, count, i]
+            launches.append(rank.launch(drawing(ranks, "count_wrong"), ctas, 256, stored))
         launches.append(rank.launch(ADVANCE, 1, 1, [rank.state, IN_GRAPH]))
         graphs.append(rank.graph(launches))
     rounds, end = 0, time.monotonic() + seconds
@@ -246,7 +246,7 @@ def soaked(world: Sequence[Rank], rows: int, seconds: float, longest_ns: int) ->
 
 
 def cuts(rows: int, ranks: int) -> Iterator[Cut]:
-    """All that could be taken."""
+    """Run all measurements."""
     pairs = rows * WIDTH // 2
     for threads, each in SHARES:
         ctas = -(-pairs // (threads * each))
@@ -254,8 +254,8 @@ def cuts(rows: int, ranks: int) -> Iterator[Cut]:
             yield Cut(ctas, threads, each)
 
 
-def nccl_rank(rank: int, ranks: int, port: int, found: Any) -> None:
-    """Times all-reduces of bf16 and fp32 in a graph, as one of the processes."""
+def nccl_rank(rank: int, ranks: int, port: int, result: Any) -> None:
+    """Time all-reduces of bf16 and fp32 in a graph, as one of the processes."""
     import torch
     import torch.distributed as dist
 
@@ -287,22 +287,22 @@ def nccl_rank(rank: int, ranks: int, port: int, found: Any) -> None:
             if rank == 0:
                 name = str(dtype).removeprefix("torch.")
                 print(f"NCCL {name} {rows:4d} rows: {min(times):7.2f} us", flush=True)
-                found[f"{name} {rows}"] = min(times)
+                result[f"{name} {rows}"] = min(times)
     dist.destroy_process_group()
 
 
 def nccl(ranks: int) -> dict[str, float]:
-    """Microseconds of NCCL's all-reduce in a graph, by type and rows."""
+    """Return the microseconds of NCCL's all-reduce in a graph, by type and rows."""
     from torch import multiprocessing
     from torch.multiprocessing.spawn import spawn
 
-    found = multiprocessing.Manager().dict()
-    spawn(nccl_rank, (ranks, 29533, found), nprocs=ranks)
-    return dict(found)
+    result = multiprocessing.Manager().dict()
+    spawn(nccl_rank, (ranks, 29533, result), nprocs=ranks)
+    return dict(result)
 
 
 def store(record: dict[str, Any], path: Path | None) -> None:
-    """Writes what is known so far."""
+    """Write the results so far."""
     if path is not None:
         path.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -319,10 +319,10 @@ def main() -> int:
     options = parser.parse_args()
     ranks: int = options.ranks
     record: dict[str, Any] = {"ranks": ranks, "width": WIDTH, "in_graph": IN_GRAPH}
-    wanted = {rows: {cut_of(rows, WIDTH, ranks)} for rows in ROWS}
+    requested = {rows: {cut_of(rows, WIDTH, ranks)} for rows in ROWS}
     if options.shapes:
-        wanted = {rows: known | set(cuts(rows, ranks)) for rows, known in wanted.items()}
-    kernels = [rank_sum(ranks, cut) for several in wanted.values() for cut in several]
+        requested = {rows: cached | set(cuts(rows, ranks)) for rows, cached in requested.items()}
+    kernels = [rank_sum(ranks, cut) for several in requested.values() for cut in several]
     kernels += [ADVANCE, drawing(ranks, "draw_values"), drawing(ranks, "count_wrong")]
     compiled = required(Compiler("sm_90a").compile(kernels, lambda: None))
     world = [
@@ -347,7 +347,7 @@ def main() -> int:
     if options.one_gpu:
         timed_world = [Rank(world[0].gpu, 0, ranks)]
         timed_world[0].load(compiled)
-    for rows, several in wanted.items():
+    for rows, several in requested.items():
         own = cut_of(rows, WIDTH, ranks)
         for cut in sorted(several, key=lambda c: (c != own, c.threads, c.pairs)):
             times[f"{rows} rows, {cut.ctas}x{cut.threads}x{cut.pairs}"] = taken = timed(

@@ -1,9 +1,9 @@
-"""Exports the portable graph of a target in true size, and says what that takes.
+"""Exports the portable graph of a target in true size, and measures time and memory.
 
     .venv/bin/python benchmarks/export_graph.py llama-3.3-70b
 
-The geometry is one of ``synth``'s; no weights are made or read. Prints one line of JSON: seconds of
-the processor and on the clock, memory at the peak, and how many layers attend in the graph.
+The geometry is one of ``synth``'s; no weights are created or read. Prints one line of JSON: CPU and
+wall seconds, peak memory, and the number of attention layers in the graph.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ ATTENTIONS = ("PagedTreeAttention", "MlaAttention")
 
 
 def peak_gigabytes() -> float:
-    """Of this process; getrusage's figure a child takes over from what started it."""
+    """Return the peak memory of this process; getrusage's value includes the parent's."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) / 1e6 for line in lines if line.startswith("VmHWM:"))
 
 
 def main() -> None:
-    """Runs what the command line asks for."""
+    """Run the requested export."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("geometry")
     geometry = parser.parse_args().geometry

@@ -49,10 +49,10 @@ LONG = (
 
 
 def drafters() -> str:
-    """EAGLE3, suffix decoding and what pays, on prompts that repeat and on any."""
+    """EAGLE3, suffix decoding and automatic selection, on repetitive and other prompts."""
     header = ("drafter", "repetitive text", "tokens/step", "mixed text", "tokens/step")
-    found = [record(path) for path in BESIDE]
-    rows = {name: [entry[name] for entry in found] for name in ("eagle3", "suffix", "auto")}
+    result = [record(path) for path in BESIDE]
+    rows = {name: [entry[name] for entry in result] for name in ("eagle3", "suffix", "auto")}
     return markdown(header, (_of_drafter(name, entries) for name, entries in rows.items()))
 
 
@@ -79,7 +79,7 @@ def specpv() -> str:
 
 
 def specpv_quality() -> str:
-    """How often a view says what the whole cache says: the example model reading held-out text."""
+    """Agreement of views with the full cache: the example model on held-out text."""
 
     def rows() -> Iterator[Sequence[str]]:
         for row in record(QUALITY):
@@ -101,7 +101,7 @@ CACHES = (
 
 
 def caches() -> str:
-    """Milliseconds of a step without a draft, by what is cached and attended to."""
+    """Milliseconds of a step without a draft, by cache contents and attention."""
 
     def rows() -> Iterator[Sequence[str]]:
         for context, latents in CACHES:
@@ -140,10 +140,11 @@ def heads() -> str:
 
 
 def growth() -> str:
-    """Requests of 512 + 128 tokens a second, on paper: what each rate takes.
+    """Requests of 512 + 128 tokens per second, computed: the needs of each rate.
 
-    A GPU decodes 64 sequences without a draft, and reads prompts four to a launch in between; the
-    streams open at once are those of all GPUs (Little's law: a GPU's 64 over its rate).
+    A GPU decodes 64 sequences without a draft, and prefills prompts in between, four per launch.
+    The number of concurrent streams is that of all GPUs (Little's law: a GPU's 64 divided by its
+    rate).
     """
     prompt, output, batch = 512, 128, 64
     launch = phase_of(PREFILL, "2048 tokens", 1)
@@ -230,7 +231,7 @@ PICTURES: dict[Path, Callable[[], str]] = {
 
 def filled(text: str) -> str:
     """Return ``text`` with every marked table replaced."""
-    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", text)
+    return TABLE.sub(lambda result: f"{result[1]}{TABLES[result[2]]()}{result[3]}", text)
 
 
 def documents() -> list[Path]:

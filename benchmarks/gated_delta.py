@@ -2,7 +2,7 @@
 
     python benchmarks/gated_delta.py [--json FILE]
 
-Each launch of a graph has pools of its own, as layers have, so that states come from memory.
+Each launch of a graph has its own pools, as layers have, so that states are read from memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from specbuild.plugins_cuda.lazy_gated_delta.op import OP
 VALUE_HEADS = {"27B": 48, "35B-A3B": 32}
 KEY_HEADS, WIDTH, TAPS, NODES = 16, 128, 4, 8
 POOLS = ("tail_pool", "state_pool", "factor_pool")
-# Pools of so many bytes do not stay in the L2 cache.
+# Pools larger than this do not stay in the L2 cache.
 POOL_BYTES = 256 << 20
 Shapes = dict[str, tuple[tuple[int, ...], str]]
 
 
 def shapes_of(value_heads: int, batch: int, rows: int) -> Shapes:
-    """Shape and type of every tensor of a launch."""
+    """Return shape and type of every tensor of a launch."""
     keys, values = KEY_HEADS * WIDTH, value_heads * WIDTH
     channels, total = 2 * keys + values, batch * rows
     return {
@@ -53,7 +53,7 @@ def shapes_of(value_heads: int, batch: int, rows: int) -> Shapes:
 def data_of(
     shapes: Shapes, batch: int, rows: int, committed: int, *, is_prompt: bool
 ) -> dict[str, np.ndarray]:
-    """Chains after one another; random numbers elsewhere, small enough to stay finite."""
+    """Fill tensors: consecutive chains, and random numbers small enough to stay finite."""
     drawn = np.random.default_rng(0)
     total = batch * rows
     chains = np.tile((2 << np.arange(rows % 32)) - 1, batch)[:, None] if not is_prompt else None
@@ -65,14 +65,14 @@ def data_of(
         "replay_path": np.tile(np.arange(NODES), (batch, 1)),
         "replay_count": np.full(batch, committed),
     }
-    found: dict[str, np.ndarray] = {n: array.astype(np.int32) for n, array in arrays.items()}
+    result: dict[str, np.ndarray] = {n: array.astype(np.int32) for n, array in arrays.items()}
     for name, (shape, dtype) in shapes.items():
-        if name not in found and name != "output":
+        if name not in result and name != "output":
             values = drawn.standard_normal(shape, np.float32) * 0.1
             values = -abs(values) if name == "decay_scale" else values
             is_half = dtype == "bfloat16"
-            found[name] = (values.view(np.uint32) >> 16).astype(np.uint16) if is_half else values
-    return found
+            result[name] = (values.view(np.uint32) >> 16).astype(np.uint16) if is_half else values
+    return result
 
 
 def time_us(
@@ -84,7 +84,7 @@ def time_us(
     *,
     is_prompt: bool = False,
 ) -> float:
-    """Microseconds of a launch; the first ``committed`` rows of the last one are replayed."""
+    """Return the microseconds of a launch, which replays ``committed`` rows of the last one."""
     shapes = shapes_of(value_heads, batch, rows)
     tensors = {name: TensorInfo(*shape) for name, shape in shapes.items()}
     attributes = {"key_heads": KEY_HEADS, "eps": 1e-6, "stores": int(is_prompt)}
@@ -113,22 +113,22 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     runner = OpRunner(Compiler("sm_90a"))
-    found = []
+    result = []
     print(f"{runner.device_name}\nmodel     batch  rows  committed       µs  state GB/s")
     for (model, heads), batch, rows in product(VALUE_HEADS.items(), (1, 4, 16, 64), (1, 2, 4, 8)):
         committed = min(rows, 3)
         us = time_us(runner, heads, batch, rows, committed)
         speed = 8e-3 * batch * heads * WIDTH * WIDTH / us
-        found.append(
+        result.append(
             {"model": model, "batch": batch, "rows": rows, "committed": committed, "us": us}
         )
         print(f"{model:9} {batch:5} {rows:5} {committed:10} {us:8.2f} {speed:11.0f}", flush=True)
     for model, heads in VALUE_HEADS.items():
         us = time_us(runner, heads, 1, 2048, 0, is_prompt=True)
-        found.append({"model": model, "batch": 1, "rows": 2048, "prompt": True, "us": us})
+        result.append({"model": model, "batch": 1, "rows": 2048, "prompt": True, "us": us})
         print(f"{model:9} prompt of 2048 rows {us:10.1f}", flush=True)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1))
+        options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

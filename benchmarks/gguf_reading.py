@@ -1,11 +1,11 @@
-"""How fast GGUF files are read: a large vocabulary's header, and blocks beside ``cp``.
+"""Measures reading of GGUF files: a large vocabulary's header, and blocks compared with ``cp``.
 
-``header FILE`` writes a file with 200,000 tokens, merges and types, opens it, and makes its
+``header FILE`` writes a file with 200,000 tokens, merges and types, opens it, and creates its
 tokenizer; ``gguf-py FILE`` opens the same with gguf-py. ``blocks FOLDER`` writes layers of
-llama-3.3-70b's sizes as Q4_K (random blocks), dequantises every tensor to disk, and copies as many
-bytes with ``cp``. ``build FOLDER`` writes a whole model of such layers, with embedding and head in
-Q4_K, and builds a bf16 engine of it (CUDA, without a GPU). Each prints one line of JSON. Run each
-in a process of its own.
+llama-3.3-70b's sizes as Q4_K (random blocks), dequantizes every tensor to disk, and copies as many
+bytes with ``cp``. ``build FOLDER`` writes a complete model of such layers, with embedding and head
+in Q4_K, and builds a bf16 engine of it (CUDA, without a GPU). Each prints one line of JSON. Run
+each in a separate process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Q4_K = gguf.GGMLQuantizationType.Q4_K
 
 
 def write_vocabulary(file: Path) -> None:
-    """Tokens and merges of about the length that real ones have."""
+    """Return tokens and merges of realistic lengths."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_string("tokenizer.ggml.model", "gpt2")
     writer.add_string("tokenizer.ggml.pre", "llama-bpe")
@@ -60,7 +60,7 @@ def write_vocabulary(file: Path) -> None:
 
 
 def write_layers(file: Path, layers: int, *, whole: bool = False) -> None:
-    """Layers of random blocks, whose scales are small numbers; the ``whole`` model, or no more."""
+    """Write layers of random blocks with small scales; with ``whole``, a complete model."""
     writer = gguf.GGUFWriter(file, "llama", use_temp_file=True)
     random = np.random.default_rng(0)
 
@@ -93,7 +93,7 @@ def _add_the_rest(
 
 
 def header(file: Path) -> dict[str, Any]:
-    """Seconds, and megabytes at the peak: of opening, then of making ``tokenizer.json`` too."""
+    """Return seconds and peak megabytes of opening, and of also creating ``tokenizer.json``."""
     before, started = _resident("VmRSS"), time.perf_counter()
     model = open_model(file)
     opened = time.perf_counter() - started
@@ -111,7 +111,7 @@ def header(file: Path) -> dict[str, Any]:
 
 
 def gguf_py(file: Path) -> dict[str, Any]:
-    """The same of gguf-py's reader."""
+    """Return the same for gguf-py's reader."""
     before, started = _resident("VmRSS"), time.perf_counter()
     gguf.GGUFReader(file)
     return {
@@ -121,17 +121,17 @@ def gguf_py(file: Path) -> dict[str, Any]:
 
 
 def blocks(folder: Path, layers: int, dtype: str) -> dict[str, Any]:
-    """Gigabytes a second of dequantising to disk, and of ``cp`` of a file of the same size."""
+    """Return gigabytes per second of dequantizing to disk, and of ``cp`` of an equal file."""
     file, output, copy = (folder / name for name in ("layers.gguf", "weights", "copy"))
     if not file.exists():
         write_layers(file, layers)
-    wanted = getattr(torch, dtype)
+    requested = getattr(torch, dtype)
     started, own = time.perf_counter(), time.process_time()
     reading = 0.0
     with output.open("wb") as stream:
         for tensor in open_model(file).tensors.values():
             begun = time.perf_counter()
-            values = read_values(tensor, wanted)
+            values = read_values(tensor, requested)
             reading += time.perf_counter() - begun
             stream.write(values.view(torch.uint8).numpy().data)
     seconds, own = time.perf_counter() - started, time.process_time() - own
@@ -153,7 +153,7 @@ def blocks(folder: Path, layers: int, dtype: str) -> dict[str, Any]:
 
 
 def built(folder: Path, layers: int) -> dict[str, Any]:
-    """Seconds, processor's seconds and memory of building an engine of the whole model."""
+    """Return wall seconds, CPU seconds and memory of building an engine of the full model."""
     file, engine = folder / "model.gguf", folder / "engine"
     if not file.exists():
         write_layers(file, layers, whole=True)
@@ -174,7 +174,7 @@ def built(folder: Path, layers: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs what the command line asks for."""
+    """Run the requested measurement."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["header", "gguf-py", "blocks", "build"])
     parser.add_argument("path", type=Path)
@@ -202,7 +202,7 @@ def _finish(writer: gguf.GGUFWriter) -> None:
 
 
 def _resident(field: str) -> float:
-    """Megabytes of this process: ``VmRSS`` now, ``VmHWM`` at the peak; the mapped file counts."""
+    """Return megabytes of this process with mapped files: ``VmRSS`` now, ``VmHWM`` at the peak."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1e3

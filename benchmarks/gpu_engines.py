@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 GPU = "sm_90a"
 _BUILD = f"--unique-layers 2 --backend cuda --gpu {GPU} --prompts 64 --prompt-tokens 1000"
 _CHAIN = "--draft-top-k 1 --draft-depth 3 --draft-tokens 3"
-# Options of ``specbuild synth`` by the first word of the rows' names. Layers with a window keep
-# pages for 64 sequences at their longest, so one 120B for both would not fit into 80 GB.
+# Options of ``specbuild synth`` by the first word of the rows' names. Layers with a window have
+# pages for 64 sequences of maximum length, so one 120B for both would not fit into 80 GB.
 ENGINES = {
     "20B": f"--geometry gpt-oss-20b --draft --draft-dtype mxfp4 {_CHAIN} --max-seq-len 8448 "
     f"--max-batch-size 64 --kv-pages 1536 {_BUILD}",
@@ -49,9 +49,9 @@ def sources_digest(options: str) -> str:
 def build_engines(
     engines: Mapping[str, Path], command: Sequence[str] | None = None
 ) -> dict[str, str]:
-    """Build the engines that are not there from the same sources, all at once.
+    """Build the engines that do not exist with the same sources, all at once.
 
-    Returns why an engine could not be built, by label. ``command`` stands for ``specbuild synth``.
+    Returns the failures by label. ``command`` replaces ``specbuild synth``.
     """
     synth = [sys.executable, "-m", "specbuild.cli.main", "synth"] if command is None else command
     running, failed = {}, {}
@@ -89,7 +89,7 @@ def _stamp(directory: Path) -> Path:
 
 
 def write_read_kernel(folder: Path) -> tuple[Path | None, str | None]:
-    """Compile the streaming read into ``folder``; the file, or why there is none."""
+    """Compile the streaming read into ``folder``; return the file, or the failure."""
     from specbuild.cli.bench.sweep import stream_kernel
 
     try:

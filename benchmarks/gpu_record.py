@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 TOLERANCE = 0.02
-# Cards of one kind read their memory at speeds that differ by 3 %.
+# Cards of one kind differ by 3 % in memory bandwidth.
 READ_TOLERANCE = 0.05
 READ = "streaming read"
-# Units of which more is better; of all others less is.
+# Units in which more is better; in all others less is better.
 RATES = ("tokens/s", "TB/s")
 # Verdicts that fail a check.
 FAILING = ("slower", "faster", "failed", "missing")
@@ -20,10 +20,10 @@ FAILING = ("slower", "faster", "failed", "missing")
 
 @dataclass
 class Row:
-    """One figure, once a round: ``values`` in ``unit``, ``shares`` of the streaming read.
+    """One figure, once per round: ``values`` in ``unit``, ``shares`` of the streaming read.
 
     ``follows_read``: the time is mostly that of reading memory. ``detail`` is that of the last
-    round. ``error`` is why the row was not measured to its end.
+    round. ``error`` is why the row was not measured completely.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """The median share of the streaming read; None where the row has none."""
+        """The median share of the streaming read, or None."""
         return median(self.shares) if self.shares else None
 
     @property
@@ -50,7 +50,7 @@ class Row:
         return (max(self.values) - min(self.values)) / self.median
 
     def middle(self) -> tuple[float, float]:
-        """The range of the values, without the lowest and the highest where there are four."""
+        """The range of the values, without lowest and highest if there are at least four."""
         inner = sorted(self.values)[1:-1] if len(self.values) >= 4 else self.values
         return min(inner), max(inner)
 
@@ -63,23 +63,23 @@ class Row:
         self.detail = message.get("detail", {})
 
     def to_json(self) -> dict[str, Any]:
-        """The row as a record stores it; the median comes first, for people."""
-        found: dict[str, Any] = {"name": self.name, "unit": self.unit}
+        """Return the row as a record stores it; the median is first, for readers."""
+        result: dict[str, Any] = {"name": self.name, "unit": self.unit}
         if self.values:
-            found |= {"median": self.median, "spread": self.spread, "share": self.share}
-        found |= {"values": self.values, "shares": self.shares, "follows_read": self.follows_read}
-        return found | {"detail": dict(self.detail), "error": self.error}
+            result |= {"median": self.median, "spread": self.spread, "share": self.share}
+        result |= {"values": self.values, "shares": self.shares, "follows_read": self.follows_read}
+        return result | {"detail": dict(self.detail), "error": self.error}
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Row:
+    def from_json(cls, result: Mapping[str, Any]) -> Row:
         """The row that ``to_json`` stored."""
         names = ("name", "unit", "values", "shares", "follows_read", "detail", "error")
-        return cls(**{name: found[name] for name in names if name in found})
+        return cls(**{name: result[name] for name in names if name in result})
 
 
 @dataclass(frozen=True)
 class Change:
-    """A row beside that of the last record. ``move`` is the relative change of its figure."""
+    """A row and that of the last record. ``move`` is the relative change of its figure."""
 
     row: Row
     before: Row | None
@@ -95,8 +95,8 @@ def card_file(gpu: str) -> str:
 
 def rows_of(record: Mapping[str, Any] | None) -> dict[str, Row]:
     """The rows of a record by name."""
-    found = [Row.from_json(row) for row in (record or {}).get("rows", ())]
-    return {row.name: row for row in found}
+    result = [Row.from_json(row) for row in (record or {}).get("rows", ())]
+    return {row.name: row for row in result}
 
 
 def compared(
@@ -105,10 +105,10 @@ def compared(
     record: Mapping[str, Any] | None,
     tolerance: float = TOLERANCE,
 ) -> list[Change]:
-    """Every row beside that of ``record``, then those that only the record has.
+    """Compare every row with that of ``record``, then list those that only the record has.
 
     ``settings`` has the options of each engine by its label, the first word of its rows' names.
-    Rows of engines whose options are not the record's are not comparable.
+    Rows of engines with other options than the record's are not comparable.
     """
     before = rows_of(record)
     read = _median_of(before.get(READ)), _median_of(next((r for r in rows if r.name == READ), None))
@@ -142,10 +142,10 @@ def _change(
 
 
 def _verdict(row: Row, before: Row, ratio: float, slowdown: float, tolerance: float) -> str:
-    """``same``, ``slower`` or ``faster``, or ``unsure`` where the rounds of both overlap.
+    """Return ``same``, ``slower`` or ``faster``, or ``unsure`` if the rounds of both overlap.
 
-    A row that follows the read may change by as much as the read itself, and by nothing: a step
-    is part reading, part latency.
+    A row that follows the read may change by any amount up to that of the read, since a step is
+    partly reading, partly latency.
     """
     rate = row.unit in RATES
     explained = (1 / slowdown if rate else slowdown) if row.follows_read else 1.0
@@ -153,16 +153,16 @@ def _verdict(row: Row, before: Row, ratio: float, slowdown: float, tolerance: fl
     tolerance = READ_TOLERANCE if row.name == READ else tolerance
     if low * (1 - tolerance) <= ratio <= high * (1 + tolerance):
         return "same"
-    (least, most), (least_before, most_before) = row.middle(), before.middle()
-    if least <= most_before * high and most >= least_before * low:
+    (minimum, maximum), (least_before, most_before) = row.middle(), before.middle()
+    if minimum <= most_before * high and maximum >= least_before * low:
         return "unsure"
     return "faster" if (ratio > 1) == rate else "slower"
 
 
 def table(changes: Sequence[Change], date: str | None) -> Iterator[str]:
-    """The lines of a table: figure, spread and share of each row, then the record's and the change.
+    """Return the lines of a table: figure, spread and share of each row, the record's, the change.
 
-    ``date`` is that of the record; None: there is none.
+    ``date`` is that of the record, None if there is none.
     """
     width = max([len(change.row.name) for change in changes], default=0)
     against = f"record of {date}" if date else "no record"
@@ -191,7 +191,7 @@ def figure(value: float, unit: str) -> str:
 
 
 def summary(changes: Sequence[Change], tolerance: float = TOLERANCE) -> Iterator[str]:
-    """What moved, what failed and what cannot be told, a line each."""
+    """Return a line for each row that changed, failed, or is unsure."""
     for verdict in (*FAILING, "unsure", "other settings", "new"):
         names = [change.row.name for change in changes if change.verdict == verdict]
         if names:
@@ -206,5 +206,5 @@ def summary(changes: Sequence[Change], tolerance: float = TOLERANCE) -> Iterator
 
 
 def fails(changes: Sequence[Change]) -> bool:
-    """Whether a check of these changes fails."""
+    """Return whether a check of these changes fails."""
     return any(change.verdict in FAILING for change in changes)

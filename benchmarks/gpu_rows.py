@@ -40,8 +40,7 @@ PROMPT_TOKENS = (512, 8192)
 CHAIN = DraftShape(1, 3, 3)
 COST_BATCHES = (1, 16)
 SAMPLED = SamplingParams(0.8, seed=1)
-# Each beside the same drafted step without it: sampling itself beside greedy steps, cuts beside
-# plain sampling.
+# Pairs of drafted steps: sampling against greedy steps, cuts against plain sampling.
 COSTS = {
     "temperature 0.8": (SamplingParams(), SAMPLED),
     "min_p 0.05": (SAMPLED, SamplingParams(0.8, seed=1, min_p=0.05)),
@@ -55,7 +54,7 @@ _PROMPT_LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: batches, prompts, tokens of a context and an output, runs of a step."""
+    """The sizes: batches, prompts, tokens of a context and an output, runs of a step."""
 
     batches: Sequence[int] = BATCHES
     cost_batches: Sequence[int] = COST_BATCHES
@@ -66,23 +65,23 @@ class Sizes:
     chain: DraftShape = CHAIN
 
     def names(self, label: str, *, drafts: bool) -> list[str]:
-        """The rows of an engine in the order of measuring."""
+        """Return the rows of an engine in the order of measuring."""
         shapes = (None, self.chain) if drafts else (None,)
         steps = [(batch, shape) for batch in self.batches for shape in shapes]
-        found = [
+        result = [
             f"{label} {what}, {_work(*step)}" for what in ("step", "decoding") for step in steps
         ]
-        found += [f"{label} prompt of {tokens} tokens" for tokens in self.prompt_tokens]
+        result += [f"{label} prompt of {tokens} tokens" for tokens in self.prompt_tokens]
         if drafts:
-            found += [
+            result += [
                 f"{label} cost of {cost}, {_work(batch, self.chain)}"
                 for batch in self.cost_batches
                 for cost in COSTS
             ]
-        return found
+        return result
 
 
-# By the labels of ``gpu_engines.ENGINES``.
+# Keyed by the labels of ``gpu_engines.ENGINES``.
 SIZES = {
     "20B": Sizes(),
     "120B": Sizes(prompt_tokens=()),
@@ -99,7 +98,7 @@ def _work(batch: int, shape: DraftShape | None) -> str:
 class EngineRows:
     """The rows of a loaded engine; each method measures one and returns its message.
 
-    ``read`` is the speed of a streaming read in bytes a second, None where it is not known.
+    ``read`` is the bandwidth of a streaming read in bytes per second, None if unknown.
     """
 
     label: str
@@ -114,7 +113,7 @@ class EngineRows:
         self._traffic: EngineTraffic = engine_traffic(executor.plan, executor.runner.described)
 
     def rows(self) -> dict[str, Callable[[], Mapping[str, Any]]]:
-        """What measures each row, by its name, in the order of ``Sizes.names``."""
+        """Return the function that measures each row, by name, in the order of ``Sizes.names``."""
         drafts = self.engine.manifest.draft is not None
         shapes = (None, self.sizes.chain) if drafts else (None,)
         steps = [(batch, shape) for batch in self.sizes.batches for shape in shapes]
@@ -132,7 +131,7 @@ class EngineRows:
         return dict(zip(names, measures, strict=True))
 
     def _step(self, batch: int, shape: DraftShape | None) -> Mapping[str, Any]:
-        """A whole step on the device's clock, from one state."""
+        """Measure a complete step with the device's clock, from one state."""
         executor = cuda_executor(self.engine)
         with benchmark_batch(
             self.engine, batch=batch, context=self.sizes.context, shape=shape
@@ -153,7 +152,7 @@ class EngineRows:
         return _message(1e6 * time_s, "us", share=share, follows_read=True, detail=detail)
 
     def _decoding(self, batch: int, shape: DraftShape | None) -> Mapping[str, Any]:
-        """Tokens a second of all sequences by the host's clock, without their prompts."""
+        """Measure tokens per second of all sequences by the host's clock, without their prompts."""
         self._run(batch, shape, SamplingParams(), _WARM_UP_TOKENS)
         run = self._run(batch, shape, SamplingParams(), self.sizes.tokens)
         step_s = _step_s(run)
@@ -167,7 +166,7 @@ class EngineRows:
         return _message(run.tokens_per_s, "tokens/s", share=share, follows_read=True, detail=detail)
 
     def _prompt(self, tokens: int) -> Mapping[str, Any]:
-        """From the call to the first token, by the host's clock."""
+        """Measure the time from the call to the first token, by the host's clock."""
         phases: list[Phase] = []
         left_out: list[str] = []
         time_prefill(
@@ -180,7 +179,7 @@ class EngineRows:
         return _message(1e3 * phase.time_s, "ms", share=phase.share_of_ceiling)
 
     def _cost(self, batch: int, base: SamplingParams, other: SamplingParams) -> Mapping[str, Any]:
-        """How many times a drafted step of ``base`` one of ``other`` takes, in turns."""
+        """Return the relative time of drafted steps of ``base`` to ``other``, run alternately."""
         for sampling in (base, other):
             self._run(batch, self.sizes.chain, sampling, _WARM_UP_TOKENS)
         pairs = [
@@ -211,7 +210,7 @@ class EngineRows:
 
 
 def _step_s(run: Run) -> float:
-    """Seconds of a step: the longest sequence is in all of them."""
+    """Return the seconds of a step: the longest sequence is in all of them."""
     return run.decode_s / max(record.stats.steps for record in run.records)
 
 
@@ -223,8 +222,8 @@ def _message(
     follows_read: bool = False,
     detail: Mapping[str, float] | None = None,
 ) -> Mapping[str, Any]:
-    found = {"value": value, "unit": unit, "share": share, "follows_read": follows_read}
-    return {**found, "detail": dict(detail or {})}
+    result = {"value": value, "unit": unit, "share": share, "follows_read": follows_read}
+    return {**result, "detail": dict(detail or {})}
 
 
 def report(
@@ -232,7 +231,7 @@ def report(
     names: Sequence[str],
     say: Callable[[Mapping[str, Any]], None],
 ) -> int:
-    """Measure the named rows until one fails; the exit code is 1 where one did."""
+    """Measure the named rows until one fails; the exit code is then 1."""
     for name in names:
         say({"begins": name})
         try:
@@ -249,14 +248,14 @@ def _say(message: Mapping[str, Any]) -> None:
 
 
 def main() -> int:
-    """Load the engine, measure the streaming read, then the rows that the command line names."""
+    """Load the engine, measure the streaming read, then the rows on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="engine with ENGINE.prompts.jsonl beside it")
     parser.add_argument("--label", required=True, choices=SIZES, help="what engine it is")
     parser.add_argument("--read-kernel", type=Path, help="cubin of the streaming read")
     parser.add_argument("--row", action="append", default=[], help="name of a row to measure")
     options = parser.parse_args()
-    # All prompts first: then every sequence decodes in the steps that are timed.
+    # All prompts are first, so that every sequence decodes in the timed steps.
     settings = RuntimeSettings(prefill=PrefillSchedule(steps_between=0))
     engine = Engine.load(options.engine, settings)
     executor = cuda_executor(engine)

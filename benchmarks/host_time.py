@@ -1,8 +1,8 @@
-"""What the host does of a step while the device works: microseconds a step, ids only and with text.
+"""Measures the host's work per step, in microseconds, with ids only and with text.
 
-The time in which the host waits for a step's result is taken off: what is left is planning,
-starting, reading, accepting, decoding text and making events, which has to fit into a step. Of an
-engine for the CPU the time within graphs is taken off, and the processor's time is what counts.
+The time in which the host waits for a step's result is subtracted. The rest is planning, starting,
+reading, accepting, detokenizing and creating events, which must fit into a step. For a CPU engine
+the time within graphs is subtracted, and CPU time is counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specbuild.runtime.request import Event, GenerateParams, Prompt, Request
 
 
 def requests_of(engine: Engine, batch: int, tokens: int, *, text: bool) -> list[Request]:
-    """Requests of random prompts of 16 tokens."""
+    """Return requests of random prompts of 16 tokens."""
     drawn, vocab = Random(1), engine.manifest.target.vocab
     named = [
         Prompt(str(i), prompt_ids=tuple(drawn.choices(range(vocab // 2), k=16)))
@@ -38,7 +38,7 @@ def requests_of(engine: Engine, batch: int, tokens: int, *, text: bool) -> list[
 def host_us_beside_graphs(
     engine: Engine, batch: int, tokens: int, shape: DraftShape | None, *, text: bool
 ) -> list[float]:
-    """As :func:`host_us`, of an engine whose graphs the host calls by role."""
+    """Measure as :func:`host_us`, for an engine whose graphs the host calls by role."""
     executor: Any = engine.executor
     run, turn = executor.run, Loop.turn
     passed: list[float] = []
@@ -74,7 +74,7 @@ def host_us_beside_graphs(
 def host_us(
     engine: Engine, batch: int, tokens: int, shape: DraftShape | None, *, text: bool
 ) -> list[float]:
-    """Host time of each step in which as many sequences as ever take part, in microseconds."""
+    """Return the host time of each step with all sequences, in microseconds."""
     requests = requests_of(engine, batch, tokens, text=text)
     executor: Any = engine.executor
     wait: Callable[..., Any] = executor.wait_step
@@ -102,28 +102,28 @@ def host_us(
 
 
 def main() -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, help="an engine for CUDA or the CPU")
     parser.add_argument("--batch", metavar="N", type=int, default=64)
     parser.add_argument("--tokens", metavar="N", type=int, default=200)
     parser.add_argument("--depth", metavar="D", type=int, default=3)
-    asked = parser.parse_args()
-    engine = Engine.load(asked.engine)
-    found = {}
+    args = parser.parse_args()
+    engine = Engine.load(args.engine)
+    result = {}
     measure = host_us if isinstance(engine.executor, DeviceExecutor) else host_us_beside_graphs
     for text in (False, True):
-        for shape in (None, DraftShape(1, asked.depth, asked.depth)):
-            measure(engine, asked.batch, 16, shape, text=text)
-            times = measure(engine, asked.batch, asked.tokens, shape, text=text)
+        for shape in (None, DraftShape(1, args.depth, args.depth)):
+            measure(engine, args.batch, 16, shape, text=text)
+            times = measure(engine, args.batch, args.tokens, shape, text=text)
             name = "with text" if text else "ids only"
-            draft = "no draft" if shape is None else f"chain of {asked.depth}"
-            found[f"{name}, {draft}"] = {
+            draft = "no draft" if shape is None else f"chain of {args.depth}"
+            result[f"{name}, {draft}"] = {
                 "median_us": round(median(times), 1),
                 "worst_us": round(max(times), 1),
                 "steps": len(times),
             }
-    print(json.dumps({"batch": asked.batch, "host time of a step": found}, indent=1))
+    print(json.dumps({"batch": args.batch, "host time of a step": result}, indent=1))
 
 
 if __name__ == "__main__":

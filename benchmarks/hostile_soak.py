@@ -1,11 +1,11 @@
-"""What a client waits while others send requests that are made to stop the server.
+"""Measures the latency of a client while others send requests that try to stop the server.
 
 ``python benchmarks/hostile_soak.py ENGINE --seconds 600`` starts a server and sends a short greedy
-request again and again: first alone, then while hostile clients go through their requests. These
-are guides that nest too deeply, that take minutes to compile, or whose masks are slow; responses
-with large metadata; and one call that asks for many sequences. It exits with 1 where an answer
-differs or fails, where the median latency is more than twice the quiet one, and where a hostile
-request ends in something else than an answer or a refusal.
+request repeatedly: first alone, then while hostile clients send their requests. These are guides
+that nest too deeply, take minutes to compile, or have slow masks; responses with large metadata;
+and one call that requests many sequences. The exit code is 1 if an answer differs or fails, if the
+median latency is more than twice that without attack, or if a hostile request ends in anything
+except an answer or a refusal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import urlparse
 from server_process import server_process
 
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
-# A server that is alive answers, or refuses: it does not fail.
+# Statuses of a healthy server: answers and refusals, but no failures.
 EXPECTED = {200, 400, 413, 422, 429, 503}
 MAX_RATIO = 2.0
 _TIMEOUT_S = 120
@@ -43,7 +43,7 @@ class Outcome:
 
     @property
     def ratio(self) -> float:
-        """The median latency under attack, by the quiet one."""
+        """The median latency under attack, relative to that without."""
         return statistics.median(self.loaded_s) / statistics.median(self.quiet_s)
 
 
@@ -86,8 +86,8 @@ class HostileSoak:
         self._answer: Any = None
 
     def run(self, seconds: float, *, attackers: int = 2, quiet_s: float = 10) -> None:
-        """Measure the normal client alone, then for ``seconds`` beside the hostile ones."""
-        # The first requests load what later ones find.
+        """Measure the normal client alone, then for ``seconds`` together with the hostile ones."""
+        # The first requests load what later ones use.
         self._normal(time.monotonic() + min(quiet_s, 2), [])
         self._normal(time.monotonic() + quiet_s, self.outcome.quiet_s)
         self._ends_s = time.monotonic() + seconds
@@ -99,7 +99,7 @@ class HostileSoak:
             thread.join()
 
     def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        """A status and what was answered; status 0 where the server closed the connection."""
+        """Return a status and the answer; status 0 if the server closed the connection."""
         assert self._place.hostname is not None
         connection = http.client.HTTPConnection(
             self._place.hostname, self._place.port, timeout=_TIMEOUT_S
@@ -129,7 +129,7 @@ class HostileSoak:
                 return
 
     def _attack(self, first: int) -> None:
-        """Every hostile request in turn, each attacker from another one on, until the time ends."""
+        """Send every hostile request in turn, from a different start per attacker."""
         names = list(self._requests)
         turn = first
         while turn < first + len(names) or time.monotonic() < self._ends_s:
@@ -140,7 +140,7 @@ class HostileSoak:
 
 
 def report(outcome: Outcome, tell: Callable[[str], None] = print) -> bool:
-    """Tell what happened; whether all of it is as it should be."""
+    """Print the results; return whether all are as required."""
     for name, latencies_s in (("quiet", outcome.quiet_s), ("under attack", outcome.loaded_s)):
         ordered = sorted(latencies_s)
         tell(
@@ -158,7 +158,7 @@ def report(outcome: Outcome, tell: Callable[[str], None] = print) -> bool:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the soak against a server of its own."""
+    """Run the soak against its own server."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--seconds", type=float, default=600)

@@ -1,10 +1,10 @@
-"""How much of what an indexer chooses it still chooses with rounded keys (docs/smaller-caches.md).
+"""Measures how many selected tokens an indexer still selects with rounded keys.
 
-Keys, queries and weights of every layer with an indexer are made of the inputs that the model has
-of real text. A row's choice by keys in fp32 is held against that by keys in bf16, in fp8 as an
-engine has them, and in fp8 with a scale for each key.
+See docs/smaller-caches.md. Keys, queries and weights of every layer with an indexer are computed
+from the model's inputs on real text. The selection of a row by keys in fp32 is compared with that
+by keys in bf16, in fp8 as in an engine, and in fp8 with a scale per key.
 
-    python benchmarks/indexer_recall.py examples/tiny-gpt-oss/target \
+    python benchmarks/indexer_recall.py examples/tiny-gpt-oss/target
         examples/tiny-gpt-oss/dsa/dsa_indexer.safetensors text.txt --top-k 128 256
 """
 
@@ -26,7 +26,7 @@ FP8_POOL = torch.empty(0, dtype=torch.uint8)
 
 
 def rounded(keys: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Keys [S, d] as they may be cached."""
+    """Return keys [S, d] in the forms in which they may be cached."""
     scale = E4M3_MOST / keys.abs().amax(1, keepdim=True)
     return {
         "bf16": keys.bfloat16().float(),
@@ -36,11 +36,11 @@ def rounded(keys: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def inputs_of(model: torch.nn.Module, ids: torch.Tensor) -> dict[int, torch.Tensor]:
-    """The normed inputs [T, H] of every layer's attention."""
-    found: dict[int, torch.Tensor] = {}
+    """Return the normed inputs [T, H] of every layer's attention."""
+    result: dict[int, torch.Tensor] = {}
     hooks = [
         layer.input_layernorm.register_forward_hook(
-            lambda _module, _given, out, i=i: found.__setitem__(i, out[0].bfloat16().float())
+            lambda _module, _given, out, i=i: result.__setitem__(i, out[0].bfloat16().float())
         )
         for i, layer in enumerate(model.model.layers)
     ]
@@ -48,11 +48,11 @@ def inputs_of(model: torch.nn.Module, ids: torch.Tensor) -> dict[int, torch.Tens
         model(ids[None])
     for hook in hooks:
         hook.remove()
-    return found
+    return result
 
 
 def main() -> None:
-    """Prints a line for every number of chosen tokens and form of keys."""
+    """Print a line for every number of selected tokens and form of keys."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("indexers", type=Path)
@@ -64,7 +64,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     ids = AutoTokenizer.from_pretrained(args.model)(args.text.read_text()).input_ids
     tensors = load_file(args.indexers)
-    found: dict[tuple[int, str], list[float]] = defaultdict(list)
+    result: dict[tuple[int, str], list[float]] = defaultdict(list)
     for first in range(0, args.sequences * args.tokens, args.tokens):
         hidden = inputs_of(model, torch.tensor(ids[first : first + args.tokens]))
         for layer in sorted({int(name.split(".")[2]) for name in tensors}):
@@ -82,13 +82,13 @@ def main() -> None:
                 return torch.zeros_like(seen).scatter_(1, scores.topk(k).indices, True)  # noqa: B023
 
             for k in args.top_k:
-                wanted = best(keys, k)
+                requested = best(keys, k)
                 for name, cached in rounded(keys).items():
-                    share = (best(cached, k) & wanted).sum() / wanted.sum()
-                    found[k, name].append(float(share))
-    for (k, name), shares in found.items():
-        mean, least = sum(shares) / len(shares), min(shares)
-        print(f"top {k}, {name}: {mean:.2%} on average, {least:.2%} in the worst layer")
+                    share = (best(cached, k) & requested).sum() / requested.sum()
+                    result[k, name].append(float(share))
+    for (k, name), shares in result.items():
+        mean, minimum = sum(shares) / len(shares), min(shares)
+        print(f"top {k}, {name}: {mean:.2%} on average, {minimum:.2%} in the worst layer")
 
 
 if __name__ == "__main__":

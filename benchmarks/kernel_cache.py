@@ -1,8 +1,8 @@
-"""Keeps what NVRTC compiles, so that a matrix of engines compiles no kernel twice.
+"""Caches what NVRTC compiles, so that a matrix of engines compiles no kernel twice.
 
 ``build_engines.py --kernel-cache FOLDER`` starts every build with this file as ``sitecustomize``.
-What is kept is found by all that the compiler is given: its version, the program's name and text,
-the options, and the bytes of every header that the text includes, as far as quotes name it.
+The key is the complete input of the compiler: its version, the program's name and text, the
+options, and the bytes of every header that the text includes in quotes.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ _FOLDER_OPTION = "-I"
 
 
 class Program:
-    """A program, before and after it is compiled."""
+    """A program, before and after compilation."""
 
     def __init__(self, text: bytes, name: bytes) -> None:
         self.text, self.name = text, name
         self.code, self.log = b"", b""
 
     def key(self, version: tuple[int, ...], options: list[str]) -> str:
-        """A digest of all that the compiler would read; folders say only where headers lie."""
+        """Return a digest of all compiler input; include folders only locate headers."""
         folders = [Path(o[2:]) for o in options if o.startswith(_FOLDER_OPTION)]
-        said = [o for o in options if not o.startswith(_FOLDER_OPTION)]
-        digest = hashlib.sha256(json.dumps([version, said, self.name.decode()]).encode())
+        message = [o for o in options if not o.startswith(_FOLDER_OPTION)]
+        digest = hashlib.sha256(json.dumps([version, message, self.name.decode()]).encode())
         for part in (self.text, *headers(self.text, folders, set())):
             digest.update(len(part).to_bytes(8, "little") + part)
         return digest.hexdigest()
 
 
 def headers(text: bytes, folders: list[Path], seen: set[Path]) -> list[bytes]:
-    """The headers that ``text`` includes, and theirs, each once; the first folder that has one."""
-    found = []
+    """Return the included headers of ``text``, recursively, from the first folder that has each."""
+    result = []
     for name in _INCLUDE.findall(text):
         paths = [(folder / name.decode()).resolve() for folder in folders]
         path = next((p for p in paths if p.is_file()), None)
-        if path is not None and path not in seen:  # one that is missing is behind an #if
+        if path is not None and path not in seen:  # A missing one is behind an #if.
             seen.add(path)
             inner = path.read_bytes()
-            found += [inner, *headers(inner, [path.parent, *folders], seen)]
-    return found
+            result += [inner, *headers(inner, [path.parent, *folders], seen)]
+    return result
 
 
 def install(nvrtc: Any, folder: Path) -> None:
-    """Puts the cache between ``cuda.bindings.nvrtc`` and whoever calls it."""
+    """Insert the cache between ``cuda.bindings.nvrtc`` and its callers."""
     real = {name: getattr(nvrtc, name) for name in vars(nvrtc) if name.startswith("nvrtc")}
     good = nvrtc.nvrtcResult.NVRTC_SUCCESS
     folder.mkdir(parents=True, exist_ok=True)
 
     def compile_program(program: Program, _count: int, options: list[bytes]) -> tuple[Any]:
         key = program.key(real["nvrtcVersion"]()[1:], [option.decode() for option in options])
-        kept = folder / key
-        if kept.is_file():
-            data = kept.read_bytes()
+        selected = folder / key
+        if selected.is_file():
+            data = selected.read_bytes()
             size = int.from_bytes(data[:8], "little")
             program.log, program.code = data[8 : 8 + size], data[8 + size :]
             return (good,)
         status = compile_now(program, options)
         if status == good:
-            made = kept.with_name(f"{key}.{os.getpid()}")
-            made.write_bytes(len(program.log).to_bytes(8, "little") + program.log + program.code)
-            made.replace(kept)
+            created = selected.with_name(f"{key}.{os.getpid()}")
+            created.write_bytes(len(program.log).to_bytes(8, "little") + program.log + program.code)
+            created.replace(selected)
         return (status,)
 
     def compile_now(program: Program, options: list[bytes]) -> Any:
@@ -84,7 +84,7 @@ def install(nvrtc: Any, folder: Path) -> None:
             real["nvrtcDestroyProgram"](handle)
 
     def put(data: bytes, place: bytes) -> tuple[Any]:
-        # The real function, too, writes into the bytes that it is given.
+        # The real function also writes into the given bytes.
         ctypes.memmove(ctypes.c_char_p(place), data, len(data))
         return (good,)
 
@@ -100,7 +100,7 @@ def install(nvrtc: Any, folder: Path) -> None:
 if __name__ == "sitecustomize":
     try:
         from cuda.bindings import nvrtc as bindings
-    except ImportError:  # this interpreter compiles nothing
+    except ImportError:  # This interpreter compiles nothing.
         pass
     else:
         install(bindings, Path(os.environ["SPECBUILD_KERNEL_CACHE"]))

@@ -3,10 +3,10 @@
 ``compare_kernels.py`` starts it for each of two versions, and reads lines of JSON:
 
 - once ``output`` has, for each request, its launches or why there are none: ``null``;
-- then, of every source that a line on standard input asks for, as it is compiled: its digest, and
-  the content that its cubin is kept by, or why it has none.
+- then, for every source that a line on standard input requests, after its compilation: its digest,
+  and the key of its cubin, or why it has none.
 
-A source is a kernel's file with its constants; the digest is of what the compiler is given.
+A source is a kernel's file with its constants; the digest is of the compiler's input.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ GPU = "sm_90a"
 
 
 def launches_of(described: Mapping[str, Any]) -> tuple[OpLaunch, ...] | str:
-    """The launches of a request of ``kernel_requests.py``, or why there are none."""
+    """Return the launches of a request of ``kernel_requests.py``, or why there are none."""
     tensors = {n: TensorInfo(tuple(shape), t) for n, (t, shape) in described["tensors"].items()}
     request = LoweringRequest(
         tensors,
@@ -63,9 +63,9 @@ def launches_of(described: Mapping[str, Any]) -> tuple[OpLaunch, ...] | str:
 
 
 def preprocessed(source: KernelSource) -> str:
-    """The source as the compiler proper gets it, by g++.
+    """Return the source after g++'s preprocessor.
 
-    Comments, blank lines and the names of files are gone: what is left decides the machine code.
+    It has no comments, blank lines and file names: the rest determines the machine code.
     """
     command = ["g++", "-E", "-P", "-x", "c++", "-std=c++17", "-D__CUDACC_RTC__"]
     command += [*source.definitions(), str(source.path)]
@@ -74,7 +74,7 @@ def preprocessed(source: KernelSource) -> str:
 
 
 def digests(kernels: Mapping[KernelSource, Kernel], jobs: int) -> dict[KernelSource, str]:
-    """A digest of what the compiler is given of each source."""
+    """Return a digest of the compiler's input for each source."""
     options = (Compiler(GPU)._common, nvrtc.nvrtcVersion())
 
     def told(source: KernelSource) -> str:
@@ -85,35 +85,35 @@ def digests(kernels: Mapping[KernelSource, Kernel], jobs: int) -> dict[KernelSou
 
 
 def compiled(kernel: Kernel, digest: str, store: Path, afresh: bool) -> dict[str, str]:
-    """What to write of a source: the content of its cubin, or what the compiler says.
+    """Return the record of a source: the key of its cubin, or the compiler's message.
 
-    ``afresh``: it is compiled, kept or not. That a kernel spills registers is no matter here.
+    With ``afresh`` it is compiled even if it is cached. Register spills are not checked here.
     """
-    known = store / "known" / digest
-    if not afresh and known.is_file():
-        return dict(json.loads(known.read_text()))
-    found = Compiler(GPU).compile([replace(kernel, hot=False)], lambda: None)
-    if isinstance(found, Unsupported):
-        code = {"problem": found.reason.partition(" (")[0]}
+    cached = store / "known" / digest
+    if not afresh and cached.is_file():
+        return dict(json.loads(cached.read_text()))
+    result = Compiler(GPU).compile([replace(kernel, hot=False)], lambda: None)
+    if isinstance(result, Unsupported):
+        code = {"problem": result.reason.partition(" (")[0]}
     else:
-        [data] = found.files.values()
+        [data] = result.files.values()
         code = {"cubin": hashlib.sha256(data).hexdigest()}
         _keep(store / "cubins" / code["cubin"], data)
-    _keep(known, json.dumps(code).encode())
+    _keep(cached, json.dumps(code).encode())
     return code
 
 
 def compile_all(
-    asked: argparse.Namespace, kernels: Mapping[str, Kernel], seconds: float | None
+    args: argparse.Namespace, kernels: Mapping[str, Kernel], seconds: float | None
 ) -> None:
-    """Prints a line of each, by its digest; after so many seconds no more are begun."""
+    """Print a line for each, by its digest; after the time limit no more are started."""
     for name in ("cubins", "known"):
-        (asked.store / name).mkdir(parents=True, exist_ok=True)
+        (args.store / name).mkdir(parents=True, exist_ok=True)
     end = None if seconds is None else time.monotonic() + seconds
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(asked.jobs, mp_context=spawned) as pool:
+    with ProcessPoolExecutor(args.jobs, mp_context=spawned) as pool:
         begun = {
-            pool.submit(compiled, kernel, digest, asked.store, asked.afresh): digest
+            pool.submit(compiled, kernel, digest, args.store, args.afresh): digest
             for digest, kernel in kernels.items()
         }
         try:
@@ -127,10 +127,10 @@ def compile_all(
 
 
 def _keep(file: Path, data: bytes) -> None:
-    """Writes a file that another process may write too."""
-    made = file.with_name(f"{file.name}.{os.getpid()}")
-    made.write_bytes(data)
-    made.replace(file)
+    """Write a file that another process may write too."""
+    created = file.with_name(f"{file.name}.{os.getpid()}")
+    created.write_bytes(data)
+    created.replace(file)
 
 
 def _described(launch: OpLaunch, source: str) -> dict[str, Any]:
@@ -145,29 +145,29 @@ def _described(launch: OpLaunch, source: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Lists what the requests launch, and compiles what is asked for."""
+    """List the launches of the requests, and compile the requested ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("requests", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--store", type=Path, required=True, help="keeps machine code")
     parser.add_argument("--afresh", action="store_true", help="compile what is stored, too")
     parser.add_argument("--jobs", type=int, default=1)
-    asked = parser.parse_args()
-    listed = [launches_of(each) for each in json.loads(asked.requests.read_text())]
+    args = parser.parse_args()
+    listed = [launches_of(each) for each in json.loads(args.requests.read_text())]
     launched = (launch for some in listed if not isinstance(some, str) for launch in some)
     kernels = {source_of(launch.kernel): launch.kernel for launch in launched}
-    sources = digests(kernels, asked.jobs)
+    sources = digests(kernels, args.jobs)
     written = [
         {"refused": some}
         if isinstance(some, str)
         else {"launches": [_described(each, sources[source_of(each.kernel)]) for each in some]}
         for some in listed
     ]
-    asked.output.write_text(json.dumps(written))
+    args.output.write_text(json.dumps(written))
     print("null", flush=True)
-    wanted, seconds = json.loads(sys.stdin.readline())
+    requested, seconds = json.loads(sys.stdin.readline())
     by_digest = {digest: kernels[source] for source, digest in sources.items()}
-    compile_all(asked, {digest: by_digest[digest] for digest in wanted}, seconds)
+    compile_all(args, {digest: by_digest[digest] for digest in requested}, seconds)
     return 0
 
 

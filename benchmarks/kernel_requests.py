@@ -1,10 +1,10 @@
 """Lists the requests that ``compare_kernels.py`` lowers: of engines, tactics and op tests.
 
-- ``engines``: every call of the CUDA engines of ``engine_matrix.py``, by the tactics of a build
-- ``tactics``: every shape of the shipped tactic files, by its tactic and by the default
-- ``cases``: the cases of the ops' tests, and every tactic by the last case that has it
+- ``engines``: every call of the CUDA engines of ``engine_matrix.py``, with the tactics of a build
+- ``tactics``: every shape of the included tactic files, with its tactic and with the default
+- ``cases``: the cases of the ops' tests, and every tactic with the last case that has it
 
-Nothing is compiled, and no weight of an engine is read or made.
+Nothing is compiled, and no weight of an engine is read or created.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ GPU = "sm_90a"
 
 @dataclass(frozen=True)
 class Asked:
-    """An op by name and what it is lowered for; ``by`` says who asks."""
+    """An op by name and its lowering request; ``by`` names the sources of the request."""
 
     op: str
     request: LoweringRequest
@@ -55,47 +55,47 @@ class Asked:
 
 
 class _LoweredError(Exception):
-    """Ends a build where it would compile; the command line tells of it, and nobody reads that."""
+    """Ends a build before it compiles; the message of the command line is not read."""
 
 
 def engine_requests(globs: Sequence[str] = ("*",)) -> Iterator[Asked]:
-    """Of the matrix: every engine with kernels is built up to where it would compile."""
+    """Yield requests of the matrix: every engine with kernels is built up to its compilation."""
     with tempfile.TemporaryDirectory() as folder:
         for name in (n for n in NAMES if any(fnmatch(n, glob) for glob in globs)):
-            made = commands([name], Path(folder) / "checkpoints")[name]
-            if ("--backend", "cuda") in pairwise(made):
+            created = commands([name], Path(folder) / "checkpoints")[name]
+            if ("--backend", "cuda") in pairwise(created):
                 print(name, file=sys.stderr, flush=True)
-                yield from _of_engine(name, [*made, str(Path(folder) / name)])
+                yield from _of_engine(name, [*created, str(Path(folder) / name)])
 
 
 def _of_engine(name: str, command: list[str]) -> Iterator[Asked]:
-    found: list[Asked] = []
+    result: list[Asked] = []
 
     def lowered_only(target: Any, tactics: Any, make: Callable[[CallLowering], object]) -> None:
         lowering = CallLowering(target, tactics)
 
         def listed(lowered: LoweredEngine, *_: object) -> None:
             choices = lowering.choices(program for _, program in lowered.programs)
-            found.extend(Asked(c.op.name, c.request, name) for c in choices)
+            result.extend(Asked(c.op.name, c.request, name) for c in choices)
             raise _LoweredError
 
         with patch.object(backend, "compile_engine", listed):
             make(lowering)
 
-    said = StringIO()
+    message = StringIO()
     with (
         patch.object(backend, "without_spills", lowered_only),
-        redirect_stdout(said),
-        redirect_stderr(said),
+        redirect_stdout(message),
+        redirect_stderr(message),
     ):
         specbuild(command)
-    if not found:
-        raise SystemExit(f"{name} was not lowered: {said.getvalue()[-2000:]}")
-    yield from found
+    if not result:
+        raise SystemExit(f"{name} was not lowered: {message.getvalue()[-2000:]}")
+    yield from result
 
 
 def tactic_requests() -> Iterator[Asked]:
-    """Of the shipped tactic files."""
+    """Yield requests of the included tactic files."""
     for gpu, name in SHIPPED_FILES.items():
         for entry in read_tactics(SHIPPED_FOLDER / name).entries:
             for each in dict.fromkeys((json.dumps(entry.tactic), "{}")):
@@ -108,7 +108,7 @@ def tactic_requests() -> Iterator[Asked]:
 
 
 def case_requests() -> Iterator[Asked]:
-    """Of the ops' tests, but for those of sizes that only a GPU computes."""
+    """Yield requests of the ops' tests, except for sizes that only a GPU computes."""
     target = target_of(GPU)
     for op in kernel_ops():
         for phase in phases_of(op):
@@ -125,11 +125,11 @@ def case_requests() -> Iterator[Asked]:
                 yield Asked(op.name, replace(request, tactic=tactic), "every tactic")
 
 
-def described(asked: Asked) -> dict[str, Any]:
-    """A request as JSON, but for who asks."""
-    request = asked.request
+def described(args: Asked) -> dict[str, Any]:
+    """Return a request as JSON, without its sources."""
+    request = args.request
     return {
-        "op": asked.op,
+        "op": args.op,
         "phase": request.phase,
         "uneven": request.uneven,
         "tactic": dict(request.tactic),
@@ -140,9 +140,9 @@ def described(asked: Asked) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Writes the requests, each once, with the names of all who ask."""
+    """Write the requests, each once, with the names of all sources."""
     sources: dict[str, Callable[[], Iterator[Asked]]] = {
-        "engines": lambda: engine_requests(asked.engines),
+        "engines": lambda: engine_requests(args.engines),
         "tactics": tactic_requests,
         "cases": case_requests,
     }
@@ -154,16 +154,16 @@ def main() -> int:
     parser.add_argument(
         "--engines", metavar="GLOB", nargs="+", default=["*"], help="by their names"
     )
-    asked = parser.parse_args()
-    found: dict[str, set[str]] = {}
-    for source in asked.of:
+    args = parser.parse_args()
+    result: dict[str, set[str]] = {}
+    for source in args.of:
         for each in sources[source]():
-            found.setdefault(json.dumps(described(each), sort_keys=True), set()).add(
+            result.setdefault(json.dumps(described(each), sort_keys=True), set()).add(
                 f"{source}: {each.by}"
             )
-    listed = [json.loads(key) | {"by": sorted(by)} for key, by in sorted(found.items())]
-    asked.output.write_text("[\n" + ",\n".join(map(json.dumps, listed)) + "\n]\n")
-    print(f"{len(listed)} requests of {', '.join(asked.of)}")
+    listed = [json.loads(key) | {"by": sorted(by)} for key, by in sorted(result.items())]
+    args.output.write_text("[\n" + ",\n".join(map(json.dumps, listed)) + "\n]\n")
+    print(f"{len(listed)} requests of {', '.join(args.of)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Two versions of specbuild side by side: where their files come from, and what they launch."""
+"""Two versions of specbuild: the sources of their files, and their launches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ PACKAGES = ("builder", "plugins_cuda", "runtime", "cli")
 
 
 def checkout(version: str, folder: Path) -> Path:
-    """The folder of a version: itself, or the files of a revision written to ``folder``.
+    """Return the folder of a version: itself, or the files of a revision written to ``folder``.
 
-    Raises ValueError where it is neither.
+    Raises ValueError if it is neither.
     """
     if (Path(version) / "plugins_cuda").is_dir():
         return Path(version).resolve()
@@ -34,7 +34,7 @@ def checkout(version: str, folder: Path) -> Path:
 
 
 def packages(tree: Path, folder: Path) -> Path:
-    """A folder for Python's path, in which specbuild is that of ``tree``."""
+    """Return a folder for PYTHONPATH in which specbuild is that of ``tree``."""
     inside = folder / "specbuild"
     inside.mkdir(parents=True)
     for package in PACKAGES:
@@ -45,31 +45,31 @@ def packages(tree: Path, folder: Path) -> Path:
 
 
 class Listing:
-    """``kernel_listing.py`` with a version's specbuild: what that launches, and its cubins.
+    """Runs ``kernel_listing.py`` with a version's specbuild: its launches and its cubins.
 
-    Methods raise ValueError where the process has ended; it says why on standard error.
+    Methods raise ValueError if the process has ended; its message is on standard error.
     """
 
     def __init__(
-        self, version: str, requests: Path, asked: argparse.Namespace, folder: Path
+        self, version: str, requests: Path, args: argparse.Namespace, folder: Path
     ) -> None:
         path = packages(checkout(version, folder / "files"), folder / "packages")
         self._output = folder / "listing.json"
         command = [sys.executable, str(BENCHMARKS / "kernel_listing.py"), str(requests)]
-        command += [str(self._output), "--store", str(asked.store)]
-        command += ["--jobs", str(max(1, asked.jobs // 2))]
-        command += ["--afresh"] if asked.afresh else []
-        found = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        command += [str(self._output), "--store", str(args.store)]
+        command += ["--jobs", str(max(1, args.jobs // 2))]
+        command += ["--afresh"] if args.afresh else []
+        result = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._process = subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": found},
+            env=os.environ | {"PYTHONPATH": result},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def launches(self) -> list[Any]:
-        """What every request launches."""
+        """Return the launches of every request."""
         assert self._process.stdout is not None
         if not self._process.stdout.readline():
             raise ValueError("what is above ended a listing")
@@ -78,9 +78,9 @@ class Listing:
     def compiled(
         self, sources: Sequence[str], seconds: float | None
     ) -> Iterator[tuple[str, dict[str, str]]]:
-        """Each source as it is compiled, in about this order, and its cubin or problem.
+        """Yield each source after compilation, in about this order, with its cubin or problem.
 
-        No more are begun after so many seconds.
+        No more are started after the time limit.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         with self._process.stdin as to_process:

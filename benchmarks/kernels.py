@@ -2,9 +2,9 @@
 
     python benchmarks/kernels.py [--ops RmsMoe,Linear] [--tactics] [--json FILE]
 
-Each case runs in one CUDA graph of many launches that take turns over copies of the tensors, so
-that nothing is found in the L2 cache; with and without programmatic launches. The ceiling is a
-streaming read of 8 GiB in the same process.
+Each case runs in one CUDA graph of many launches that alternate over copies of the tensors, so that
+nothing is in the L2 cache, with and without programmatic launches. The ceiling is a streaming read
+of 8 GiB in the same process.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LAUNCHES = 40
 
 
 def stream_ceiling(runner: OpRunner) -> float:
-    """Bytes a second of a plain streaming read."""
+    """Return the bytes per second of a plain streaming read."""
     data, checksum = runner.allocate(STREAM_BYTES), runner.allocate(16)
     noise = np.random.default_rng(0).integers(0, 255, 256 << 20, dtype=np.uint8)
     for offset in range(0, STREAM_BYTES, noise.nbytes):
@@ -59,7 +59,7 @@ def stream_ceiling(runner: OpRunner) -> float:
 
 
 def bytes_moved(drawn: KernelCase) -> int:
-    """The fewest bytes of one call: every tensor once, caches and experts as far as used."""
+    """Return the minimum bytes of one call: every tensor once, caches and experts as used."""
     sizes = {name: bits(tensor).nbytes for name, tensor in drawn.inputs.items()}
     outputs = {
         name: bits(tensor).nbytes
@@ -80,8 +80,8 @@ def bytes_moved(drawn: KernelCase) -> int:
         for b in range(len(row_start) - 1):
             rows = drawn.inputs["row_slot"][row_start[b] : row_start[b + 1]]
             if len(rows):
-                held = int(rows.max()) + 1
-                slots += min(held, window + len(rows)) if window else held
+                stored = int(rows.max()) + 1
+                slots += min(stored, window + len(rows)) if window else stored
         sizes["k_pool"] = 2 * slots * pool.shape[1] * pool.shape[3] * 2
     return sum(sizes.values()) + sum(outputs.values())
 
@@ -99,7 +99,7 @@ def _experts_used(drawn: KernelCase) -> int:
 
 
 def time_case(runner: OpRunner, drawn: KernelCase, lowering: Lowering) -> dict[str, Any]:
-    """Seconds of one call, with and without programmatic launches."""
+    """Return the seconds of one call, with and without programmatic launches."""
     inputs = {name: bits(tensor) for name, tensor in drawn.inputs.items()}
     aliased = dict(drawn.op.aliases)
     outputs = {n: bits(t) for n, t in drawn.outputs.items() if n not in aliased}
@@ -125,7 +125,7 @@ def time_case(runner: OpRunner, drawn: KernelCase, lowering: Lowering) -> dict[s
 
 
 def _prefixes(runner: OpRunner, drawn: KernelCase, lowering: Lowering) -> list[float]:
-    """Microseconds of the first launch, the first two, …: each launch's part is the difference."""
+    """Return the microseconds of the first launch, the first two, …: differences are launches."""
     counts = range(1, len(lowering.launches))
     parts = [replace(lowering, launches=lowering.launches[:count]) for count in counts]
     return [round(time_case(runner, drawn, part)["pdl_us"], 2) for part in parts]
@@ -136,7 +136,7 @@ def _aliases(place: Mapping[str, int], aliased: Mapping[str, str]) -> dict[str, 
 
 
 def gpu_description() -> dict[str, str]:
-    """The GPU and its driver, as nvidia-smi names them; the first of several."""
+    """Return the GPU and its driver, as nvidia-smi names them; the first of several."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     told = subprocess.run(query, capture_output=True, text=True, check=True).stdout
     name, driver = told.splitlines()[0].split(",")
@@ -144,7 +144,7 @@ def gpu_description() -> dict[str, str]:
 
 
 def main() -> None:
-    """Prints a table and writes the JSON."""
+    """Print a table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ops", default="", help="comma-separated op names; all by default")
     parser.add_argument("--tactics", action="store_true", help="every tactic, not the default only")

@@ -4,19 +4,18 @@
         [--rows 1,4] [--forms plain,codes,view,512,256,absorbed] [--windows 0] [--page 64]
         [--heads 64x8x64] [--prompt] [--capacity N] [--tactics] [--tflops T] [--json FILE]
 
-One layer of GPT-OSS-20B geometry, or with ``--heads`` so many query heads on so many KV heads of
-such a width (32x8x128 is Llama-3.1-8B): keys and values (``plain``), the same in fp8 (``codes``),
-or through a page table of its own for each KV head, each over half of the pages (``view``: a
-partial view of SpecPV, whose engines have pages of 16), a latent of so many values with keys
-rebuilt, or absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: up to
-8 of a chain, in front of them re-verified tokens (``--forms plain --rows 52``); with ``--prompt``
-they are a chunk of a prompt.
-``--capacity`` are slots of a page table, where an engine takes longer contexts: it chooses kernels
-by them. Calls take turns over copies of the caches, so that nothing is found in L2. The floor is
-the larger of the bytes at the rate of a streaming read of 8 GiB and of the operations at the rate
-of cuBLAS's bf16 product of two random 8192 × 8192 matrices, both measured in the same process.
-``--tflops`` puts another rate in that one's place (a data sheet says 989 of an H200, which no
-product reaches).
+It uses one layer of GPT-OSS-20B geometry, or with ``--heads`` a number of query heads, of KV heads
+and a width (32x8x128 is Llama-3.1-8B). Forms are keys and values (``plain``), the same in fp8
+(``codes``), the same through a page table per KV head over half of the pages (``view``: a partial
+view of SpecPV, whose engines have pages of 16), a latent of a given width with rebuilt keys, or
+absorbed MLA with 64 heads over 512 + 64 values. ``rows`` are rows of a sequence: up to 8 of a
+chain, after re-verified tokens (``--forms plain --rows 52``); with ``--prompt`` they are a chunk of
+a prompt. ``--capacity`` is the number of slots of a page table, for engines with longer contexts,
+which select kernels by it. Calls alternate over copies of the caches, so that nothing is in L2. The
+floor is the larger of two times: of the bytes, at the rate of a streaming read of 8 GiB, and of the
+operations, at the rate of cuBLAS's bf16 product of two random 8192 × 8192 matrices. Both rates are
+measured in the same process. ``--tflops`` replaces the second (the data sheet of an H200 has 989,
+which no product reaches).
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ ROTATED_BYTES = 800 << 20
 MOST_BYTES = 48 << 30
 MATMUL_SIZE, MATMULS = 8192, 20
 RANK, ROPE = 512, 64
-CHAIN = 8  # nodes of a tree, behind committed rows
+CHAIN = 8  # nodes of a tree, after committed rows
 
 
 def matmul_rate() -> float:
-    """Operations a second of a large bf16 matrix product, by torch."""
+    """Return the operations per second of a large bf16 matrix product, by torch."""
     shape = (MATMUL_SIZE, MATMUL_SIZE)
     a, b = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     product = torch.empty_like(a)
@@ -84,7 +83,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Work:
-    """One launch: ``rows`` of each of ``batch`` sequences behind ``context`` tokens."""
+    """One launch: ``rows`` of each of ``batch`` sequences after ``context`` tokens."""
 
     form: str
     batch: int
@@ -107,50 +106,50 @@ class Work:
 
     @property
     def cached_dtype(self) -> str:
-        """Of a value in the pools."""
+        """The bytes of a value in the pools."""
         return "uint8" if self.form == "codes" else "bfloat16"
 
     @property
     def tables(self) -> int:
-        """Page tables of a sequence."""
+        """The number of page tables of a sequence."""
         return self.heads.kv if self.form == "view" else 1
 
     @property
     def used_pages(self) -> int:
-        """Pages of a table that hold something."""
+        """The number of used pages of a table."""
         return -(-(self.context + self.rows) // self.page)
 
     @property
     def table_pages(self) -> int:
-        """Pages of a table."""
+        """The number of pages of a table."""
         return max(self.used_pages, -(-self.capacity // self.page))
 
     @property
     def sequence_pages(self) -> int:
-        """Pages that a sequence's tables choose from."""
+        """The number of pages among which a sequence's tables select."""
         return self.used_pages * min(self.tables, 2)
 
     @property
     def entry(self) -> int:
-        """Values of a token in the cache."""
+        """The number of cached values per token."""
         if self.has_keys:
             return 2 * self.heads.kv * self.heads.width
         return RANK + ROPE if self.form == "absorbed" else int(self.form)
 
     @property
     def tokens_read(self) -> int:
-        """Of one sequence."""
+        """The bytes of one sequence."""
         tokens = self.context + self.rows
         return min(tokens, self.window - 1 + self.rows) if self.window else tokens
 
     def request(self, tactic: Tactic) -> LoweringRequest:
-        """What the op is lowered for."""
+        """Return the request that the op lowers."""
         attributes = {"scale": self.heads.width**-0.5, "window": self.window}
         phase: Phase = "prefill" if self.prompt else "decode"
         return LoweringRequest(self.tensors(), attributes, phase, Target(), dict(tactic))
 
     def lowering(self, tactic: Tactic) -> Lowering:
-        """Its launches; SpecbuildError where nothing does it."""
+        """Return its launches; SpecbuildError if no kernel supports it."""
         assert self.op.lower is not None
         return self.op.lower(self.request(tactic))
 
@@ -162,18 +161,18 @@ class Work:
 
     @property
     def operations(self) -> int:
-        """Of a row and token: scores and sums; once for a token: its rebuilt keys."""
+        """Return operations: scores and sums per row and token, rebuilt keys per token."""
         width = self.heads.width
-        known = dict.fromkeys(("plain", "codes", "view"), 4 * width)
-        known |= {"absorbed": 2 * (2 * RANK + ROPE)}
-        per_row = self.heads.q * known.get(self.form, 2 * (width + self.entry))
-        shared = 0 if self.form in known else 2 * self.entry * self.heads.kv * width
-        # Of a prompt's chunk a row sees those in front of it.
+        cached = dict.fromkeys(("plain", "codes", "view"), 4 * width)
+        cached |= {"absorbed": 2 * (2 * RANK + ROPE)}
+        per_row = self.heads.q * cached.get(self.form, 2 * (width + self.entry))
+        shared = 0 if self.form in cached else 2 * self.entry * self.heads.kv * width
+        # A row of a prompt's chunk attends to those before it.
         seen = self.tokens_read - (self.rows - 1) / 2 * self.prompt
         return int(self.batch * (self.rows * seen * per_row + self.tokens_read * shared))
 
     def tensors(self) -> dict[str, TensorInfo]:
-        """Every tensor of the op."""
+        """Return every tensor of the op."""
         q_heads, kv_heads, width = self.heads.q, self.heads.kv, self.heads.width
         pool_pages = 1 + self.batch * self.sequence_pages
         total = self.batch * self.rows
@@ -182,21 +181,21 @@ class Work:
         def half(*shape: int) -> TensorInfo:
             return TensorInfo(shape, "bfloat16")
 
-        made: dict[str, TensorInfo] = {"q": half(total, q_heads, width)}
+        created: dict[str, TensorInfo] = {"q": half(total, q_heads, width)}
         if self.has_keys:
             pool = TensorInfo((pool_pages, kv_heads, self.page, width), self.cached_dtype)
-            made |= {"k_pool": pool, "v_pool": pool}
+            created |= {"k_pool": pool, "v_pool": pool}
         else:
-            made["c_pool"] = half(pool_pages, 1, self.page, self.entry)
+            created["c_pool"] = half(pool_pages, 1, self.page, self.entry)
         if self.form == "absorbed":
-            made["q"] = half(total, q_heads, self.entry)
-            made["w_v"] = half(RANK, q_heads, width)
+            created["q"] = half(total, q_heads, self.entry)
+            created["w_v"] = half(RANK, q_heads, width)
         elif not self.has_keys:
-            made |= {name: half(self.entry, kv_heads, width) for name in ("w_k", "w_v")}
-            made |= {name: half(kv_heads, width) for name in ("b_k", "b_v")}
+            created |= {name: half(self.entry, kv_heads, width) for name in ("w_k", "w_v")}
+            created |= {name: half(kv_heads, width) for name in ("b_k", "b_v")}
             table = TensorInfo((positions, width // 2), "float32")
-            made |= {"cos": table, "sin": table}
-        made |= {
+            created |= {"cos": table, "sin": table}
+        created |= {
             "page_table": TensorInfo((self.batch, self.tables, self.table_pages), "int32"),
             "row_start": TensorInfo((self.batch + 1,), "int32"),
             "row_slot": TensorInfo((total,), "int32"),
@@ -205,12 +204,12 @@ class Work:
             "attended": half(total, q_heads, width),
         }
         if self.form != "absorbed":
-            made["sinks"] = TensorInfo((q_heads,), "float32")
+            created["sinks"] = TensorInfo((q_heads,), "float32")
         order = [tensor.name for tensor in (*self.op.inputs, *self.op.outputs)]
-        return {name: made[name] for name in order if name in made}
+        return {name: created[name] for name in order if name in created}
 
     def integers(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Pages in random order; a sequence's last rows are a chain's nodes, more are committed."""
+        """Return pages in random order; a sequence's last rows are a chain's nodes."""
         row = np.arange(self.batch * self.rows) % self.rows
         committed = self.rows if self.prompt else max(self.rows - CHAIN, 0)
         node = np.maximum(row - committed, -1)
@@ -230,7 +229,7 @@ class Work:
 
 
 class Bench:
-    """The GPU, its streaming read, and noise to fill tensors with."""
+    """The GPU, its streaming read, and noise for tensors."""
 
     def __init__(self) -> None:
         self.runner = OpRunner(Compiler("sm_90a"))
@@ -244,7 +243,9 @@ class Bench:
         }
 
     def time_us(self, work: Work, lowering: Lowering) -> float:
-        """Microseconds of a call in a graph of many; SpecbuildError where it takes too much."""
+        """Return the microseconds of a call in a graph of many; SpecbuildError if memory is
+        exceeded.
+        """
         tensors = work.tensors()
         pools = {name for name in tensors if name.endswith("_pool")}
         size = sum(tensors[name].nbytes for name in pools)
@@ -289,7 +290,7 @@ class Bench:
 
 
 def main() -> None:
-    """Prints a table and writes the JSON."""
+    """Print a table and write the JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--contexts", default="8192,32768,131072")
     parser.add_argument("--batches", default="1,8")

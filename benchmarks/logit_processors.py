@@ -1,8 +1,8 @@
-"""What logit processors cost in drafted steps: one JSON line.
+"""Measures the cost of logit processors in drafted steps: one JSON line.
 
-Every field is measured against the same prompts without it, both with the same draft chain, one
-after the other, in turns. Rates are tokens per second after the first token of each output. The
-prompts of a synthetic engine (``ENGINE.prompts.jsonl``) keep the acceptance of its draft:
+Every field is measured against the same prompts without it, both with the same draft chain, in
+direct succession. Rates are tokens per second after the first token of each output. The prompts of
+a synthetic engine (``ENGINE.prompts.jsonl``) keep the acceptance of its draft:
 
     specbuild synth --geometry gpt-oss-20b --draft --engine e20 --backend cuda
     python benchmarks/logit_processors.py e20 --prompts e20.prompts.jsonl --batch 1 --batch 16
@@ -28,7 +28,7 @@ _EXAMPLES = """examples:
   python benchmarks/logit_processors.py engine
   python benchmarks/logit_processors.py engine --prompts engine.prompts.jsonl --batch 16 --depth 3
 """
-# A penalty of the prompt's tokens and small others, so that outputs stay as likely as they were.
+# A penalty of the prompt's tokens and small others, so that outputs remain as likely.
 _FIELDS: dict[str, dict[str, object]] = {
     "top_p": {"temperature": 0.5, "top_p": 0.9},
     "logit_bias": {"logit_bias": {11: 0.5}},
@@ -38,7 +38,7 @@ Rate = Callable[[], tuple[float, float]]
 
 
 def main() -> None:
-    """Measures in turns, and prints what was found."""
+    """Measure alternately, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,7 +62,7 @@ def _measured(engine: Engine, options: argparse.Namespace) -> dict[str, object]:
         for name, values in _FIELDS.items()
     }
     fields["top_logprobs"] = replace(greedy, top_logprobs=5)
-    found = {}
+    result = {}
     for batch in batches:
         prompts = _prompts(engine, options, batch)
 
@@ -81,14 +81,14 @@ def _measured(engine: Engine, options: argparse.Namespace) -> dict[str, object]:
             ratios["penalties of one"] = _ratio(
                 options.rounds, rate(greedy, greedy), rate(one, greedy)
             )
-        found[f"batch {batch}"] = ratios
+        result[f"batch {batch}"] = ratios
         print(json.dumps({f"batch {batch}": ratios}), flush=True)
     return {
         "engine": options.engine.name,
         "vocabulary": engine.manifest.target.vocab,
         "tokens": options.tokens,
         "depth": options.depth,
-        "with_over_without": found,
+        "with_over_without": result,
     }
 
 
@@ -106,8 +106,7 @@ def _prompts(engine: Engine, options: argparse.Namespace, count: int) -> list[Pr
 
 
 def _ratio(rounds: int, base: Rate, other: Rate) -> dict[str, float]:
-    """Rates and tokens per step of both, and the median of the rates' ratios; the first pair
-    warms up."""
+    """Return rates and tokens per step of both, and the median ratio; the first pair warms up."""
     pairs = [(base(), other()) for _ in range(rounds + 1)][1:]
     return {
         "without_per_s": round(median(a for (a, _), _ in pairs), 1),
@@ -124,7 +123,7 @@ def _rate(
     params: Sequence[GenerateParams],
     shape: DraftShape | None,
 ) -> tuple[float, float]:
-    """Tokens a second of all sequences, and tokens per step."""
+    """Return the tokens per second of all sequences, and tokens per step."""
     events = engine.generate(prompts, params, speculation=shape)
     records = [e.record for e in events if isinstance(e, FinishEvent)]
     tokens = sum(len(record.output_ids) - 1 for record in records)

@@ -1,9 +1,9 @@
-"""How long callbacks of an event loop wait while an engine decodes in a thread beside it.
+"""Measures the delay of callbacks of an event loop while an engine decodes in another thread.
 
-Three loops are asked for a callback a millisecond: the server's, whose process the engine's thread
-shares; one in a process of its own at the same time, which waits for processors alone; and one
-beside a thread that waits for steps in either of two ways: looking, as numpy and a call of a driver
-do, or in a call that holds no GIL.
+Three loops run a callback each millisecond: the server's, which shares its process with the
+engine's thread; one in a separate process at the same time, which only competes for processors; and
+one beside a thread that waits for steps in one of two ways: polling, as numpy and a driver call do,
+or in a call that releases the GIL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOKS = 32
 
 
 async def probe(lags_s: list[float]) -> None:
-    """By how much each callback is late, until it is cancelled."""
+    """Record the delay of each callback, until cancelled."""
     while True:
         due_s = time.perf_counter() + INTERVAL_S
         await asyncio.sleep(INTERVAL_S)
@@ -39,7 +39,7 @@ async def probe(lags_s: list[float]) -> None:
 
 
 def spread_ms(lags_s: Sequence[float]) -> dict[str, float]:
-    """Percentiles, in milliseconds."""
+    """Return percentiles, in milliseconds."""
     p50, p90, p99 = np.percentile(lags_s, [50, 90, 99])
     worst = max(lags_s)
     figures = {"p50": p50, "p90": p90, "p99": p99, "worst": worst}
@@ -47,7 +47,7 @@ def spread_ms(lags_s: Sequence[float]) -> dict[str, float]:
 
 
 def serve_probed(engine: Path) -> None:
-    """A server whose loop is probed; at its end it prints the lags while requests were open."""
+    """Run a server with a probed loop; at its end it prints the delays during open requests."""
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.serve.app import App, AppOptions
     from specbuild.runtime.serve.server import Address, Server
@@ -80,7 +80,7 @@ def serve_probed(engine: Path) -> None:
 
 
 def stand_by() -> None:
-    """A loop with nothing else in its process, until a signal ends it."""
+    """Run a loop in an otherwise idle process, until a signal ends it."""
     lags_s: list[float] = []
 
     async def until_told() -> None:
@@ -96,7 +96,7 @@ def stand_by() -> None:
 
 @contextmanager
 def child(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[float]]]:
-    """This script in a process of its own; behind the end the list has its lags."""
+    """Run this script in a separate process; after the end the list has its delays."""
     command = [sys.executable, __file__, *arguments]
     pipe, lags_s = subprocess.PIPE, list[float]()
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
@@ -107,7 +107,7 @@ def child(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[float]]
 
 
 def load(engine: Path, clients: int, requests: int, tokens: int) -> dict[str, Any]:
-    """Both loops while so many clients are served."""
+    """Measure both loops while clients are served."""
     from specbuild.cli.bench.server.load import LoadSettings, measure
 
     with child("--serve", str(engine)) as (server, in_thread_s):
@@ -131,7 +131,7 @@ def load(engine: Path, clients: int, requests: int, tokens: int) -> dict[str, An
 
 
 def beside(wait: Callable[[], None] | None, seconds: float) -> dict[str, float]:
-    """A loop beside a thread that waits for one step after the other."""
+    """Measure a loop beside a thread that waits for one step after the other."""
     ended, lags_s = threading.Event(), list[float]()
 
     def steps() -> None:
@@ -152,22 +152,22 @@ def beside(wait: Callable[[], None] | None, seconds: float) -> dict[str, float]:
 
 
 def look() -> None:
-    """Looks at an array as often as between two questions to a driver, which hold no GIL."""
-    done, asked = np.zeros(1, np.int32), ctypes.CDLL(None).getppid
+    """Poll an array as often as between two driver queries, which release the GIL."""
+    done, args = np.zeros(1, np.int32), ctypes.CDLL(None).getppid
     until_s = time.perf_counter() + STEP_S
     while time.perf_counter() < until_s:
         if any(done[0] == 1 for _ in range(LOOKS)):
             break
-        asked()
+        args()
 
 
 def sleep_without_gil() -> None:
-    """As an event's synchronisation waits."""
+    """Wait as an event's synchronization does."""
     ctypes.CDLL(None).usleep(int(1e6 * STEP_S))
 
 
 def main() -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path, nargs="?")
     parser.add_argument("--clients", metavar="N", type=int, default=8)
@@ -177,23 +177,21 @@ def main() -> None:
     parser.add_argument("--seconds", metavar="S", type=float, default=5.0)
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--stand-by", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.serve is not None:
-        serve_probed(asked.serve)
-    elif asked.stand_by:
+    args = parser.parse_args()
+    if args.serve is not None:
+        serve_probed(args.serve)
+    elif args.stand_by:
         stand_by()
     else:
-        found: dict[str, Any] = {"clients": asked.clients, "loads": [], "waits, ms": []}
-        for _ in range(asked.rounds):
-            if asked.engine is not None:
-                found["loads"].append(
-                    load(asked.engine, asked.clients, asked.requests, asked.tokens)
-                )
+        result: dict[str, Any] = {"clients": args.clients, "loads": [], "waits, ms": []}
+        for _ in range(args.rounds):
+            if args.engine is not None:
+                result["loads"].append(load(args.engine, args.clients, args.requests, args.tokens))
             ways = {"none": None, "looking": look, "without the GIL": sleep_without_gil}
-            found["waits, ms"].append(
-                {name: beside(wait, asked.seconds) for name, wait in ways.items()}
+            result["waits, ms"].append(
+                {name: beside(wait, args.seconds) for name, wait in ways.items()}
             )
-        print(json.dumps(found, indent=1))
+        print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

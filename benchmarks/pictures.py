@@ -20,7 +20,7 @@ text {{ font-family: sans-serif; font-size: 13px; fill: {GREY} }} .title {{ font
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar: tokens a second, and those that the bytes alone would allow."""
+    """A bar: tokens per second, and the rate that the bytes alone would allow."""
 
     label: str
     tokens_per_s: float
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis measures, its ends, and where its numbers stand."""
+    """The quantity of an axis, its ends, and the places of its numbers."""
 
     title: str
     low: float
@@ -49,26 +49,26 @@ class Axis:
     logarithmic: bool = False
 
     def share(self, value: float) -> float:
-        """How far along the axis a value stands, from 0 to 1."""
+        """Return the position of a value along the axis, from 0 to 1."""
         if self.logarithmic:
             return log(value / self.low) / log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
 
 def svg(height: float, parts: Sequence[str]) -> str:
-    """A picture of these parts."""
+    """Return a picture of these parts."""
     size = f'width="{WIDTH}" height="{height:g}" viewBox="0 0 {WIDTH} {height:g}"'
     body = "\n".join(parts)
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{_STYLE}{body}\n</svg>\n'
 
 
 def bars_height(count: int) -> int:
-    """Pixels that a panel of so many bars takes."""
+    """Return the height in pixels of a panel with this number of bars."""
     return 24 * count + 80
 
 
 def bars(title: str, panel: Sequence[Bar], axis: Axis, top: float) -> Iterator[str]:
-    """A panel of bars, each with its number, and the axis below."""
+    """Return a panel of bars, each with its number, and the axis below."""
     left, width, line = 146, 344, 24
     bottom = top + 14 + line * len(panel)
 
@@ -94,7 +94,7 @@ def bars(title: str, panel: Sequence[Bar], axis: Axis, top: float) -> Iterator[s
 
 
 def lines(title: str, drawn: Sequence[Line], across: Axis, up: Axis, top: float) -> Iterator[str]:
-    """A panel of lines, 250 pixels high, each with its name at its right end."""
+    """Return a panel of lines, 250 pixels high, each with its name at its right end."""
     left, width, height = 52, 372, 170
     ceiling = top + 14
 
@@ -135,7 +135,7 @@ def _curves(
 
 
 def _names(drawn: Sequence[Line], left: float, y: Callable[[float], float]) -> Iterator[str]:
-    """The lines' names, at least 16 pixels apart."""
+    """Return the positions of the lines' names, at least 16 pixels apart."""
     lowest = float("-inf")
     for line in sorted(drawn, key=lambda line: y(line.points[-1][1])):
         lowest = max(lowest + 16, y(line.points[-1][1]) + 4)

@@ -1,8 +1,8 @@
-"""What a prompt that begins as another did saves: one JSON line.
+"""Measures the gain of cached prefixes: one JSON line.
 
-Pairs of the same prompt, cold and behind a cached beginning: times to the first token, whether the
-tokens and the accepted drafts are equal. Then chats of several turns, with the cache and without,
-in turn; and how many of many beginnings are still there when each is asked for again.
+Pairs of the same prompt, cold and with a cached prefix: TTFT, and whether the tokens and the
+accepted draft tokens are equal. Then chats of several turns, with and without the cache,
+alternating; and the number of prefixes that remain when each of many is requested again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _EXAMPLES = """examples:
 
 
 def main() -> None:
-    """Measures both, and prints what was found."""
+    """Measure both, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -45,31 +45,31 @@ def main() -> None:
     parser.add_argument("--answer", type=int, default=16, help="tokens of an answer (16)")
     parser.add_argument("--together", type=int, default=8, help="chats at once (8)")
     parser.add_argument("--beginnings", type=int, nargs="*", default=[], help="that differ")
-    asked = parser.parse_args()
-    found: dict[str, object] = {"engine": asked.engine.name, "tokens": asked.tokens}
+    args = parser.parse_args()
+    result: dict[str, object] = {"engine": args.engine.name, "tokens": args.tokens}
     cached = RuntimeSettings(prefix_caching="on")
-    engine = Engine.load(asked.engine, cached)
-    if asked.rounds:
-        found |= _pairs(engine, asked)
-    if asked.turns:
-        found |= _chats_with_and_without(engine, asked)
-    if asked.beginnings:
-        found["beginnings, found again"] = [
-            (count, _found_again(Engine.load(asked.engine, cached), asked.tokens, count))
-            for count in asked.beginnings
+    engine = Engine.load(args.engine, cached)
+    if args.rounds:
+        result |= _pairs(engine, args)
+    if args.turns:
+        result |= _chats_with_and_without(engine, args)
+    if args.beginnings:
+        result["beginnings, found again"] = [
+            (count, _found_again(Engine.load(args.engine, cached), args.tokens, count))
+            for count in args.beginnings
         ]
-    print(json.dumps(found))
+    print(json.dumps(result))
 
 
-def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
+def _pairs(engine: Engine, args: argparse.Namespace) -> dict[str, object]:
     random, vocab = Random(0), engine.manifest.target.vocab
     cold: list[RunRecord] = []
     warm: list[RunRecord] = []
-    for number in range(asked.rounds + 1):
-        ids = random.choices(range(vocab), k=asked.tokens)
+    for number in range(args.rounds + 1):
+        ids = random.choices(range(vocab), k=args.tokens)
         for records in (cold, warm):
             record = _finished(engine, [ids], new_tokens=32)[0]
-            if number:  # the first pair makes the graphs ready
+            if number:  # The first pair records the graphs.
                 records.append(record)
     alike = sum(a.output_ids == b.output_ids for a, b in zip(cold, warm, strict=True))
     return {
@@ -77,7 +77,7 @@ def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
         "hit_ttft_s": median(r.stats.ttft_s for r in warm),
         "ratio": median(b.stats.ttft_s / a.stats.ttft_s for a, b in zip(cold, warm, strict=True)),
         "cached_tokens": warm[0].stats.cached_tokens,
-        "same_tokens": f"{alike} of {asked.rounds}",
+        "same_tokens": f"{alike} of {args.rounds}",
         "acceptance_length": [
             sum(r.stats.mean_acceptance_length for r in records) / len(records)
             for records in (cold, warm)
@@ -85,58 +85,58 @@ def _pairs(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _chats_with_and_without(engine: Engine, asked: argparse.Namespace) -> dict[str, object]:
-    """Chats with the cache and without, in turn: seconds, and output tokens a second.
+def _chats_with_and_without(engine: Engine, args: argparse.Namespace) -> dict[str, object]:
+    """Run chats with and without the cache: seconds, and output tokens per second.
 
-    On a CPU seconds are the process's own, so that others on the machine count for neither.
+    On a CPU, seconds are CPU time of the process, so that other processes do not count.
     """
     on_gpu = facts_of(engine.manifest.backend).on_gpu
     clock, kind = (time.perf_counter, "s") if on_gpu else (time.process_time, "cpu_s")
-    engines = {f"chats_{kind}": engine, f"chats_without_{kind}": Engine.load(asked.engine)}
-    found: dict[str, list[float]] = {name: [] for name in engines}
+    engines = {f"chats_{kind}": engine, f"chats_without_{kind}": Engine.load(args.engine)}
+    result: dict[str, list[float]] = {name: [] for name in engines}
     cached: list[int] = []
-    for round_ in range(asked.chat_rounds + 1):
+    for round_ in range(args.chat_rounds + 1):
         for name, each in engines.items():
-            turns = asked.turns if round_ else min(asked.turns, 3)
+            turns = args.turns if round_ else min(args.turns, 3)
             started_s = clock()
-            tokens = _chats(each, asked, turns=turns, seed=round_)
-            if round_:  # the first one makes the graphs ready
-                found[name].append(clock() - started_s)
+            tokens = _chats(each, args, turns=turns, seed=round_)
+            if round_:  # The first one records the graphs.
+                result[name].append(clock() - started_s)
             if each is engine:
                 cached.append(tokens)
-    with_s, without_s = (median(seconds) for seconds in found.values())
-    tokens = asked.turns * asked.together * asked.answer
-    return found | {
+    with_s, without_s = (median(seconds) for seconds in result.values())
+    tokens = args.turns * args.together * args.answer
+    return result | {
         f"tokens_per_{kind}": tokens / with_s,
         f"tokens_per_{kind}_without": tokens / without_s,
-        "times": median(b / a for a, b in zip(*found.values(), strict=True)),
-        "cached_share": cached[-1] / _prompt_tokens(asked),
+        "times": median(b / a for a, b in zip(*result.values(), strict=True)),
+        "cached_share": cached[-1] / _prompt_tokens(args),
     }
 
 
-def _chats(engine: Engine, asked: argparse.Namespace, *, turns: int, seed: int) -> int:
-    """Chats side by side, each answer in the next prompt; the prompt tokens that were cached."""
+def _chats(engine: Engine, args: argparse.Namespace, *, turns: int, seed: int) -> int:
+    """Run chats concurrently, each answer in the next prompt; return the cached prompt tokens."""
     random, vocab = Random(seed), engine.manifest.target.vocab
-    chats: list[list[int]] = [[] for _ in range(asked.together)]
+    chats: list[list[int]] = [[] for _ in range(args.together)]
     cached = 0
     for _ in range(turns):
         for chat in chats:
-            chat.extend(random.choices(range(vocab), k=asked.added))
-        records = _finished(engine, chats, new_tokens=asked.answer)
+            chat.extend(random.choices(range(vocab), k=args.added))
+        records = _finished(engine, chats, new_tokens=args.answer)
         for chat, record in zip(chats, records, strict=True):
             chat.extend(record.output_ids)
         cached += sum(record.stats.cached_tokens for record in records)
     return cached
 
 
-def _prompt_tokens(asked: argparse.Namespace) -> int:
-    """Of all turns of all chats."""
-    turn = asked.added + asked.answer
-    return asked.together * sum(n * turn + asked.added for n in range(asked.turns))
+def _prompt_tokens(args: argparse.Namespace) -> int:
+    """Return the values of all turns of all chats."""
+    turn = args.added + args.answer
+    return args.together * sum(n * turn + args.added for n in range(args.turns))
 
 
 def _found_again(engine: Engine, tokens: int, count: int) -> int:
-    """Of so many prompts, read one after another, those whose next turn begins behind them."""
+    """Return how many of several consecutive prompts have cached prefixes at their next turn."""
     random, vocab = Random(2), engine.manifest.target.vocab
     prompts = [random.choices(range(vocab), k=tokens) for _ in range(count)]
     for ids in prompts:

@@ -1,8 +1,8 @@
-"""What the prefix cache itself takes for one long prompt, on no engine: one JSON line.
+"""Measures the prefix cache's own time for one long prompt, without an engine: one JSON line.
 
-The caches have a group that keeps every position, one with a window of 128, and a draft's; pages
-have 16 tokens, and the prompt is read in launches of so many rows. Times are in milliseconds: each
-call's least over the rounds, summed, so that what else the machine does is left out.
+The caches have a group without a window, one with a window of 128, and a draft's; pages have 16
+tokens, and the prompt is prefilled in launches of several rows. Times are in milliseconds: the
+minimum of each call over the rounds, summed, which excludes other work of the machine.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ _PAGE_SIZE, _TARGET = 16, ("full", "sliding")
 
 
 class _Clock:
-    """The least time of each call, by what it belongs to."""
+    """The minimum time of each call, by name."""
 
     def __init__(self) -> None:
         self._least: dict[str, dict[int, float]] = defaultdict(dict)
         self._calls: dict[str, int] = {}
 
     def begin(self) -> None:
-        """Another round of the same calls."""
+        """Start another round of the same calls."""
         self._calls = defaultdict(int)
 
     def add(self, name: str, started_s: float) -> None:
-        """A call ends now."""
+        """End a call now."""
         took_ms = 1e3 * (perf_counter() - started_s)
         call = self._calls[name]
         self._calls[name] += 1
         self._least[name][call] = min(took_ms, self._least[name].get(call, took_ms))
 
     def sums(self) -> dict[str, float]:
-        """Milliseconds by name."""
+        """Return milliseconds by name."""
         return {name: round(sum(calls.values()), 3) for name, calls in self._least.items()}
 
 
 class _Caches:
-    """Room for a few prompts of ``tokens`` tokens, and the cache that keeps them."""
+    """Return pools for a few prompts of ``tokens`` tokens, and the prefix cache."""
 
     def __init__(self, tokens: int, rows: int) -> None:
         self._tokens, self._rows = tokens, rows
@@ -65,7 +65,7 @@ class _Caches:
         self.cache = PrefixCache(groups, self._kv, drafts=True)
 
     def read(self, prompt_ids: tuple[int, ...], clock: _Clock) -> int:
-        """A prompt from its look-up to its end; how much of it was there."""
+        """Run a prompt from look-up to its end; return the number of cached tokens."""
         clock.begin()
         started_s = perf_counter()
         ids = Request("a", prompt_ids, GenerateParams(), 16).ids
@@ -74,9 +74,9 @@ class _Caches:
         prefix = self.cache.begin(ids, None)
         match = self.cache.match(prefix, drafts=["draft"])
         clock.add("look-up", started_s)
-        wanted = self._kv.pages_needed(len(ids) + 16)
+        requested = self._kv.pages_needed(len(ids) + 16)
         started_s = perf_counter()
-        pages = self._kv.admit(wanted, match.shared)
+        pages = self._kv.admit(requested, match.shared)
         self.cache.admitted(prefix, match, was_preempted=False)
         clock.add("admission", started_s)
         for end in range(match.tokens + self._rows, len(ids) + self._rows, self._rows):
@@ -104,23 +104,23 @@ class _Caches:
 
 
 def main() -> None:
-    """Measures prompts that nobody has seen, and then the last of them again."""
+    """Measure new prompts, and then the last of them again."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=100_000, help="of the prompt (100000)")
     parser.add_argument("--rows", type=int, default=2048, help="of a launch (2048)")
     parser.add_argument("--rounds", type=int, default=15, help="of each (15)")
-    asked = parser.parse_args()
-    caches, random = _Caches(asked.tokens, asked.rows), np.random.default_rng(0)
+    args = parser.parse_args()
+    caches, random = _Caches(args.tokens, args.rows), np.random.default_rng(0)
     cold, hit = _Clock(), _Clock()
-    for _ in range(asked.rounds):
-        ids = tuple(random.integers(0, 200_000, asked.tokens).tolist())
+    for _ in range(args.rounds):
+        ids = tuple(random.integers(0, 200_000, args.tokens).tolist())
         if caches.read(ids, cold):
             raise SystemExit("a new prompt was found")
-    for _ in range(asked.rounds):
-        if caches.read(ids, hit) <= asked.tokens - 2 * _PAGE_SIZE:
+    for _ in range(args.rounds):
+        if caches.read(ids, hit) <= args.tokens - 2 * _PAGE_SIZE:
             raise SystemExit("the last prompt was not found")
     caches.cache.check_integrity()
-    print(json.dumps({"tokens": asked.tokens, "cold_ms": cold.sums(), "hit_ms": hit.sums()}))
+    print(json.dumps({"tokens": args.tokens, "cold_ms": cold.sums(), "hit_ms": hit.sums()}))
 
 
 if __name__ == "__main__":

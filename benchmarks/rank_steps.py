@@ -1,11 +1,11 @@
-"""What a rank's step takes beside the bytes that it reads: an engine of several ranks on one GPU.
+"""Measures a rank's step and its bytes: an engine of several ranks on one GPU.
 
     python benchmarks/rank_steps.py ONE RANKS [--batch 1] [--context 1000] [--json FILE]
 
 ONE is an engine for one GPU, RANKS the same model built with --tensor-parallel. The first rank of
 RANKS is its own peer (loopback): it has the shapes and launches of one of several GPUs, and waits
-for nobody. Of a layer, the time that is not that of its bytes hardly shrinks with the ranks: it
-decides what several GPUs can give.
+for no other. The part of a layer's time that is not that of its bytes hardly shrinks with more
+ranks, so it limits the gain of several GPUs.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from specbuild.runtime.measure.step_timing import measure_anatomy
 
 
 def opened(directory: Path) -> Engine:
-    """The engine, or its first rank by itself."""
+    """Load the engine, or its first rank alone."""
     manifest = read_manifest(directory)
     executor = open_executor(directory, manifest, readers=8, loopback=True)
     return Engine(manifest, executor)
 
 
 def described(step: StepAnatomy) -> dict[str, Any]:
-    """Microseconds of a step and of a middle layer, by op, and the layer's bytes."""
+    """Return the microseconds of a step and of a middle layer, by op, and the layer's bytes."""
     assert step.step_s is not None and step.bytes_per_s is not None
     layers: dict[int, list[Any]] = defaultdict(list)
     for launch in step.launches:
@@ -58,14 +58,14 @@ def described(step: StepAnatomy) -> dict[str, Any]:
 
 
 def measured(directory: Path, batch: int, context: int) -> dict[str, Any]:
-    """A step without a draft."""
+    """Return the program of a step without a draft."""
     engine = opened(directory)
     ceiling = ceiling_of(engine)
     with benchmark_batch(engine, batch=batch, context=context, shape=None) as placed:
         step = measure_anatomy(engine, placed, None, draft="none", bytes_per_s=ceiling)
-        found = described(step)
+        result = described(step)
     engine.executor.close()
-    return found | {"ranks": engine.manifest.ranks, "read_tb_s": ceiling / 1e12}
+    return result | {"ranks": engine.manifest.ranks, "read_tb_s": ceiling / 1e12}
 
 
 def main() -> int:
@@ -75,15 +75,15 @@ def main() -> int:
     parser.add_argument("--batch", type=int, action="append")
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     record: dict[str, Any] = {}
-    for batch in asked.batch or [1]:
-        for directory in asked.engines:
-            found = measured(directory, batch, asked.context)
-            record[f"{directory.name}, batch {batch}"] = found
-            print(f"{directory.name}, batch {batch}:", json.dumps(found), flush=True)
-            if asked.json is not None:
-                asked.json.write_text(json.dumps(record, indent=1) + "\n")
+    for batch in args.batch or [1]:
+        for directory in args.engines:
+            result = measured(directory, batch, args.context)
+            record[f"{directory.name}, batch {batch}"] = result
+            print(f"{directory.name}, batch {batch}:", json.dumps(result), flush=True)
+            if args.json is not None:
+                args.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0
 
 

@@ -85,15 +85,15 @@ def _beside_transformers() -> Iterator[Sequence[str]]:
 
 def _beside_llama_cpp() -> Iterator[Sequence[str]]:
     for path in LLAMA_CPP:
-        found = record(path)
-        plural = "" if found["threads"] == 1 else "s"
+        result = record(path)
+        plural = "" if result["threads"] == 1 else "s"
         yield (
             "SmolLM2-135M in Q4_1, no draft",
-            f"{found['specbuild_tokens_per_s']:.0f} tokens/s",
-            f"llama.cpp: {found['llama_cpp_tokens_per_s']:.0f}",
-            f"{found['times_as_fast_as_llama_cpp']:.1f}",
-            f"{found['processor']}, {found['threads']} thread{plural}",
-            found["date"],
+            f"{result['specbuild_tokens_per_s']:.0f} tokens/s",
+            f"llama.cpp: {result['llama_cpp_tokens_per_s']:.0f}",
+            f"{result['times_as_fast_as_llama_cpp']:.1f}",
+            f"{result['processor']}, {result['threads']} thread{plural}",
+            result["date"],
         )
 
 

@@ -20,9 +20,9 @@ def record(path: str) -> Any:
 
 
 def date_of(path: str) -> str:
-    found = re.search(r"\d{4}-\d\d-\d\d", path)
-    assert found, f"no date in the name of {path}"
-    return found[0]
+    result = re.search(r"\d{4}-\d\d-\d\d", path)
+    assert result, f"no date in the name of {path}"
+    return result[0]
 
 
 def phase_of(path: str, name: str, batch: int, context: int = 0) -> dict[str, Any]:

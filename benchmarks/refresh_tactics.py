@@ -1,13 +1,14 @@
-"""Compares shipped tactics with the kernels that are here, after a change of kernels or lowerings.
+"""Compares included tactics with the current kernels, after a change of kernels or lowerings.
 
-An entry is valid where its kernels have the machine code that it was measured with; see
-``builder/backends/cuda/tactics/measured_code.py``; NVRTC must be the version that made it. All
-entries are compiled and compared: a changed lowering gives other constants to unchanged sources.
+An entry is valid if its kernels have the machine code with which it was measured; see
+``builder/backends/cuda/tactics/measured_code.py``. NVRTC must have the version that compiled it.
+All entries are compiled and compared, since a changed lowering gives other constants to unchanged
+sources.
 
-Where every entry is valid, the shipped files get the digests of the sources that are here, so that
-builds need not compile to compare. Otherwise the invalid entries are printed, and nothing is
-written. ``--drop`` writes the files without them. ``--measure`` times their variants again, on a
-GPU of the kind that the file names, and writes the updated files to a folder.
+If every entry is valid, the included files get the digests of the current sources, so that builds
+need not compile to compare. Otherwise the invalid entries are printed, and nothing is written.
+``--drop`` writes the files without them. ``--measure`` times their variants again, on a GPU of the
+kind that the file names, and writes the updated files to a folder.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EXAMPLES = """examples:
   python benchmarks/refresh_tactics.py
   python benchmarks/refresh_tactics.py --measure out/tactics
 """
-# Tokens that a sequence holds, as ``specbuild tune`` has it by default.
+# The tokens of a sequence, the default of ``specbuild tune``.
 CONTEXT = 1024
 
 
@@ -47,10 +48,10 @@ def measured_again(
     compiler: Compiler,
     timer: CandidateTimer,
 ) -> TacticFile:
-    """The file with new measurements of these entries, which are printed.
+    """Return the file with new measurements of these entries, and print them.
 
-    An entry whose op or attributes no longer exist is left out. Raises SpecbuildError where the
-    timer's GPU is not the file's.
+    An entry whose op or attributes no longer exist is omitted. Raises SpecbuildError if the timer's
+    GPU is not the file's.
     """
     if timer.device != file.device:
         raise SpecbuildError(
@@ -59,13 +60,13 @@ def measured_again(
         )
     requested = (shape_of(entry, target_of(file.gpu)) for entry in entries)
     shapes = [shape for shape in requested if isinstance(shape, Shape)]
-    found, shapes_measured = measure_all(shapes, compiler, timer, SilentProgress(), math.inf)
+    result, shapes_measured = measure_all(shapes, compiler, timer, SilentProgress(), math.inf)
     for each in shapes_measured:
         print(
             f"{each.op}, {each.phase}, {each.rows} rows: {each.tactic or 'the default'}, "
             f"{each.median_us} µs, the default {each.default_us} µs"
         )
-    return file.with_entries(map(code.recorded, found))
+    return file.with_entries(map(code.recorded, result))
 
 
 def parsed() -> argparse.Namespace:
@@ -82,8 +83,8 @@ def parsed() -> argparse.Namespace:
 
 
 def main() -> int:
-    """The exit code: 0 where all entries are valid, were dropped or measured again."""
-    asked = parsed()
+    """Return the exit code: 0 if all entries are valid, were dropped or measured again."""
+    args = parsed()
     failed = False
     for gpu, name in SHIPPED_FILES.items():
         file, compiler = read_tactics(SHIPPED_FOLDER / name), Compiler(gpu)
@@ -93,7 +94,7 @@ def main() -> int:
         for reason in (*of_other_compilers(file.entries, compiler.version), *refused):
             print(reason.reason)
         print(f"{name}: {len(valid.entries)} of {len(file.entries)} entries are valid", flush=True)
-        if asked.measure is not None:
+        if args.measure is not None:
             keys = {entry.key for entry in valid.entries}
             invalid = [entry for entry in file.entries if entry.key not in keys]
             timer = GpuTimer(compiler, CONTEXT)
@@ -101,9 +102,9 @@ def main() -> int:
                 updated = measured_again(valid, invalid, code, compiler, timer)
             finally:
                 timer.close()
-            asked.measure.mkdir(parents=True, exist_ok=True)
-            write_tactics(asked.measure / name, updated)
-        elif refused and not asked.drop:
+            args.measure.mkdir(parents=True, exist_ok=True)
+            write_tactics(args.measure / name, updated)
+        elif refused and not args.drop:
             failed = True
         elif valid != file:
             write_tactics(SHIPPED_FOLDER / name, valid)

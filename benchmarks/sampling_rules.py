@@ -56,12 +56,12 @@ class Cut:
         """Return ``p`` [R, V] without the excluded tokens, renormalized."""
         if self.top_p < 1 or self.min_p > 0:
             ordered, order = p.sort(dim=-1, descending=True)
-            kept = ordered >= self.min_p * ordered[:, :1]
-            mass = ordered * kept
+            selected = ordered >= self.min_p * ordered[:, :1]
+            mass = ordered * selected
             before = mass.cumsum(dim=-1) - mass
-            kept &= before < self.top_p * mass.sum(dim=-1, keepdim=True)
-            kept[:, 0] = True
-            p = torch.zeros_like(p).scatter(-1, order, ordered * kept)
+            selected &= before < self.top_p * mass.sum(dim=-1, keepdim=True)
+            selected[:, 0] = True
+            p = torch.zeros_like(p).scatter(-1, order, ordered * selected)
         return p / p.sum(dim=-1, keepdim=True)
 
 
@@ -148,8 +148,8 @@ def level_rates(
         drawn = torch.softmax(near / (ratio * temperature), dim=-1)
         rates[f"shared noise, {ratio}"] = shared_noise_rate(p, drawn, x)
         if cut != Cut():
-            kept = cut.of(torch.softmax(near / temperature, dim=-1)) > 0
-            rates[f"shared noise, {ratio}, q cut"] = shared_noise_rate(p, drawn * kept, x)
+            selected = cut.of(torch.softmax(near / temperature, dim=-1)) > 0
+            rates[f"shared noise, {ratio}, q cut"] = shared_noise_rate(p, drawn * selected, x)
     return rates
 
 

@@ -1,7 +1,7 @@
-"""A server under bursts of clients that abort, lie and shout: no accepted request is lost.
+"""Tests a server under bursts of clients that abort and send invalid data: no request is lost.
 
-Needs the extra ``serve``. The server is a process of its own on a free port of this machine. What
-it answers is held against what the engine gives offline, its pages by a replay of its trace.
+Needs the extra ``serve``. The server is a separate process on a free port of this machine. Its
+answers are compared with those of the engine offline, and its pages with a replay of its trace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server_process import server_process
 from trace_replay import replay
 
 NAME = "engine"
-# Shares of what is sent: aborted, malformed and huge requests; the others are served to their end.
+# Shares of requests: aborted, malformed and huge ones; the others run to their end.
 KINDS = {"whole": 73, "aborted": 20, "malformed": 5, "huge": 2}
 PATIENCE_S = 600.0
 BURST = 10
@@ -35,7 +35,7 @@ BURST = 10
 
 @dataclass(frozen=True)
 class Known:
-    """A request, and the answer that the engine gives offline."""
+    """A request, and the engine's offline answer."""
 
     path: str
     body: dict[str, Any]
@@ -46,7 +46,7 @@ class Known:
 
 @dataclass
 class Outcome:
-    """What became of requests: by kind, and each that was not as it has to be."""
+    """Counts of requests by kind, and descriptions of incorrect results."""
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Outcome:
 class Soak:
     """Sends requests of every kind to a server, one connection each.
 
-    Where the queue is full it waits for about ``patience_s``, then for twice as long.
+    If the queue is full it waits for about ``patience_s``, then for twice as long.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Soak:
         self.outcome = Outcome()
 
     async def rounds(self, requests: int, capacity: int, sampled: Callable[[], None]) -> None:
-        """A burst of ten times ``capacity``, then as many one by one from so many clients."""
+        """Send a burst of ten times ``capacity``, then as many one by one from several clients."""
         while self.outcome.done < requests:
             burst = min(BURST * capacity, requests - self.outcome.done)
             await asyncio.gather(*(self.one() for _ in range(burst)))
@@ -85,7 +85,7 @@ class Soak:
             await self.one()
 
     async def one(self) -> None:
-        """A request of a kind that chance takes."""
+        """Send a request of a random kind."""
         kind = self._random.choices(list(KINDS), list(KINDS.values()))[0]
         send: dict[str, Callable[[], Awaitable[str | None]]] = {
             "whole": self._whole,
@@ -103,7 +103,7 @@ class Soak:
             self.outcome.wrong.append(wrong)
 
     async def _whole(self) -> str | None:
-        """Sent again while the queue is full: what was accepted gives the offline answer."""
+        """Send a request, again while the queue is full; an accepted one must match offline."""
         known = self._random.choice(self._known)
         streamed = self._random.random() < 0.5
         message = request_of(known.path, known.body | {"stream": streamed})
@@ -116,10 +116,10 @@ class Soak:
             await asyncio.sleep(patience_s * (0.5 + self._random.random()))
         if status != 200:
             return f"whole: {status} {answer[:200]!r}"
-        found = answer_of(answer, streamed=streamed)
-        wanted = (known.text, known.finish_reason)
-        if found != wanted:
-            return f"whole: {json.dumps(known.body)} gave {found}, offline {wanted}"
+        result = answer_of(answer, streamed=streamed)
+        requested = (known.text, known.finish_reason)
+        if result != requested:
+            return f"whole: {json.dumps(known.body)} gave {result}, offline {requested}"
         return None
 
     async def _aborted(self) -> str | None:
@@ -168,7 +168,7 @@ class Soak:
         return None if named else f"{kind}: {status} {answer[:200]!r}"
 
     async def exchange(self, message: bytes) -> tuple[int, bytes]:
-        """Status and body of an answer; status 0 where the connection was closed without one."""
+        """Return status and body of an answer; status 0 if the connection was closed first."""
         reader, writer = await asyncio.open_connection(*self._place)
         try:
             with suppress(ConnectionError):
@@ -187,7 +187,7 @@ class Soak:
 
 
 def head_of(path: str, body: bytes, announced: int | None = None) -> bytes:
-    """The head of a request whose answer ends with its connection."""
+    """Return the head of a request whose answer ends with its connection."""
     size = len(body) if announced is None else announced
     lines = (
         f"POST {path} HTTP/1.1",
@@ -200,7 +200,7 @@ def head_of(path: str, body: bytes, announced: int | None = None) -> bytes:
 
 
 def unchunked(body: bytes) -> bytes:
-    """The content of a chunked body. ValueError where its end is missing."""
+    """Return the content of a chunked body. ValueError if its end is missing."""
     parts = []
     while True:
         size, _, body = body.partition(b"\r\n")
@@ -211,13 +211,13 @@ def unchunked(body: bytes) -> bytes:
 
 
 def request_of(path: str, body: dict[str, Any]) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     data = json.dumps(body).encode()
     return head_of(path, data) + data
 
 
 def answer_of(answer: bytes, *, streamed: bool) -> tuple[str, str]:
-    """Text and finish reason of a completion or a chat."""
+    """Return text and finish reason of a completion or a chat."""
     if not streamed:
         choice = json.loads(answer)["choices"][0]
         return text_of(choice, "message"), choice["finish_reason"]
@@ -229,12 +229,12 @@ def answer_of(answer: bytes, *, streamed: bool) -> tuple[str, str]:
 
 
 def text_of(choice: dict[str, Any], place: str) -> str:
-    """The text of a choice, or of a part of one."""
+    """Return the text of a choice, or of a part of one."""
     return choice["text"] if "text" in choice else choice[place].get("content") or ""
 
 
 def known_answers(engine: Path, count: int, seed: int) -> list[Known]:
-    """Requests of mixed sizes, greedy and sampled, and their answers by the engine itself."""
+    """Return requests of mixed sizes, greedy and sampled, and the engine's own answers."""
     from specbuild.runtime.engine import Engine
     from specbuild.runtime.request import FinishEvent, GenerateParams, Prompt
     from specbuild.runtime.sampling import SamplingParams
@@ -244,15 +244,15 @@ def known_answers(engine: Path, count: int, seed: int) -> list[Known]:
     prompts, params, bodies = [], [], []
     for i in range(count):
         text = " ".join(drawn.choices(words, k=drawn.choice([1, 4, 12, 60])))
-        asked = GenerateParams(
+        args = GenerateParams(
             max_new_tokens=drawn.choice([1, 2, 8, 32]),
             sampling=SamplingParams(temperature=drawn.choice([0.0, 1.0]), seed=i),
             raw=True,
         )
         prompts.append(Prompt(str(i), prompt=text))
-        params.append(asked)
-        body = {"model": NAME, "prompt": text, "max_tokens": asked.max_new_tokens}
-        bodies.append(body | {"temperature": asked.sampling.temperature, "seed": i})
+        params.append(args)
+        body = {"model": NAME, "prompt": text, "max_tokens": args.max_new_tokens}
+        bodies.append(body | {"temperature": args.sampling.temperature, "seed": i})
     events = loaded.generate(prompts, params)
     ended = {e.request: e.record for e in events if isinstance(e, FinishEvent)}
     return [
@@ -271,7 +271,7 @@ def known_answers(engine: Path, count: int, seed: int) -> list[Known]:
 def server(
     engine: Path, max_queue: int, trace: Path
 ) -> Iterator[tuple[subprocess.Popen[str], tuple[str, int]]]:
-    """The server's process, and its host and port."""
+    """Return the server's process, and its host and port."""
     options = ("--served-model-name", NAME, "--max-queue", str(max_queue), "--trace", str(trace))
     with server_process(engine, *options) as (process, url):
         host, _, port = url.rpartition("/")[2].rpartition(":")
@@ -279,13 +279,13 @@ def server(
 
 
 def rss_bytes(pid: int) -> int:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     status = Path(f"/proc/{pid}/status").read_text()
     return 1024 * int(next(line for line in status.splitlines() if "VmRSS" in line).split()[1])
 
 
 async def settled(soak: Soak) -> dict[str, float]:
-    """The gauges of the server once nothing runs; those of a minute later at most."""
+    """Return the gauges of the server when nothing runs, at most a minute later."""
     gauges: dict[str, float] = {}
     for _ in range(60):
         _, answer = await soak.exchange(
@@ -306,29 +306,29 @@ async def settled(soak: Soak) -> dict[str, float]:
 
 
 def main() -> None:
-    """Prints one JSON object; exit code 1 where something is not as it has to be."""
+    """Print one JSON object; the exit code is 1 if a result is incorrect."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--requests", metavar="N", type=int, default=10_000)
     parser.add_argument("--max-queue", metavar="N", type=int, default=16)
     parser.add_argument("--known", metavar="N", type=int, default=400)
     parser.add_argument("--seed", metavar="S", type=int, default=1)
-    asked = parser.parse_args()
-    known = known_answers(asked.engine, asked.known, asked.seed)
-    batch = json.loads((asked.engine / "manifest.json").read_text())["limits"]["max_batch_size"]
+    args = parser.parse_args()
+    known = known_answers(args.engine, args.known, args.seed)
+    batch = json.loads((args.engine / "manifest.json").read_text())["limits"]["max_batch_size"]
     memory: list[tuple[int, int]] = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        server(asked.engine, asked.max_queue, Path(folder) / "trace") as (process, place),
+        server(args.engine, args.max_queue, Path(folder) / "trace") as (process, place),
     ):
-        soak, started_s = Soak(place, known, asked.seed), time.perf_counter()
+        soak, started_s = Soak(place, known, args.seed), time.perf_counter()
 
         def sampled() -> None:
             memory.append((soak.outcome.done, rss_bytes(process.pid)))
             print(soak.outcome.done, memory[-1][1] >> 20, "MiB", file=sys.stderr, flush=True)
 
         async def all_of_it() -> dict[str, float]:
-            await soak.rounds(asked.requests, batch + asked.max_queue, sampled)
+            await soak.rounds(args.requests, batch + args.max_queue, sampled)
             return await settled(soak)
 
         gauges, passed_s = asyncio.run(all_of_it()), time.perf_counter() - started_s
@@ -336,9 +336,9 @@ def main() -> None:
         code = process.wait(120)
         with (Path(folder) / "trace").open() as lines:
             traced = replay(lines)
-    half = [rss for done, rss in memory if done >= asked.requests / 2]
+    half = [rss for done, rss in memory if done >= args.requests / 2]
     tail = mean(half[-max(1, len(half) // 4) :])
-    found = {
+    result = {
         "requests": dict(soak.outcome.counts),
         "sent_again_after_429": soak.outcome.retries,
         "wrong": len(soak.outcome.wrong),
@@ -350,7 +350,7 @@ def main() -> None:
         "rss_mib": [round(rss / 2**20, 1) for _, rss in memory],
         "rss_growth_over_the_last_half": round(tail / half[0] - 1, 4),
     }
-    print(json.dumps(found, indent=1))
+    print(json.dumps(result, indent=1))
     sane = not soak.outcome.wrong and code == 0 and not any(gauges.values())
     sys.exit(0 if sane and tail <= 1.03 * half[0] else 1)
 

@@ -1,8 +1,8 @@
-"""What serving costs over decoding: the same requests through a session and through a server.
+"""Compares serving with decoding: the same requests through a session and through a server.
 
-Needs the extras ``serve`` and the engine's own. Prompts are random ids. The server is a process of
-its own on a free port of this machine; sessions run in this process, one after the other. What an
-arrival costs those that decode is for ``arrivals.py``.
+Needs the extras ``serve`` and the engine's own. Prompts are random ids. The server is a separate
+process on a free port of this machine; sessions run in this process, in succession. The effect of
+an arrival on decoding sequences is measured by ``arrivals.py``.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ NAME = "engine"
 
 @contextmanager
 def server(engine: Path) -> Iterator[tuple[str, tuple[float, float]]]:
-    """The address of a server; seconds to /health, that passed and of a processor."""
+    """Start a server; return its address, and wall and CPU seconds to /health."""
     started_s = time.perf_counter()
-    # As a session reads prompts: whole.
+    # Prompts are prefilled in one chunk, as in a session.
     options = ("--served-model-name", NAME, "--no-prefix-cache")
     with server_process(engine, *options) as (process, url):
         urllib.request.urlopen(f"{url}/health", timeout=10).read()
@@ -44,13 +44,13 @@ def server(engine: Path) -> Iterator[tuple[str, tuple[float, float]]]:
 
 
 def prompts(count: int, tokens: int, seed: int) -> list[tuple[int, ...]]:
-    """Random ids that every vocabulary has."""
+    """Return random ids that every vocabulary has."""
     drawn = random.Random(seed)
     return [tuple(drawn.choices(range(300, 1000), k=tokens)) for _ in range(count)]
 
 
 def session_run(engine: Engine, ids: list[tuple[int, ...]], tokens: int) -> tuple[float, float]:
-    """Seconds in all, and the median of a token behind the first, of requests added at once."""
+    """Return total seconds, and the median time per token after the first, of a batch."""
     params = GenerateParams(max_new_tokens=tokens, ignore_eos=True)
     named = [Prompt(str(i), prompt_ids=p) for i, p in enumerate(ids)]
     requests = engine.check_prompts(named, params)
@@ -62,7 +62,7 @@ def session_run(engine: Engine, ids: list[tuple[int, ...]], tokens: int) -> tupl
 
 
 async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[Sample]:
-    """Requests one after the other."""
+    """Run requests one after the other."""
     client = Client(url, key=None, timeout_s=600)
     try:
         return [await client.complete(body_of(NAME, p, tokens)) for p in ids]
@@ -71,7 +71,7 @@ async def one_client(url: str, ids: list[tuple[int, ...]], tokens: int) -> list[
 
 
 def at_once(url: str, clients: int, ids: list[tuple[int, ...]], tokens: int) -> float:
-    """Tokens a second of a closed loop."""
+    """Return the tokens per second of a closed loop."""
     plan = LoadSettings(
         requests=len(ids), clients=clients, prompts=tuple(ids), max_new_tokens=tokens
     )
@@ -84,41 +84,43 @@ def at_once(url: str, clients: int, ids: list[tuple[int, ...]], tokens: int) -> 
 
 
 def main() -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--prompt-tokens", metavar="N", type=int, default=1024)
     parser.add_argument("--tokens", metavar="N", type=int, default=256)
     parser.add_argument("--clients", metavar="N", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--rounds", metavar="N", type=int, default=3)
-    asked = parser.parse_args()
-    found: dict[str, object] = {}
-    engine = Engine.load(asked.engine)
+    args = parser.parse_args()
+    result: dict[str, object] = {}
+    engine = Engine.load(args.engine)
     session_run(engine, prompts(1, 64, 0), 32)
-    single = prompts(asked.rounds, asked.prompt_tokens, 1)
-    many = {n: prompts(n, asked.prompt_tokens, 2) for n in asked.clients}
-    starts, ratios, loads = [], [], {n: [] for n in asked.clients}
-    with server(asked.engine) as (url, start_s):
+    single = prompts(args.rounds, args.prompt_tokens, 1)
+    many = {n: prompts(n, args.prompt_tokens, 2) for n in args.clients}
+    starts, ratios, loads = [], [], {n: [] for n in args.clients}
+    with server(args.engine) as (url, start_s):
         starts.append(start_s)
         asyncio.run(one_client(url, prompts(1, 64, 0), 32))
         for ids in single:
-            alone = session_run(engine, [ids], asked.tokens)[1]
-            seen = asyncio.run(one_client(url, [ids], asked.tokens))[0]
+            alone = session_run(engine, [ids], args.tokens)[1]
+            seen = asyncio.run(one_client(url, [ids], args.tokens))[0]
             if seen.tpot_s is None:
                 raise SystemExit(f"the request failed: {seen.error}")
             ratios.append((1e3 * alone, 1e3 * seen.tpot_s, seen.tpot_s / alone))
         for n, ids in many.items():
-            for _ in range(asked.rounds):
-                whole_s, _tpot = session_run(engine, ids, asked.tokens)
-                own = n * asked.tokens / whole_s
-                served = at_once(url, n, ids, asked.tokens)
+            for _ in range(args.rounds):
+                whole_s, _tpot = session_run(engine, ids, args.tokens)
+                own = n * args.tokens / whole_s
+                served = at_once(url, n, ids, args.tokens)
                 loads[n].append((own, served, served / own))
-    with server(asked.engine) as (_, start_s):
+    with server(args.engine) as (_, start_s):
         starts.append(start_s)
-    found["start_s"] = {"passed, of the processor": starts}
-    found["one_client_ms_a_token"] = {"session, server, ratio": ratios}
-    found["tokens_a_second"] = {f"{n} clients: session, server, ratio": v for n, v in loads.items()}
-    print(json.dumps(found, indent=1))
+    result["start_s"] = {"passed, of the processor": starts}
+    result["one_client_ms_a_token"] = {"session, server, ratio": ratios}
+    result["tokens_a_second"] = {
+        f"{n} clients: session, server, ratio": v for n, v in loads.items()
+    }
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

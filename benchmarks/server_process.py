@@ -1,4 +1,4 @@
-"""``specbuild serve`` as a process of its own, for scripts that ask it over loopback."""
+"""``specbuild serve`` as a separate process, for scripts that send requests over loopback."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 
 @contextmanager
 def server_process(engine: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The process, on a free port, and the URL that it says it serves at; it is gone afterwards.
+    """Yield the process, on a free port, and the URL that it prints; it ends with the context.
 
-    Raises SystemExit where it ends before it serves.
+    Raises SystemExit if it ends before it serves.
     """
     command = [sys.executable, "-m", "specbuild.cli.main", "serve", str(engine), "--port", "0"]
     process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)

@@ -1,9 +1,9 @@
-"""Decodes at random for as long as asked, and compares with plain decoding of the same engine.
+"""Decodes at random for a given time, and compares with plain decoding of the same engine.
 
-Prompts, draft shapes, sampling, batches and arrivals are drawn from a seed; each prompt is decoded
-once more alone and without a draft. Until the tokens of the two part, their log-probabilities are
-of the same contexts: how far apart those are is counted, for contexts whose experts are settled and
-for others (by transformers). Exit code 1 where two part at a clear choice:
+Prompts, draft shapes, sampling, batches and arrivals are drawn from a seed; each prompt is also
+decoded alone and without a draft. Until the tokens of the two differ, their log-probabilities have
+the same contexts. Their distances are counted, separately for contexts with clear expert selection
+(by transformers). The exit code is 1 if two differ at a clear choice:
 
     .venv/bin/python benchmarks/soak.py --engine out/demo/engine --minutes 30 \\
         --output benchmarks/results/soak.json
@@ -42,14 +42,14 @@ from specbuild.runtime.sampling import SamplingParams
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 PACKAGES = ("specbuild", "onnxruntime", "numpy", "torch", "transformers")
-# Two prompts in three are a piece of the example's text, one is any ids.
+# Two prompts in three are a piece of the example's text, the third has any ids.
 _SHARE_OF_TEXT = 2 / 3
 _LONGEST_OUTPUT = 96
 
 
 @dataclass(frozen=True)
 class Round:
-    """What one batch decodes, and how."""
+    """The requests of one batch, and their settings."""
 
     prompts: tuple[Prompt, ...]
     params: tuple[GenerateParams, ...]
@@ -59,7 +59,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, what became of it among others, and alone without a draft."""
+    """A prompt, its output in a batch, and its output alone without a draft."""
 
     prompt: Prompt
     params: GenerateParams
@@ -69,7 +69,7 @@ class Case:
 
 @dataclass
 class Parting:
-    """Where a run and plain decoding chose different tokens."""
+    """A place at which a run and plain decoding chose different tokens."""
 
     seed: int
     prompt: int
@@ -88,9 +88,9 @@ class Parting:
 
 @dataclass
 class Distance:
-    """The largest of a prompt's: of a log-probability of the same token after the same ids.
+    """The largest distance of a prompt: log-probabilities of one token in equal contexts.
 
-    ``routing_margin`` is the least of any row of its context, by transformers.
+    ``routing_margin`` is the minimum of any row of its context, by transformers.
     """
 
     distance: float
@@ -104,13 +104,13 @@ class Distance:
 
 @dataclass
 class Distances:
-    """Of log-probabilities: how many by power of ten, and the largest few."""
+    """Distances of log-probabilities: counts by power of ten, and the largest few."""
 
     by_power: dict[str, int] = field(default_factory=dict)
     largest: list[Distance] = field(default_factory=list)
 
     def add(self, distances: np.ndarray, worst: Distance) -> None:
-        """Counts those of a prompt."""
+        """Count those of a prompt."""
         for power in np.floor(np.log10(np.maximum(distances, 1e-9))).astype(int):
             name = "0" if power == -9 else f"1e{power}"
             self.by_power[name] = self.by_power.get(name, 0) + 1
@@ -119,8 +119,10 @@ class Distances:
 
 @dataclass
 class Tally:
-    """What came of all rounds. Experts are ``settled`` where no row of a context has two that are
-    closer than a routing tie."""
+    """The results of all rounds.
+
+    Experts are ``settled`` if no row of a context has two that are closer than a routing tie.
+    """
 
     rounds: int = 0
     prompts: int = 0
@@ -133,7 +135,7 @@ class Tally:
 
 
 def drawn_round(seed: int, text_ids: list[int], limits: Limits) -> Round:
-    """The batch of a seed."""
+    """Return the batch of a seed."""
     draw = random.Random(seed)
     count = draw.randint(1, 2 * limits.max_batch_size)
     lengths = [_length(draw, limits.max_seq_len - _LONGEST_OUTPUT) for _ in range(count)]
@@ -150,9 +152,9 @@ def drawn_round(seed: int, text_ids: list[int], limits: Limits) -> Round:
     return Round(tuple(prompts), params, _speculation(draw, limits), draw.randint(1, 3))
 
 
-def _length(draw: random.Random, most: int) -> int:
-    """Short ones often, the longest seldom."""
-    return int(2 ** draw.uniform(0, math.log2(most) if draw.random() < 0.1 else 9))
+def _length(draw: random.Random, maximum: int) -> int:
+    """Return mostly short lengths, rarely the longest."""
+    return int(2 ** draw.uniform(0, math.log2(maximum) if draw.random() < 0.1 else 9))
 
 
 def _params(draw: random.Random) -> GenerateParams:
@@ -171,21 +173,21 @@ def _params(draw: random.Random) -> GenerateParams:
 
 
 def _speculation(draw: random.Random, limits: Limits) -> Speculation:
-    """None, the default, a chain, or a tree within the engine's limits."""
+    """Return None, the default, a chain, or a tree within the engine's limits."""
     way = draw.randrange(5)
     if way < 2:
         return "default" if way else None
     depth = draw.randint(1, limits.draft_depth)
     top_k = 1 if way == 2 else draw.randint(2, limits.draft_top_k)
-    most = min(limits.draft_tokens, DraftShape(top_k, depth, 1).candidates)
-    return DraftShape(top_k, depth, draw.randint(1, most))
+    maximum = min(limits.draft_tokens, DraftShape(top_k, depth, 1).candidates)
+    return DraftShape(top_k, depth, draw.randint(1, maximum))
 
 
-def together(engine: Engine, given: Round) -> list[RunRecord]:
-    """All prompts of a round, which arrive in so many parts while others are decoded."""
-    step = math.ceil(len(given.prompts) / given.arrivals)
-    starts = range(0, len(given.prompts), step)
-    draw, waiting = random.Random(len(given.prompts)), list(starts)
+def together(engine: Engine, inputs: Round) -> list[RunRecord]:
+    """Decode all prompts of a round, which arrive in several parts during decoding."""
+    step = math.ceil(len(inputs.prompts) / inputs.arrivals)
+    starts = range(0, len(inputs.prompts), step)
+    draw, waiting = random.Random(len(inputs.prompts)), list(starts)
     running: list[tuple[int, Iterator[Event]]] = []
     records: dict[int, RunRecord] = {}
     while waiting or running:
@@ -193,7 +195,7 @@ def together(engine: Engine, given: Round) -> list[RunRecord]:
             start = waiting.pop(0)
             part = slice(start, start + step)
             events = engine.generate(
-                given.prompts[part], given.params[part], speculation=given.speculation
+                inputs.prompts[part], inputs.params[part], speculation=inputs.speculation
             )
             running.append((start, events))
         start, events = draw.choice(running)
@@ -202,19 +204,19 @@ def together(engine: Engine, given: Round) -> list[RunRecord]:
             running.remove((start, events))
         elif isinstance(event, FinishEvent):
             records[start + event.request] = event.record
-    return [records[i] for i in range(len(given.prompts))]
+    return [records[i] for i in range(len(inputs.prompts))]
 
 
 def alone(engine: Engine, prompt: Prompt, params: GenerateParams) -> RunRecord:
-    """One prompt without a draft."""
+    """Decode one prompt without a draft."""
     events = engine.generate(prompt, params, speculation=None)
     return next(e.record for e in events if isinstance(e, FinishEvent))
 
 
 def gap(logits: torch.Tensor, tokens: tuple[int, int], params: GenerateParams, at: int) -> float:
-    """How much a logit must change for the other of two tokens to be the choice.
+    """Return the change of a logit that would select the other of two tokens.
 
-    Half of what parts their scores, or less where top-k or top-p are about to leave one out.
+    It is half of the difference of their scores, or less if top-k or top-p nearly exclude one.
     ``at`` is the position of the last token before them.
     """
     sampling = params.sampling
@@ -227,13 +229,15 @@ def gap(logits: torch.Tensor, tokens: tuple[int, int], params: GenerateParams, a
     )
     parted = float((scores[tokens[0]] - scores[tokens[1]]).abs()) * sampling.temperature
     limits = torch.tensor([sampling.top_k]), torch.tensor([sampling.top_p])
-    kept = kept_tokens(scaled[None], *limits)[0]
-    edge = float(scaled[kept].min() - scaled[~kept].max()) if not kept.all() else math.inf
+    selected = kept_tokens(scaled[None], *limits)[0]
+    edge = (
+        float(scaled[selected].min() - scaled[~selected].max()) if not selected.all() else math.inf
+    )
     return min(parted, edge * sampling.temperature)
 
 
 def compare(tally: Tally, reference: ReferenceTarget, place: tuple[int, int], case: Case) -> None:
-    """Counts the distances of a prompt's two runs, and where they part if they do.
+    """Count the distances of a prompt's two runs, and their first difference if any.
 
     ``place`` is the round's seed and the prompt's number.
     """
@@ -252,9 +256,9 @@ def compare(tally: Tally, reference: ReferenceTarget, place: tuple[int, int], ca
         distances = np.abs(np.subtract(got.logprobs[:same], plain.logprobs[:same]))
         worst = int(distances.argmax())
         context, margin = len(prompt) + worst, states.routing_margin
-        found = (float(distances[worst]), *place, worst, context, plain.logprobs[worst], margin)
+        result = (float(distances[worst]), *place, worst, context, plain.logprobs[worst], margin)
         counted = tally.settled if margin >= ROUTING_TIE else tally.unsettled
-        counted.add(distances, Distance(*found))
+        counted.add(distances, Distance(*result))
     if at is not None:
         tokens = got.output_ids[at], plain.output_ids[at]
         length = len(prompt) + at
@@ -267,15 +271,15 @@ def compare(tally: Tally, reference: ReferenceTarget, place: tuple[int, int], ca
 
 
 def soak(engine: Engine, arguments: argparse.Namespace) -> Tally:
-    """Rounds until the time is over."""
+    """Run rounds until the time is over."""
     reference = ReferenceTarget(arguments.model)
     ids = _text_ids(engine)
     tally, seed = Tally(), arguments.seed
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until:
-        given = drawn_round(seed, ids, engine.manifest.limits)
-        got = together(engine, given)
-        for number, (prompt, params) in enumerate(zip(given.prompts, given.params, strict=True)):
+        inputs = drawn_round(seed, ids, engine.manifest.limits)
+        got = together(engine, inputs)
+        for number, (prompt, params) in enumerate(zip(inputs.prompts, inputs.params, strict=True)):
             case = Case(prompt, params, got[number], alone(engine, prompt, params))
             compare(tally, reference, (seed, number), case)
         tally.rounds += 1
@@ -289,14 +293,14 @@ def soak(engine: Engine, arguments: argparse.Namespace) -> Tally:
 def _text_ids(engine: Engine) -> list[int]:
     lines = (EXAMPLE / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     assert engine.text is not None
-    most = engine.manifest.limits.max_seq_len
+    maximum = engine.manifest.limits.max_seq_len
     texts = (json.loads(line)["prompt"] for line in lines)
-    encoded = (engine.text.encode(text, raw=True, most_tokens=most) for text in texts)
+    encoded = (engine.text.encode(text, raw=True, most_tokens=maximum) for text in texts)
     return list(chain.from_iterable(encoded))
 
 
 def main() -> int:
-    """Soaks an engine and writes the record; 1 where a run parts at a clear choice."""
+    """Test an engine and write the record; return 1 if a run differs at a clear choice."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engine", type=Path, default=Path("out/demo/engine"))
     parser.add_argument("--model", type=Path, default=EXAMPLE / "target", help="its checkpoint")

@@ -1,12 +1,12 @@
-"""What partial views change while an engine decodes: agreement and acceptance by context, budget.
+"""Measures partial views during decoding: agreement and acceptance by context and budget.
 
-Held-out text is the prompt; each is decoded over the whole cache and over views of every budget,
-with the engine's draft. Printed are how many of the tokens that partial steps emitted the whole
-context chooses too, how many tokens a step emits (whole: that of the draft alone), with standard
-errors from prompt to prompt, and the tokens a second of ``--batch`` prompts that decode together,
-from the last one's first token until all have ended. Prompts are pieces of the text at even
-distances: where it is shorter than all of them together they overlap, and the errors are too small.
-Engines of any target are taken:
+Held-out text is the prompt; each is decoded over the full cache and over views of every budget,
+with the engine's draft. The output has the share of tokens of partial steps that the full context
+selects too, and tokens per step (full: those of the draft alone), with standard errors over
+prompts. It also has the tokens per second of ``--batch`` concurrent prompts, from the last one's
+first token to the end of all. Prompts are pieces of the text at equal distances: in a text that is
+shorter than all of them together they overlap, and the errors are too small. Engines of any target
+can be used:
 
     specbuild build --model examples/tiny-gpt-oss/target --draft examples/tiny-gpt-oss/draft \\
       --max-seq-len 4096 --page-size 16 --draft-window 512 --draft-top-k 1 --draft-depth 3 \\
@@ -35,7 +35,7 @@ from specbuild.runtime.errors import SpecbuildError
 from specbuild.runtime.request import GenerateParams, Prompt
 from specbuild.runtime.settings import RuntimeSettings
 
-# Behind a view's buffer, so that the step which re-verifies it has run too.
+# More than a view's buffer, so that the step which re-verifies it has run too.
 WARM_UP_TOKENS = 16
 
 
@@ -48,9 +48,9 @@ class Asked:
 
 
 def prompts(file: Path, context: int, count: int) -> list[Prompt]:
-    """Pieces of a text of token ids [n], at even distances, each of ``context`` tokens.
+    """Return pieces of token ids [n], at equal distances, each of ``context`` tokens.
 
-    Raises SpecbuildError where the text is shorter than one.
+    Raises SpecbuildError if the text is shorter than one.
     """
     ids = np.load(file).astype(int)
     if len(ids) <= context:
@@ -66,90 +66,90 @@ def prompts(file: Path, context: int, count: int) -> list[Prompt]:
 
 def decode(
     engine: Engine,
-    given: Sequence[Prompt],
-    asked: Asked,
+    inputs: Sequence[Prompt],
+    args: Asked,
     *,
     batch: int,
     tokens: int,
     speculation: DraftShape | None,
 ) -> Iterator[Run]:
-    """All prompts, ``batch`` at a time, decoded greedily."""
+    """Decode all prompts greedily, ``batch`` at a time."""
     params = GenerateParams(
-        max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=asked.budget
+        max_new_tokens=tokens, ignore_eos=True, specpv_retrieval_blocks=args.budget
     )
-    warm_up(engine, given[:batch], params, speculation)
-    for at in range(0, len(given), batch):
-        yield decode_together(engine, given[at : at + batch], params, speculation)
+    warm_up(engine, inputs[:batch], params, speculation)
+    for at in range(0, len(inputs), batch):
+        yield decode_together(engine, inputs[at : at + batch], params, speculation)
 
 
 def decode_together(
     engine: Engine,
-    given: Sequence[Prompt],
+    inputs: Sequence[Prompt],
     params: GenerateParams,
     speculation: DraftShape | None,
 ) -> Run:
-    """A batch; SpecbuildError where some wait until others have ended."""
-    run = timed_run(engine, given, params, speculation)
+    """Decode a batch; SpecbuildError if some wait until others have ended."""
+    run = timed_run(engine, inputs, params, speculation)
     if run.decode_tokens < sum(len(record.output_ids) - 1 for record in run.records):
         raise SpecbuildError(
-            f"--batch {len(given)}: the engine has no capacity to decode so many prompts together"
+            f"--batch {len(inputs)}: the engine has no capacity to decode so many prompts together"
         )
     return run
 
 
 def warm_up(
     engine: Engine,
-    given: Sequence[Prompt],
+    inputs: Sequence[Prompt],
     params: GenerateParams,
     speculation: DraftShape | None,
 ) -> None:
-    """Runs what the timed runs find loaded, on prompts just long enough for a view.
+    """Load what the timed runs use, on prompts just long enough for a view.
 
-    A whole long prompt takes longer than what is timed behind it.
+    A full long prompt takes longer than what is timed after it.
     """
     specpv = engine.manifest.specpv
     assert specpv is not None
     blocks = specpv.n_sink_blocks + specpv.n_window_blocks + specpv.n_retrieval_blocks + 1
     long = max(specpv.partial_threshold + 1, blocks * specpv.block_size)
-    cut = [replace(prompt, prompt_ids=(prompt.prompt_ids or ())[:long]) for prompt in given]
+    cut = [replace(prompt, prompt_ids=(prompt.prompt_ids or ())[:long]) for prompt in inputs]
     few = min(params.max_new_tokens, specpv.n_spec_tokens_buf + WARM_UP_TOKENS)
     decode_together(engine, cut, replace(params, max_new_tokens=few), speculation)
 
 
-def check_asked(manifest: Manifest, given: argparse.Namespace) -> None:
-    """SpecbuildError for what the engine would refuse or cut short, before anything runs."""
+def check_asked(manifest: Manifest, inputs: argparse.Namespace) -> None:
+    """Raise SpecbuildError for what the engine would refuse or truncate, before anything runs."""
     specpv, limits = manifest.specpv, manifest.limits
     if specpv is None:
-        raise SpecbuildError(f"{given.engine} was built without SpecPV; build it with --specpv")
-    if given.batch < 1 or given.prompts < 1 or given.prompts % given.batch:
+        raise SpecbuildError(f"{inputs.engine} was built without SpecPV; build it with --specpv")
+    if inputs.batch < 1 or inputs.prompts < 1 or inputs.prompts % inputs.batch:
         raise SpecbuildError(
-            f"--batch {given.batch}: {given.prompts} prompts are no whole batches of it"
+            f"--batch {inputs.batch}: {inputs.prompts} prompts are no whole batches of it"
         )
-    if given.batch > limits.max_batch_size:
-        raise SpecbuildError(f"--batch {given.batch}: the engine takes {limits.max_batch_size}")
-    if max(given.budgets) > specpv.n_retrieval_blocks or min(given.budgets) < 0:
+    if inputs.batch > limits.max_batch_size:
+        raise SpecbuildError(f"--batch {inputs.batch}: the engine takes {limits.max_batch_size}")
+    if max(inputs.budgets) > specpv.n_retrieval_blocks or min(inputs.budgets) < 0:
         raise SpecbuildError(
-            f"--budgets {given.budgets}: the engine retrieves 0 to {specpv.n_retrieval_blocks} "
+            f"--budgets {inputs.budgets}: the engine retrieves 0 to {specpv.n_retrieval_blocks} "
             "blocks"
         )
-    if given.tokens < 2 or max(given.contexts) + given.tokens > limits.max_seq_len:
+    if inputs.tokens < 2 or max(inputs.contexts) + inputs.tokens > limits.max_seq_len:
         raise SpecbuildError(
-            f"--contexts {given.contexts} and --tokens {given.tokens}: the engine takes 2 new "
+            f"--contexts {inputs.contexts} and --tokens {inputs.tokens}: the engine takes 2 new "
             f"tokens or more, up to {limits.max_seq_len} with their prompt"
         )
 
 
-def summary(asked: Asked, runs: Sequence[Run]) -> dict[str, Any]:
-    """Means over prompts with standard errors; agreement only where tokens were checked."""
-    found = [record.stats for run in runs for record in run.records]
-    acceptance = [stats.mean_acceptance_length for stats in found]
-    views = [s.specpv for s in found if s.specpv is not None and s.specpv.rechecked_tokens]
+def summary(args: Asked, runs: Sequence[Run]) -> dict[str, Any]:
+    """Return means over prompts with standard errors; agreement only if tokens were checked."""
+    result = [record.stats for run in runs for record in run.records]
+    acceptance = [stats.mean_acceptance_length for stats in result]
+    views = [s.specpv for s in result if s.specpv is not None and s.specpv.rechecked_tokens]
     tokens = sum(v.rechecked_tokens for v in views)
     shares = [v.agreed_tokens / v.rechecked_tokens for v in views]
     return {
-        "context": asked.context,
-        "budget": asked.budget,
-        "prompts": len(found),
+        "context": args.context,
+        "budget": args.budget,
+        "prompts": len(result),
         "batch": len(runs[0].records),
         "acceptance_length": float(np.mean(acceptance)),
         "acceptance_length_error": _error(acceptance),
@@ -167,7 +167,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A summary as it is printed."""
+    """Return a summary as printed text."""
     agreement = "    –"
     if row["agreement"] is not None:
         agreement = f"{row['agreement']:6.2%} ± {row['agreement_error']:5.2%}"
@@ -179,7 +179,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Prints one row for each context and budget."""
+    """Print one row for each context and budget."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -192,39 +192,39 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of a prompt")
     parser.add_argument("--threads", type=int, help="of an engine for CPUs (1)")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     try:
-        measure(given)
+        measure(inputs)
     except SpecbuildError as error:
         parser.error(str(error))
 
 
-def measure(given: argparse.Namespace) -> None:
-    """A row for each context and budget; the file has what there is after each."""
-    check_asked(read_manifest(given.engine), given)
-    chosen = {context: prompts(given.ids, context, given.prompts) for context in given.contexts}
-    engine = Engine.load(given.engine, RuntimeSettings(threads=given.threads))
+def measure(inputs: argparse.Namespace) -> None:
+    """Measure a row for each context and budget; the file is updated after each."""
+    check_asked(read_manifest(inputs.engine), inputs)
+    chosen = {context: prompts(inputs.ids, context, inputs.prompts) for context in inputs.contexts}
+    engine = Engine.load(inputs.engine, RuntimeSettings(threads=inputs.threads))
     limits = engine.manifest.limits
     shape = None
     if engine.manifest.draft is not None:
         shape = DraftShape(limits.draft_top_k, limits.draft_depth, limits.draft_tokens)
     print("context blocks  prompts        agreement   checked  tokens a step     tokens/s")
     rows = []
-    for context in given.contexts:
-        for budget in given.budgets:
-            asked = Asked(context, budget)
+    for context in inputs.contexts:
+        for budget in inputs.budgets:
+            args = Asked(context, budget)
             runs = decode(
                 engine,
                 chosen[context],
-                asked,
-                batch=given.batch,
-                tokens=given.tokens,
+                args,
+                batch=inputs.batch,
+                tokens=inputs.tokens,
                 speculation=shape,
             )
-            rows.append(summary(asked, list(runs)))
+            rows.append(summary(args, list(runs)))
             print(line(rows[-1]), flush=True)
-            if given.output is not None:
-                given.output.write_text(json.dumps(rows, indent=1) + "\n")
+            if inputs.output is not None:
+                inputs.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
-"""What verification over partial views changes: by context, budget, and sinks' correction.
+"""Measures verification over partial views: by context, budget, and correction of sinks.
 
-The example model (or another GPT-OSS) reads text whole, and all of it behind the first positions
-once more over views, a buffer at a time: what a full step chose for the queries in front of it is
-what the next 48 positions see, as sink, chosen blocks and window. Printed is how often both choose
-the same token, the divergence of their distributions, the loss, and the standard errors of all
-three (of the loss, that of what a view adds), by the context's length:
+The example model (or another GPT-OSS) evaluates a text in full, and everything after the first
+positions again over views, one buffer at a time. A full step selects blocks for the queries before
+it, and the next 48 positions attend to the sink, these blocks and the window. The output has the
+agreement of the likeliest tokens, the divergence of their distributions, the loss, and the standard
+errors of all three (for the loss, that of the difference), by the length of the context:
 
     .venv/bin/python benchmarks/specpv_quality.py --ids out/corpus/held_out.npy --samples 8 \\
         --budgets 4 8 16 32 64 --output benchmarks/results/specpv-quality.json
 
-``--ids`` are token ids, [tokens] or [n, tokens]: text that the model did not learn by heart, such
-as ``held_out.npy`` of examples/tiny-gpt-oss/corpus.py, or ``recall.npy`` of its recall_text.py, in
-which only the end asks for what stood before (``--from 3700``).
+``--ids`` are token ids, [tokens] or [n, tokens]: text that the model was not trained on, such as
+``held_out.npy`` of examples/tiny-gpt-oss/corpus.py, or ``recall.npy`` of its recall_text.py, in
+which only the end needs earlier text (``--from 3700``).
 
 A view drops keys but not the learned sink, whose share of the softmax rises. ``--corrections``
-compares doing nothing (``none``) with giving the dropped blocks' weight back to the denominator:
-estimated from their summaries (``summaries``), or as it is (``exact``, which no engine has).
+compares no correction (``none``) with adding the dropped blocks' weight to the denominator:
+estimated from their summaries (``summaries``), or exactly (``exact``, which no engine has).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from specbuild.plugins_cuda.kv_block_select.op import block_scores
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss" / "target"
 CORRECTIONS = ("none", "summaries", "exact")
-# Positions read at once where everything is seen anyway.
+# Positions evaluated at once if everything is attended to anyway.
 _CHUNK = 480
 
 
 @dataclass(frozen=True)
 class View:
-    """A view of blocks of ``block`` tokens; the last ``rows`` positions see no more than it.
+    """A view of blocks of ``block`` tokens for the last ``rows`` positions.
 
-    The ``asking`` positions in front of them are the queries of the full step that chose it.
+    The ``asking`` positions before them are the queries of the full step that selected it.
     """
 
     budget: int
@@ -60,17 +60,17 @@ class View:
 
 @dataclass
 class Shares:
-    """The sink's share of the softmax on the rows that a view serves, layer by layer."""
+    """The sink's share of the softmax on the rows of a view, layer by layer."""
 
     whole: list[float] = field(default_factory=list)
     viewed: list[float] = field(default_factory=list)
 
 
 def hidden_blocks(asking: torch.Tensor, key: torch.Tensor, view: View) -> torch.Tensor:
-    """Which tokens each KV head's view leaves out, bool [kv_heads, T].
+    """Return the tokens that each KV head's view omits, bool [kv_heads, T].
 
-    ``asking`` [heads, asking, D] are the full step's queries, in front of the last ``view.rows``
-    of the keys ``key`` [kv_heads, T, D]; both are rotated.
+    ``asking`` [heads, asking, D] are the full step's queries, before the last ``view.rows`` of the
+    keys ``key`` [kv_heads, T, D]; both have RoPE applied.
     """
     kv_heads, tokens, width = key.shape
     length = tokens - view.rows
@@ -98,7 +98,7 @@ def dropped_weight(  # noqa: PLR0917
     view: View,
     scaling: float,
 ) -> torch.Tensor:
-    """Log-sum-exp of what a view leaves out, [heads, rows]: exact, or by the blocks' middles."""
+    """Return the log-sum-exp of omitted tokens, [heads, rows]: exact, or by block means."""
     heads, rows = logits.shape[:2]
     group = heads // key.shape[0]
     if view.correction == "exact":
@@ -116,9 +116,9 @@ def dropped_weight(  # noqa: PLR0917
 
 
 class Attention:
-    """GPT-OSS's attention in transformers' stead: full layers may see views on all their rows.
+    """Replaces transformers' attention of GPT-OSS: full layers may use views on all rows.
 
-    ``asking`` are the last queries of each full layer that saw everything.
+    ``asking`` are the last queries of each full layer that attended to everything.
     """
 
     def __init__(self, rows_that_ask: int) -> None:
@@ -133,7 +133,7 @@ class Attention:
 
     @contextmanager
     def placed(self) -> Iterator[None]:
-        """While it stands in transformers' place."""
+        """Replace transformers' attention inside the context."""
         self._module.eager_attention_forward = self
         try:
             yield
@@ -143,7 +143,7 @@ class Attention:
     def __call__(  # noqa: PLR0917
         self, module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: float, **rest: Any
     ) -> Any:
-        """As ``eager_attention_forward``."""
+        """See ``eager_attention_forward``."""
         if module.sliding_window is not None or self.view is None:
             if module.sliding_window is None:
                 self.asking[module.layer_idx] = query[0, :, -self._rows :].float()
@@ -172,7 +172,7 @@ def _sinks_share(parts: Sequence[torch.Tensor], column: int) -> float:
 
 @dataclass(frozen=True)
 class Piece:
-    """``rows`` positions behind ``context``: means over them, whole and over one view."""
+    """``rows`` positions after ``context``: means over them, in full and over one view."""
 
     context: int
     blocks: int
@@ -185,7 +185,7 @@ class Piece:
 
 
 class Reader:
-    """A model that reads a text in pieces, each once whole and once over each view."""
+    """A model that evaluates a text in pieces, each once in full and once over each view."""
 
     def __init__(self, model: Any, views: Sequence[View]) -> None:
         self.model, self.views = model, views
@@ -193,10 +193,10 @@ class Reader:
 
     @torch.inference_mode()
     def pieces(self, ids: torch.Tensor, start: int) -> Iterator[tuple[View, Piece]]:
-        """All whole pieces of ids [T + 1] behind the first ``start``, with every view."""
+        """Yield all complete pieces of ids [T + 1] after the first ``start``, with every view."""
         from transformers import DynamicCache
 
-        # Without a configuration the cache keeps all keys of sliding layers too, which are masked.
+        # Without a configuration the cache keeps all keys of sliding layers, which are masked.
         cache, rows = DynamicCache(), self.views[0].rows
         with self.attention.placed():
             for chunk in ids[:start].split(_CHUNK):
@@ -213,7 +213,7 @@ class Reader:
                     yield view, _piece(at, view, whole, logits, following, shares)
 
     def _read(self, ids: torch.Tensor, cache: Any, view: View | None) -> torch.Tensor:
-        """Log-probabilities [n, V] behind ids [n]."""
+        """Return log-probabilities [n, V] after ids [n]."""
         self.attention.view = view
         logits = self.model(ids[None], past_key_values=cache, use_cache=True).logits[0]
         return logits.float().log_softmax(-1)
@@ -241,7 +241,7 @@ def _piece(  # noqa: PLR0917
 
 
 def summary(view: View, low: int, high: int, pieces: Sequence[Piece]) -> dict[str, Any]:
-    """Means over pieces at contexts of [low, high), and standard errors from piece to piece."""
+    """Return means over pieces at contexts of [low, high), and standard errors over pieces."""
 
     def error(values: list[float]) -> float:
         return float(np.std(values, ddof=1) / len(values) ** 0.5) if len(values) > 1 else 0.0
@@ -259,13 +259,13 @@ def summary(view: View, low: int, high: int, pieces: Sequence[Piece]) -> dict[st
         **means,
         "same_error": error([p.same for p in pieces]),
         "divergence_error": error([p.divergence for p in pieces]),
-        # Both losses are of the same tokens: their difference is known better than either.
+        # Both losses are of the same tokens, so their difference has a smaller error than either.
         "loss_added_error": error([p.loss - p.loss_whole for p in pieces]),
     }
 
 
 def line(row: dict[str, Any]) -> str:
-    """A summary as it is printed."""
+    """Return a summary as printed text."""
     added = row["loss"] - row["loss_whole"]
     return (
         f"{row['from']:5}–{row['to']:<5} {row['budget']:4} of {row['blocks']:<4.0f} "
@@ -278,23 +278,23 @@ def line(row: dict[str, Any]) -> str:
 
 
 def library_text(tokenizer: Any, length: int, count: int) -> list[torch.Tensor]:
-    """Beginnings of ``count`` long files of the standard library, [length + 1] ids each."""
+    """Return the starts of ``count`` long files of the standard library, [length + 1] ids each."""
     library = Path(sysconfig.get_paths()["stdlib"])
-    found: list[torch.Tensor] = []
+    result: list[torch.Tensor] = []
     for file in sorted(library.glob("*.py")):
         text = file.read_text(encoding="utf-8", errors="replace")
         if len(text) < 4 * length:
             continue
         ids = tokenizer(text[: 8 * length])["input_ids"]
         if len(ids) > length:
-            found.append(torch.tensor(ids[: length + 1]))
-        if len(found) == count:
+            result.append(torch.tensor(ids[: length + 1]))
+        if len(result) == count:
             break
-    return found
+    return result
 
 
 def stored_text(file: Path, length: int, count: int) -> list[torch.Tensor]:
-    """``count`` rows of a file of token ids, or pieces of its text at even distances."""
+    """Return ``count`` rows of a file of token ids, or pieces of its text at equal distances."""
     ids = np.load(file).astype(np.int64)
     if ids.ndim == 1:
         starts = np.linspace(0, len(ids) - length - 1, count).astype(int)
@@ -303,7 +303,7 @@ def stored_text(file: Path, length: int, count: int) -> list[torch.Tensor]:
 
 
 def main() -> None:
-    """Prints one row for each range of contexts, budget and correction."""
+    """Print one row for each range of contexts, budget and correction."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=EXAMPLE)
     parser.add_argument("--from", type=int, default=512, dest="start", help="context to start at")
@@ -313,31 +313,31 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4, help="texts to read")
     parser.add_argument("--ids", type=Path, help="token ids in place of the library")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     from transformers import AutoTokenizer, GptOssForCausalLM
 
-    model = GptOssForCausalLM.from_pretrained(given.model, attn_implementation="eager").float()
+    model = GptOssForCausalLM.from_pretrained(inputs.model, attn_implementation="eager").float()
     model.eval()
-    length = given.contexts[-1]
-    if given.ids is None:
-        tokenizer = AutoTokenizer.from_pretrained(given.model)
-        texts = library_text(tokenizer, length, given.samples)
+    length = inputs.contexts[-1]
+    if inputs.ids is None:
+        tokenizer = AutoTokenizer.from_pretrained(inputs.model)
+        texts = library_text(tokenizer, length, inputs.samples)
     else:
-        texts = stored_text(given.ids, length, given.samples)
-    views = [View(b, c) for b in given.budgets for c in given.corrections]
+        texts = stored_text(inputs.ids, length, inputs.samples)
+    views = [View(b, c) for b in inputs.budgets for c in inputs.corrections]
     reader = Reader(model, views)
-    pieces = [pair for ids in texts for pair in reader.pieces(ids, given.start)]
+    pieces = [pair for ids in texts for pair in reader.pieces(ids, inputs.start)]
     rows = []
     print("context      blocks      correction positions  same token        divergence, nats   "
           "loss, whole + added         sink's share")  # fmt: skip
-    for low, high in pairwise([given.start, *given.contexts]):
+    for low, high in pairwise([inputs.start, *inputs.contexts]):
         for view in views:
             own = [p for v, p in pieces if v == view and low <= p.context < high]
             if own:
                 rows.append(summary(view, low, high, own))
                 print(line(rows[-1]), flush=True)
-    if given.output is not None:
-        given.output.write_text(json.dumps(rows, indent=1) + "\n")
+    if inputs.output is not None:
+        inputs.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How many step programs engines have, what they consist of, and how long building them takes.
+"""Reports the step programs of engines: their number, their contents, and the build time.
 
 Engines are those of engine_matrix.py; with ``--exact`` they have a program for every combination of
-what steps may do, as tests/exact_steps.py lists them. Nothing is compiled unless asked for, and no
-GPU is needed. A line of JSON each: programs by kind; launches of all; distinct kernels and the
-sources that NVRTC compiles for them; megabytes of the programs' files; processor seconds, which a
-busy machine does not change as it does seconds.
+step properties, as tests/exact_steps.py lists them. By default nothing is compiled, and no GPU is
+needed. Each JSON line has programs by kind, launches, distinct kernels and the sources that NVRTC
+compiles for them, megabytes of the programs' files, and CPU seconds, which a busy machine affects
+less than wall seconds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _EXAMPLES = """examples:
 
 
 class _EnoughError(Exception):
-    """The programs are lowered, and nothing more is asked for."""
+    """The programs are lowered, which is all that is needed."""
 
 
 def main() -> None:
-    """Prints what was found of each engine."""
+    """Print the results of each engine."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,18 +47,18 @@ def main() -> None:
     parser.add_argument("engines", nargs="+", choices=cuda, metavar="ENGINE", help=", ".join(cuda))
     parser.add_argument("--exact", action="store_true", help="a program for every combination")
     parser.add_argument("--compile", action="store_true", help="and compile, write the engine")
-    asked = parser.parse_args()
-    for name in asked.engines:
-        print(json.dumps(_measured(name, exact=asked.exact, compiles=asked.compile)), flush=True)
+    args = parser.parse_args()
+    for name in args.engines:
+        print(json.dumps(_measured(name, exact=args.exact, compiles=args.compile)), flush=True)
 
 
 def _measured(name: str, *, exact: bool, compiles: bool) -> dict[str, object]:
-    found: dict[str, object] = {"engine": name, "exact": exact}
+    measured: dict[str, object] = {"engine": name, "exact": exact}
 
     def lower(*arguments: Any, **named: Any) -> LoweredEngine:
-        lowered = _timed(found, "lowering", lambda: made(*arguments, **named))
+        lowered = _timed(measured, "lowering", lambda: created(*arguments, **named))
         kernels = lowered.writer.kernels
-        found.update(
+        measured.update(
             programs=dict(Counter(_kind(entry) for entry, _ in lowered.programs)),
             launches=sum(entry.launches for entry, _ in lowered.programs),
             kernels=len(kernels),
@@ -69,13 +69,15 @@ def _measured(name: str, *, exact: bool, compiles: bool) -> dict[str, object]:
         return lowered
 
     def compile_all(*arguments: Any, **named: Any) -> CudaEngine:
-        engine = _timed(found, "compiling", lambda: compiled(*arguments, **named))
+        engine = _timed(measured, "compiling", lambda: compiled(*arguments, **named))
         files = {path: len(data) for path, data in engine.files.items()}
         programs = sum(size for path, size in files.items() if path.startswith("programs/"))
-        found.update(mb_programs=round(programs / 1e6, 1), mb=round(sum(files.values()) / 1e6, 1))
+        measured.update(
+            mb_programs=round(programs / 1e6, 1), mb=round(sum(files.values()) / 1e6, 1)
+        )
         return engine
 
-    made, compiled = backend.lower_engine, backend.compile_engine
+    created, compiled = backend.lower_engine, backend.compile_engine
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.multiple(backend, lower_engine=lower, compile_engine=compile_all),
@@ -83,20 +85,20 @@ def _measured(name: str, *, exact: bool, compiles: bool) -> dict[str, object]:
         command = commands([name], Path(folder) / "checkpoints")[name]
         with contextlib.suppress(_EnoughError):
             _with_forms(exact, lambda: specbuild([*command, str(Path(folder) / "engine")]))
-    return found
+    return measured
 
 
 def _kind(entry: Any) -> str:
-    """Adjusted steps are counted by themselves: engines with a lossy mode have none."""
+    """Logit-processor steps are counted separately: engines with a lossy mode have none."""
     return "logit-processor step" if entry.changes_logits else entry.kind
 
 
-def _timed(found: dict[str, object], what: str, run: Callable[[], Any]) -> Any:
-    """Adds the seconds of a run, and those of all processors."""
+def _timed(measured: dict[str, object], what: str, run: Callable[[], Any]) -> Any:
+    """Add the wall and CPU seconds of a run."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     result = run()
-    found[f"{what}_s"] = round(time.perf_counter() - wall_s, 1)
-    found[f"{what}_cpu_s"] = round(time.process_time() - cpu_s, 1)
+    measured[f"{what}_s"] = round(time.perf_counter() - wall_s, 1)
+    measured[f"{what}_cpu_s"] = round(time.process_time() - cpu_s, 1)
     return result
 
 

@@ -1,8 +1,8 @@
-"""What a JSON schema costs: one JSON line for each.
+"""Measures the cost of a JSON schema: one JSON line for each.
 
-The same prompts with a schema and without, one after the other, drafts on: decoded tokens by second
-of the clock and of the processor, from the first token of an output to its last. One schema forces
-half of an output; the other has two long texts, of which hardly a token is forced.
+The same prompts run with and without a schema, in direct succession, with drafts. The result is
+decoded tokens per wall and CPU second, from the first token of an output to its last. One schema
+forces half of an output; the other has two long texts and forces few tokens.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a round of prompts gave: records, and seconds behind each first token."""
+    """A round of prompts: records, and seconds after each first token."""
 
     records: list[RunRecord]
     wall_s: float
@@ -67,7 +67,7 @@ class _Outputs:
 
 
 def main() -> None:
-    """Measures in turns, and prints what was found."""
+    """Measure alternately, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,38 +83,38 @@ def main() -> None:
         "--undrafted", action="store_true", help="decode without a draft where there is no schema"
     )
     parser.add_argument("--together", type=int, default=1, help="prompts at once (1)")
-    asked = parser.parse_args()
-    lines = asked.prompts.read_text(encoding="utf-8").splitlines()[: asked.count]
+    args = parser.parse_args()
+    lines = args.prompts.read_text(encoding="utf-8").splitlines()[: args.count]
     prompts = [Prompt(str(i), prompt=json.loads(line)["prompt"]) for i, line in enumerate(lines)]
     schemas: dict[str, object] = {"function": _FUNCTION, "texts": _TEXTS}
-    if asked.schema is not None:
-        schemas = {asked.schema.stem: json.loads(asked.schema.read_text())}
-    engine = Engine.load(asked.engine)
+    if args.schema is not None:
+        schemas = {args.schema.stem: json.loads(args.schema.read_text())}
+    engine = Engine.load(args.engine)
     for name, schema in schemas.items():
         guide = Guide.json(json.dumps(schema))
-        found = _measured(engine, prompts, guide, asked)
-        print(json.dumps({"engine": asked.engine.name, "schema": name, **found}), flush=True)
+        result = _measured(engine, prompts, guide, args)
+        print(json.dumps({"engine": args.engine.name, "schema": name, **result}), flush=True)
 
 
 def _measured(
-    engine: Engine, prompts: Sequence[Prompt], guide: Guide, asked: argparse.Namespace
+    engine: Engine, prompts: Sequence[Prompt], guide: Guide, args: argparse.Namespace
 ) -> dict[str, object]:
-    sampling = SamplingParams(asked.temperature, seed=1)
-    plain = GenerateParams(asked.tokens, sampling, ignore_eos=True)
-    guided = GenerateParams(4 * asked.tokens, sampling, guide=guide)
+    sampling = SamplingParams(args.temperature, seed=1)
+    plain = GenerateParams(args.tokens, sampling, ignore_eos=True)
+    guided = GenerateParams(4 * args.tokens, sampling, guide=guide)
     pairs = []
-    for number in range(asked.rounds + 1):
-        pair = [_decoded(engine, prompts, params, asked) for params in (plain, guided)]
-        if number:  # the first pair measures the draft's costs, and compiles the schema
+    for number in range(args.rounds + 1):
+        pair = [_decoded(engine, prompts, params, args) for params in (plain, guided)]
+        if number:  # The first pair measures the draft's costs, and compiles the schema.
             pairs.append(pair)
     outputs = pairs[-1][1].records
     tokens = sum(len(record.output_ids) for record in outputs)
     return {
         "prompts": len(prompts),
-        "together": asked.together,
-        "temperature": asked.temperature,
-        "depth": asked.depth,
-        "undrafted_without_schema": asked.undrafted,
+        "together": args.together,
+        "temperature": args.temperature,
+        "depth": args.depth,
+        "undrafted_without_schema": args.undrafted,
         "valid": sum(_is_json(record) for record in outputs),
         "output_tokens": tokens,
         "masked_tokens": sum(record.stats.masked_tokens or 0 for record in outputs),
@@ -142,17 +142,17 @@ def _is_json(record: RunRecord) -> bool:
 
 
 def _decoded(
-    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, asked: argparse.Namespace
+    engine: Engine, prompts: Sequence[Prompt], params: GenerateParams, args: argparse.Namespace
 ) -> _Outputs:
-    """The prompts, so many together; a group's clocks run from its first step to its last."""
+    """Run the prompts in groups; a group's clocks run from its first step to its last."""
     shape: str | DraftShape | None = "default"
-    if asked.depth == 0 or (asked.undrafted and params.guide is None):
+    if args.depth == 0 or (args.undrafted and params.guide is None):
         shape = None
-    elif asked.depth is not None:
-        shape = DraftShape(1, asked.depth, asked.depth)
+    elif args.depth is not None:
+        shape = DraftShape(1, args.depth, args.depth)
     records, wall_s, cpu_s = [], 0.0, 0.0
-    for start in range(0, len(prompts), asked.together):
-        group = prompts[start : start + asked.together]
+    for start in range(0, len(prompts), args.together):
+        group = prompts[start : start + args.together]
         began: set[int] = set()
         started = (0.0, 0.0)
         for event in engine.generate(group, replace(params), speculation=shape):

@@ -1,11 +1,11 @@
-"""What suffix decoding gains on text that repeats itself: one JSON record.
+"""Measures suffix decoding on text that repeats itself: one JSON record.
 
-Prompts are taken in order, each as it is and then twice in a row, and decoded plainly. One of token
-ids, as those beside an engine of ``specbuild synth``, is followed by its output and itself. Those
-count of whose output a large share repeats the context: tokens in spans of SPAN or more that stood
-before, in the prompt or in the output. They are decoded with each drafter in turn; ratios are of
-one round of a prompt, medians over all rounds. Build the engine with --suffix-cached-tokens 0, so
-that a prompt's own text is all that is searched.
+Prompts are used in order, each as it is and then twice in succession, and decoded plainly. A prompt
+of token ids, as those of ``specbuild synth``, is followed by its output and itself. The selected
+prompts are those whose output repeats a large share of the context: tokens in spans of SPAN or more
+that occurred before, in the prompt or in the output. They are decoded with each drafter in turn;
+ratios are within one round of a prompt, medians over all rounds. Build the engine with
+--suffix-cached-tokens 0, so that only a prompt's own text is searched.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Decoded:
 
 
 def repeated_share(context: Sequence[int], output: Sequence[int]) -> float:
-    """The share of ``output`` that lies in spans of ``SPAN`` tokens that stood before."""
+    """Return the share of ``output`` in spans of ``SPAN`` tokens that occurred before."""
     text, seen = [*context, *output], set()
     repeats = [False] * len(text)
     for end in range(SPAN, len(text) + 1):
@@ -55,7 +55,7 @@ def repeated_share(context: Sequence[int], output: Sequence[int]) -> float:
 
 
 def main() -> None:
-    """Chooses the prompts, measures them in turns, and prints what was found."""
+    """Select the prompts, measure them alternately, and print the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=_EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,18 +66,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192, help="of an output (192)")
     parser.add_argument("--rounds", type=int, default=3, help="of each prompt (3)")
     parser.add_argument("--drafters", nargs="+", default=["suffix"], help="beside none (suffix)")
-    asked = parser.parse_args()
-    engine = Engine.load(asked.engine)
-    chosen = _chosen(engine, asked)
-    drafters = ["none", *asked.drafters]
-    for name in drafters:  # measures costs, and reads every graph once
-        _decoded(engine, chosen[0][0], asked.tokens, name)
+    args = parser.parse_args()
+    engine = Engine.load(args.engine)
+    chosen = _chosen(engine, args)
+    drafters = ["none", *args.drafters]
+    for name in drafters:  # Measures costs, and runs every graph once.
+        _decoded(engine, chosen[0][0], args.tokens, name)
     rounds = [
-        {name: _decoded(engine, prompt, asked.tokens, name) for name in _turned(drafters, turn + i)}
-        for turn in range(asked.rounds)
+        {name: _decoded(engine, prompt, args.tokens, name) for name in _turned(drafters, turn + i)}
+        for turn in range(args.rounds)
         for i, (prompt, _) in enumerate(chosen)
     ]
-    print(json.dumps(_report(engine, rounds, [share for _, share in chosen], asked), indent=1))
+    print(json.dumps(_report(engine, rounds, [share for _, share in chosen], args), indent=1))
 
 
 def _parts(engine: Engine) -> tuple[str, ...]:
@@ -90,17 +90,17 @@ def _turned(names: Sequence[str], turn: int) -> list[str]:
     return [*names[first:], *names[:first]]
 
 
-def _chosen(engine: Engine, asked: argparse.Namespace) -> list[tuple[Prompt, float]]:
-    texts = [json.loads(line) for line in asked.prompts.read_text(encoding="utf-8").splitlines()]
-    found: list[tuple[Prompt, float]] = []
-    for prompt in _candidates(engine, texts, asked.tokens):
-        record = _decoded(engine, prompt, asked.tokens, "none").record
+def _chosen(engine: Engine, args: argparse.Namespace) -> list[tuple[Prompt, float]]:
+    texts = [json.loads(line) for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    result: list[tuple[Prompt, float]] = []
+    for prompt in _candidates(engine, texts, args.tokens):
+        record = _decoded(engine, prompt, args.tokens, "none").record
         share = repeated_share(record.prompt_ids, record.output_ids)
-        if share >= asked.share:
-            found.append((prompt, share))
-        if len(found) == asked.count:
-            return found
-    raise SystemExit(f"only {len(found)} of {2 * len(texts)} prompts repeat so much")
+        if share >= args.share:
+            result.append((prompt, share))
+        if len(result) == args.count:
+            return result
+    raise SystemExit(f"only {len(result)} of {2 * len(texts)} prompts repeat so much")
 
 
 def _candidates(engine: Engine, texts: Sequence[dict[str, Any]], tokens: int) -> Iterator[Prompt]:
@@ -118,7 +118,7 @@ def _candidates(engine: Engine, texts: Sequence[dict[str, Any]], tokens: int) ->
 
 
 def _decoded(engine: Engine, prompt: Prompt, tokens: int, drafter: str) -> _Decoded:
-    """One prompt greedily, alone; its clocks run from its first token to its last."""
+    """Decode one prompt greedily, alone; its clocks run from its first token to its last."""
     params = GenerateParams(tokens, ignore_eos=True, raw=True)
     started = None
     for event in engine.generate([prompt], params, drafter=drafter):
@@ -134,7 +134,7 @@ def _decoded(engine: Engine, prompt: Prompt, tokens: int, drafter: str) -> _Deco
 
 
 def _machine(engine: Engine) -> str:
-    """The GPU, or the processor, its cores, and how many processes wanted them a minute ago."""
+    """Return the GPU, or the processor, its cores, and the load average of the last minute."""
     if isinstance(engine.executor, CudaExecutor):
         return engine.executor.runner.gpu.facts.name
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -146,45 +146,45 @@ def _report(
     engine: Engine,
     rounds: Sequence[dict[str, _Decoded]],
     shares: Sequence[float],
-    asked: argparse.Namespace,
+    args: argparse.Namespace,
 ) -> dict[str, object]:
     def ratios(name: str, base: str, clock: str) -> list[float]:
         return [getattr(r[base], clock) / getattr(r[name], clock) for r in rounds]
 
     on_gpu = isinstance(engine.executor, CudaExecutor)
     best = max(
-        (name for name in asked.drafters if name != "auto"),
+        (name for name in args.drafters if name != "auto"),
         key=lambda name: median(ratios(name, "none", "wall_s" if on_gpu else "cpu_s")),
     )
-    found: dict[str, object] = {
+    result: dict[str, object] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "machine": _machine(engine),
-        "command": f"benchmarks/suffix_decoding.py {asked.engine.name} --tokens {asked.tokens} "
-        f"--rounds {asked.rounds} --drafters {' '.join(asked.drafters)}",
+        "command": f"benchmarks/suffix_decoding.py {args.engine.name} --tokens {args.tokens} "
+        f"--rounds {args.rounds} --drafters {' '.join(args.drafters)}",
         "versions": {name: version(name) for name in _parts(engine)},
         "prompts": len(shares),
         "repeated_share": {"least": min(shares), "median": median(shares)},
         "same_output": all(
             r[name].record.output_ids == r["none"].record.output_ids
             for r in rounds
-            for name in asked.drafters
+            for name in args.drafters
         ),
     }
-    for name in asked.drafters:
-        found[name] = {
+    for name in args.drafters:
+        result[name] = {
             "tokens_a_step": median(r[name].record.stats.mean_acceptance_length for r in rounds),
             "ratio": median(ratios(name, "none", "wall_s")),
             "cpu_ratio": median(ratios(name, "none", "cpu_s")),
-            "tokens_per_s": median((asked.tokens - 1) / r[name].wall_s for r in rounds),
+            "tokens_per_s": median((args.tokens - 1) / r[name].wall_s for r in rounds),
         }
-    if "auto" in asked.drafters and len(asked.drafters) > 1:
-        found["auto_over_better"] = {
+    if "auto" in args.drafters and len(args.drafters) > 1:
+        result["auto_over_better"] = {
             "better": best,
             "ratio": median(ratios("auto", best, "wall_s")),
             "cpu_ratio": median(ratios("auto", best, "cpu_s")),
         }
-    found["choice"] = engine.default_draft.reason
-    return found
+    result["choice"] = engine.default_draft.reason
+    return result
 
 
 if __name__ == "__main__":

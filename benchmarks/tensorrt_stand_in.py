@@ -1,9 +1,9 @@
-"""Stands for TensorRT, and for TensorRT-RTX, on machines without them: its engines are records.
+"""A stand-in for TensorRT and TensorRT-RTX on machines without them: its engines are records.
 
-An engine of it holds the graph, the weights' digests, the profiles and all settings that the real
-library would have been given, in an order that is always the same. (TensorRT-RTX's own engines
-differ from build to build.) Nothing can run one. ``benchmarks/build_engines.py`` puts this file in
-front of a build as ``tensorrt`` and as ``tensorrt_rtx``; only what a build calls is here.
+Its engine has the graph, the weights' digests, the profiles and all settings that the real library
+would receive, in a deterministic order. (TensorRT-RTX's own engines differ from build to build.) It
+cannot run. ``benchmarks/build_engines.py`` makes this file importable as ``tensorrt`` and as
+``tensorrt_rtx``; it has only what a build calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RTX_TAG, _RTX_GPUS = b"vtrt", ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121"
 
 
 class _Member(int):
-    """An enumeration's member: it counts as 0 and knows its name."""
+    """A member of an enumeration: its value is 0 and it knows its name."""
 
     name: str
 
@@ -33,7 +33,7 @@ class _Member(int):
 
 
 class _Names(type):
-    """A class of the library, as a base and as an enumeration: it has every member."""
+    """A class of the library, as a base and as an enumeration with every member."""
 
     def __getattr__(cls, name: str) -> _Member:
         if name.startswith("_"):
@@ -45,7 +45,7 @@ class _Names(type):
 
 class _Base(metaclass=_Names):
     def __init__(self, *_: Any) -> None:
-        """Takes whatever the library's class takes."""
+        """Accept the arguments of the library's class."""
 
 
 def __getattr__(name: str) -> Any:
@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Calls:
-    """An object of the library that is told things: it keeps them."""
+    """An object of the library that records its settings."""
 
     num_optimization_profiles = 0
 
@@ -96,7 +96,7 @@ _registry = _Registry()
 
 
 def get_plugin_registry() -> Any:
-    """The registry of this process."""
+    """Return the registry of this process."""
     return _registry
 
 
@@ -131,7 +131,7 @@ def _port(value: Any) -> Any:
 
 
 class OnnxParser:
-    """Reads a graph; knows every op and refuses nothing."""
+    """Reads a graph; supports every op."""
 
     num_errors = 0
 
@@ -139,62 +139,62 @@ class OnnxParser:
         self._network = network
 
     def supports_operator(self, _name: str) -> bool:
-        """Every one."""
+        """Return True for every op."""
         return True
 
     def load_model_proto(self, graph: bytes, _path: str) -> bool:
-        """Takes the graph."""
+        """Read the graph."""
         self._network.parse(graph)
         return True
 
     def load_initializer(self, name: str, address: int, size: int) -> bool:
-        """Takes a weight."""
+        """Add a weight."""
         data = ctypes.string_at(address, size)
         self._network.weights[name] = hashlib.sha256(data).hexdigest()
         return True
 
     def parse_model_proto(self) -> bool:
-        """Has done so."""
+        """Return True."""
         return True
 
 
 class Builder:
-    """Writes down what it is given."""
+    """Records its input."""
 
     def __init__(self, _logger: Any) -> None:
         if __name__ == "tensorrt":
             _pretend_gpu()
 
     def get_plugin_registry(self) -> Any:
-        """That of the process."""
+        """Return the registry of the process."""
         return _registry
 
     def create_network(self, _flags: int) -> _Network:
-        """An empty one."""
+        """Return an empty network."""
         return _Network()
 
     def create_builder_config(self) -> _Calls:
-        """Nothing is said yet."""
+        """Return empty settings."""
         return _Calls()
 
     def create_optimization_profile(self) -> _Calls:
-        """Nothing is said yet."""
+        """Return empty settings."""
         return _Calls()
 
     def build_serialized_network_to_stream(
         self, network: _Network, config: _Calls, writer: Any
     ) -> bool:
-        """The record: a line of JSON behind the 64 bytes that a TensorRT-RTX engine begins with.
+        """Return the record: a line of JSON after 64 bytes, as a TensorRT-RTX engine begins.
 
-        The nodes' texts are apart from the graph, so that a reader finds them.
+        The nodes' texts are separate from the graph, so that a reader finds them.
         """
         nodes = []
         for node in network.model.graph.node:
             texts = {a.name: a.s.decode() for a in node.attribute if a.s.isascii() and a.s}
-            kept = [a for a in node.attribute if a.name not in texts]
+            selected = [a for a in node.attribute if a.name not in texts]
             nodes.append({"name": node.name, "op": node.op_type, "attributes": texts})
             del node.attribute[:]
-            node.attribute.extend(kept)
+            node.attribute.extend(selected)
         graph = network.model.SerializeToString(deterministic=True)
         record = {
             "graph": hashlib.sha256(graph).hexdigest(),
@@ -218,7 +218,7 @@ def _header(settings: list[Any], body_bytes: int) -> bytes:
 
 
 def _pretend_gpu() -> None:
-    """A build asks the driver which GPU is at hand: an H200 without a driver answers."""
+    """Replace the driver's GPU query of a build: it reports an H200."""
     driver = MagicMock(name="cuda.bindings.driver")
     driver.CUresult.CUDA_SUCCESS = 0
     kinds = driver.CUdevice_attribute

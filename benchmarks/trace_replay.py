@@ -1,4 +1,4 @@
-"""Replays a trace of ``specbuild serve --trace FILE``: who holds each page, at every line."""
+"""Replays a trace of ``specbuild serve --trace FILE``: the owners of each page, at every line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Replay:
-    """What a trace says so far: the owners of every page that is held, and counts of events."""
+    """The state of a trace: the owners of every used page, and counts of events."""
 
     pages: dict[str, int] = field(default_factory=dict)
     held: dict[tuple[str, int], set[int]] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Replay:
     most_held: dict[str, int] = field(default_factory=dict)
 
     def take(self, line: dict[str, Any]) -> None:
-        """Raises ValueError where a line contradicts those before it."""
+        """Apply a line; ValueError if it contradicts those before it."""
         event = line["event"]
         self.events[event] += 1
         if event == "start":
@@ -65,13 +65,13 @@ class Replay:
 
 
 def expect(true: bool, otherwise: str) -> None:
-    """ValueError unless ``true``."""
+    """Raise ValueError unless ``true``."""
     if not true:
         raise ValueError(otherwise)
 
 
 def replay(lines: Iterable[str], *, ended: bool = True) -> Replay:
-    """ValueError names the first line that is wrong; ``ended``: nothing may be held at the end."""
+    """Replay all lines; ValueError names the first wrong one. ``ended``: no page may be in use."""
     state = Replay()
     for number, line in enumerate(lines, 1):
         try:
@@ -83,12 +83,12 @@ def replay(lines: Iterable[str], *, ended: bool = True) -> Replay:
 
 
 def main() -> None:
-    """Prints what a trace amounts to."""
+    """Print a summary of a trace."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
     with parser.parse_args().trace.open() as lines:
-        found = replay(lines)
-    print(json.dumps({"events": dict(found.events), "most_held": found.most_held}, indent=1))
+        result = replay(lines)
+    print(json.dumps({"events": dict(result.events), "most_held": result.most_held}, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Decodes one sequence with transformers and with an engine, in one process on one GPU.
 
-    specbuild synth --geometry gpt-oss-20b --unique-layers 2 --engine engine \
+    specbuild synth --geometry gpt-oss-20b --unique-layers 2 --engine engine
         --backend cuda --gpu sm_90a --max-seq-len 2048 --max-batch-size 1
     python benchmarks/transformers_decode.py engine [--seconds 170] [--json FILE]
 
-transformers gets random weights of the engine's geometry in bf16 (42 GB for GPT-OSS 20B: it has no
-MXFP4 without kernels from its hub) and a static cache. It runs first eagerly, experts in two ways,
-then through torch.compile as ``generate`` does it. A token's time is the median between two that
-arrive at the host. What has not come through when the time is over is left out, and named.
+transformers has random weights of the engine's geometry in bf16 (42 GB for GPT-OSS 20B: it has no
+MXFP4 without kernels from its hub) and a static cache. It runs first eagerly, with experts in two
+ways, then through torch.compile as ``generate`` does. The time per token is the median between two
+arrivals at the host. Measurements that do not finish in time are omitted and named.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from specbuild.runtime.engine_dir.geometry import TargetGeometry
 from specbuild.runtime.request import GenerateParams, Prompt, TokenEvent
 
 CONTEXT, TOKENS = 1000, 64
-# ``generate`` turns grouped products into batched ones for the tokens after the prompt.
+# ``generate`` replaces grouped products by batched ones for the tokens after the prompt.
 EXPERTS = ("grouped_mm", "eager")
-# Of their configs; the rest says how weights of this geometry are stored.
+# Fields of the config; the rest states the storage of weights of this geometry.
 LEFT_OUT = ("quantization_config", "architectures", "torch_dtype")
 INIT_STD = 0.02
 MILLISECONDS = 1e3
 
 
 class Record:
-    """The figures so far; ``finish`` may come from a thread while a measurement is stuck."""
+    """The figures so far; a thread may call ``finish`` while a measurement is blocked."""
 
     def __init__(self, file: Path | None) -> None:
         self._file, self._lock = file, threading.Lock()
@@ -52,7 +52,7 @@ class Record:
         self.running = "start"
 
     def finish(self, *, late: bool) -> None:
-        """Prints everything as JSON and ends the process: a compiler cannot be interrupted."""
+        """Print everything as JSON and end the process: a compiler cannot be interrupted."""
         with self._lock:
             if late:
                 self.values["not_finished"] = self.running
@@ -68,30 +68,30 @@ class Record:
 
 
 def token_ms(arrivals_s: list[float]) -> float:
-    """Median milliseconds between two tokens, less the first quarter."""
+    """Return the median milliseconds between two tokens, without the first quarter."""
     steady = np.diff(arrivals_s[len(arrivals_s) // 4 :])
     return round(statistics.median(steady.tolist()) * MILLISECONDS, 4)
 
 
 def engine_figures(engine: Engine, prompt: list[int]) -> dict[str, float]:
-    """A token's time through ``Engine.generate`` without a draft."""
+    """Return the time per token of ``Engine.generate`` without a draft."""
     params = GenerateParams(max_new_tokens=TOKENS * 4, ignore_eos=True)
-    for _ in range(2):  # the first loads programs
+    for _ in range(2):  # The first run loads programs.
         events = engine.generate([Prompt("random", tuple(prompt))], params, speculation=None)
         arrivals_s = [time.perf_counter() for event in events if isinstance(event, TokenEvent)]
-    # Two steps are in flight, so tokens arrive in pairs now and then: the mean, not the median.
+    # Two steps are in flight, so tokens sometimes arrive in pairs: the mean is used.
     steady = arrivals_s[len(arrivals_s) // 4 :]
     each_ms = (steady[-1] - steady[0]) / (len(steady) - 1) * MILLISECONDS
     return {"token_ms": round(each_ms, 4), "tokens_per_s": round(MILLISECONDS / each_ms, 1)}
 
 
 def random_model(geometry: TargetGeometry, device: str) -> PreTrainedModel:
-    """transformers' model of this geometry, bf16 and random, made on the device."""
+    """Return transformers' model of this geometry, bf16 and random, created on the device."""
     synth = target_family(geometry.model_type).synth
     assert synth is not None
     fields = synth.config(geometry, geometry.eos_token_ids[0])
-    kept = {name: value for name, value in fields.items() if name not in LEFT_OUT}
-    config = AutoConfig.for_model(kept.pop("model_type"), **kept)
+    selected = {name: value for name, value in fields.items() if name not in LEFT_OUT}
+    config = AutoConfig.for_model(selected.pop("model_type"), **selected)
     # Its fused attention has no sinks.
     attention = "eager" if geometry.attention.sinks else "sdpa"
     with torch.device(device):
@@ -106,26 +106,26 @@ def random_model(geometry: TargetGeometry, device: str) -> PreTrainedModel:
 
 
 class Arrivals(BaseStreamer):
-    """When each token came to the host."""
+    """The arrival times of tokens at the host."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """A token, or the prompt at first."""
+        """Receive a token, or the prompt at first."""
         value.tolist()
         self.times_s.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """See ``BaseStreamer``; nothing is held back."""
 
 
 def transformers_figures(
     model: PreTrainedModel, prompt: list[int], experts: str | None, *, compiled: bool
 ) -> dict[str, Any]:
-    """A token's time in ``generate``; the second run counts, the first compiles.
+    """Return the time per token in ``generate``; the first run compiles, the second counts.
 
-    ``experts``: how they are run, None where the model has none.
+    ``experts`` is the implementation of experts, None if the model has none.
     """
     if experts is not None:
         model.set_experts_implementation(experts)
@@ -154,13 +154,13 @@ def transformers_figures(
 
 
 def machine(device: str) -> dict[str, str]:
-    """Versions, and the GPU's name."""
+    """Return versions, and the GPU's name."""
     name = torch.cuda.get_device_name() if device == "cuda" else device
     return {"device": name, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def measure(record: Record, engine: Engine, device: str) -> None:
-    """Fills the record: the engine, then transformers from the safe to the slow to start."""
+    """Measure the engine, then transformers, in the order of risk."""
     target = engine.manifest.target
     prompt = np.random.default_rng(0).integers(0, target.vocab - 64, CONTEXT).tolist()
     record.values |= machine(device)
@@ -181,7 +181,7 @@ def measure(record: Record, engine: Engine, device: str) -> None:
             record.running = f"transformers: experts {way}, compiled {compiled}"
             try:
                 figures = transformers_figures(model, prompt, way, compiled=compiled)
-            # Whatever a release of torch or transformers cannot do is a result, not an end.
+            # A failure of a release of torch or transformers is a result and does not end the run.
             except Exception as error:
                 first = (str(error).splitlines() or [""])[0]
                 reason = f"{type(error).__name__}: {first}"
@@ -193,7 +193,7 @@ def measure(record: Record, engine: Engine, device: str) -> None:
 
 
 def main() -> None:
-    """Prints as it goes, then everything as JSON."""
+    """Print progress, then everything as JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
