@@ -9,9 +9,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from coupled_draws import (
+    coupled_rate,
+    log_softmax,
+    logits_pair,
+    require_distribution,
+    target_samples,
+)
 
 from specbuild.plugins_cuda.choose.op import gumbel_noise as noise_of_choose
-from specbuild.plugins_cuda.choose.op import reference as choose
 from specbuild.runtime.draft.shared_noise import (
     CANDIDATES,
     TEMPERATURE_RATIO,
@@ -23,18 +29,6 @@ from specbuild.runtime.sampling import SamplingParams
 VOCAB, POSITIONS = 48, 6000
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return (shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))).astype(np.float32)
-
-
-def logits_pair(seed: int, error: float) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of a target, and those of a draft of it."""
-    random = np.random.default_rng(seed)
-    target = (2 * random.standard_normal(VOCAB)).astype(np.float32)
-    return target, (target + error * random.standard_normal(VOCAB)).astype(np.float32)
-
-
 def likely(logits: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """What the role ``expand`` returns: candidates and log-probabilities, for equal rows."""
     log_q = log_softmax(logits)
@@ -44,26 +38,6 @@ def likely(logits: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 def shared(params: SamplingParams, rows: int = POSITIONS) -> SharedNoise:
     return SharedNoise((params,) * rows, np.arange(rows, dtype=np.int32))
-
-
-def targets(logits: np.ndarray, params: SamplingParams, rows: int = POSITIONS) -> np.ndarray:
-    """The target's samples at the positions 0, 1, …."""
-    choice, _ = choose(
-        torch.from_numpy(np.tile(logits, (rows, 1))),
-        torch.full((rows,), params.temperature),
-        torch.full((rows,), params.top_k, dtype=torch.int32),
-        torch.full((rows,), params.top_p),
-        torch.full((rows,), params.noise_seed, dtype=torch.int32),
-        torch.arange(rows, dtype=torch.int32),
-        torch.full((rows,), params.floor),
-    )
-    return choice.numpy()
-
-
-def coupled_rate(log_p: np.ndarray, log_q: np.ndarray) -> float:
-    """Σ_x 1 / Σ_y max(p_y / p_x, q_y / q_x)."""
-    ratios = np.maximum(log_p[None] - log_p[:, None], log_q[None] - log_q[:, None])
-    return float((1 / np.exp(ratios).sum(axis=1)).sum())
 
 
 def test_the_noise_is_that_of_choose() -> None:
@@ -80,9 +54,9 @@ def test_a_draft_is_accepted_as_often_as_the_coupling_of_both_distributions_says
     error: float, temperature: float
 ) -> None:
     params = SamplingParams(temperature=temperature, seed=11)
-    target, draft = logits_pair(3, error)
+    target, draft = logits_pair(3, error, VOCAB)
     proposed = shared(params).first(*likely(draft, POSITIONS))
-    found = float(np.mean(proposed == targets(target, params)))
+    found = float(np.mean(proposed == target_samples(target, params, POSITIONS)))
     log_p = log_softmax(target / temperature)
     log_q = log_softmax(draft / (temperature * TEMPERATURE_RATIO))
     expected = coupled_rate(log_p, log_q)
@@ -92,24 +66,16 @@ def test_a_draft_is_accepted_as_often_as_the_coupling_of_both_distributions_says
 
 
 def test_drafted_tokens_have_the_distribution_of_the_draft() -> None:
-    """Pearson's test, of tokens that are expected 5 times at least."""
     params = SamplingParams(temperature=0.9, seed=4)
-    _, draft = logits_pair(8, 1.0)
+    _, draft = logits_pair(8, 1.0, VOCAB)
     proposed = shared(params).first(*likely(draft, POSITIONS))
-    expected = POSITIONS * np.exp(log_softmax(draft / (0.9 * TEMPERATURE_RATIO)))
-    counts = np.bincount(proposed, minlength=VOCAB)
-    often = expected >= 5
-    rest = max(expected[~often].sum(), 1e-9)
-    statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
-    statistic += (counts[~often].sum() - expected[~often].sum()) ** 2 / rest
-    degrees = int(often.sum())
-    assert statistic < degrees + 4 * np.sqrt(2 * degrees)
+    require_distribution(proposed, log_softmax(draft / (0.9 * TEMPERATURE_RATIO)))
 
 
 def test_children_are_the_best_perturbed_scores_with_the_chance_of_acceptance() -> None:
     """The chance is right on average where the draft's errors are those that it assumes."""
     params, rows = SamplingParams(temperature=1.0, seed=2), 4000
-    _, draft = logits_pair(5, 0.0)
+    _, draft = logits_pair(5, 0.0, VOCAB)
     tokens, log_chance = shared(params, rows).best(*likely(draft, rows), 3)
     noise = noise_of_choose(torch.full((rows,), 2), torch.arange(rows), VOCAB).numpy()
     score = log_softmax(draft)[None] / TEMPERATURE_RATIO + noise
@@ -125,7 +91,7 @@ def test_children_are_the_best_perturbed_scores_with_the_chance_of_acceptance() 
 def test_greedy_rows_of_a_mixed_batch_keep_their_tokens_and_scores() -> None:
     greedy, sampled = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
     noise = SharedNoise((greedy, sampled, greedy), np.array([4, 5, 6], np.int32))
-    tokens, log_q = likely(logits_pair(1, 1.0)[1], 3)
+    tokens, log_q = likely(logits_pair(1, 1.0, VOCAB)[1], 3)
     best, scores = noise.best(tokens, log_q, 4)
     assert np.array_equal(best[::2], tokens[::2, :4])
     assert np.array_equal(scores[::2], log_q[::2, :4])
@@ -140,8 +106,8 @@ def test_greedy_rows_of_a_mixed_batch_keep_their_tokens_and_scores() -> None:
 def test_tokens_that_the_request_cuts_are_not_proposed(cut: dict[str, float]) -> None:
     """A draft equal to the target then proposes none that the target may not sample."""
     params = SamplingParams(temperature=1.2, seed=6, **cut)  # type: ignore[arg-type]
-    target, _ = logits_pair(9, 0.0)
-    sampled = set(targets(target, params).tolist())
+    target, _ = logits_pair(9, 0.0, VOCAB)
+    sampled = set(target_samples(target, params, POSITIONS).tolist())
     proposed = set(shared(params).first(*likely(target, POSITIONS)).tolist())
     assert proposed <= sampled
 
