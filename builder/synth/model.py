@@ -29,6 +29,7 @@ from specbuild.builder.synth.tensor import SynthTensor
 from specbuild.builder.synth.tokens import (
     DraftRules,
     TokenRules,
+    draft_confidence,
     draft_rules,
     draft_rules_by_prompt,
     prompt_places,
@@ -63,6 +64,7 @@ class SynthModel:
             text = ":".join(map(str, ends)) if isinstance(ends, tuple) else str(ends)
             probabilities("--acceptance", text)
         self._refuse_spread()
+        self._refuse_confidence()
         unique = options.unique_layers
         if unique is not None and not 1 <= unique <= self.target.layers:
             raise SpecbuildError(
@@ -161,7 +163,14 @@ class SynthModel:
             )
         else:
             rules = draft_rules(self.noise, self.rules, acceptance)
-        return replace(rules, spread=self.spread)
+        return replace(rules, spread=self.spread, confidence=self._confidence(rules))
+
+    def _confidence(self, rules: DraftRules) -> torch.Tensor | None:
+        auc = self.options.confidence_auc
+        if auc is None:
+            return None
+        acceptance = mean(self.prompt_acceptances)
+        return draft_confidence(self.noise, self.rules, rules, acceptance=acceptance, auc=auc)
 
     @property
     def prompt_acceptances(self) -> list[float]:
@@ -203,6 +212,20 @@ class SynthModel:
             raise SpecbuildError(
                 f"--target-entropy is for {DEFAULT_DRAFT_KIND} drafts, --draft-kind is "
                 f"{self.options.draft_kind}"
+            )
+
+    def _refuse_confidence(self) -> None:
+        asked = self.options
+        if asked.confidence_auc is None:
+            return
+        if asked.draft_kind != DEFAULT_DRAFT_KIND or asked.target_entropy is not None:
+            raise SpecbuildError(
+                f"--confidence-auc is for {DEFAULT_DRAFT_KIND} drafts without --target-entropy"
+            )
+        if asked.acceptance in (None, 0.0, 1.0):
+            raise SpecbuildError(
+                "--confidence-auc needs a draft that is sometimes right: add --draft, and an "
+                "--acceptance above 0 and below 1"
             )
 
     @cached_property

@@ -81,6 +81,17 @@ class SynthOptions(OptionGroup):
             shown=f"{DEFAULT_TV}",
         ),
     ] = None
+    confidence_auc: Annotated[
+        float | None,
+        Described(
+            "Give right draft tokens higher probabilities than wrong ones: the area under the ROC "
+            "curve. The draft is eagle3.",
+            "X",
+            least=0.5,
+            most=0.99,
+            shown="equal probabilities",
+        ),
+    ] = None
     draft_kind: Annotated[
         DraftKindName,
         Described("Kind of the draft: eagle3, p-eagle, dflash, or mtp (needs --engine).", "KIND"),

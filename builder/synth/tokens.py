@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from specbuild.builder.synth.spread import TokenSpread
 
 _STRATA = 32
+# A token of a smaller probability would not be the draft's first choice in small vocabularies.
+_CONFIDENCES = (0.02, 0.99)
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,15 @@ class DraftRules:
     """The draft's vocabulary, ascending int64 [Vd], and after which of them it says each, [Vd].
 
     ``cycle`` is the target's order among them. ``spread`` is the distribution of the next token,
-    None where one token follows.
+    None where one token follows. ``confidence`` float64 [Vd] is the probability that the draft
+    gives each token after its predecessor, None for the same one everywhere.
     """
 
     vocabulary: torch.Tensor
     before: torch.Tensor
     cycle: torch.Tensor
     spread: TokenSpread | None = None
+    confidence: torch.Tensor | None = None
 
     @property
     def offsets(self) -> torch.Tensor:
@@ -111,6 +116,24 @@ def _draft_rules(noise: Noise, rules: TokenRules, right: torch.Tensor) -> DraftR
     before[cycle.roll(-1)[wrong]] = cycle[wrong.roll(1)]
     vocabulary = cycle.sort().values
     return DraftRules(vocabulary, before[vocabulary], cycle)
+
+
+def draft_confidence(
+    noise: Noise, rules: TokenRules, draft: DraftRules, *, acceptance: float, auc: float
+) -> torch.Tensor:
+    """The probability that a draft gives each token, float64 [Vd], higher where it is right.
+
+    Scores of right and of wrong drafts are normal with a distance of d deviations, so a right one
+    has the higher score with the probability auc = Φ(d / √2). The probability is that of a right
+    draft given its score (Bayes): calibrated for drafts that are right with ``acceptance``.
+    """
+    distance = math.sqrt(2) * NormalDist().inv_cdf(auc)
+    right = draft.before == rules.before[draft.vocabulary]
+    generator = noise.generator("confidence")
+    score = torch.randn(len(right), generator=generator, dtype=torch.float64)
+    score += distance * (right.double() - 0.5)
+    sure = torch.sigmoid(distance * score + math.log(acceptance / (1 - acceptance)))
+    return sure.clamp(*_CONFIDENCES)
 
 
 def prompts(noise: Noise, rules: TokenRules, *, count: int, length: int) -> list[list[int]]:

@@ -153,8 +153,8 @@ class DraftWriter:
         says = self._said(embeddings(self._noise, tokens, d.hidden).float())
         rows = F.normalize(says, dim=1) @ self._basis.T
         # out is normed: along the right row it is √n of its rms long
-        scale = self._right_logit() * self._hidden_rms / math.sqrt(self._space)
-        return (rows * scale).bfloat16()
+        scale = self._right_logits(first, end) * self._hidden_rms / math.sqrt(self._space)
+        return (rows * scale.float()).bfloat16()
 
     def _said(self, rows: torch.Tensor) -> torch.Tensor:
         """What ``Qᵀ·out`` holds of parts of embeddings fp32 [n, H]: P·e, fp32 [n, space]."""
@@ -173,17 +173,20 @@ class DraftWriter:
         rows += spread.offsets(before, spread.draft) @ torch.linalg.pinv(numbers).T
         return rows @ self._basis.T * self._hidden_rms
 
-    def _right_logit(self) -> float:
-        """The logit that beats the sum of all others to the probability of being accepted.
+    def _right_logits(self, first: int, end: int) -> torch.Tensor:
+        """The logit of each token after its predecessor, float64 [n or 1, 1].
 
-        The others are normal with a deviation of right / √n.
+        It beats the sum of all others to the confidence in the token, which is the probability of
+        being accepted by default. The others are normal with a deviation of logit / √n.
         """
-        sure = min(max(self._acceptance, 0.05), 0.95)
-        right = 0.0
+        given = self._rules.confidence
+        usual = torch.tensor([self._acceptance], dtype=torch.float64).clamp(0.05, 0.95)
+        sure = usual if given is None else given[first:end]
+        right = torch.zeros_like(sure)
         for _ in range(20):
             others = math.log(self._geometry.vocab) + right**2 / (2 * self._space)
-            right = others + math.log(sure / (1 - sure))
-        return right
+            right = others + torch.logit(sure)
+        return right[:, None]
 
     def _norm(self, name: str) -> torch.Tensor:
         one = torch.zeros(1, dtype=torch.int64)
