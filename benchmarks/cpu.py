@@ -1,8 +1,10 @@
 """The CPU figures of the example model: the draft's gain, transformers, and start-up.
 
-Everything is measured in one run, with one thread each, and compared programs alternate:
+Everything is measured with one thread each, and compared programs alternate. ``--only`` measures one
+figure and keeps the others of the output file:
 
     .venv/bin/python benchmarks/cpu.py --output benchmarks/results/cpu.json
+    .venv/bin/python benchmarks/cpu.py --only greedy_default --output benchmarks/results/cpu.json
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +39,7 @@ from specbuild.runtime.settings import RuntimeSettings
 EXAMPLE = Path(__file__).parents[1] / "examples" / "tiny-gpt-oss"
 PACKAGES = ("specbuild", "onnxruntime", "numpy", "torch", "transformers", "tokenizers")
 CHAIN = DraftShape(draft_top_k=1, draft_depth=3, draft_tokens=3)
+TEMPERATURES = (0.7, 0.8, 1.0)
 NOTHING = "import time; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
 
 
@@ -124,8 +128,13 @@ def import_s() -> float:
     return float(done.stdout)
 
 
-def figures(folder: Path) -> dict[str, Any]:
-    """Return all figures, starting with a build of the example."""
+def sampled(temperature: float) -> GenerateParams:
+    """Return the parameters of 256 tokens at a temperature."""
+    return GenerateParams(256, sampling=SamplingParams(temperature=temperature, seed=1))
+
+
+def figures(folder: Path, only: str | None) -> dict[str, Any]:
+    """Return all figures, or the one of this name, starting with a build of the example."""
     options = BuildOptions(
         model=EXAMPLE / "target", draft=EXAMPLE / "draft", output=folder / "engine"
     )
@@ -133,18 +142,21 @@ def figures(folder: Path) -> dict[str, Any]:
     build(options, SilentProgress())
     build_s = perf_counter() - started_s
     engine = Engine.load(options.output, RuntimeSettings(device="cpu"))
-    greedy = GenerateParams(max_new_tokens=256)
-    sampled = GenerateParams(max_new_tokens=256, sampling=SamplingParams(temperature=0.8, seed=1))
+    greedy = sampled(0.0)
     decode(engine, read_prompts()[0], greedy, "default")
-    return {
-        "build_s": build_s,
-        "greedy_default": draft_gain(engine, greedy, "default"),
-        "greedy_chain_of_3": draft_gain(engine, greedy, CHAIN),
-        "sampled_0.8_default": draft_gain(engine, sampled, "default"),
-        "transformers": against_transformers(engine, prompts=6, tokens=256),
-        "run_to_first_token_s": in_fresh_processes(lambda: first_token_s(options.output)),
-        "import_runtime_s": in_fresh_processes(import_s),
+    measurements: dict[str, Callable[[], Any]] = {
+        "build_s": lambda: build_s,
+        "greedy_default": lambda: draft_gain(engine, greedy, "default"),
+        "greedy_chain_of_3": lambda: draft_gain(engine, greedy, CHAIN),
+        **{
+            f"sampled_{t}_default": partial(draft_gain, engine, sampled(t), "default")
+            for t in TEMPERATURES
+        },
+        "transformers": lambda: against_transformers(engine, prompts=6, tokens=256),
+        "run_to_first_token_s": lambda: in_fresh_processes(lambda: first_token_s(options.output)),
+        "import_runtime_s": lambda: in_fresh_processes(import_s),
     }
+    return {name: measure() for name, measure in measurements.items() if only in (None, name)}
 
 
 def main() -> None:
@@ -152,9 +164,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--date", default=None, help="recorded as given")
+    parser.add_argument("--only", metavar="FIGURE", help="measure this one, keep others of FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
     here = this_device()
+    kept: dict[str, Any] = {}
+    if args.only is not None and args.output is not None and args.output.is_file():
+        kept = json.loads(args.output.read_text(encoding="utf-8"))["figures"]
     with tempfile.TemporaryDirectory() as folder:
         result = {
             "command": "python benchmarks/cpu.py",
@@ -164,7 +180,7 @@ def main() -> None:
             "threads": 1,
             "python": platform.python_version(),
             "versions": {name: version(name) for name in PACKAGES},
-            "figures": figures(Path(folder)),
+            "figures": kept | figures(Path(folder), args.only),
         }
     text = json.dumps(result, indent=1)
     print(text)
