@@ -1,7 +1,7 @@
 """The CPU figures of the example model: the draft's gain, transformers, and start-up.
 
-Everything is measured with one thread each, and compared programs alternate. ``--only`` measures one
-figure and keeps the others of the output file:
+Everything is measured with one thread each, and compared programs alternate. ``--only`` measures
+one figure and keeps the others of the output file:
 
     .venv/bin/python benchmarks/cpu.py --output benchmarks/results/cpu.json
     .venv/bin/python benchmarks/cpu.py --only greedy_default --output benchmarks/results/cpu.json
