@@ -112,7 +112,7 @@ def _coded(branches: Sequence[Branch], **changes: Any) -> Launch:
 
 
 def _widest(branches: Sequence[Branch], **changes: Any) -> Launch:
-    """Qwen3.5's heads: 6 of 256 on each KV head."""
+    """Heads wider than 128; without changes Qwen3.5's: 6 of 256 on each KV head."""
     shape = {"kv_heads": 2, "group": 6, "width": 256, "v_width": 256, "page_size": 16}
     return Launch(branches, **(shape | changes))
 
@@ -124,6 +124,13 @@ _KERNEL_LAUNCHES = {
         [Branch(600, 2), Branch(300, 0, BUSHY)], kv_heads=1, group=8, sinks=False,
     ),
     "heads of 256, 11 on a KV head": _widest([Branch(90, 5)], kv_heads=1, group=11),
+    "heads of 512": _widest(
+        [Branch(50, 3, chain_of(3)), Branch(40, 0, BUSHY), Branch(0, 1)], kv_heads=1, group=8,
+        width=512, v_width=512, sinks=False,
+    ),
+    "heads of 512, longer than a split": _widest(
+        [Branch(300, 2)], kv_heads=2, group=4, width=512, v_width=512, sinks=False,
+    ),
     "example geometry, 6 on 2 heads of 32": Launch(
         [Branch(37, 0, BUSHY), Branch(64, 1), Branch(0, 3)], group=3, width=32, v_width=32,
         page_size=16,

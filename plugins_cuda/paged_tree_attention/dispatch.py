@@ -99,7 +99,7 @@ TABLE: tuple[Rule[Facts], ...] = (
         ("wide_heads.cu",),
         "the sums of a head do not fit into the registers of a warp: eight warps share its columns",
         lambda facts: facts.shape.width > WIDEST_OF_MANY,
-        width="256, in bf16",
+        width="256 or 512, in bf16",
     ),
     Rule(
         "prompt",

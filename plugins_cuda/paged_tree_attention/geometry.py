@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specbuild.plugins_cuda.launches import LoweringRequest
 from specbuild.runtime.errors import SpecbuildError
 
-WIDTHS = (16, 32, 64, 80, 96, 128, 256)
+WIDTHS = (16, 32, 64, 80, 96, 128, 256, 512)
 WIDEST_OF_MANY = 128  # wider heads have one kernel (wide_heads.cu)
 CODED_WIDTHS = (32, 64, 96, 128)  # of keys that are codes: two steps of 16 columns at once
 WGMMA_WIDTHS = (64, 128)  # of a head, for the kernels that multiply by wgmma

@@ -7,10 +7,11 @@
 //
 // Grid (CONTEXT_CTAS · ROW_CTAS, KV_HEADS, B). A CTA takes two rows of a sequence at once where
 // both see a chain of positions, else one, and every CONTEXT_CTASth split of SPLIT_KEYS positions.
-// Eight warps multiply: each 8 keys of a tile by the queries, then all keys' weights by its columns
-// of the values. Splits lie at absolute positions, have states of their own and join in order, in
-// registers or from the workspace by the same operations: so a row's bits depend neither on the
-// grid nor on what shares the launch. Bytes: 4·WIDTH a key and KV head, read once for two rows.
+// Eight warps multiply: each 8 keys of a tile by the queries, of heads of 512 over half of their
+// width, then all keys' weights by its columns of the values. Splits lie at absolute positions,
+// have states of their own and join in order, in registers or from the workspace by the same
+// operations: so a row's bits depend neither on the grid nor on what shares the launch. Bytes:
+// 4·WIDTH a key and KV head, read once for two rows.
 #include "../_device/arrival.cuh"
 #include "../_device/attention_rows.cuh"
 #include "../_device/attention_tile.cuh"
@@ -23,7 +24,8 @@ namespace {
 
 constexpr int kWidth = Config::kWidth, kUnits = kWidth / 8;
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kKeys = 64;                     // of a tile
+constexpr int kKeys = Config::kTileKeys;      // of a tile
+constexpr int kShares = 8 * kWarps / kKeys;   // of the width, which scores are summed over apart
 constexpr int kRows = 2, kHeads = 8;          // of the 16 rows of an mma
 constexpr int kParts = kWidth / 16 / kWarps;  // of 16 columns, of a warp
 constexpr int kTileUnits = kKeys * kUnits;
@@ -35,7 +37,7 @@ struct Shared {
   uint4* keys;     // [2][kTileUnits]
   uint4* values;   // [2][kTileUnits]
   uint4* queries;  // [16 rows][kUnits]
-  float* scores;   // [16][kScoreStride]
+  float* scores;   // [kShares][16][kScoreStride]
   float* most;     // [16]: of a split so far, as the next three
   float* sum;      // [16]
   float* scale;    // [16]: of what was added up before this tile
@@ -47,14 +49,14 @@ struct Shared {
     values = keys + 2 * kTileUnits;
     queries = values + 2 * kTileUnits;
     scores = reinterpret_cast<float*>(queries + 16 * kUnits);
-    most = scores + 16 * kScoreStride;
+    most = scores + kShares * 16 * kScoreStride;
     sum = most + 16;
     scale = sum + 16;
     last = reinterpret_cast<int*>(scale + 16);
     weights = reinterpret_cast<uint16_t*>(last + 4);
   }
 };
-static_assert(16 * (4 * kTileUnits + 16 * kUnits) + 4 * (16 * kScoreStride + 3 * 16 + 4) +
+static_assert(16 * (4 * kTileUnits + 16 * kUnits) + 4 * (kShares * 16 * kScoreStride + 3 * 16 + 4) +
                       2 * 16 * kWeightStride ==
                   Config::kSharedBytes,
               "as the launch says");
@@ -189,13 +191,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       cp_async_wait<1>();
       __syncthreads();
 
-      // Scores of the warp's 8 keys.
+      // Scores of the warp's 8 keys, over its share of the width.
       const uint4* const keys = shared.keys + buffer * kTileUnits;
+      const int first_key = 8 * warp % kKeys, share = 8 * warp / kKeys;
       float score[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
-      for (int step = 0; step < kWidth / 16; step += 2) {
+      for (int of_share = 0; of_share < kWidth / 16 / kShares; of_share += 2) {
+        const int step = share * (kWidth / 16 / kShares) + of_share;
         uint32_t b[4], first[4], second[4];
-        ldmatrix_x4(b, keys + tile_unit<kWidth>(8 * warp + lane % 8, 2 * step + lane / 8));
+        ldmatrix_x4(b, keys + tile_unit<kWidth>(first_key + lane % 8, 2 * step + lane / 8));
         const int row = lane % 8 + lane / 8 % 2 * 8, unit = 2 * step + lane / 16;
         ldmatrix_x4(first, shared.queries + tile_unit<kWidth>(row, unit));
         ldmatrix_x4(second, shared.queries + tile_unit<kWidth>(row, unit + 2));
@@ -205,19 +209,24 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        shared.scores[(g + i / 2 * 8) * kScoreStride + 8 * warp + 2 * t + i % 2] = score[i];
+        shared.scores[(16 * share + g + i / 2 * 8) * kScoreStride + first_key + 2 * t + i % 2] =
+            score[i];
       __syncthreads();
 
-      // Weights: 16 lanes a row, each with 4 keys.
+      // Weights: 16 lanes a row.
       {
-        const int row = thread / 16, from = thread % 16 * 4, of = row / kHeads;
-        float value[4], top = minus_infinity();
+        constexpr int kLaneKeys = kKeys / 16;
+        const int row = thread / 16, from = thread % 16 * kLaneKeys, of = row / kHeads;
+        float value[kLaneKeys], top = minus_infinity();
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kLaneKeys; ++i) {
           const bool seen = of < rows.count && rows.views[of].sees(tile + from + i);
-          value[i] = seen ? shared.scores[row * kScoreStride + from + i] *
-                                (static_cast<float>(Config::kScale) * kLog2E)
-                          : minus_infinity();
+          float product = shared.scores[row * kScoreStride + from + i];
+#pragma unroll
+          for (int of_width = 1; of_width < kShares; ++of_width)
+            product += shared.scores[(16 * of_width + row) * kScoreStride + from + i];
+          value[i] =
+              seen ? product * (static_cast<float>(Config::kScale) * kLog2E) : minus_infinity();
           top = fmaxf(top, value[i]);
         }
 #pragma unroll
@@ -226,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
         const float before = shared.most[row], most = fmaxf(before, top);
         float sum = 0.0f;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kLaneKeys; ++i) {
           const float weight = value[i] == minus_infinity() ? 0.0f : exp2_fast(value[i] - most);
           sum += weight;
           shared.weights[row * kWeightStride + from + i] = float_to_bf16(weight);

@@ -13,7 +13,9 @@ from specbuild.plugins_cuda.paged_tree_attention.geometry import ARGUMENTS, Geom
 from specbuild.plugins_cuda.paged_tree_attention.splits import power_of_two
 from specbuild.runtime.errors import SpecbuildError
 
-THREADS, TILE_KEYS, ROWS = 256, 64, 2
+THREADS, ROWS = 256, 2
+# Keys of a tile, of which two are under way: half as many of heads wider than this.
+_TILE_KEYS, _HALVED_FROM = 64, 256
 # Positions of a split, of which the longest contexts have so many at most.
 SPLIT_KEYS, MOST_SLOTS = 256, 128
 # CTAs that share the rows of a sequence.
@@ -37,10 +39,13 @@ def lower_wide(request: LoweringRequest, shape: Geometry) -> Lowering:
     free = request.target.multiprocessors // groups
     context_ctas = 1 if request.phase == "prefill" else min(power_of_two(max(1, free)), slots)
     units = shape.width // 8
-    shared = 16 * (4 * TILE_KEYS * units + 16 * units)
-    shared += 4 * (16 * (TILE_KEYS + 4) + 3 * 16 + 4) + 2 * 16 * (TILE_KEYS + 8)
+    tile_keys = _TILE_KEYS if shape.width <= _HALVED_FROM else _TILE_KEYS // 2
+    shared = 16 * (4 * tile_keys * units + 16 * units)
+    shared += 4 * (_TILE_KEYS // tile_keys * 16 * (tile_keys + 4) + 3 * 16 + 4)
+    shared += 2 * 16 * (tile_keys + 8)
     constants = (
         *shape.constants(),
+        ("TILE_KEYS", tile_keys),
         ("SPLIT_KEYS", split),
         ("SLOTS", slots),
         ("CONTEXT_CTAS", context_ctas),
