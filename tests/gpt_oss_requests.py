@@ -37,7 +37,7 @@ def projection(rows: int, columns: int) -> LoweringRequest:
         "x": bf16(rows, columns), "weight": bf16(HIDDEN // 16, columns // 32, 512),
         "bias": bf16(HIDDEN), "residual": bf16(rows, HIDDEN), "y": bf16(rows, HIDDEN),
     }  # fmt: skip
-    return LoweringRequest(tensors, {})
+    return LoweringRequest(tensors, op_named("Linear").complete({}))
 
 
 def qkv(rows: int) -> LoweringRequest:

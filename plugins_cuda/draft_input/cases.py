@@ -17,6 +17,8 @@ def inputs(
     segments: int = 1,
     packed: bool = False,
     rounding: str = "llama",
+    residual: bool = False,
+    factor: bool = False,
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows of states ``width`` wide, so many side by side."""
@@ -30,11 +32,14 @@ def inputs(
             draw(rng, tokens, segments * width, scale=5.0)
             * np.repeat(np.arange(1, segments + 1, dtype=np.float32), width),
             draw(rng, segments * width),
+            draw(rng, tokens, segments * width, scale=2.0) if residual else None,
+            draw(rng, 1) if factor else None,
         )
 
     kind = "embedding and hidden" if embedding else "hidden"
     kind += ", packed" * packed + f", {segments} segments" * (segments > 1)
     kind += f", {rounding} norm" * (rounding != "llama")
+    kind += ", residual" * residual + ", factor" * factor
     name = f"{prefix}{tokens} rows of {width}, {kind}"
     return Case(name, make, {"eps": 1e-5, "segments": segments, "rounding": rounding})
 
@@ -47,11 +52,14 @@ CASES: tuple[Case, ...] = (
     inputs(6, 288, packed=True),
     inputs(4, 96, rounding="offset"),
     inputs(4, 96, embedding=False, rounding="gpt_oss"),
+    inputs(5, 96, embedding=False, rounding="gpt_oss", residual=True),
+    inputs(3, 288, embedding=False, rounding="offset", residual=True, factor=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
     inputs(3, 2880),
     inputs(2, 8640, embedding=False),
     inputs(2, 4096, embedding=False, segments=3),
+    inputs(3, 5376, embedding=False, rounding="offset", residual=True, factor=True),
     *(inputs(t, 2880, prefix="gpu: ") for t in (1, 8, 64, 2048)),
 )

@@ -19,6 +19,12 @@ def lower(request: LoweringRequest) -> Lowering:
     width = all_segments // segments
     vectors_of("DraftInput", width)
     embeds = "table" in request.tensors
+    added = ("residual" in request.tensors, "factor" in request.tensors)
+    if embeds and any(added):
+        raise SpecbuildError(
+            "DraftInput: a residual or a factor beside an embedding, its kernel takes them without "
+            "one; build for the cpu backend"
+        )
     warps = min(_MOST_WARPS, -(-width // _PIECE))
     shared = normed_bytes(width, 1)
     if shared > request.target.shared_bytes_per_block:
@@ -32,6 +38,8 @@ def lower(request: LoweringRequest) -> Lowering:
         ("HAS_TABLE", int(embeds)),
         ("PACKED", int(embeds and len(request.tensors["table"].shape) == 3)),
         ("SEGMENTS", segments),
+        ("HAS_RESIDUAL", int(added[0])),
+        ("HAS_FACTOR", int(added[1])),
         ("NORM_ROUNDING", rounding_code(rounding_of("DraftInput", request.attributes))),
         ("EPS", request.attributes["eps"]),
         ("SHARED_BYTES", shared),
@@ -41,6 +49,9 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(rows, segments + int(embeds), 1),
         block=warps * 32,
         shared_bytes=shared,
-        arguments=("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "u"),
+        arguments=(
+            *("token_ids", "table", "embed_norm", "hidden", "hidden_norm", "residual", "factor"),
+            "u",
+        ),
     )
     return Lowering((launch,))

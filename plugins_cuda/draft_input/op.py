@@ -1,4 +1,8 @@
-"""DraftInput: what the draft's attention reads: the normed embedding and hidden state."""
+"""DraftInput: what the draft's attention reads: the normed embedding and hidden state.
+
+Without an embedding it is a norm of rows, which may be added to others: those of models that norm
+what attention and feed-forward give.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ def reference(
     embed_norm: torch.Tensor | None,
     hidden: torch.Tensor,
     hidden_norm: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
     *,
     eps: float,
     segments: int,
@@ -30,12 +36,17 @@ def reference(
     ``hidden`` [T, H]; the norms have this ``rounding``. Each of ``segments`` equal parts of a
     hidden state is normed for itself, by its part of ``hidden_norm``; beside a table there is one.
     ``table``, in order or packed as Embed's, and ``embed_norm`` come together, and with
-    ``token_ids``, which nothing reads without them.
+    ``token_ids``, which nothing reads without them. Without a table a ``residual`` [T, H] may be
+    added, and the rounded sum multiplied by ``factor`` [1].
     """
     import torch
 
     parts = zip(hidden.chunk(segments, dim=-1), hidden_norm.chunk(segments), strict=True)
     normed = torch.cat([rms_norm(part, weight, eps, rounding) for part, weight in parts], dim=-1)
+    if residual is not None:
+        normed = (residual.float() + normed.float()).to(hidden.dtype)
+    if factor is not None:
+        normed = (normed.float() * factor.float()).to(hidden.dtype)
     if table is None or embed_norm is None or token_ids is None:
         return normed
     tokens = table_rows(table, token_ids).to(hidden.dtype)
@@ -45,13 +56,15 @@ def reference(
 
 OP = OpSpec(
     name="DraftInput",
-    doc="The draft's normed embedding and hidden state, side by side, or its hidden state alone.",
+    doc="The draft's normed embedding and hidden state, or a norm of rows, perhaps plus others.",
     inputs=(
         TensorSpec("token_ids", "int32", ("T",), optional=True),
         TensorSpec("table", "W", optional=True, rank_free=True),
         TensorSpec("embed_norm", "W", ("H",), optional=True),
         TensorSpec("hidden", "T", ("T", "H")),
         TensorSpec("hidden_norm", "W", ("H",)),
+        TensorSpec("residual", "T", ("T", "H"), optional=True),
+        TensorSpec("factor", "W", ("1",), optional=True),
     ),
     outputs=(TensorSpec("u", "T", ("T", "width")),),
     attributes=(

@@ -27,7 +27,13 @@ def chosen_table(
 
 
 def embed(
-    tokens: int, width: int, *, vocab: int = 60, packed: bool = False, prefix: str = ""
+    tokens: int,
+    width: int,
+    *,
+    vocab: int = 60,
+    packed: bool = False,
+    scale: float = 1.0,
+    prefix: str = "",
 ) -> Case:
     """``tokens`` rows of a table ``width`` wide."""
 
@@ -35,7 +41,8 @@ def embed(
         return chosen_table(rng, tokens, vocab, width, packed=packed)
 
     name = f"{prefix}{tokens} rows of {width}" + ", packed" * packed
-    return Case(name, make, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
+    name += f", times {scale:g}" * (scale != 1)
+    return Case(name, make, {"scale": scale}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0)
 
 
 CASES: tuple[Case, ...] = (
@@ -43,6 +50,8 @@ CASES: tuple[Case, ...] = (
     embed(7, 192),
     embed(33, 96),
     embed(9, 160, vocab=64, packed=True),
+    embed(5, 96, scale=73.5),
+    embed(9, 160, vocab=64, packed=True, scale=0.3),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

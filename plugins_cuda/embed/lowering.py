@@ -24,7 +24,13 @@ def lower(request: LoweringRequest) -> Lowering:
     rows, width = request.tensors["x"].shape
     vectors = vectors_of("Embed", width)
     packed = len(request.tensors["table"].shape) == 3
-    constants = (("VECTORS", vectors), ("THREADS", THREADS), ("PACKED", int(packed)))
+    scale = float(request.attributes["scale"])
+    constants = (
+        ("VECTORS", vectors),
+        ("THREADS", THREADS),
+        ("PACKED", int(packed)),
+        ("SCALE", scale),
+    )
     launch = OpLaunch(
         Kernel("embed", "embed", constants),
         grid=(-(-rows * vectors // THREADS), 1, 1),

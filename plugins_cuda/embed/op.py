@@ -1,4 +1,4 @@
-"""Embed: the rows of the embedding table that the tokens name."""
+"""Embed: the rows of the embedding table that the tokens name, times a constant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.embed.lowering import lower
 from specbuild.plugins_cuda.linear.packing import BLOCK, HALF_ROWS, TILE_ROWS
-from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
@@ -23,20 +23,24 @@ def table_rows(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return tiles[range(len(ids)), :, half, row].flatten(1)
 
 
-def reference(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """``table`` [V, H], in order or packed, at ``token_ids`` [T] → [T, H]."""
-    return table_rows(table, token_ids)
+def reference(token_ids: torch.Tensor, table: torch.Tensor, *, scale: float = 1.0) -> torch.Tensor:
+    """``table`` [V, H], in order or packed, at ``token_ids`` [T] → [T, H].
+
+    Values are multiplied by ``scale`` in fp32 and rounded.
+    """
+    rows = table_rows(table, token_ids)
+    return rows if scale == 1 else (rows.float() * scale).to(rows.dtype)
 
 
 OP = OpSpec(
     name="Embed",
-    doc="The embedding of each token.",
+    doc="The embedding of each token, times a constant.",
     inputs=(
         TensorSpec("token_ids", "int32", ("T",)),
         TensorSpec("table", "W", rank_free=True),
     ),
     outputs=(TensorSpec("x", "T", ("T", "H")),),
-    attributes=(),
+    attributes=(AttributeSpec("scale", float, 1.0),),
     reference=reference,
     lower=lower,
     traffic=Weights(looked_up=("table",)),

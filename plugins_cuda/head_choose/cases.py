@@ -8,6 +8,7 @@ import numpy as np
 
 from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.linear.cases import draw, draw_packed
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.linear.storage import BF16, FP8, Storage
 from specbuild.plugins_cuda.rms_head.cases import chosen_rows
 
@@ -20,6 +21,8 @@ def choose_rows(
     *,
     temperature: float | Sequence[float] = 0.0,
     rounding: str = "gpt_oss",
+    divisor: float = 1.0,
+    cap: float = 0.0,
     distinct_tiles: int | None = None,
     storage: Storage = BF16,
     prefix: str = "",
@@ -29,7 +32,7 @@ def choose_rows(
 
     def make(rng: np.random.Generator) -> Arrays:
         x, rows = chosen_rows(rng, tokens, columns, logit_rows)
-        weight = draw_packed(rng, vocab, columns, storage)
+        weight = draw_packed(rng, -(-vocab // TILE_ROWS) * TILE_ROWS, columns, storage)
         if distinct_tiles is not None:
             weight = weight[np.arange(len(weight)) % distinct_tiles]
         return (
@@ -49,7 +52,14 @@ def choose_rows(
         f"{kind if isinstance(temperature, float) else 'temperatures'}{ties}"
     )
     name += f", {storage.name}" * storage.scaled
-    attributes = {"eps": 1e-5, "rounding": rounding}
+    name += f", over {divisor:g}" * (divisor != 1) + f", capped at {cap:g}" * (cap > 0)
+    attributes = {
+        "eps": 1e-5,
+        "rounding": rounding,
+        "divisor": divisor,
+        "cap": cap,
+        "vocab_size": vocab if vocab % TILE_ROWS else 0,
+    }
     return Case(name, make, attributes, atol=1e-4, kernel_atol=3e-3, kernel_rtol=1e-3)
 
 
@@ -58,6 +68,10 @@ CASES: tuple[Case, ...] = (
     choose_rows(7, [6, 2, 2], 192, 80, rounding="llama", temperature=1.0),
     choose_rows(5, range(5), 96, 160, temperature=[0.0, 0.5, 1.0, 0.0, 2.0]),
     choose_rows(3, range(3), 64, 256, distinct_tiles=2),
+    choose_rows(5, range(5), 96, 160, temperature=[0.0, 0.5, 1.0, 0.0, 2.0], divisor=0.7),
+    choose_rows(5, range(5), 96, 133, temperature=[0.0, 0.5, 1.0, 0.0, 2.0]),
+    choose_rows(40, range(40), 96, 133, temperature=[0.0, 1.0] * 20),
+    choose_rows(5, range(5), 96, 160, temperature=[0.0, 0.5, 1.0, 0.0, 2.0], cap=3.0),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

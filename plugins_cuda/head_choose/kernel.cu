@@ -1,4 +1,5 @@
-// HeadChoose: each row's token, by argmax or Gumbel-max, and its log-probability; no logits.
+// HeadChoose: each row's token, by argmax or Gumbel-max, and its log-probability; no logits. These
+// are sums that final_logit.cuh divides and caps.
 //
 //   x                [T, 32·K_BLOCKS] bf16, in
 //   logit_rows       [rows] int32, in

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.choose.op import reference as choose
 from specbuild.plugins_cuda.head_choose.lowering import lower
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
-from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_head.lowering import tactics
+from specbuild.plugins_cuda.rms_head.op import HEAD_ATTRIBUTES
 from specbuild.plugins_cuda.rms_head.op import reference as rms_head
 from specbuild.plugins_cuda.traffic import Weights
 
@@ -27,11 +28,24 @@ def reference(
     *,
     eps: float,
     rounding: str,
+    divisor: float = 1.0,
+    cap: float = 0.0,
+    vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``Choose`` with top_k 0 and top_p 1 of ``RmsHead``: choice [R] and its logprob fp32 [R]."""
     import torch
 
-    logits = rms_head(x, logit_rows, norm, weight, eps=eps, rounding=rounding)
+    logits = rms_head(
+        x,
+        logit_rows,
+        norm,
+        weight,
+        eps=eps,
+        rounding=rounding,
+        divisor=divisor,
+        cap=cap,
+        vocab_size=vocab_size,
+    )
     top_k, top_p = torch.zeros_like(seed), torch.ones_like(temperature)
     return choose(logits, temperature, top_k, top_p, seed, position)
 
@@ -52,7 +66,7 @@ OP = OpSpec(
         TensorSpec("choice", "int32", ("R",)),
         TensorSpec("logprob", "float32", ("R",)),
     ),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str)),
+    attributes=HEAD_ATTRIBUTES,
     reference=reference,
     lower=lower,
     tactics=tactics,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,11 +12,9 @@ from specbuild.plugins_cuda.cases import Arrays, Case
 from specbuild.plugins_cuda.head_choose.cases import choose_rows
 
 
-def keep_rows(
-    tokens: int, logit_rows: Sequence[int], columns: int, vocab: int, *, prefix: str = ""
-) -> Case:
+def keep_rows(tokens: int, logit_rows: Sequence[int], columns: int, vocab: int, **how: Any) -> Case:
     """The choices at ``logit_rows``: greedy, from all tokens, and cut in each of three ways."""
-    exact = choose_rows(tokens, logit_rows, columns, vocab, prefix=prefix)
+    exact = choose_rows(tokens, logit_rows, columns, vocab, **how)
     chosen = len(logit_rows)
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -40,5 +39,8 @@ CASES: tuple[Case, ...] = (keep_rows(7, [6, 2, 0, 4, 1, 5, 3], 96, 160),)
 KERNEL_CASES: tuple[Case, ...] = (
     keep_rows(19, range(18, -1, -1), 96, 848),
     keep_rows(70, range(70), 96, 1040),
+    keep_rows(7, [6, 2, 0, 4, 1, 5, 3], 96, 160, divisor=0.7, cap=3.0),
+    keep_rows(7, [6, 2, 0, 4, 1, 5, 3], 96, 133),
+    keep_rows(70, range(70), 96, 133),
     *(keep_rows(t, range(t), 2880, 201088, prefix="gpu: ") for t in (6, 70)),
 )

@@ -18,8 +18,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
   const int first_row = blockIdx.y * Shape::kMostTokens;
-  const KeptLogits kept{logits + static_cast<int64_t>(first_row) * (Config::kTileCount * 16),
-                        is_cut};
+  const KeptLogits kept{logits + static_cast<int64_t>(first_row) * Config::kVocab, is_cut};
   const Folding<KeptLogits> folding{
       sampling, folds,     {workspace_folds, workspace_ids, Config::kSegments},
       kept,     first_row, min(Shape::kMostTokens, rows - first_row)};

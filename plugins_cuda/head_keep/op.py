@@ -8,8 +8,9 @@ from specbuild.plugins_cuda.choose_cut.op import cut_rows
 from specbuild.plugins_cuda.head_choose.op import reference as head_choose
 from specbuild.plugins_cuda.head_keep.lowering import lower
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
-from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_head.lowering import tactics
+from specbuild.plugins_cuda.rms_head.op import HEAD_ATTRIBUTES
 from specbuild.plugins_cuda.rms_head.op import reference as rms_head
 from specbuild.plugins_cuda.traffic import Weights
 
@@ -32,15 +33,39 @@ def reference(
     *,
     eps: float,
     rounding: str,
+    divisor: float = 1.0,
+    cap: float = 0.0,
+    vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``HeadChoose``'s choice [R] and logprob [R], and ``kept`` fp32 [R, V] with the logits of the
     rows that ``top_k``, ``top_p`` or ``floor`` [R] cut, for ``ChooseCut``."""
     import torch
 
     chosen = head_choose(
-        x, logit_rows, norm, weight, temperature, seed, position, eps=eps, rounding=rounding
+        x,
+        logit_rows,
+        norm,
+        weight,
+        temperature,
+        seed,
+        position,
+        eps=eps,
+        rounding=rounding,
+        divisor=divisor,
+        cap=cap,
+        vocab_size=vocab_size,
     )
-    logits = rms_head(x, logit_rows, norm, weight, eps=eps, rounding=rounding)
+    logits = rms_head(
+        x,
+        logit_rows,
+        norm,
+        weight,
+        eps=eps,
+        rounding=rounding,
+        divisor=divisor,
+        cap=cap,
+        vocab_size=vocab_size,
+    )
     cut = cut_rows(temperature, top_k, top_p, floor)
     return (*chosen, torch.where(cut.unsqueeze(1), logits, kept))
 
@@ -66,7 +91,7 @@ OP = OpSpec(
         TensorSpec("logprob", "float32", ("R",)),
         TensorSpec("logits", "float32", ("R", "vocab")),
     ),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str)),
+    attributes=HEAD_ATTRIBUTES,
     aliases=(("logits", "kept"),),
     reference=reference,
     lower=lower,

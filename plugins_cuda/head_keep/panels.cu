@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   pdl_launch_dependents();
   const Chunks chunks(blockIdx.x, gridDim.x);
   const int first_row = blockIdx.y * kColumns;
-  const KeptLogits kept{logits + static_cast<int64_t>(first_row) * (Config::kTileCount * 16),
+  const KeptLogits kept{logits + static_cast<int64_t>(first_row) * Config::kVocab,
                         reinterpret_cast<int*>(shared + Panels::kBytes + PanelFolds::kBytes)};
   const PanelFolds folding{sampling,
                            folds,

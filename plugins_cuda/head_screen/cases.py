@@ -45,6 +45,10 @@ CASES: tuple[Case, ...] = (
     screened_rows(7, [6, 2, 2], 192, 80, rounding="llama", temperature=1.0),
     screened_rows(5, range(5), 96, 160, temperature=[0.0, 0.5, 1.0, 0.0, 2.0]),
     screened_rows(3, range(3), 64, 256, distinct_tiles=2),
+    screened_rows(
+        5, range(5), 96, 160, temperature=[0.0, 0.5, 1.0, 0.0, 2.0], divisor=0.7, cap=3.0
+    ),
+    screened_rows(5, range(5), 96, 133, temperature=[0.0, 0.5, 1.0, 0.0, 2.0]),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

@@ -77,8 +77,11 @@ struct Settling {
         uint64_t key = 0;
         if (row < live) {
           const Sampling how = sampling[row];
-          key = key_of(how.score(sums[0][n][i], token), token);
-          const uint64_t high = key_of(how.score(sums[0][n][i + 2], token + 8), token + 8);
+          const float low_logit = logit_of<Config>(token, final_logit<Config>(sums[0][n][i]));
+          const float high_logit =
+              logit_of<Config>(token + 8, final_logit<Config>(sums[0][n][i + 2]));
+          key = key_of(how.score(low_logit, token), token);
+          const uint64_t high = key_of(how.score(high_logit, token + 8), token + 8);
           key = key < high ? high : key;
         }
         key = most_of_tokens(key);

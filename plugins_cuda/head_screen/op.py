@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.head_choose.op import reference as head_choose
 from specbuild.plugins_cuda.head_screen.lowering import lower, tactics
 from specbuild.plugins_cuda.linear.op import PACKED_AXES
-from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
+from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.rms_head.op import HEAD_ATTRIBUTES
 from specbuild.plugins_cuda.traffic import TrafficRequest, product_terms, stored_terms
 from specbuild.runtime.engine_dir.traffic import Traffic
 
@@ -28,6 +29,9 @@ def reference(
     *,
     eps: float,
     rounding: str,
+    divisor: float = 1.0,
+    cap: float = 0.0,
+    vocab_size: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``HeadChoose``'s choice [R]; its logprob is infinite, since it would take every logit.
 
@@ -37,7 +41,18 @@ def reference(
     import torch
 
     choice, logprob = head_choose(
-        x, logit_rows, norm, weight, temperature, seed, position, eps=eps, rounding=rounding
+        x,
+        logit_rows,
+        norm,
+        weight,
+        temperature,
+        seed,
+        position,
+        eps=eps,
+        rounding=rounding,
+        divisor=divisor,
+        cap=cap,
+        vocab_size=vocab_size,
     )
     return choice, torch.full_like(logprob, float("inf"))
 
@@ -68,7 +83,7 @@ OP = OpSpec(
         TensorSpec("choice", "int32", ("R",)),
         TensorSpec("logprob", "float32", ("R",)),
     ),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str)),
+    attributes=HEAD_ATTRIBUTES,
     reference=reference,
     lower=lower,
     tactics=tactics,

@@ -119,6 +119,7 @@ def linear(
     *,
     bias: bool = False,
     residual: bool = False,
+    scale: float = 1.0,
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
@@ -133,9 +134,11 @@ def linear(
         )
 
     extras = ", bias" * bias + ", residual" * residual + f", {storage.name}" * storage.scaled
+    extras += f", times {scale:g}" * (scale != 1)
     name = f"{prefix}{tokens} rows, {columns} to {rows}{extras}"
     # A product of up to 8 is rounded to bf16 before a residual may cancel it.
-    return Case(name, make, atol=1e-4, kernel_atol=2**-5 if residual else 1e-2)
+    bound = 2**-5 if residual else 1e-2
+    return Case(name, make, {"scale": scale}, atol=1e-4, kernel_atol=bound)
 
 
 CASES: tuple[Case, ...] = (
@@ -143,6 +146,7 @@ CASES: tuple[Case, ...] = (
     linear(3, 80, 224, residual=True),
     linear(8, 48, 32, bias=True),
     linear(5, 16, 160),
+    linear(3, 80, 224, residual=True, scale=0.22),
 )
 
 _CODED = (MXFP4, FP8)
@@ -158,10 +162,12 @@ KERNEL_CASES: tuple[Case, ...] = (
     linear(21, 144, 96, residual=True),
     linear(40, 80, 1056, bias=True),
     linear(75, 64, 64, residual=True),
+    linear(21, 80, 1056, residual=True, scale=0.22),
     # Panels: slices of two blocks and of four, of which a group's last panel may be half empty;
     # rows that fill no last group of 8; more tiles than warps, and tiles for a part of them.
     linear(64, 48, 1024, bias=True),
     linear(33, 208, 1280, bias=True, residual=True),
+    linear(40, 48, 1280, residual=True, scale=0.22),
     linear(70, 144, 1888, residual=True),
     # Panels of codes: a last panel that is half empty, and slices of two panels.
     linear(40, 80, 1888, bias=True, residual=True, storage=MXFP4),

@@ -1,4 +1,4 @@
-// Linear: y = x · Wᵀ (+ bias) (+ residual) for up to 256 rows.
+// Linear: y = SCALE · (x · Wᵀ (+ bias)) (+ residual) for up to 256 rows.
 //
 //   x         [rows, 32·K_BLOCKS] bf16, in
 //   weight    [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (linear/packing.py); or stored as

@@ -19,6 +19,7 @@ def lower(request: LoweringRequest) -> Lowering:
         constants=(
             ("HAS_BIAS", int("bias" in request.tensors)),
             ("HAS_RESIDUAL", int("residual" in request.tensors)),
+            ("SCALE", float(request.attributes["scale"])),
         ),
         arguments=("x", "weight", "bias", "residual", "y"),
     )

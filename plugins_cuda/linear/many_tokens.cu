@@ -1,4 +1,4 @@
-// Linear of more than a few tokens: y = x · Wᵀ (+ bias) (+ residual), CTAs split K, too.
+// Linear of more than a few tokens: y = SCALE · (x · Wᵀ (+ bias)) (+ residual), CTAs split K, too.
 //
 //   x … y              as kernel.cu's
 //   workspace_tokens   with TOKENS_READY: x as token_panels.cu describes it

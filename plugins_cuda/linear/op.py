@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from specbuild.plugins_cuda.linear.block_scaled import decoded
 from specbuild.plugins_cuda.linear.lowering import lower, tactics
 from specbuild.plugins_cuda.linear.packing import unpack_rows
-from specbuild.plugins_cuda.opspec import OpSpec, TensorSpec
+from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
@@ -22,21 +22,26 @@ def reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     residual: torch.Tensor | None,
+    *,
+    scale: float = 1.0,
 ) -> torch.Tensor:
-    """``residual + (x · Wᵀ + bias)``: x [T, K], packed ``weight`` of [N, K], the rest [T, N].
+    """``residual + scale · (x · Wᵀ + bias)`` [T, N]: x [T, K], packed ``weight`` of [N, K].
 
-    Sums in fp32; what is added to the residual is rounded to its type first.
+    Sums in fp32; what is added to the residual is rounded to its type first, and again where
+    ``scale`` multiplies it.
     """
     y = x.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
     if bias is not None:
         y = y + bias.float()
     y = y.to(x.dtype)
+    if scale != 1:
+        y = (y.float() * scale).to(x.dtype)
     return y if residual is None else (residual.float() + y.float()).to(x.dtype)
 
 
 OP = OpSpec(
     name="Linear",
-    doc="y = x · Wᵀ (+ bias) (+ residual), W packed by pack_rows, stored as it is or quantised.",
+    doc="y = scale · (x · Wᵀ (+ bias)) (+ residual), W packed by pack_rows, perhaps quantised.",
     inputs=(
         TensorSpec("x", "T", ("T", "K")),
         TensorSpec("weight", "W", PACKED_AXES),
@@ -44,7 +49,7 @@ OP = OpSpec(
         TensorSpec("residual", "T", ("T", "N"), optional=True),
     ),
     outputs=(TensorSpec("y", "T", ("T", "rows")),),
-    attributes=(),
+    attributes=(AttributeSpec("scale", float, 1.0),),
     reference=reference,
     lower=lower,
     tactics=tactics,

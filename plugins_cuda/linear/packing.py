@@ -31,6 +31,16 @@ def packed_shape(rows: int, columns: int) -> tuple[int, int, int]:
     return rows // TILE_ROWS, columns // BLOCK, TILE_VALUES
 
 
+def whole_tiles(rows: torch.Tensor) -> torch.Tensor:
+    """``rows`` [N, ...] with zeros behind them, up to a multiple of a tile's rows."""
+    missing = -len(rows) % TILE_ROWS
+    if not missing:
+        return rows
+    import torch
+
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
 def pack_rows(weight: torch.Tensor) -> torch.Tensor:
     """``weight`` [N, K] → [N/16, K/32, 512], rows in order."""
     tiles, blocks, _ = packed_shape(*weight.shape)

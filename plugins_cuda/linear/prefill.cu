@@ -1,4 +1,4 @@
-// Linear over a prompt chunk: y = x·Wᵀ (+ bias) (+ residual).
+// Linear over a prompt chunk: y = SCALE · (x·Wᵀ (+ bias)) (+ residual).
 //
 //   x           bf16 [rows, K]            in
 //   weight      bf16 [N/16, K/32, 512]    in   packed (linear/packing.py), or as WEIGHTS says
@@ -12,6 +12,7 @@
 // 253 tiles are 1.92 waves of 132 CTAs; about 90 µs at 530 TFLOP/s, and 7 µs for the panels.
 #include "../_device/prefill_biased.cuh"
 #include "../_device/prefill_rows.cuh"
+#include "device/addends.cuh"
 #include "device/config.cuh"
 
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
@@ -44,11 +45,19 @@ struct LinearGemm : BiasedGemm<Config> {
         [&](int token, int piece, uint4 r) {
           if (!there(piece)) return;
           uint4 v = *reinterpret_cast<const uint4*>(staging + token * kRowsStride + 8 * piece);
+          if (Config::kScale != 1) {
+            v = make_uint4(scaled_pair(v.x), scaled_pair(v.y), scaled_pair(v.z), scaled_pair(v.w));
+          }
           if (Config::kHasResidual) {
             v = make_uint4(added(v.x, r.x), added(v.y, r.y), added(v.z, r.z), added(v.w, r.w));
           }
           *reinterpret_cast<uint4*>(y + place(token, piece)) = v;
         });
+  }
+
+  static __device__ __forceinline__ uint32_t scaled_pair(uint32_t pair) {
+    return static_cast<uint32_t>(scaled(static_cast<uint16_t>(pair >> 16))) << 16 |
+           scaled(static_cast<uint16_t>(pair));
   }
 
   static __device__ __forceinline__ uint32_t added(uint32_t a, uint32_t b) {

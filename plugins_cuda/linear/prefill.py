@@ -20,6 +20,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     constants = (
         ("HAS_BIAS", int("bias" in request.tensors)),
         ("HAS_RESIDUAL", int("residual" in request.tensors)),
+        ("SCALE", float(request.attributes["scale"])),
     )
     return dense_launches(
         request,

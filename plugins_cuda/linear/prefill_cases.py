@@ -8,6 +8,7 @@ from specbuild.plugins_cuda.linear.storage import FP8, MXFP4
 
 KERNEL_CASES: tuple[Case, ...] = (
     linear(300, 272, 96, bias=True, residual=True),
+    linear(80, 144, 96, residual=True, scale=0.22),
     linear(2048, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
     linear(1000, 2880, 4096, bias=True, residual=True, prefix="gpu: "),
     linear(2048, 2880, 17280, residual=True, prefix="gpu: "),

@@ -31,6 +31,7 @@ CASES: tuple[Case, ...] = (
     rank_rows(1, [0], 96, 64),
     rank_rows(7, [6, 2, 2], 192, 80, rounding="llama", ranks=4),
     rank_rows(3, range(3), 64, 256, distinct_tiles=2),
+    rank_rows(3, range(3), 96, 64, divisor=0.7),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (

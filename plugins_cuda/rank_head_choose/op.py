@@ -17,10 +17,19 @@ if TYPE_CHECKING:
     import torch
 
 
-def contribution(*inputs: torch.Tensor, eps: float, rounding: str, **_: Any) -> torch.Tensor:
+def contribution(
+    *inputs: torch.Tensor,
+    eps: float,
+    rounding: str,
+    divisor: float = 1.0,
+    cap: float = 0.0,
+    **_: Any,
+) -> torch.Tensor:
     """The logits fp32 [R, V / ranks] of a rank's tokens: all that it sends follows from them."""
     x, logit_rows, norm, weight = inputs[:4]
-    return rms_head(x, logit_rows, norm, weight, eps=eps, rounding=rounding)
+    return rms_head(
+        x, logit_rows, norm, weight, eps=eps, rounding=rounding, divisor=divisor, cap=cap
+    )
 
 
 def reference(

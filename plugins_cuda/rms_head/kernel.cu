@@ -1,4 +1,4 @@
-// RmsHead: logits = rms(x[logit_rows]) · Wᵀ in fp32.
+// RmsHead: logits = rms(x[logit_rows]) · Wᵀ in fp32, divided and capped (final_logit.cuh).
 //
 //   x           [T, 32·K_BLOCKS] bf16, in
 //   logit_rows  [rows] int32, in

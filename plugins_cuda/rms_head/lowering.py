@@ -25,6 +25,7 @@ from specbuild.plugins_cuda.linear.many_tokens import (
     panel_columns,
     panel_depth,
 )
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.linear.storage import BF16, Storage, weight_tiles
 from specbuild.plugins_cuda.linear.streaming import (
     TOKENS_PER_TILE,
@@ -227,5 +228,8 @@ def _segments(
         ("TOKEN_TILES", columns // TOKENS_PER_TILE),
         ("SEGMENTS", segments),
         ("SEGMENT_TILES", segment_tiles),
+        ("LOGIT_DIVISOR", float(request.attributes["divisor"])),
+        ("LOGIT_CAP", float(request.attributes["cap"])),
+        ("VOCAB", int(request.attributes["vocab_size"]) or weight.tiles * TILE_ROWS),
     )
     return constants, (min(segments, ctas), passes, 1)

@@ -24,13 +24,30 @@ def reference(
     *,
     eps: float,
     rounding: str,
+    divisor: float = 1.0,
+    cap: float = 0.0,
+    vocab_size: int = 0,
 ) -> torch.Tensor:
     """Logits fp32 [R, V] of ``x`` [T, K] at ``logit_rows`` [R]; ``weight`` is a packed [V, K].
 
-    They are the fp32 sums: unlike activations they are not rounded, so that few are equal.
+    With ``vocab_size`` V is that, and what ``weight`` has behind it stands for no token. Logits are
+    the fp32 sums over ``divisor``: unlike activations they are not rounded, so that few are equal.
+    With ``cap`` they are ``cap · tanh(logit / cap)``.
     """
     normed = rms_norm(x[logit_rows.long()], norm, eps, rounding)
-    return normed.float() @ unpack_rows(decoded(weight, x.shape[1])).float().T
+    rows = unpack_rows(decoded(weight, x.shape[1]))[: vocab_size or None]
+    logits = normed.float() @ rows.float().T / divisor
+    return cap * (logits / cap).tanh() if cap else logits
+
+
+# Of every op that reads a head.
+HEAD_ATTRIBUTES = (
+    AttributeSpec("eps", float),
+    AttributeSpec("rounding", str),
+    AttributeSpec("divisor", float, 1.0),
+    AttributeSpec("cap", float, 0.0),
+    AttributeSpec("vocab_size", int, 0),
+)
 
 
 OP = OpSpec(
@@ -43,7 +60,7 @@ OP = OpSpec(
         TensorSpec("weight", "W", PACKED_AXES),
     ),
     outputs=(TensorSpec("logits", "float32", ("R", "vocab")),),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str)),
+    attributes=HEAD_ATTRIBUTES,
     reference=reference,
     lower=lower,
     tactics=tactics,

@@ -36,10 +36,14 @@ def project(
     padding: int = 0,
     rounding: str = "gpt_oss",
     head_norms: bool = False,
+    whole: bool = False,
     storage: Storage = BF16,
     prefix: str = "",
 ) -> Case:
-    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0."""
+    """``tokens`` rows; the last ``padding`` of them write somewhere into page 0.
+
+    ``whole``: norms of heads are one over all queries, and one over all keys.
+    """
     live = tokens - padding
     pages = 2 + -(-live // page_size)
 
@@ -51,13 +55,14 @@ def project(
         positions = rng.integers(0, _POSITIONS, tokens)
         positions[live:] = 0
         pool = (pages, heads.kv, page_size, heads.width)
+        normed = [heads.width * (count if whole else 1) for count in (heads.q, heads.kv)]
         return (
             draw(rng, tokens, columns, scale=3.0 if norm else 1.0),
             draw(rng, columns) if norm else None,
             draw_packed(rng, rows, columns, storage),
             draw(rng, rows) if bias else None,
-            1 + draw(rng, heads.width, scale=0.2) if head_norms and heads.q else None,
-            1 + draw(rng, heads.width, scale=0.2) if head_norms else None,
+            1 + draw(rng, normed[0], scale=0.2) if head_norms and heads.q else None,
+            1 + draw(rng, normed[1], scale=0.2) if head_norms else None,
             np.cos(angles) * np.float32(1.34),
             np.sin(angles) * np.float32(1.34),
             positions.astype(np.int32),
@@ -71,7 +76,9 @@ def project(
         + ", bias" * bias
         + f", {padding} padding" * (padding > 0)
     )
-    extras += ", normed heads" * head_norms + f", {storage.name}" * storage.scaled
+    extras += (
+        ", normed heads" * head_norms + " together" * whole + f", {storage.name}" * storage.scaled
+    )
     name = (
         f"{prefix}{tokens} rows of {columns}, {heads.q}/{heads.kv} heads of {heads.width}, "
         f"pages of {page_size}{extras}"
@@ -102,6 +109,7 @@ CASES: tuple[Case, ...] = (
     project(4, 96, bias=False, padding=1, rounding="llama"),
     project(6, 64, Heads(q=3, kv=1, width=48), padding=2, rounding="llama", head_norms=True),
     project(4, 64, Heads(q=3, kv=1, width=32), padding=1, rounding="offset", head_norms=True),
+    project(5, 64, norm=False, bias=False, padding=1, head_norms=True, whole=True),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -117,6 +125,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     project(20, 1056, Heads(q=5, kv=1, width=80), padding=3, rounding="llama", head_norms=True),
     project(45, 1280, Heads(q=3, kv=1, width=16), rounding="llama", head_norms=True),
     project(5, 96, Heads(q=1, kv=1, width=96), norm=False, bias=False, head_norms=True),
+    # One norm of all heads: of more than a warp, of many tokens, and of keys alone.
+    project(3, 96, Heads(q=12, kv=3, width=80), norm=False, head_norms=True, whole=True),
+    project(20, 1056, Heads(q=5, kv=2, width=128), bias=False, head_norms=True, whole=True),
+    project(4, 96, Heads(q=0, kv=2, width=32), bias=False, head_norms=True, whole=True),
     # Keys and values of rows without queries.
     project(4, 96, Heads(q=0), padding=1, rounding="llama", head_norms=True),
     project(3, 160, Heads(q=0), norm=False),

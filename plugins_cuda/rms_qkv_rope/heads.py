@@ -15,6 +15,8 @@ from specbuild.runtime.errors import SpecbuildError
 
 # Values of a head that a lane has, and how many lanes may share one (device/normed_heads.cuh).
 _LANE_VALUES, _MOST_LANES = 16, 16
+# Of a CTA that norms all heads of a row together.
+_MOST_THREADS = 1024
 _CODED_THREADS = 128
 # Of projected keys, where a pool of codes has no place for what is yet to be normed.
 _KEYS = "workspace_keys"
@@ -40,7 +42,37 @@ def head_sizes(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
         ("HEAD_DIM", width),
         ("PAGE_SIZE", page_size),
         ("CODES", int(holds_codes(request))),
+        ("WHOLE_NORMS", int(norms_all_heads(request))),
     )
+
+
+def norms_all_heads(request: LoweringRequest) -> bool:
+    """Whether a norm is one over all heads of a row."""
+    width = request.tensors["k_pool"].shape[3]
+    norms = (request.tensors.get(name) for name in ("q_norm", "k_norm"))
+    return any(norm is not None and norm.shape[0] != width for norm in norms)
+
+
+def heads_threads(request: LoweringRequest, usual: int) -> int:
+    """Threads of a CTA that norms heads: all of a row's where they are normed together."""
+    if not norms_all_heads(request):
+        return usual
+    heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
+    threads = -(-max(heads, kv_heads) * _lanes(width) // 32) * 32
+    if threads > _MOST_THREADS:
+        raise SpecbuildError(
+            f"RmsQkvRope: {max(heads, kv_heads)} heads of {width} values normed together, its "
+            f"kernel takes up to {_MOST_THREADS * _LANE_VALUES} values; build for the cpu backend"
+        )
+    return threads
+
+
+def _lanes(width: int) -> int:
+    """Lanes that share a head of so many values."""
+    lanes = 1
+    while lanes * _LANE_VALUES < width:
+        lanes *= 2
+    return lanes
 
 
 def with_heads(
@@ -55,16 +87,17 @@ def with_heads(
     arguments: tuple[Argument, ...] = ()
     workspaces = lowering.workspaces
     if holds_codes(request):
+        threads = heads_threads(request, _CODED_THREADS)
         constants = (
             *head_sizes(request),
-            ("THREADS", _CODED_THREADS),
+            ("THREADS", threads),
             ("HEAD_ROUNDING", rounding_code(str(request.attributes["head_rounding"]))),
             ("EPS", float(request.attributes["eps"])),
         )
         kernel = Kernel(
             "rms_qkv_rope", "rms_qkv_rope_coded_heads", constants, file="coded_heads.cu"
         )
-        threads, arguments = _CODED_THREADS, (_KEYS,)
+        arguments = (_KEYS,)
         rows, keys = request.tensors["x"].shape[0], request.tensors["k_pool"].shape
         workspaces = (*workspaces, Workspace(_KEYS, 2 * rows * keys[1] * keys[3]))
     heads = _heads_launch(request, kernel, threads, arguments)
@@ -76,17 +109,16 @@ def _heads_launch(
 ) -> OpLaunch:
     rows = request.tensors["x"].shape[0]
     heads, kv_heads, width = (size for _, size in head_sizes(request)[:3])
-    lanes = 1
-    while lanes * _LANE_VALUES < width:
-        lanes *= 2
+    lanes = _lanes(width)
     if lanes > _MOST_LANES:
         raise SpecbuildError(
             f"RmsQkvRope: normed heads of {width} values, its kernel takes up to "
             f"{_MOST_LANES * _LANE_VALUES}; build for the cpu backend"
         )
+    parts = -(-rows * (heads + kv_heads) * lanes // threads)
     return OpLaunch(
         kernel,
-        grid=(-(-rows * (heads + kv_heads) * lanes // threads), 1, 1),
+        grid=(rows, 1 + int(heads > 0), 1) if norms_all_heads(request) else (parts, 1, 1),
         block=threads,
         shared_bytes=0,
         arguments=(

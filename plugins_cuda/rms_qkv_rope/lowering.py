@@ -9,7 +9,12 @@ from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, T
 from specbuild.plugins_cuda.linear.many_tokens import dense_tactics
 from specbuild.plugins_cuda.linear.projection import lower_projection, projection_of
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
-from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
+from specbuild.plugins_cuda.rms_qkv_rope.heads import (
+    head_sizes,
+    heads_threads,
+    projected_keys,
+    with_heads,
+)
 from specbuild.plugins_cuda.rms_qkv_rope.prefill import lower_prefill, prefill_tactics
 
 _HEADS_THREADS = 128
@@ -37,14 +42,15 @@ def lower(request: LoweringRequest) -> Lowering:
         ),
         triggers_late=True,
     )
+    threads = heads_threads(request, _HEADS_THREADS)
     constants = (
         *sizes,
-        ("THREADS", _HEADS_THREADS),
+        ("THREADS", threads),
         ("HEAD_ROUNDING", rounding_code(str(attributes["head_rounding"]))),
         ("EPS", float(attributes["eps"])),
     )
     kernel = Kernel("rms_qkv_rope", "rms_qkv_rope_heads", constants, file="normed_heads.cu")
-    return with_heads(request, lowering, kernel, _HEADS_THREADS)
+    return with_heads(request, lowering, kernel, threads)
 
 
 def tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

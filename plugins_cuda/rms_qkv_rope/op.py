@@ -1,7 +1,8 @@
 """RmsQkvRope: norm, Q, K and V projections, rotation, and K and V into their page slots.
 
-Queries and keys go through norms of their own before the rotation, where there are some. Without
-queries it is what writes keys and values of rows that nobody asks for.
+Queries and keys go through norms of their own before the rotation, where there are some: of each
+head, or of all heads together. Without queries it is what writes keys and values of rows that
+nobody asks for.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def reference(
 
     ``x`` [T, K], through the norm of this ``rounding`` if there is one; ``weight`` and ``bias`` [N]
     packed by ``pack_qkv`` and ``join_qkv``, N = (q_heads + 2·kv_heads)·D; ``q_norm``,
-    ``k_norm`` [D] come together, of ``head_rounding`` and the same ``eps``; ``cos``, ``sin`` fp32
+    ``k_norm`` [D] come together, of ``head_rounding`` and the same ``eps``, or of all heads
+    [q_heads·D], [kv_heads·D]; ``cos``, ``sin`` fp32
     [positions, D/2]. The projections are rounded before these norms and the rotation, and after it.
     With ``q_heads`` = 0 there are no queries, q has no elements, and no ``q_norm`` comes.
     """
@@ -69,14 +71,21 @@ def reference(
     heads = qkv.to(x.dtype).view(x.shape[0], -1, head_dim)
     q, k, v = heads.split([q_heads, kv_heads, kv_heads], dim=1)
     if q_norm is not None:
-        q = rms_norm(q, q_norm, eps, head_rounding)
+        q = _normed(q, q_norm, eps, head_rounding)
     if k_norm is not None:
-        k = rms_norm(k, k_norm, eps, head_rounding)
+        k = _normed(k, k_norm, eps, head_rounding)
     return (
         rotate(q, cos, sin, positions),
         kv_write(k_pool, rotate(k, cos, sin, positions), write_slot),
         kv_write(v_pool, v, write_slot),
     )
+
+
+def _normed(heads: torch.Tensor, norm: torch.Tensor, eps: float, rounding: str) -> torch.Tensor:
+    """``heads`` [T, h, D], each normed by ``norm`` [D], or all together by [h·D]."""
+    if len(norm) == heads.shape[2]:
+        return rms_norm(heads, norm, eps, rounding)
+    return rms_norm(heads.flatten(1), norm, eps, rounding).view(heads.shape)
 
 
 OP = OpSpec(
@@ -87,8 +96,8 @@ OP = OpSpec(
         TensorSpec("norm", "W", ("K",), optional=True),
         TensorSpec("weight", "W", PACKED_AXES),
         TensorSpec("bias", "W", ("N",), optional=True),
-        TensorSpec("q_norm", "W", ("head_dim",), optional=True),
-        TensorSpec("k_norm", "W", ("head_dim",), optional=True),
+        TensorSpec("q_norm", "W", ("q_normed",), optional=True),
+        TensorSpec("k_norm", "W", ("k_normed",), optional=True),
         TensorSpec("cos", "float32", ("P", "half")),
         TensorSpec("sin", "float32", ("P", "half")),
         TensorSpec("positions", "int32", ("T",)),

@@ -118,12 +118,13 @@ extern "C" __global__ void __launch_bounds__(kGemmThreads, 1)
   prefill_gemm(gemm, ring, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(kRowsThreads)
+extern "C" __global__ void __launch_bounds__(Config::kThreads)
     rms_qkv_rope_heads(const uint16_t* q_norm, const uint16_t* k_norm, const float* cos,
                        const float* sin, const int* positions, const int* write_slot,
                        uint16_t* k_pool, uint16_t* q, int rows) {
   const NormedHeads<Config::kQHeads, Config::kKvHeads, Config::kHeadDim, Config::kPageSize,
-                    static_cast<NormRounding>(Config::kHeadRounding)>
+                    static_cast<NormRounding>(Config::kHeadRounding), false,
+                    Config::kWholeNorms != 0>
       heads{cos, sin, positions, write_slot, k_pool, q};
   heads.turn(q_norm, k_norm, static_cast<float>(Config::kEps), rows);
 }

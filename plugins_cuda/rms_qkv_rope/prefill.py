@@ -13,7 +13,12 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_tactics,
 )
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
-from specbuild.plugins_cuda.rms_qkv_rope.heads import head_sizes, projected_keys, with_heads
+from specbuild.plugins_cuda.rms_qkv_rope.heads import (
+    head_sizes,
+    heads_threads,
+    projected_keys,
+    with_heads,
+)
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
@@ -23,7 +28,9 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
     """
     gemm = dense_gemm(request, "weight", ROWS_STAGING)
     tensors, attributes = request.tensors, request.attributes
+    threads = heads_threads(request, ROWS_THREADS)
     constants = (
+        ("THREADS", threads),
         ("HAS_NORM", int("norm" in tensors)),
         ("HAS_BIAS", int("bias" in tensors)),
         ("NORM_ROUNDING", rounding_code(rounding_of("RmsQkvRope", attributes))),
@@ -44,7 +51,7 @@ def lower_prefill(request: LoweringRequest) -> Lowering:
         ),
     )
     kernel = replace(lowering.launches[-1].kernel, entry="rms_qkv_rope_heads")
-    return with_heads(request, lowering, kernel, ROWS_THREADS)
+    return with_heads(request, lowering, kernel, threads)
 
 
 def prefill_tactics(request: LoweringRequest) -> tuple[Tactic, ...]:

@@ -25,6 +25,16 @@ KERNEL_CASES: tuple[Case, ...] = (
         rounding="llama",
         head_norms=True,
     ),
+    project(
+        140,
+        96,
+        Heads(q=4, kv=2, width=80),
+        norm=False,
+        bias=False,
+        padding=7,
+        head_norms=True,
+        whole=True,
+    ),
     *(
         project(
             1000,

@@ -16,15 +16,17 @@ def swiglu(
     *,
     bias: bool = False,
     storage: Storage = BF16,
+    norm: bool = True,
     rounding: str = "llama",
+    activation: str = "swiglu",
     prefix: str = "",
 ) -> Case:
     """``tokens`` rows of ``columns`` values into an MLP ``inner`` wide."""
 
     def make(rng: np.random.Generator) -> Arrays:
         return (
-            draw(rng, tokens, columns, scale=3.0),
-            draw(rng, columns),
+            draw(rng, tokens, columns, scale=3.0 if norm else 1.0),
+            draw(rng, columns) if norm else None,
             draw_packed(rng, 2 * inner, columns, storage),
             draw(rng, 2 * inner) if bias else None,
         )
@@ -34,8 +36,11 @@ def swiglu(
         + ", bias" * bias
         + f", {storage.name}" * storage.scaled
         + f", {rounding} norm" * (rounding != "llama")
+        + ", no norm" * (not norm)
+        + f", {activation}" * (activation != "swiglu")
     )
-    return Case(name, make, {"eps": 1e-5, "rounding": rounding}, atol=1e-4)
+    attributes = {"eps": 1e-5, "rounding": rounding, "activation": activation}
+    return Case(name, make, attributes, atol=1e-4)
 
 
 CASES: tuple[Case, ...] = (
@@ -44,6 +49,8 @@ CASES: tuple[Case, ...] = (
     swiglu(8, 32, 8),
     swiglu(3, 64, 16, bias=True),
     swiglu(4, 96, 16, rounding="offset"),
+    swiglu(3, 96, 16, norm=False),
+    swiglu(3, 64, 16, rounding="offset", activation="geglu_tanh"),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -56,6 +63,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     swiglu(11, 224, 136),
     swiglu(42, 1056, 40),
     swiglu(21, 96, 24, rounding="offset"),
+    # Without a norm: tokens as rows, in fragments, and as panels that come from rows.
+    swiglu(2, 9216, 8, norm=False),
+    swiglu(21, 1056, 40, norm=False),
+    swiglu(40, 1280, 40, norm=False, activation="geglu_tanh"),
     swiglu(52, 1280, 104),
     # Of codes: all of K of 32 tokens, twice, and of an odd number of blocks.
     swiglu(52, 1280, 104, storage=MXFP4),

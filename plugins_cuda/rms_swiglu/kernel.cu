@@ -1,7 +1,8 @@
-// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x); gate and up may have biases.
+// RmsSwiglu: h = silu(n · Gᵀ) · (n · Uᵀ) of n = rms(x), or of x without HAS_NORM; gate and up may
+// have biases, and GELU may stand in SiLU's place (ACTIVATION).
 //
 //   x        [rows, 32·K_BLOCKS] bf16, in
-//   norm     [32·K_BLOCKS] bf16, in, constant
+//   norm     [32·K_BLOCKS] bf16, in, constant; null without HAS_NORM
 //   gate_up  [TILE_COUNT, K_BLOCKS, 512] bf16, in, constant (rms_swiglu/packing.py); or stored as
 //            WEIGHTS says (linear/block_scaled.py)
 //   bias     [16·TILE_COUNT] bf16, in, constant, in packed order; null without HAS_BIAS
@@ -14,7 +15,8 @@
 #include "device/activated.cuh"
 #include "device/config.cuh"
 
-using Dense = DenseFew<Config, true, true>;
+constexpr bool kFragments = Config::kFragments != 0, kHasNorm = Config::kHasNorm != 0;
+using Dense = DenseFew<Config, kFragments, kHasNorm>;
 using Units = Dense::Units;
 using Shape = Dense::Shape;
 using Places = Dense::Places;
@@ -29,8 +31,10 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
   const auto chunks = Dense::chunks();
   Dense::Stream stream(gate_up, chunks, shared + Places::kRing, slice_of_warp<Shape>());
   stream.start();
-  Places::Fragments::fetch_norm(shared + Places::kNorm, norm);
-  cp_async_commit();
+  if (kHasNorm) {
+    Places::Fragments::fetch_norm(shared + Places::kNorm, norm);
+    cp_async_commit();
+  }
 
   const int first_token = blockIdx.y * Shape::kMostTokens;
   const int tokens = min(Shape::kMostTokens, rows - first_token);
@@ -43,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(Config::kWarps * 32, 1)
         activated(gate, up, bias + tile * 16 + e.g);
   };
   pdl_wait();
-  stream_tokens<Places, true, true, static_cast<NormRounding>(Config::kNormRounding)>(
+  stream_tokens<Places, kFragments, kHasNorm, static_cast<NormRounding>(Config::kNormRounding)>(
       stream, shared, x + static_cast<int64_t>(first_token) * kWidth, tokens,
       static_cast<float>(Config::kEps), [] {},
       [&](int chunk, const Dense::Stream::Sums& sums) {

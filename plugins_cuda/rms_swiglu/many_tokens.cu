@@ -1,7 +1,8 @@
-// RmsSwiglu of more than a few tokens, which come normed: CTAs split K, too.
+// RmsSwiglu of more than a few tokens: CTAs split K, too.
 //
-//   gate_up, bias, h   as kernel.cu's
-//   workspace_tokens   normed tokens, as linear/normed_tokens.cu describes them
+//   x, gate_up, bias, h  as kernel.cu's
+//   workspace_tokens   with TOKENS_READY: tokens, as linear/normed_tokens.cu or token_panels.cu
+//                      describes them
 //   workspace_sums     [groups of tokens][SLICES / GROUP_SLICES][TILE_COUNT][TOKEN_TILES][128] fp32
 //   workspace_arrived  [groups of tokens, CTAS] uint32, zeros before and after
 //
@@ -39,10 +40,10 @@ struct Outputs {
 }  // namespace
 
 extern "C" __global__ void __launch_bounds__(Dense::Many::kThreads, 1)
-    rms_swiglu_of_many(const Dense::Units::Stored* gate_up, const uint16_t* bias, uint16_t* h,
-                       const unsigned char* workspace_tokens, float* workspace_sums,
+    rms_swiglu_of_many(const uint16_t* x, const Dense::Units::Stored* gate_up, const uint16_t* bias,
+                       uint16_t* h, const unsigned char* workspace_tokens, float* workspace_sums,
                        unsigned* workspace_arrived, int rows) {
   DYNAMIC_SHARED(unsigned char, shared);
-  project_many<Config>(nullptr, gate_up, workspace_tokens, workspace_sums, workspace_arrived, rows,
+  project_many<Config>(x, gate_up, workspace_tokens, workspace_sums, workspace_arrived, rows,
                        shared, Outputs{bias, h}, [](const Dense::Many&) {});
 }

@@ -1,4 +1,7 @@
-"""RmsSwiglu: norm, gate and up projections and their activation: the first half of an MLP."""
+"""RmsSwiglu: norm, gate and up projections and their activation: the first half of an MLP.
+
+Where a model norms what an MLP gives, none stands in front of it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
 from specbuild.plugins_cuda.rms_norms import rms_norm
 from specbuild.plugins_cuda.rms_swiglu.lowering import lower, tactics
 from specbuild.plugins_cuda.rms_swiglu.packing import unpack_gate_up, unpack_gate_up_bias
+from specbuild.plugins_cuda.rms_swiglu.prefill import GEGLU, SWIGLU
 from specbuild.plugins_cuda.traffic import Weights
 
 if TYPE_CHECKING:
@@ -18,27 +22,33 @@ if TYPE_CHECKING:
 
 def reference(
     x: torch.Tensor,
-    norm: torch.Tensor,
+    norm: torch.Tensor | None,
     gate_up: torch.Tensor,
     bias: torch.Tensor | None,
     *,
     eps: float,
     rounding: str = "llama",
+    activation: str = SWIGLU,
 ) -> torch.Tensor:
     """``silu(n · Gᵀ) · (n · Uᵀ)`` [T, I] of n = the norm of ``x`` [T, K] with this ``rounding``.
+
+    Without ``norm`` n is ``x``. With the ``activation`` ``geglu_tanh`` GELU, approximated by tanh,
+    stands in SiLU's place.
 
     ``gate_up`` is packed by ``pack_gate_up``, the ``bias`` [2I] of both joined by ``join_gate_up``.
     Gate, up, the activation and the product are each
     rounded.
     """
-    normed = rms_norm(x, norm, eps, rounding).float()
+    from torch.nn.functional import gelu
+
+    normed = (x if norm is None else rms_norm(x, norm, eps, rounding)).float()
     gate, up = (normed @ part.float().T for part in unpack_gate_up(decoded(gate_up, x.shape[1])))
     if bias is not None:
         gate_bias, up_bias = unpack_gate_up_bias(bias)
         gate, up = gate + gate_bias.float(), up + up_bias.float()
     gate = gate.to(x.dtype).float()
-    silu = (gate * gate.sigmoid()).to(x.dtype)
-    return (silu.float() * up.to(x.dtype).float()).to(x.dtype)
+    activated = gelu(gate, approximate="tanh") if activation == GEGLU else gate * gate.sigmoid()
+    return (activated.to(x.dtype).float() * up.to(x.dtype).float()).to(x.dtype)
 
 
 OP = OpSpec(
@@ -46,12 +56,16 @@ OP = OpSpec(
     doc="h = silu(rms(x) · Gᵀ) · (rms(x) · Uᵀ), gate and up packed together, biases too.",
     inputs=(
         TensorSpec("x", "T", ("T", "K")),
-        TensorSpec("norm", "W", ("K",)),
+        TensorSpec("norm", "W", ("K",), optional=True),
         TensorSpec("gate_up", "W", PACKED_AXES),
         TensorSpec("bias", "W", ("N",), optional=True),
     ),
     outputs=(TensorSpec("h", "T", ("T", "inner")),),
-    attributes=(AttributeSpec("eps", float), AttributeSpec("rounding", str, "llama")),
+    attributes=(
+        AttributeSpec("eps", float),
+        AttributeSpec("rounding", str, "llama"),
+        AttributeSpec("activation", str, SWIGLU),
+    ),
     reference=reference,
     lower=lower,
     tactics=tactics,

@@ -1,4 +1,4 @@
-// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = rms(x).
+// RmsSwiglu over a prompt chunk: h = silu(n·Gᵀ)·(n·Uᵀ) of n = rms(x), or of x without HAS_NORM.
 //
 //   x           bf16 [rows, K]               in
 //   norm        bf16 [K]                     in
@@ -15,22 +15,26 @@
 #include "../_device/prefill_store.cuh"
 #include "device/config.cuh"
 
+constexpr Norm kNorm = Config::kHasNorm ? static_cast<Norm>(Config::kNormRounding) : Norm::kNone;
+
 extern "C" __global__ void __launch_bounds__(kRowsThreads)
     rms_swiglu_rows(const uint16_t* x, const uint16_t* norm, unsigned char* workspace_panels,
                     int rows, int panel_rows) {
-  write_panel_rows<Config::kKBlocks, static_cast<Norm>(Config::kNormRounding)>(
-      x, norm, static_cast<float>(Config::kEps), workspace_panels, rows, panel_rows);
+  write_panel_rows<Config::kKBlocks, kNorm>(x, norm, static_cast<float>(Config::kEps),
+                                            workspace_panels, rows, panel_rows);
 }
 
 struct SwigluGemm : BiasedGemm<Config> {
   static constexpr int kStagingValues = kPairsStride;
   uint16_t* h;
 
-  // Gate, up, silu and the product are each rounded.
+  // Gate, up, activation and the product are each rounded.
   static __device__ __forceinline__ float activate(float gate, float up) {
     const float g = bf16_to_float(float_to_bf16(gate)), u = bf16_to_float(float_to_bf16(up));
-    const float silu = __fdividef(g, 1.0f + exp2_fast(-1.44269504f * g));
-    return bf16_to_float(float_to_bf16(silu)) * u;
+    // GELU by tanh is x·σ(2√(2/π)·(x + 0.044715·x³)).
+    const float z = Config::kActivation == 0 ? g : 1.59576912f * (g + 0.044715f * g * g * g);
+    const float activated = __fdividef(g, 1.0f + exp2_fast(-1.44269504f * z));
+    return bf16_to_float(float_to_bf16(activated)) * u;
   }
 
   template <int columns>

@@ -10,16 +10,39 @@ from specbuild.plugins_cuda.prefill_gemm import (
     dense_tactics,
 )
 from specbuild.plugins_cuda.rms_norms import rounding_code, rounding_of
+from specbuild.runtime.errors import SpecbuildError
+
+# As kernels number them (device/activated.cuh).
+SWIGLU, GEGLU = "swiglu", "geglu_tanh"
+_ACTIVATIONS = (SWIGLU, GEGLU)
+
+
+def epilogue(request: LoweringRequest) -> tuple[tuple[str, int], ...]:
+    """What becomes of gate and up, as kernels are compiled with it.
+
+    SpecbuildError for an activation that is none.
+    """
+    activation = str(request.attributes["activation"])
+    if activation not in _ACTIVATIONS:
+        raise SpecbuildError(
+            f"RmsSwiglu: activation {activation!r} is unknown, expected one of "
+            f"{', '.join(_ACTIVATIONS)}; export the model again"
+        )
+    return (
+        ("HAS_BIAS", int("bias" in request.tensors)),
+        ("ACTIVATION", _ACTIVATIONS.index(activation)),
+    )
 
 
 def lower_prefill(request: LoweringRequest) -> Lowering:
-    """``x`` [T, K], packed ``gate_up``, ``bias``? → ``h`` [T, I].
+    """``x`` [T, K], ``norm``?, packed ``gate_up``, ``bias``? → ``h`` [T, I].
 
     SpecbuildError where the weight is packed for another K, or the tactic is unknown.
     """
     gemm = dense_gemm(request, "gate_up", PAIRS_STAGING)
     constants = (
-        ("HAS_BIAS", int("bias" in request.tensors)),
+        *epilogue(request),
+        ("HAS_NORM", int("norm" in request.tensors)),
         ("NORM_ROUNDING", rounding_code(rounding_of("RmsSwiglu", request.attributes))),
         ("EPS", float(request.attributes["eps"])),
     )

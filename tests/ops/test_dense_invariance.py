@@ -305,13 +305,14 @@ def test_absorbed_queries() -> None:
 
 def test_many_rows_of_whole_slices_are_panels_by_default() -> None:
     """Panels hold two blocks: not where slices are odd."""
-    lower = op_named("Linear").lower
+    op = op_named("Linear")
+    lower, none = op.lower, op.complete({})
     assert lower is not None
 
     def is_panels(rows: int, columns: int, tactic: Tactic) -> bool:
         weight = TensorInfo((9, columns // 32, 512), "bfloat16")
         x = TensorInfo((rows, columns), "bfloat16")
-        request = LoweringRequest({"x": x, "weight": weight}, {}, "decode", TARGET, tactic)
+        request = LoweringRequest({"x": x, "weight": weight}, none, "decode", TARGET, tactic)
         return dict(lower(request).launches[-1].kernel.constants).get("PANELS", 0) == 1
 
     assert [is_panels(rows, K, {}) for rows in (32, 33, 64, 65, 256)] == [False, *[True] * 4]
@@ -357,10 +358,11 @@ def test_codes_are_cut_into_whole_tiles_where_that_balances() -> None:
         weight, x = TensorInfo((tiles, 4, last), dtype), TensorInfo((1, 256), "bfloat16")
         if dtype == "bfloat16":
             weight = TensorInfo((tiles, 8, last), dtype)
-        lower = op_named("Linear").lower
-        assert lower is not None
-        request = LoweringRequest({"x": x, "weight": weight}, {}, "decode", Target(), {})
-        return dict(lower(request).launches[0].kernel.constants)["UNIT_PAIRS"]
+        op = op_named("Linear")
+        assert op.lower is not None
+        given = {"x": x, "weight": weight}
+        request = LoweringRequest(given, op.complete({}), "decode", Target(), {})
+        return dict(op.lower(request).launches[0].kernel.constants)["UNIT_PAIRS"]
 
     assert [units(tiles, "uint8", 544) for tiles in (256, 384, 180, 320)] == [8, 8, 4, 4]
     assert units(256, "bfloat16", 512) == 4

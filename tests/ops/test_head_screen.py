@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -35,7 +33,7 @@ def lowered(
     named = {spec.name: inputs[spec.name] for spec in op.inputs}
     blank = {"choice": torch.zeros(rows, dtype=torch.int32), "logprob": torch.zeros(rows)}
     tensors = {n: TensorInfo(tuple(t.shape), NAMES[t.dtype]) for n, t in (named | blank).items()}
-    attributes: dict[str, Any] = {"eps": 1e-5, "rounding": "llama"}
+    attributes = op.complete({"eps": 1e-5, "rounding": "llama"})
     assert op.lower is not None
     lowering = op.lower(LoweringRequest(tensors, attributes, "decode", target, tactic))
     given, outputs = ({n: bits(t) for n, t in some.items()} for some in (named, blank))

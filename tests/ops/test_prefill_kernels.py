@@ -255,7 +255,8 @@ def linear_request(**changes: Any) -> LoweringRequest:
         "x": TensorInfo((64, 96), "bfloat16"),
         "weight": TensorInfo((4, 3, 512), "bfloat16"),
     }
-    return replace(LoweringRequest(tensors, {}, "prefill"), **changes)
+    attributes = op_named("Linear").complete({})
+    return replace(LoweringRequest(tensors, attributes, "prefill"), **changes)
 
 
 def lower(op: OpSpec, request: LoweringRequest) -> Lowering:

@@ -5,7 +5,7 @@
 #include "config.cuh"
 #include "fold.cuh"
 
-constexpr int kVocab = Config::kTileCount * 16, kFoldThreads = 256;
+constexpr int kVocab = Config::kVocab, kFoldThreads = 256;
 
 // What is known of a row, by its CTA of kFoldThreads: ``folds[0]`` of thread 0. Behind it the other
 // entries are of no use.

@@ -1,6 +1,7 @@
 // The streaming launch of HeadChoose for a few rows: folds of the segments of the vocabulary.
 #pragma once
 
+#include "../../_device/final_logit.cuh"
 #include "../../_device/head_stream.cuh"
 #include "config.cuh"
 #include "fold.cuh"
@@ -37,13 +38,15 @@ struct Folding {
         fold.clear();
         if (row < live) {
           const Sampling how = sampling[row];
-          const float low = sums[0][n][i], high = sums[0][n][i + 2];
+          const float low = logit_of<Config>(token, final_logit<Config>(sums[0][n][i]));
+          const float high = logit_of<Config>(token + 8, final_logit<Config>(sums[0][n][i + 2]));
           if (kept.wants(row)) {
             kept.put(row, token, low);
             kept.put(row, token + 8, high);
           }
           fold = Fold::of_two(token, low, how.score(low, token), token + 8, high,
                               how.score(high, token + 8));
+          if (kPads<Config> && fold.most == minus_infinity()) fold.clear();
         }
         for (int mask = 4; mask < 32; mask *= 2) fold.merge(fold.of_lane(mask));
         if (row < live && lane < 4) {

@@ -2,6 +2,7 @@
 // kIsPart the weight has a part of the vocabulary, from token ``first`` on.
 #pragma once
 
+#include "../../_device/final_logit.cuh"
 #include "../../_device/row_cut.cuh"
 #include "../../_device/types.cuh"
 #include "config.cuh"
@@ -16,7 +17,7 @@ struct NoLogits {
 
 struct KeptLogits {
   static constexpr bool kIsPart = false;
-  float* logits;  // [rows of the CTA, 16·kTileCount]
+  float* logits;  // [rows of the CTA, kVocab]
   int* is_cut;    // [rows of the CTA], in shared memory
 
   // Between the wait for the launch in front and a barrier.
@@ -27,6 +28,7 @@ struct KeptLogits {
     return is_cut[row] != 0;
   }
   __device__ __forceinline__ void put(int row, int token, float logit) const {
-    logits[static_cast<int64_t>(row) * (Config::kTileCount * 16) + token] = logit;
+    if (kPads<Config> && token >= Config::kVocab) return;
+    logits[static_cast<int64_t>(row) * Config::kVocab + token] = logit;
   }
 };

@@ -2,6 +2,8 @@
 // one row, in the order in which kernel.cu's lanes meet, so that the bits are theirs.
 #pragma once
 
+#include "../../_device/final_logit.cuh"
+#include "config.cuh"
 #include "fold.cuh"
 
 // kTiles: tiles of a warp at once. A warp's rows take turns in ``places``, 32 at a time.
@@ -58,9 +60,11 @@ struct PanelFolding {
       const int n = turn * (kTurnRows / 8) + j;
       if (n >= kColumns / 8) break;
       float* to = place + 8 * j + 2 * t;
-      *reinterpret_cast<float2*>(to + g * kStride) = make_float2(sums[4 * n], sums[4 * n + 1]);
-      *reinterpret_cast<float2*>(to + (g + 8) * kStride) =
-          make_float2(sums[4 * n + 2], sums[4 * n + 3]);
+      const auto pair = [&](int first) {
+        return make_float2(final_logit<Config>(sums[first]), final_logit<Config>(sums[first + 1]));
+      };
+      *reinterpret_cast<float2*>(to + g * kStride) = pair(4 * n);
+      *reinterpret_cast<float2*>(to + (g + 8) * kStride) = pair(4 * n + 2);
     }
   }
 
@@ -82,7 +86,8 @@ struct PanelFolding {
     Fold waiting[3], fold;
 #pragma unroll
     for (int g = 0; g < 8; ++g) {
-      const float low = logits[g * kStride], high = logits[(g + 8) * kStride];
+      const float low = logit_of<Config>(first_token + g, logits[g * kStride]);
+      const float high = logit_of<Config>(first_token + g + 8, logits[(g + 8) * kStride]);
       float low_score = low, high_score = high;
       if (!greedy) {
         // A draw is the noise of four tokens.
@@ -95,6 +100,7 @@ struct PanelFolding {
         high_score = how.noisy(high, gumbel(word(high_bits, g % 4)));
       }
       fold = Fold::of_two(first_token + g, low, low_score, first_token + g + 8, high, high_score);
+      if (kPads<Config> && fold.most == minus_infinity()) fold.clear();
 #pragma unroll
       for (int level = 0; level < 3; ++level) {
         if ((g >> level & 1) == 0) {

@@ -4,6 +4,7 @@
 //   kKBlocks, kTileCount   of the weight; kWeights, how it or its codes are stored
 //   kSegments              of the vocabulary, each of kSegmentTiles tiles
 //   kTokenTiles            groups of 8 rows of a CTA
+//   kLogitDivisor, kLogitCap, kVocab  what becomes of sums (_device/final_logit.cuh)
 //   of a CTA               kWarps, kDepth (steps in flight), kNormSlices (warps that norm a row),
 //                          kNormRounding, kEps, kSharedBytes; kCtaTiles
 #pragma once

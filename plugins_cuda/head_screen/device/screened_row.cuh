@@ -1,6 +1,7 @@
 // What the two launches of HeadScreen share: bounds of scores in unsigned order, and ranked keys.
 #pragma once
 
+#include "../../_device/final_logit.cuh"
 #include "../../_device/head_stream.cuh"
 #include "../../_device/infinity.cuh"
 #include "../../_device/ordered_key.cuh"

@@ -1,9 +1,15 @@
-// What the epilogue of Linear adds to the two outputs of a pair.
+// What the epilogue of Linear adds to the two outputs of a pair, and multiplies them by.
 #pragma once
 
 #include "../../_device/bf16.cuh"
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
+
+// A projected value times SCALE, rounded again.
+__device__ __forceinline__ uint16_t scaled(uint16_t value) {
+  if (Config::kScale == 1) return value;
+  return float_to_bf16(bf16_to_float(value) * Config::kScale);
+}
 
 struct Addends {
   float bias[2], residual[2];
@@ -22,7 +28,7 @@ struct Addends {
     }
   }
   __device__ __forceinline__ uint16_t apply(float sum, int half) const {
-    const uint16_t projected = float_to_bf16(sum + bias[half]);
+    const uint16_t projected = scaled(float_to_bf16(sum + bias[half]));
     return Config::kHasResidual ? float_to_bf16(residual[half] + bf16_to_float(projected))
                                 : projected;
   }

@@ -1,10 +1,11 @@
 // Where the logits of a tile of the vocabulary go.
 #pragma once
 
+#include "../../_device/final_logit.cuh"
 #include "../../_device/types.cuh"
 #include "config.cuh"
 
-constexpr int kVocab = Config::kTileCount * 16;
+constexpr int kVocab = Config::kVocab;
 
 // Stores a tile's logits of the rows from first_row on.
 struct Store {
@@ -20,7 +21,11 @@ struct Store {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int row = n * 8 + lane % 4 * 2 + i % 2;
-        if (row < live) first[static_cast<int64_t>(row) * kVocab + i / 2 * 8] = sums[4 * n + i];
+        const bool is_token = !kPads<Config> || tile * 16 + lane / 4 + i / 2 * 8 < kVocab;
+        if (row < live && is_token) {
+          first[static_cast<int64_t>(row) * kVocab + i / 2 * 8] =
+              final_logit<Config>(sums[4 * n + i]);
+        }
       }
     }
   }

@@ -3,9 +3,10 @@
 // (_device/dense_few_pairs.cuh, dense_many.cuh, prefill_heads.cuh). The others:
 //
 //   of the layer    kQHeads, kKvHeads, kHeadDim, kHasBias, kHasNorm, kHeadNorms (heads are normed),
-//                   kNormRounding, kHeadRounding (of the heads' norms), kEps
+//                   kNormRounding, kHeadRounding (of the heads' norms), kEps, kWholeNorms (one of
+//                   all heads)
 //   of the caches   kPageSize, kCodes (e4m3, else bf16)
-//   of a CTA        kThreads (of normed_heads.cu)
+//   of a CTA        kThreads (of the launch that norms heads)
 #pragma once
 
 CONFIG

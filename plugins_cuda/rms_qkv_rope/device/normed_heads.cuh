@@ -4,6 +4,9 @@
 // mixes with them. The sum of squares is taken over a lane's 16 in order, then over lanes by
 // halving: it belongs to the head's width alone. Of a pool of codes (kCodes) keys come from
 // `projected`.
+//
+// kWhole: one norm over all heads of a row's queries, and one over its keys. A CTA has all of them:
+// its warps' sums are added up in order.
 #pragma once
 
 #include "../../_device/angles.cuh"
@@ -11,7 +14,7 @@
 #include "../../_device/normed_rows.cuh"
 
 template <int kQHeads, int kKvHeads, int kHeadDim, int kPageSize, NormRounding kRounding,
-          bool kCodes = false>
+          bool kCodes = false, bool kWhole = false>
 struct NormedHeads {
   static constexpr int kHeads = kQHeads + kKvHeads, kHalf = kHeadDim / 2;
   static constexpr int kUsed = kHeadDim / 16;
@@ -30,14 +33,18 @@ struct NormedHeads {
   uint16_t* q;
   uint16_t* projected = nullptr;  // [rows, kKvHeads, kHeadDim]
 
-  // Heads [rows · kHeads], the one numbered by the grid's threads over kLanes.
+  // Heads [rows · kHeads], the one numbered by the grid's threads over kLanes; with kWhole those of
+  // row blockIdx.x, of its queries or, in the last of blockIdx.y, its keys.
   __device__ __forceinline__ void turn(const uint16_t* q_norm, const uint16_t* k_norm, float eps,
                                        int rows) const {
-    const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    const int thread = (kWhole ? 0 : blockIdx.x * blockDim.x) + threadIdx.x;
     const int item = thread / kLanes, lane = thread % kLanes;
-    const int row = item / kHeads, head = item % kHeads;
-    const bool used = lane < kUsed;
-    const uint16_t* norm = (head < kQHeads ? q_norm : k_norm) + 8 * lane;
+    const bool of_keys = blockIdx.y + 1 == gridDim.y;
+    const int row = kWhole ? blockIdx.x : item / kHeads;
+    const int head = kWhole ? item + (of_keys ? kQHeads : 0) : item % kHeads;
+    const bool used = lane < kUsed && (!kWhole || head < (of_keys ? kHeads : kQHeads));
+    const uint16_t* norm =
+        (head < kQHeads ? q_norm : k_norm) + (kWhole ? item * kHeadDim : 0) + 8 * lane;
     uint4 weight[2] = {};
     if (used) {
       weight[0] = load_constant16(norm);
@@ -62,8 +69,13 @@ struct NormedHeads {
     for (int offset = kLanes / 2; offset > 0; offset /= 2) {
       sum += __shfl_xor_sync(kAllLanes, sum, offset);
     }
+    int values = kHeadDim;
+    if constexpr (kWhole) {
+      values *= of_keys ? kKvHeads : kQHeads;
+      sum = sum_of_row(sum);
+    }
     if (!live) return;
-    const float scale = rsqrtf(sum * (1.0f / kHeadDim) + eps);
+    const float scale = rsqrtf(sum * (1.0f / values) + eps);
     first = normed_vector<kRounding>(first, weight[0], scale);
     second = normed_vector<kRounding>(second, weight[1], scale);
     at.rotate(first, second);
@@ -78,6 +90,20 @@ struct NormedHeads {
   }
 
  private:
+  // What all lanes of a CTA hold, whose groups of kLanes have one sum each.
+  static __device__ __forceinline__ float sum_of_row(float sum) {
+    __shared__ float sums[32];
+#pragma unroll
+    for (int offset = kLanes; offset < 32; offset *= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, offset);
+    }
+    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    float all = 0.0f;
+    for (int warp = 0; warp < static_cast<int>(blockDim.x) / 32; ++warp) all += sums[warp];
+    return all;
+  }
+
   __device__ __forceinline__ uint16_t* place_of(int row, int head) const {
     if (head < kQHeads) return q + (static_cast<int64_t>(row) * kQHeads + head) * kHeadDim;
     if (kCodes) {

@@ -5,6 +5,12 @@
 #include "../../_device/ptx_load.cuh"
 #include "config.cuh"
 
+// SiLU, or GELU by tanh, which is x·σ(2√(2/π)·(x + 0.044715·x³)).
+__device__ __forceinline__ float activation(float x) {
+  const float z = Config::kActivation == 0 ? x : 1.59576912f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + expf(-z));
+}
+
 // ``bias_row``: the gate's, in front of the up row's by 8.
 __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum,
                                               const uint16_t* bias_row) {
@@ -14,6 +20,5 @@ __device__ __forceinline__ uint16_t activated(float gate_sum, float up_sum,
   }
   const float gate = bf16_to_float(float_to_bf16(gate_sum));
   const float up = bf16_to_float(float_to_bf16(up_sum));
-  const float silu = bf16_to_float(float_to_bf16(gate / (1.0f + expf(-gate))));
-  return float_to_bf16(silu * up);
+  return float_to_bf16(bf16_to_float(float_to_bf16(activation(gate))) * up);
 }

@@ -27,7 +27,8 @@ OF_FEW = {"WARPS", "CHUNK_STEPS", "CHUNKS", "WARP_TILES"}
 def swiglu(rows: int) -> LoweringRequest:
     tensors = {"x": bf16(rows, 2880), "norm": bf16(2880), "gate_up": bf16(1080, 90, 512),
                "h": bf16(rows, 8640)}  # fmt: skip
-    return LoweringRequest(tensors, {"eps": 1e-5, "rounding": "llama"})
+    attributes = op_named("RmsSwiglu").complete({"eps": 1e-5})
+    return LoweringRequest(tensors, attributes)
 
 
 def windowed(rows: int) -> LoweringRequest:
