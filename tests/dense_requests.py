@@ -1,8 +1,9 @@
-"""Requests for layers of dense Llamas and Qwen3 at their real sizes, without tensors."""
+"""Requests for layers of dense Llamas and their kin at their real sizes, without tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from gpt_oss_requests import bf16
 
@@ -13,7 +14,13 @@ from specbuild.plugins_cuda.registry import op_named
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one model; ``normed``: queries and keys are, as Qwen3's."""
+    """Of one model.
+
+    ``normed``: queries and keys are, as Qwen3's; ``together``: all heads by one norm. ``output``:
+    what attention and feed-forward give is normed, beside their inputs (``both``) or in their
+    place. ``residual`` multiplies what is added to the stream, ``cap`` and ``divisor`` change
+    logits. Norms have the ``rounding``.
+    """
 
     hidden: int
     inner: int
@@ -22,6 +29,13 @@ class Sizes:
     head_dim: int = 128
     kv_heads: int = 8
     normed: bool = False
+    together: bool = False
+    output: Literal["none", "only", "both"] = "none"
+    residual: float = 1.0
+    divisor: float = 1.0
+    cap: float = 0.0
+    activation: str = "swiglu"
+    rounding: str = "llama"
 
 
 LLAMA_1B = Sizes(2048, 8192, 32, 128256, head_dim=64)
@@ -29,6 +43,15 @@ LLAMA_8B = Sizes(4096, 14336, 32, 128256)
 LLAMA_70B = Sizes(8192, 28672, 64, 128256)
 QWEN3_8B = Sizes(4096, 12288, 32, 151936, normed=True)
 QWEN3_32B = Sizes(5120, 25600, 64, 151936, normed=True)
+GRANITE_8B = Sizes(4096, 12800, 32, 49152, residual=0.22, divisor=16.0)
+OLMO_32B = Sizes(5120, 27648, 40, 100352, normed=True, together=True, output="only",
+                 rounding="gpt_oss")  # fmt: skip
+# Attention and head of MiniMax-M2, whose feed-forward is experts.
+MINIMAX_M2 = Sizes(3072, 1536, 48, 200064, normed=True, together=True)
+GEMMA3_12B = Sizes(3840, 15360, 16, 262208, head_dim=256, normed=True, output="both",
+                   activation="geglu_tanh", rounding="offset")  # fmt: skip
+GEMMA3_27B = Sizes(5376, 21504, 32, 262208, kv_heads=16, normed=True, output="both",
+                   activation="geglu_tanh", rounding="offset")  # fmt: skip
 
 
 def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, LoweringRequest]:
@@ -39,22 +62,27 @@ def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, Lo
         units = storage.units(columns // 32)
         return TensorInfo((outputs // 16, units, storage.elements), storage.dtype)
 
+    added = {"residual": bf16(rows, s.hidden)} if s.output == "none" else {}
+
     def linear(columns: int) -> LoweringRequest:
         tensors = {"x": bf16(rows, columns), "weight": weight(s.hidden, columns),
-                   "residual": bf16(rows, s.hidden), "y": bf16(rows, s.hidden)}  # fmt: skip
-        return LoweringRequest(tensors, {})
+                   **added, "y": bf16(rows, s.hidden)}  # fmt: skip
+        return LoweringRequest(tensors, {"scale": s.residual})
 
     angles = TensorInfo((8192, s.head_dim // 2), "float32")
     pool, ids = bf16(64, s.kv_heads, 64, s.head_dim), TensorInfo((rows,), "int32")
     outputs = width + 2 * s.kv_heads * s.head_dim
-    norms = dict.fromkeys(("q_norm", "k_norm"), bf16(s.head_dim)) if s.normed else {}
+    counts = {"q_norm": s.q_heads, "k_norm": s.kv_heads} if s.normed else {}
+    norms = {n: bf16(s.head_dim * (of if s.together else 1)) for n, of in counts.items()}
+    norm = {} if s.output == "only" else {"norm": bf16(s.hidden)}
     qkv = {
-        "x": bf16(rows, s.hidden), "norm": bf16(s.hidden), "weight": weight(outputs, s.hidden),
+        "x": bf16(rows, s.hidden), **norm, "weight": weight(outputs, s.hidden),
         **norms, "cos": angles, "sin": angles, "positions": ids, "write_slot": ids,
         "k_pool": pool, "v_pool": pool, "q": bf16(rows, s.q_heads, s.head_dim),
     }  # fmt: skip
-    heads = {"q_heads": s.q_heads, "kv_heads": s.kv_heads, "eps": 1e-5, "rounding": "llama"}
-    swiglu = {"x": bf16(rows, s.hidden), "norm": bf16(s.hidden),
+    by = {"eps": 1e-5, "rounding": s.rounding}
+    heads = {"q_heads": s.q_heads, "kv_heads": s.kv_heads, "head_rounding": s.rounding, **by}
+    swiglu = {"x": bf16(rows, s.hidden), **norm,
               "gate_up": weight(2 * s.inner, s.hidden), "h": bf16(rows, s.inner)}  # fmt: skip
     head = {
         "x": bf16(rows, s.hidden), "logit_rows": ids, "norm": bf16(s.hidden),
@@ -64,10 +92,18 @@ def layer_requests(s: Sizes, rows: int, storage: Storage = BF16) -> dict[str, Lo
     made = {
         "qkv": ("RmsQkvRope", LoweringRequest(qkv, heads)),
         "o": ("Linear", linear(width)),
-        "gate and up": ("RmsSwiglu", LoweringRequest(swiglu, {"eps": 1e-5, "rounding": "llama"})),
+        "gate and up": (
+            "RmsSwiglu", LoweringRequest(swiglu, {**by, "activation": s.activation})
+        ),
         "down": ("Linear", linear(s.inner)),
-        "head": ("HeadChoose", LoweringRequest(head, {"eps": 1e-5, "rounding": "llama"})),
-    }
+        "head": (
+            "HeadChoose", LoweringRequest(head, {**by, "divisor": s.divisor, "cap": s.cap})
+        ),
+    }  # fmt: skip
+    if s.output != "none":
+        stream = {"hidden": bf16(rows, s.hidden), "hidden_norm": bf16(s.hidden),
+                  "residual": bf16(rows, s.hidden), "u": bf16(rows, s.hidden)}  # fmt: skip
+        made["output norm"] = ("DraftInput", LoweringRequest(stream, by))
     return {
         f"{op} {name}": LoweringRequest(r.tensors, op_named(op).complete(r.attributes))
         for name, (op, r) in made.items()

@@ -19,10 +19,11 @@ def require_lowered_parts(
 ) -> None:
     """SpecbuildError naming the first part of ``target`` that no form of ``computed_by`` has.
 
-    ``fused`` are parts that its fusions make others of, or take in: ``unrotated``, ``scale``,
-    ``growth``, ``partial`` (RoPE), ``states`` (with gates).
+    ``fused`` are parts that its fusions make others of, or take in, by the names that the parts
+    have here.
     """
-    part = next(_parts(target, fused), None)
+    found = ((name, part) for name, part in _parts(target) if name not in fused)
+    _, part = next(found, ("", None))
     if part is not None:
         raise SpecbuildError(
             f"the model is a {target.model_type}, which {part}: {computed_by} do not compute that "
@@ -30,29 +31,30 @@ def require_lowered_parts(
         )
 
 
-def _parts(g: TargetGeometry, fused: frozenset[str]) -> Iterator[str]:
-    """What a target does, as the end of a sentence about it."""
+def _parts(g: TargetGeometry) -> Iterator[tuple[str, str]]:
+    """What a target does: a name, and the end of a sentence about it."""
     attention = g.attention
-    if "states" not in fused:
-        yield from _states_and_gates(g)
+    yield from (("states", part) for part in _states_and_gates(g))
     yield from _of_layer_types(g)
-    if "partial" not in fused:
-        yield from _partial_ropes(g)
-    if g.unrotated_layers and "unrotated" not in fused:
-        yield f"has {len(g.unrotated_layers)} layers without RoPE"
+    yield from (("partial", part) for part in _partial_ropes(g))
+    if g.unrotated_layers:
+        yield "unrotated", f"has {len(g.unrotated_layers)} layers without RoPE"
     if g.window_rope is not None:
-        yield "turns keys of layers with a window by another RoPE"
+        yield "window rope", "turns keys of layers with a window by another RoPE"
     if attention.qk_norm == "all_heads":
-        yield "norms the queries of all heads together before they turn"
-    if attention.query_growth is not None and "growth" not in fused:
-        yield "multiplies queries by a factor of their position (llama_4_scaling_beta)"
-    if attention.scale is not None and "scale" not in fused:
-        yield f"multiplies scores by {attention.scale:g}, not by the head's width"
+        yield "all heads", "norms the queries of all heads together before they turn"
+    if attention.query_growth is not None:
+        yield (
+            "growth",
+            "multiplies queries by a factor of their position (llama_4_scaling_beta)",
+        )
+    if attention.scale is not None:
+        yield "scale", f"multiplies scores by {attention.scale:g}, not by the head's width"
     yield from _feed_forwards(g)
     if g.norm_places != "inputs":
-        yield "norms what attention and feed-forward give"
+        yield "output norms", "norms what attention and feed-forward give"
     if g.multipliers is not None:
-        yield "multiplies embeddings, residuals or logits by constants"
+        yield "multipliers", "multiplies embeddings, residuals or logits by constants"
 
 
 def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
@@ -66,20 +68,24 @@ def _states_and_gates(g: TargetGeometry) -> Iterator[str]:
             yield "multiplies what its shared expert gives by a gate"
 
 
-def _of_layer_types(g: TargetGeometry) -> Iterator[str]:
+def _of_layer_types(g: TargetGeometry) -> Iterator[tuple[str, str]]:
     """What models have whose layers differ in heads, caches or inputs."""
     local = g.window_heads
     if local is not None:
         yield (
+            "window heads",
             f"has {local.kv_heads} KV heads of {local.head_dim} in layers with a window, "
-            f"{g.kv_heads} of {g.head_dim} in others"
+            f"{g.kv_heads} of {g.head_dim} in others",
         )
     if g.shared_caches:
-        yield f"has {g.shared_caches} layers that read keys and values of other layers"
+        yield (
+            "shared caches",
+            f"has {g.shared_caches} layers that read keys and values of other layers",
+        )
     if g.layer_inputs is not None:
-        yield "gives each layer an embedding of its own"
+        yield "layer inputs", "gives each layer an embedding of its own"
     if g.attention.value_norm:
-        yield "norms values"
+        yield "value norm", "norms values"
 
 
 def _partial_ropes(g: TargetGeometry) -> Iterator[str]:
@@ -88,12 +94,12 @@ def _partial_ropes(g: TargetGeometry) -> Iterator[str]:
             yield f"turns {rope.width} of {g.head_dim} values of a head (partial RoPE)"
 
 
-def _feed_forwards(g: TargetGeometry) -> Iterator[str]:
+def _feed_forwards(g: TargetGeometry) -> Iterator[tuple[str, str]]:
     for feed_forward in g.feed_forwards:
         if isinstance(feed_forward, DenseFeedForward) and isinstance(
             feed_forward.activation, Geglu
         ):
-            yield "has a feed-forward with GELU"
+            yield "gelu", "has a feed-forward with GELU"
         moe = routed_part(feed_forward)
         if moe is not None and isinstance(moe.activation, Geglu):
-            yield "has experts with GELU"
+            yield "experts with gelu", "has experts with GELU"

@@ -45,6 +45,11 @@ _HYBRID_EXPERTS: dict[str, Any] = {
     **_HYBRID, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 96,
 }  # fmt: skip
+# Two layers in three have a window.
+_LOCAL_AND_GLOBAL: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 48,
+}
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, heads of 64": ("llama", {}),
     "llama, tied, heads of 128": ("llama", {
@@ -67,6 +72,22 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
         "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True}),
     "phi3": ("phi3", {"num_attention_heads": 4}),
+    "phi3, partial RoPE": ("phi3", {"num_attention_heads": 4, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    "granite": ("granite", {"tie_word_embeddings": True, "vocab_size": 37}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 48, "num_key_value_heads": 8, "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                           "original_max_position_embeddings": 256},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
+    "glm4_moe": ("glm4_moe", {
+        "use_qk_norm": True, "n_routed_experts": 16, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 64, "first_k_dense_replace": 1}),
+    "minimax_m2": ("minimax_m2", {
+        "num_local_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 64}),
+    "gemma3, heads of 128": ("gemma3_text", _LOCAL_AND_GLOBAL | {"head_dim": 128}),
+    "gemma3, heads of 256": ("gemma3_text", _LOCAL_AND_GLOBAL | {
+        "head_dim": 256, "num_attention_heads": 4, "query_pre_attn_scalar": 256}),
     "qwen3_5": ("qwen3_5_text", _HYBRID),
     "qwen3_5, heads of 256": ("qwen3_5_text", _HYBRID | {"head_dim": 256}),
     "qwen3_5_moe": ("qwen3_5_moe_text", _HYBRID_EXPERTS),
@@ -111,8 +132,8 @@ def build_dense(
     variant = DRAFTS[list(GEOMETRIES).index(geometry) % len(DRAFTS)]
     write_draft(
         folder / "draft", target_layers=LAYERS, target_hidden=sizes["hidden_size"],
-        target_vocab=VOCAB, hidden=sizes["hidden_size"], inner=320, head_dim=64, draft_vocab=32,
-        aux_layers=(0, 1, 2), max_positions=1024, **variant,
+        target_vocab=sizes["vocab_size"], hidden=sizes["hidden_size"], inner=320, head_dim=64,
+        draft_vocab=VOCAB, aux_layers=(0, 1, 2), max_positions=1024, **variant,
     )  # fmt: skip
     usual = {"backend": "cuda", "max_seq_len": 512, "max_batch_size": 4, "page_size": 64}
     options = BuildOptions.from_flat(

@@ -84,11 +84,14 @@ def forward(path: Path, ids: tuple[int, ...]) -> Forward:
     )
     theirs = theirs.eval().cuda()
     head = theirs.get_output_embeddings().weight.data.clone()
+    head /= getattr(theirs.config, "logits_scaling", 1.0)
+    cap = getattr(theirs.config, "final_logit_softcapping", None)
 
     @torch.no_grad()
     def logits() -> np.ndarray:
         states = theirs.model(torch.tensor([ids], device="cuda"), use_cache=False)
-        return (states.last_hidden_state[0].float() @ head.T).cpu().numpy()
+        made = states.last_hidden_state[0].float() @ head.T
+        return (made if cap is None else cap * (made / cap).tanh()).cpu().numpy()
 
     fp32 = logits()
     # The parameters only: positions times rounded frequencies would be other positions.

@@ -46,7 +46,12 @@ from specbuild.runtime.engine_dir.manifest import INDEXER_GROUP
 from specbuild.runtime.errors import SpecbuildError
 
 # Parts that fusions express by those that kernels have.
-_FUSED = frozenset({"growth", "partial", "scale", "unrotated"})
+_FUSED = frozenset(
+    {
+        *("all heads", "growth", "gelu", "multipliers", "output norms", "partial", "scale"),
+        *("unrotated", "window rope"),
+    }
+)
 
 
 def require_length(target: TargetGeometry, max_seq_len: int | None) -> None:
@@ -76,7 +81,7 @@ def require_cuda_support(target: TargetGeometry, draft: DraftGeometry | None) ->
         _require_indexers(target.indexer)
     require_tiles(
         "model",
-        rows={"vocab_size": target.vocab},
+        rows={},
         columns={"hidden_size": target.hidden, **widths},
     )
     if target.gated_delta is not None:

@@ -16,6 +16,7 @@ from specbuild.builder.backends.cuda.fusions.checkpoint_codes import KeptCodes, 
 from specbuild.builder.backends.cuda.fusions.draft_input import (
     fuse_draft_input,
     fuse_lone_norm,
+    fuse_output_norm,
     fuse_state_norms,
 )
 from specbuild.builder.backends.cuda.fusions.embed import fuse_embed
@@ -75,6 +76,7 @@ CUDA_PASSES = (
     GraphPass("fuse-state-norms", _everywhere(fuse_state_norms)),
     GraphPass("fuse-head", _everywhere(fuse_head)),
     GraphPass("fuse-linear", _everywhere(fuse_linear)),
+    GraphPass("fuse-output-norms", _everywhere(fuse_output_norm)),
     GraphPass("fuse-lone-norms", _everywhere(fuse_lone_norm)),
     GraphPass("fuse-embed", _everywhere(fuse_embed)),
     GraphPass("fuse-captures", fuse_captures),

@@ -43,6 +43,9 @@ from specbuild.runtime.executors.cuda.check import read_plan
 
 SIZES: dict[str, Any] = {"dtype": "bfloat16"}
 LAYER = ["RmsQkvRope", "PagedTreeAttention", "Linear", "RmsSwiglu", "Linear"]
+# Norms of what attention and feed-forward give, which are added to the stream.
+_NORMED = [*LAYER[:3], "DraftInput", *LAYER[3:], "DraftInput"]
+LAYER_OF = dict.fromkeys(("olmo2", "olmo3", "gemma3_text"), _NORMED)
 # Geometries of small models whose sizes are those of kernels.
 GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -63,6 +66,11 @@ GEOMETRIES: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1], "num_hidden_layers": 3}),
     "partial phi3": ("phi3", {"head_dim": 32, "num_attention_heads": 2, "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    "granite": ("granite", {"tie_word_embeddings": True, "vocab_size": 37}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"num_hidden_layers": 3}),
+    "gemma3": ("gemma3_text", {"num_hidden_layers": 3, "layer_types": [
+        "sliding_attention", "sliding_attention", "full_attention"]}),
     "biased qwen3": ("qwen3", {"head_dim": 128, "attention_bias": True}),
 }  # fmt: skip
 QUICK = ("one KV head of 8", "qwen2", "biased qwen3")
@@ -79,19 +87,26 @@ def test_the_fused_graph_computes_what_transformers_computes(tmp_path: Path, nam
     require_cuda_support(fused.target.geometry, None)
     model = fused.models["target"]
     ops = [node.op_type for node in model.graph]
-    assert ops == ["Embed", *LAYER * LAYERS, "RmsHead"]
+    layer = LAYER_OF.get(kind, LAYER)
+    assert ops == ["Embed", *layer * LAYERS, "RmsHead"]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     ids = torch.randint(3, 32, (60,), generator=torch.Generator().manual_seed(5))
     require_rounding_only(logits_in_chunks(model, ids), theirs, ids, tolerance=TOLERANCE)
 
 
-def test_glm_4_5_turns_a_part_of_each_head_beside_shared_experts(tmp_path: Path) -> None:
-    sizes = {"moe_intermediate_size": 32, "use_qk_norm": True, "dtype": "bfloat16"}
-    write_llama(tmp_path, "glm4_moe", **sizes)
+@pytest.mark.parametrize(("kind", "changes"), [
+    ("glm4_moe", {"moe_intermediate_size": 32, "use_qk_norm": True}),
+    ("minimax_m2", {"head_dim": 32, "intermediate_size": 32, "num_local_experts": 16}),
+])  # fmt: skip
+def test_a_part_of_each_head_turns_beside_experts(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    """Of queries and keys that are normed head by head, or all together."""
+    write_llama(tmp_path, kind, **changes, dtype="bfloat16")
     fused = fused_model(tmp_path, max_seq_len=64, max_batch_size=2, page_size=PAGE)
     require_cuda_support(fused.target.geometry, None)
     model = fused.models["target"]
-    attention, dense = LAYER[:3], LAYER[3:]
+    attention, dense = LAYER[:3], LAYER[3:] if kind == "glm4_moe" else ["RmsMoe"]
     layers = [*attention, *dense, *([*attention, "RmsMoe"] * (LAYERS - 1))]
     assert [node.op_type for node in model.graph] == ["Embed", *layers, "RmsHead"]
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()

@@ -13,9 +13,14 @@ from functools import cache
 import pytest
 from deepseek_requests import routed_request
 from dense_requests import (
+    GEMMA3_12B,
+    GEMMA3_27B,
+    GRANITE_8B,
     LLAMA_1B,
     LLAMA_8B,
     LLAMA_70B,
+    MINIMAX_M2,
+    OLMO_32B,
     QWEN3_8B,
     QWEN3_32B,
     Sizes,
@@ -124,6 +129,10 @@ def test_no_default_of_routed_experts_spills_registers(layer: Layer, rows: int) 
         pytest.param(sizes, storage, rows, marks=pytest.mark.slow)
         for sizes in (LLAMA_1B, LLAMA_8B, QWEN3_8B, QWEN3_32B, LLAMA_70B)
         for storage in STORAGES for rows in (1, 8, 16, 64, 2048)
+    ], (GEMMA3_27B, BF16, 4), *[
+        pytest.param(sizes, BF16, rows, marks=pytest.mark.slow)
+        for sizes in (GRANITE_8B, OLMO_32B, MINIMAX_M2, GEMMA3_12B, GEMMA3_27B)
+        for rows in (1, 16, 64, 2048)
     ]],
 )  # fmt: skip
 def test_dense_layers_have_kernels_that_do_not_spill(

@@ -1,4 +1,7 @@
-"""The draft's normed embedding and hidden state, side by side, become DraftInput."""
+"""The draft's normed embedding and hidden state, side by side, become DraftInput.
+
+So do norms that no other op takes in, with what they are added to.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from specbuild.builder.backends.cuda.fusions.matching import (
     laid_out,
     made_by,
     norm_of,
+    only_user,
+    origin,
     read_norm,
 )
 from specbuild.builder.graph.passes.rewriting import attribute, constant_array, producer, take_place
@@ -84,6 +89,39 @@ def _whole(parts: list[ir.Value]) -> ir.Value | None:
         if place.ndim or place != i or attribute(gather, "axis", 0) != 1:
             return None
     return laid_out(first.inputs[0]) if static(first.inputs[0], 1) == len(parts) else None
+
+
+def fuse_output_norm(graph: ir.Graph, node: ir.Node) -> bool:
+    """Rewrites ``residual + norm(u)``, and ``(residual + norm(u)) · factor`` by a weight [1].
+
+    It stands where a model norms what attention or a feed-forward gives.
+    """
+    if node.op_type != "Add":
+        return False
+    norms = [(value, norm_of(value)) for value in node.inputs]
+    found = next(((value, norm) for value, norm in norms if norm is not None), None)
+    if found is None:
+        return False
+    value, norm = found
+    residual = next(other for other in node.inputs if other is not value)
+    mul = only_user(node.outputs[0], "Mul")
+    scaled = mul is not None and _is_factor(mul.inputs[1])
+    inputs = {
+        "residual": origin(residual),
+        "factor": as_bf16(mul.inputs[1]) if mul is not None and scaled else None,
+    }
+    last = mul if mul is not None and scaled else node
+    _place(graph, last, inputs, norm, static(norm.weight, 0))
+    return True
+
+
+def _is_factor(value: ir.Value | None) -> bool:
+    """Whether a value is a weight of one number."""
+    while value is not None and recipe_of(value) is None:
+        cast = producer(value, "Cast")
+        value = None if cast is None else cast.inputs[0]
+    recipe = recipe_of(value)
+    return recipe is not None and recipe.shape == (1,)
 
 
 def fuse_lone_norm(graph: ir.Graph, node: ir.Node) -> bool:

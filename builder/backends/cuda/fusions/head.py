@@ -16,13 +16,16 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
     Norm,
+    constant_factor,
     laid_out,
     made_by,
     norm_of,
+    only_user,
     origin,
 )
 from specbuild.builder.graph.passes.rewriting import take_place
 from specbuild.builder.graph.passes.weights import recipe_of
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS, whole_tiles
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,10 @@ class _ChosenRows:
 
 
 def fuse_head(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites the ``Gemm`` of chosen normed rows; its logits come in fp32."""
+    """Rewrites the ``Gemm`` of chosen normed rows, with what divides and caps its logits.
+
+    They come in fp32.
+    """
     if node.op_type != "Gemm":
         return False
     chosen = _chosen_rows(node.inputs[0])
@@ -46,16 +52,40 @@ def fuse_head(graph: ir.Graph, node: ir.Node) -> bool:
         "x": chosen.x,
         "logit_rows": laid_out(chosen.rows),
         "norm": as_bf16(norm.weight),
-        "weight": packed_rows(graph, f"{stem(head)}.packed", [head], lambda rows: rows),
+        "weight": packed_rows(graph, f"{stem(head)}.packed", [head], whole_tiles),
     }
+    made, divisor, cap = _final(node.outputs[0])
     sizes = [(LOGIT_ROWS, static(head, 0))]
-    (logits,) = place(node, "RmsHead", inputs, sizes, eps=norm.eps, rounding=norm.rounding)
-    casts = [user for user in node.outputs[0].consumers() if user.op_type == "Cast"]
+    attributes: dict[str, float | str] = {"eps": norm.eps, "rounding": norm.rounding}
+    attributes |= {"divisor": divisor, "cap": cap}
+    if static(head, 0) % TILE_ROWS:
+        attributes["vocab_size"] = static(head, 0)
+    (logits,) = place(node, "RmsHead", inputs, sizes, **attributes)
+    casts = [user for user in made.consumers() if user.op_type == "Cast"]
     for cast in casts:
         take_place(cast.outputs[0], logits, graph)
     if not casts:
-        take_place(node.outputs[0], logits, graph)
+        take_place(made, logits, graph)
     return True
+
+
+def _final(product: ir.Value) -> tuple[ir.Value, float, float]:
+    """What a product becomes: ``cap · tanh(product / divisor / cap)``; 1 and 0 where none does so.
+
+    The last of it is a value before casts, if it is not capped.
+    """
+    value, divisor = product, 1.0
+    factor = constant_factor(div := only_user(value, "Div"), "Div")
+    if div is not None and factor is not None:
+        value, divisor = div.outputs[0], factor
+    cast = only_user(value, "Cast")
+    div = only_user(value if cast is None else cast.outputs[0], "Div")
+    tanh = None if div is None else only_user(div.outputs[0], "Tanh")
+    mul = None if tanh is None else only_user(tanh.outputs[0], "Mul")
+    cap = constant_factor(mul)
+    if mul is None or cap is None or constant_factor(div, "Div") != cap:
+        return value, divisor, 0.0
+    return mul.outputs[0], divisor, cap
 
 
 def _chosen_rows(value: ir.Value | None) -> _ChosenRows | None:

@@ -14,6 +14,7 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
     bias_of,
+    constant_factor,
     laid_out,
     only_user,
     origin,
@@ -22,14 +23,18 @@ from specbuild.builder.graph.passes.rewriting import take_place
 
 
 def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``Gemm(x, weight, bias?)`` or ``residual + Gemm(…)``."""
+    """Rewrites ``Gemm(x, weight, bias?)`` or ``residual + factor · Gemm(…)``."""
     if node.op_type != "Gemm":
         return False
     weight = node.inputs[1]
-    add = only_user(node.outputs[0], "Add")
+    product, scale = node.outputs[0], 1.0
+    factor = constant_factor(mul := only_user(product, "Mul"))
+    if mul is not None and factor is not None:
+        product, scale = mul.outputs[0], factor
+    add = only_user(product, "Add")
     residual = None
     if add is not None:
-        residual = next(value for value in add.inputs if value is not node.outputs[0])
+        residual = next(value for value in add.inputs if value is not product)
     inputs = {
         # A head axis is a part of K: rows are contiguous.
         "x": laid_out(node.inputs[0]),
@@ -37,7 +42,8 @@ def fuse_linear(graph: ir.Graph, node: ir.Node) -> bool:
         "bias": as_bf16(bias_of(node)),
         "residual": origin(residual),
     }
-    last = node if add is None else add
-    (y,) = place(last, "Linear", inputs, [(ROWS, static(weight, 0))])
+    last = product.producer() if add is None else add
+    assert last is not None
+    (y,) = place(last, "Linear", inputs, [(ROWS, static(weight, 0))], scale=scale)
     take_place(last.outputs[0], y, graph)
     return True

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from specbuild.builder.graph.passes.rewriting import attribute, producer
+from specbuild.builder.graph.passes.rewriting import attribute, constant_array, producer
 from specbuild.builder.graph.passes.weights import recipe_of
 from specbuild.plugins_cuda.rms_norms import Rounding
 
@@ -85,6 +85,17 @@ def only_user(value: ir.Value, op_type: str) -> ir.Node | None:
     if len(users) != 1 or value.is_graph_output() or users[0].node.op_type != op_type:
         return None
     return users[0].node
+
+
+def constant_factor(node: ir.Node | None, op_type: str = "Mul") -> float | None:
+    """What a node multiplies by, or divides by (``Div``), where that is one constant; else None.
+
+    The constant is that of the model, before casts to the activations' type.
+    """
+    if node is None or node.op_type != op_type:
+        return None
+    array = constant_array(origin(node.inputs[1]))
+    return float(array) if array is not None and array.size == 1 else None
 
 
 def bias_of(gemm: ir.Node) -> ir.Value | None:

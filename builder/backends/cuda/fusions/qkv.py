@@ -241,12 +241,16 @@ def _join(*parts: torch.Tensor, head_dim: int, turned: int) -> torch.Tensor:
 
 
 def _in_order(graph: ir.Graph, weight: ir.Value, width: int, turned: int) -> ir.Value | None:
-    """The weight of a norm of heads in the order of their values."""
+    """The weight of a norm of heads, or of all together, in the order of their values."""
     order = _head_order(width, turned)
     plain = as_bf16(weight)
     if order == list(range(width)):
         return plain
-    return packed(graph, f"{stem(weight)}.in_order", [plain], lambda w: w[order])
+
+    def ordered(w: torch.Tensor) -> torch.Tensor:
+        return w.unflatten(0, (-1, width))[:, order].flatten()
+
+    return packed(graph, f"{stem(weight)}.in_order", [plain], ordered)
 
 
 def _whole_table(

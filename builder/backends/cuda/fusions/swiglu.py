@@ -15,35 +15,34 @@ from specbuild.builder.backends.cuda.fusions.fused_node import (
 )
 from specbuild.builder.backends.cuda.fusions.matching import (
     bias_of,
+    laid_out,
     linear_of,
     made_by,
     norm_of,
 )
-from specbuild.builder.graph.passes.rewriting import take_place
+from specbuild.builder.graph.passes.rewriting import attribute, take_place
 from specbuild.plugins_cuda.rms_swiglu.packing import join_gate_up
+from specbuild.plugins_cuda.rms_swiglu.prefill import GEGLU, SWIGLU
 
 
 def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
-    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``."""
+    """Rewrites ``silu(norm(x) · gate) · (norm(x) · up)``, or with GELU, or without a norm."""
     if node.op_type != "Mul":
         return False
-    silu, up = made_by(node.inputs[0], "Mul"), linear_of(node.inputs[1])
-    if silu is None or up is None:
+    (gate, activation), up = _activated(node.inputs[0]), linear_of(node.inputs[1])
+    if gate is None or up is None:
         return False
-    gate, sigmoid = linear_of(silu.inputs[0]), made_by(silu.inputs[1], "Sigmoid")
-    if gate is None or sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
-        return False
-    norm = norm_of(gate.inputs[0])
-    if norm is None or norm_of(up.inputs[0]) != norm:
+    norm, x = norm_of(gate.inputs[0]), laid_out(gate.inputs[0])
+    if norm_of(up.inputs[0]) != norm or (norm is None and laid_out(up.inputs[0]) is not x):
         return False
     biases = [bias_of(gate), bias_of(up)]
     if (biases[0] is None) != (biases[1] is None):
         return False
     weights = [gate.inputs[1], up.inputs[1]]
     name = stem(weights[0]).removesuffix("gate_proj")
-    inputs = {
-        "x": norm.x,
-        "norm": as_bf16(norm.weight),
+    normed = {"x": x} if norm is None else {"x": norm.x, "norm": as_bf16(norm.weight)}
+    inputs: dict[str, ir.Value | None] = {
+        **normed,
         "gate_up": packed_rows(graph, f"{name}gate_up_proj.packed", weights, join_gate_up),
     }
     if biases[0] is not None:
@@ -53,8 +52,22 @@ def fuse_swiglu(graph: ir.Graph, node: ir.Node) -> bool:
         "RmsSwiglu",
         inputs,
         [(ROWS, static(weights[0], 0))],
-        eps=norm.eps,
-        rounding=norm.rounding,
+        activation=activation,
+        **({"eps": 0.0} if norm is None else {"eps": norm.eps, "rounding": norm.rounding}),
     )
     take_place(node.outputs[0], h, graph)
     return True
+
+
+def _activated(value: ir.Value | None) -> tuple[ir.Node | None, str]:
+    """The projection whose SiLU or GELU by tanh a value is, None where it is none; and which."""
+    gelu = made_by(value, "Gelu")
+    if gelu is not None:
+        by_tanh = attribute(gelu, "approximate", "none") == "tanh"
+        return (linear_of(gelu.inputs[0]) if by_tanh else None), GEGLU
+    silu = made_by(value, "Mul")
+    gate = None if silu is None else linear_of(silu.inputs[0])
+    sigmoid = None if silu is None else made_by(silu.inputs[1], "Sigmoid")
+    if sigmoid is None or linear_of(sigmoid.inputs[0]) is not gate:
+        return None, SWIGLU
+    return gate, SWIGLU

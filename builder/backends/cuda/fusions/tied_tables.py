@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import onnx_ir as ir
+import torch
 
 from specbuild.builder.backends.cuda.fusions.fused_node import packed, stem
 from specbuild.builder.graph.weight_sources import DRAFT_PREFIX
-from specbuild.plugins_cuda.linear.packing import pack_rows
+from specbuild.plugins_cuda.linear.packing import pack_rows, whole_tiles
 from specbuild.plugins_cuda.registry import op_named
 from specbuild.runtime.engine_dir.drafters.record import own_name
 from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
@@ -14,6 +15,10 @@ from specbuild.runtime.engine_dir.drafters.registry import DRAFT_GROUPS
 _READERS = ("Embed", "DraftInput")
 # What names of a draft's own weights begin with.
 _OF_DRAFT = tuple(own_name(group, DRAFT_PREFIX) for group in DRAFT_GROUPS)
+
+
+def _packed(table: torch.Tensor) -> torch.Tensor:
+    return pack_rows(whole_tiles(table))
 
 
 def share_tied_tables(model: ir.Model, *, tied: bool) -> int:
@@ -32,6 +37,6 @@ def share_tied_tables(model: ir.Model, *, tied: bool) -> int:
         name = f"{stem(table)}.packed"
         of_target = not name.startswith(_OF_DRAFT)
         if name in graph.initializers or (tied and of_target):
-            node.replace_input_with(index, packed(graph, name, [table], pack_rows))
+            node.replace_input_with(index, packed(graph, name, [table], _packed))
             changed += 1
     return changed

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specbuild.builder.engine.sizes import EnginePlan
+from specbuild.plugins_cuda.linear.packing import TILE_ROWS
 from specbuild.plugins_cuda.rms_moe.packing import BLOCK
 from specbuild.runtime.engine_dir.feed_forward import BothFeedForward, DenseFeedForward
 from specbuild.runtime.engine_dir.geometry import TargetGeometry
@@ -45,12 +46,25 @@ def require_shared_modes(plan: EnginePlan) -> None:
             )
 
 
+def _unshared_parts(target: TargetGeometry) -> Iterator[str]:
+    """What no number of GPUs shares."""
+    if target.latent_dims and target.mla is None:
+        yield "trained latents (mla_kv.safetensors) are"
+    if target.gated_delta is not None:
+        yield "recurrent states (gated delta nets) are"
+    if target.vocab % TILE_ROWS:
+        yield f"vocab_size {target.vocab}, which is no multiple of {TILE_ROWS}, is"
+    if target.attention.qk_norm == "all_heads":
+        yield "norms over all heads are"
+    if target.norm_places != "inputs":
+        yield "norms behind attention and feed-forward are"
+    if target.multipliers is not None:
+        yield "factors of embeddings, residuals and logits are"
+
+
 def _problems(target: TargetGeometry, ranks: int) -> Iterator[str]:
     """What ``ranks`` GPUs cannot share."""
-    if target.latent_dims and target.mla is None:
-        yield "trained latents (mla_kv.safetensors) are not built for several GPUs"
-    if target.gated_delta is not None:
-        yield "recurrent states (gated delta nets) are not built for several GPUs"
+    yield from (f"{part} not built for several GPUs" for part in _unshared_parts(target))
     if target.q_heads % ranks:
         yield f"the model has {target.q_heads} query heads, which {ranks} GPUs cannot share"
     kv_heads = target.kv_heads
