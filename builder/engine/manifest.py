@@ -81,6 +81,7 @@ def engine_manifest(
         dsa=parts.plan.dsa,
         logit_processor_steps=parts.plan.adjusted_steps,
         drafted_logit_processors=parts.plan.adjusted_steps,
+        ragged_steps=parts.plan.ragged_steps,
         tensorrt=None if parts.plans is None else parts.plans.build,
         generation=parts.target.generation if parts.target.generation.stated else None,
         state_groups=parts.plan.states,

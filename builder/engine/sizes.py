@@ -58,6 +58,7 @@ class EnginePlan:
     dsa: Dsa | None = None
     budget: PoolBudget = field(default_factory=PoolBudget)
     adjusted_steps: bool = False
+    ragged_steps: bool = False
     host_drafter: HostRecord | None = None
     model_shapes: Mapping[str, DraftShape] = field(default_factory=dict)
     states: tuple[StateGroup, ...] = ()

@@ -35,12 +35,15 @@ def advance(
     ends_from: int = 0,
     waiting: int | None = None,
     marked: bool = True,
+    ragged: bool = False,
 ) -> Case:
     """``eos`` of the choices on the paths end a sequence, from node ``ends_from`` of them on; its
     limit may come before.
 
     ``deepest`` is that of the engine: it sizes the ring and what is pending, of which ``waiting``
-    says otherwise. ``marked``: the tokens of every sequence but each third are counted.
+    says otherwise. ``marked``: the tokens of every sequence but each third are counted. If
+    ``ragged``, a sequence has a row for each slot of its path and none if it is done, and there are
+    two rows of padding.
     """
 
     def make(rng: np.random.Generator) -> Arrays:
@@ -60,7 +63,9 @@ def advance(
             tensors = [torch.from_numpy(array) for array in drawn if array is not None]
             choice = tensors[-1].numpy()
             path, accepted, _ = (t.numpy() for t in accept_reference(*tensors, depth=depth))
-        rows = size * slots
+        row_start = None
+        if ragged and accepted is not None:
+            choice, row_start = _in_rows(rng, choice, np.where(batch.done != 0, 0, 1 + accepted))
         ring = (RING, size + 2, capacity)
 
         def ints(*shape: int) -> np.ndarray:
@@ -69,19 +74,16 @@ def advance(
         def floats(*shape: int) -> np.ndarray:
             return rng.standard_normal(shape).astype(np.float32)
 
-        on_paths = choice[:, 0]
-        if path is not None:
-            on_paths = choice[:, path.max(axis=0).clip(0)[ends_from:]].ravel()
-        ends = np.full(8, -1, np.int32)
-        ends[:eos] = rng.permutation(np.unique(on_paths))[:eos]
-        held = capacity if waiting is None else waiting
+        on_paths = choice if ragged else _choices_of(choice, path, ends_from)
+        ends = rng.permutation(np.unique(on_paths))[:eos].astype(np.int32)
+        held = waiting or capacity
         pending = rng.integers(1, held + 1, size).astype(np.int32)
         return (
             choice.reshape(-1),
-            floats(rows),
+            floats(choice.size),
             path,
             accepted,
-            floats(rows, width) if draft else None,
+            floats(choice.size, width) if draft else None,
             batch.length,
             ints(size),
             pending if draft else None,
@@ -90,7 +92,7 @@ def advance(
             batch.done,
             batch.limit,
             rng.integers(0, 2, size).astype(np.int32),
-            ends,
+            np.pad(ends, (0, 8 - len(ends)), constant_values=-1),
             np.array([step], np.int32),
             ints(*ring),
             floats(*ring),
@@ -98,11 +100,26 @@ def advance(
             ints(*ring[:2]),
             ints(RING),
             *(_marks(rng, size) if marked else (None, None)),
+            row_start,
         )
 
     return Case(
         name, make, {"extended": int(extended)}, atol=0, rtol=0, kernel_atol=0, kernel_rtol=0
     )
+
+
+def _choices_of(choice: np.ndarray, path: np.ndarray | None, first: int) -> np.ndarray:
+    """The choices at the roots, or at the nodes of paths from node ``first`` of them on."""
+    return choice[:, 0] if path is None else choice[:, path.max(axis=0).clip(0)[first:]].ravel()
+
+
+def _in_rows(
+    rng: np.random.Generator, choice: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The first ``counts[b]`` choices of each sequence, two of padding, and ``row_start``."""
+    of_slots = choice[np.arange(choice.shape[1]) < counts[:, None]]
+    padding = rng.integers(0, 1000, 2).astype(np.int32)
+    return np.concatenate([of_slots, padding]), np.cumsum([0, *counts]).astype(np.int32)
 
 
 def _marks(rng: np.random.Generator, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -131,6 +148,9 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 KERNEL_CASES: tuple[Case, ...] = (
+    advance("rows of chains", "LLDLPP", chain=True, depth=6, deepest=6, ragged=True),
+    advance("rows of chains, an end of sequence", "LDLL", chain=True, depth=6, deepest=6, eos=2,
+            ragged=True),
     advance("paths beyond a warp", "LLLL", nodes=40, depth=40, deepest=40, chain=True, follow=1.0,
             budget=60),
     advance("a late end of sequence", "LLLLLL", nodes=40, depth=40, deepest=42, chain=True,

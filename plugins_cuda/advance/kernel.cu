@@ -42,7 +42,17 @@ struct Inputs {
   const int* limit;
   const int* ignore_eos;
   const int* eos_ids;
+  const int* row_start;  // null: ``nodes`` rows of each sequence
   int nodes, path_width;
+
+  // The row of a sequence's slot 0.
+  __device__ int first_row(int b) const {
+    return row_start == nullptr ? b * nodes : load_l2_int(row_start + b);
+  }
+
+  __device__ int rows(int b) const {
+    return row_start == nullptr ? nodes : load_l2_int(row_start + b + 1) - first_row(b);
+  }
 
   // By one warp.
   __device__ Emission emission(int b, const Verified& verified) const {
@@ -56,8 +66,9 @@ struct Inputs {
     for (int i = 0; i < kEosIds; ++i) ids[i] = load_l2_int(eos_ids + i);
     e.pending = pending_count == nullptr ? 0 : load_l2_int(pending_count + b);
     e.accepted = accepted == nullptr ? 0 : load_l2_int(accepted + b);
-    stage_words(verified.choices, choice + b * nodes, nodes);
-    stage_words(verified.logprobs, logprob + b * nodes, nodes);
+    const int first = first_row(b), own_rows = rows(b);
+    stage_words(verified.choices, choice + first, own_rows);
+    stage_words(verified.logprobs, logprob + first, own_rows);
     if (path != nullptr) {
       stage_words(verified.path, path + b * path_width, path_width);
     } else if (lane == 0) {
@@ -69,8 +80,8 @@ struct Inputs {
     e.count = min(e.accepted + 1, max(room, 0));
     e.ends = e.count >= room;
 #pragma unroll 1
-    for (int first = 0; first < e.count; first += 32) {
-      const int i = first + lane;
+    for (int base = 0; base < e.count; base += 32) {
+      const int i = base + lane;
       bool end = false;
       if (i < e.count && !ignores) {
         const int token = verified.choices[verified.path[i]];
@@ -80,7 +91,7 @@ struct Inputs {
       const unsigned found = __ballot_sync(kAllLanes, end);
       if (found) {
         e.ends = true;
-        e.count = first + __ffs(static_cast<int>(found));
+        e.count = base + __ffs(static_cast<int>(found));
       }
     }
     return e;
@@ -98,7 +109,7 @@ struct Pending {
 };
 
 extern "C" __global__ void __launch_bounds__(512, 1)
-    advance_batch(const int* choice,      // [T], T = B·N1
+    advance_batch(const int* choice,      // [T], T = B·N1 without row_start
                   const float* logprob,   // [T]
                   const int* path,        // [B, D1] or null
                   const int* accepted,    // [B] or null
@@ -120,6 +131,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
                   int* ring_step,           // out [S]
                   const int* changes,       // [B], null in steps that change no logits
                   int* marks,               // in and out [B, V], null with it
+                  const int* row_start,     // [B + 1] or null
                   int* workspace_arrived,   // [1 + B], zeros before and after
                   int batch, int nodes, int path_width, int vectors, int room, int ring_slots,
                   int ring_batch, int ring_width, int extended, int vocab) {
@@ -127,8 +139,8 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   __shared__ Emission shared_emission;
   pdl_launch_dependents();
   pdl_wait();
-  const Inputs inputs{choice, logprob, path,       accepted, pending_count, length,
-                      done,   limit,   ignore_eos, eos_ids,  nodes,         path_width};
+  const Inputs inputs{choice, logprob,    path,    accepted,  pending_count, length,    done,
+                      limit,  ignore_eos, eos_ids, row_start, nodes,         path_width};
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool drafts = captured != nullptr && pending_captured != nullptr;
   const int now = load_l2_int(step);
@@ -213,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
         const int from = i + pending.dropped;
         const uint4* source = rows + static_cast<int64_t>(from) * vectors;
         if (from >= pending.kept) {
-          const int64_t row = b * nodes + verified.path[from - pending.kept];
+          const int64_t row = inputs.first_row(b) + verified.path[from - pending.kept];
           source = captured + row * vectors;
         }
         uint4* const to = rows + static_cast<int64_t>(i) * vectors;

@@ -38,6 +38,7 @@ _POINTERS = (
     "ring_step",
     "changes",
     "marks",
+    "row_start",
     _ARRIVED,
 )
 
@@ -61,12 +62,14 @@ def lower(request: LoweringRequest) -> Lowering:
             f"{ring_width} tokens of {ring_batch} sequences; build it for the deepest tree and the "
             "largest batch"
         )
-    sizes = (batch, rows // batch, path_width)
+    # Slots that an accepted path may have; of a tree they lie anywhere among its rows.
+    nodes = rows if "row_start" in shapes else rows // batch
+    sizes = (batch, nodes, path_width)
     widths = (row_vectors(request, "captured") if gathers else 0, capacity)
     # Rows that move within what is pending must be moved by one CTA.
     copies = min(path_width, capacity) if extended else 1
     # Warps that have a sequence to themselves, and the words of it that they stage.
-    sequences, words = 1 if gathers else min(batch, _WARPS), 2 * (rows // batch) + path_width
+    sequences, words = 1 if gathers else min(batch, _WARPS), 2 * nodes + path_width
     vocab = shapes["marks"][1] if "marks" in shapes else 0
     launch = OpLaunch(
         kernel=Kernel("advance", "advance_batch"),

@@ -50,15 +50,17 @@ def reference(
     ring_step: torch.Tensor,
     changes: torch.Tensor | None = None,
     marks: torch.Tensor | None = None,
+    row_start: torch.Tensor | None = None,
     *,
     extended: int = 1,
 ) -> tuple[Any, ...]:
     """Sequence b emits the choices at its path's slots, up to its limit and its first EOS.
 
-    ``choice``, ``logprob`` [T] and ``captured`` [T, C] are of VerifyInputs' rows (row b·N1 + i is
-    slot i, T = B·N1); ``path`` [B, D1] and ``accepted`` [B] are TreeAccept's outputs, absent
-    without a tree (the root alone). With m tokens emitted: length grows by m, root becomes the
-    last of them, and the sequence is ``done`` when that is one of ``eos_ids`` (-1 pads) and
+    ``choice``, ``logprob`` [T] and ``captured`` [T, C] are of VerifyInputs' rows: slot i is in row
+    ``row_start[b]`` + i, and without ``row_start`` [B+1] in row b·N1 + i, T = B·N1. ``path``
+    [B, D1] and ``accepted`` [B] are TreeAccept's outputs, absent without a tree (the root alone).
+    With m tokens emitted: length grows by m, root becomes the last of them, and the sequence is
+    ``done`` when that is one of ``eos_ids`` (-1 pads) and
     ``ignore_eos`` is 0, or when length + 1 ≥ ``limit``. A done sequence emits nothing and does
     not change. All state is [B].
 
@@ -97,13 +99,14 @@ def reference(
         slots = (
             [0] if path is None or accepted is None else path[b, : int(accepted[b]) + 1].tolist()
         )
-        rows = [b * nodes + slot for slot in slots]
+        first = b * nodes if row_start is None else int(row_start[b])
+        rows = [] if done[b] else [first + slot for slot in slots]
         capacity = 0 if done[b] else int(limit[b] - length[b]) - 1
         ends_at = set() if ignore_eos[b] else set(eos_ids.tolist()) - {-1}
         tokens, ends = emitted(choice[rows].tolist(), capacity, ends_at)
         count = len(tokens)
         ring_count[ring, b] = count
-        ring_accepted[ring, b] = min(len(rows) - 1, count)
+        ring_accepted[ring, b] = min(len(slots) - 1, count)
         ring_tokens[ring, b, :count] = torch.tensor(tokens, dtype=torch.int32)
         ring_logprobs[ring, b, :count] = logprob[rows[:count]]
         if count == 0:
@@ -177,6 +180,7 @@ OP = OpSpec(
         *_RING,
         TensorSpec("changes", "int32", ("B",), optional=True),
         _MARKS,
+        TensorSpec("row_start", "int32", ("B1",), optional=True),
     ),
     outputs=tuple(
         TensorSpec(f"{spec.name}_out", spec.dtype, spec.axes, optional=spec.optional)

@@ -17,7 +17,8 @@ def body(
     b: BodyBuilder, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
 ) -> Sequence[ir.Value]:
     """The standard-ONNX form."""
-    tokens, parents, ancestor_bits, count, choice = inputs
+    # Only steps on a device are ragged, so no ``row_start`` follows.
+    tokens, parents, ancestor_bits, count, choice = inputs[:5]
     assert tokens is not None and parents is not None and ancestor_bits is not None
     assert count is not None and choice is not None
     one, zero = b.scalar(1, np.int64), b.scalar(0, np.int64)

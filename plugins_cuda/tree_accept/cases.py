@@ -27,11 +27,13 @@ def accept(
     counts: Sequence[int] | None = None,
     follow: float = 0.7,
     chain: bool = False,
+    ragged: bool = False,
 ) -> Case:
     """Trees of ``counts`` slots, root included, in capacity for ``nodes`` + 1.
 
     At each step of a walk the target agrees with a child with probability ``follow``. Slots past
-    the count are poisoned: they stand below the root and match.
+    the count are poisoned: they stand below the root and match. If ``ragged``, there are only rows
+    for slots in use, none for every third sequence with a root alone, and two of padding.
     """
     used = counts if counts is not None else [nodes + 1, nodes + 1]
 
@@ -62,7 +64,13 @@ def accept(
             parents[row, count:] = 0
             tokens[row, count:] = choice[row, 0]
             ancestors[row, count:, 0] |= np.uint32(1)
-        return tokens, parents, ancestors.view(np.int32), np.array(used, np.int32), choice
+        given = (tokens, parents, ancestors.view(np.int32), np.array(used, np.int32))
+        if not ragged:
+            return *given, choice, None
+        rows = [0 if count == 1 and b % 3 == 2 else count for b, count in enumerate(used)]
+        of_slots = [choice[b, :count] for b, count in enumerate(rows)]
+        choices = np.concatenate([*of_slots, rng.integers(0, 1000, 2).astype(np.int32)])
+        return *given, choices[None], np.cumsum([0, *rows]).astype(np.int32)
 
     return Case(name, make, {"depth": depth})
 
@@ -82,5 +90,9 @@ CASES: tuple[Case, ...] = (
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
+    accept("rows of chains", nodes=8, depth=8, chain=True, counts=[9, 4, 1, 2, 6], follow=0.9,
+           ragged=True),
+    accept("rows of trees", nodes=40, depth=8, counts=[41, 7, 1, 1, 12, 1], follow=0.9,
+           ragged=True),
     accept("gpu: batch 64", nodes=60, depth=8, counts=[61] * 64, follow=0.9),
-)
+)  # fmt: skip

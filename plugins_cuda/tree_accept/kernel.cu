@@ -8,7 +8,8 @@ extern "C" __global__ void __launch_bounds__(32)
                 const int* parents,        // [B, N + 1]
                 const int* ancestor_bits,  // [B, N + 1, W]; not read, the walk follows the parents
                 const int* count,          // [B]
-                const int* choice,         // [B, N + 1]
+                const int* choice,         // [B, N + 1], or [T] with row_start
+                const int* row_start,      // [B + 1], or null: N + 1 rows each
                 int* path,                 // out [B, D + 1]
                 int* accepted,             // out [B]
                 int* next_token,           // out [B]
@@ -20,7 +21,13 @@ extern "C" __global__ void __launch_bounds__(32)
   pdl_wait();
   const int b = blockIdx.x, lane = threadIdx.x, first = b * nodes;
   const int used = min(load_l2_int(count + b), nodes);
-  stage_words(chosen, choice + first, nodes);
+  int row = first, rows = nodes;
+  if (row_start != nullptr) {
+    row = load_l2_int(row_start + b);
+    rows = min(load_l2_int(row_start + b + 1) - row, nodes);
+    if (rows == 0 && lane == 0) chosen[0] = 0;
+  }
+  stage_words(chosen, choice + row, rows);
   stage_words(from, parents + first, nodes);
   stage_words(token, tokens + first, nodes);
   wait_for_staged();

@@ -11,6 +11,7 @@ _POINTERS = (
     "ancestor_bits",
     "count",
     "choice",
+    "row_start",
     "path",
     "accepted",
     "next_token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from specbuild.plugins_cuda.opspec import AttributeSpec, OpSpec, TensorSpec
@@ -19,21 +20,29 @@ def reference(
     ancestor_bits: torch.Tensor,
     count: torch.Tensor,
     choice: torch.Tensor,
+    row_start: torch.Tensor | None = None,
     *,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Walks from the root: node i matches when ``choice[parent_i] == token_i``.
 
     ``tokens``, ``parents`` [B, N+1], ``ancestor_bits`` [B, N+1, W], ``count`` [B] as TreeSelect
-    gives them, ``choice`` [B, N+1]. A node is accepted when it and all its ancestors match;
-    siblings differ, so the deepest one is unique. Returns path [B, depth+1] (the root's slot 0,
+    gives them, ``choice`` [B, N+1]. With ``row_start`` [B+1], ``choice`` is [1, T]: that of slot i
+    is in row ``row_start[b]`` + i, and a sequence without rows chooses 0 at its root. A node is
+    accepted when it and all its ancestors match; siblings differ, so the deepest one is unique.
+    Returns path [B, depth+1] (the root's slot 0,
     then the accepted slots, -1 padded), accepted [B] (drafts on the path) and next_token [B],
     the target's choice at the path's end.
     """
     import torch
 
     del ancestor_bits  # the body's closed form reads them; the walk follows the parents
-    batch = tokens.shape[0]
+    batch, nodes = tokens.shape
+    if row_start is not None:
+        given, choice = choice.flatten(), torch.zeros(batch, nodes, dtype=torch.int32)
+        for b, (first, last) in enumerate(pairwise(row_start.tolist())):
+            held = min(last - first, nodes)
+            choice[b, :held] = given[first : first + held]
     path = torch.full((batch, depth + 1), -1, dtype=torch.int32)
     accepted = torch.zeros(batch, dtype=torch.int32)
     next_token = torch.zeros(batch, dtype=torch.int32)
@@ -63,7 +72,8 @@ OP = OpSpec(
         TensorSpec("parents", "int32", ("B", "N1")),
         TensorSpec("ancestor_bits", "int32", ("B", "N1", "W")),
         TensorSpec("count", "int32", ("B",)),
-        TensorSpec("choice", "int32", ("B", "N1")),
+        TensorSpec("choice", "int32", ("choices", "of_each")),
+        TensorSpec("row_start", "int32", ("B1",), optional=True),
     ),
     outputs=(
         TensorSpec("path", "int32", ("B", "D1")),

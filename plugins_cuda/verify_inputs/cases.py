@@ -22,6 +22,14 @@ def draw_trees(
     return tuple(tensor.numpy() for tensor in select_reference(*tensors, depth=depth))
 
 
+def draw_row_counts(rng: np.random.Generator, size: int, most: int, rows: int) -> np.ndarray:
+    """``size`` counts from 1 to ``most``, together at most ``rows``."""
+    counts = rng.integers(1, most + 1, size).astype(np.int32)
+    while counts.sum() > rows:
+        counts[counts.argmax()] -= 1
+    return counts
+
+
 def verify(
     name: str,
     kinds: str,
@@ -38,8 +46,12 @@ def verify(
     absent: float = 0.0,
     page_size: int = 4,
     pages: int = 12,
+    rows: int = 0,
 ) -> Case:
-    """Limits fall anywhere within the trees; a sliding group's table repeats its ring."""
+    """Limits fall anywhere within the trees; a sliding group's table repeats its ring.
+
+    With ``rows`` each sequence has a count of rows of its own, at most so many in all.
+    """
 
     def make(rng: np.random.Generator) -> Arrays:
         batch = draw_batch(rng, kinds, pages=pages, page_size=page_size, ahead=min(nodes, 10))
@@ -67,6 +79,7 @@ def verify(
             ring[:, ::-1].copy() if latent else None,
             np.roll(batch.page_table, 1, axis=1) if indexer else None,
             -rng.random(size).astype(np.float32) if floor else None,
+            draw_row_counts(rng, size, nodes + 1, rows) if rows else None,
         )
 
     compare = {} if full else {"write_slot_full": np.s_[:0]}
@@ -77,7 +90,7 @@ def verify(
     return Case(
         name,
         make,
-        {"page_size": page_size},
+        {"page_size": page_size, "rows": rows},
         atol=0,
         rtol=0,
         compare=compare,
@@ -99,6 +112,8 @@ CASES: tuple[Case, ...] = (
     verify("past the page table", "LL", top_k=4, depth=4, nodes=12, pages=11, page_size=2),
     verify("one cache group", "LL", sliding=False),
     verify("no floor", "LDL", floor=False),
+    verify("a count of rows for each sequence", "LLLL", top_k=1, depth=6, nodes=6, rows=16),
+    verify("counts of rows and done sequences", "DLDLPP", rows=20),
 )
 
 KERNEL_CASES: tuple[Case, ...] = (
@@ -106,6 +121,10 @@ KERNEL_CASES: tuple[Case, ...] = (
     verify("latent groups too", "LPL", latent=True),
     verify("indexers too", "LPL", indexer=True),
     verify("roots alone, padding", "LPP", nodes=0, tree=False, full=False),
+    verify("counts of rows, one sequence", "L", nodes=5, rows=3),
+    verify("counts of rows and nothing lives", "DP", nodes=3, rows=8),
+    verify("counts of rows of more sequences than a warp has lanes", "LLDL" * 17, rows=160),
+    verify("counts of rows of trees of two words", "LLLD", top_k=4, depth=6, nodes=40, rows=100),
     verify("more rows than a block", "LLDLLLPP", top_k=8, depth=6, nodes=40),
     verify("more sequences than a warp has lanes", "LLDL" * 9),
     verify("gpu: batch 64", "LLLD" * 16, top_k=8, depth=8, nodes=60, page_size=64, pages=40),

@@ -1,8 +1,52 @@
-// VerifyInputs: one thread a tree slot, and a CTA behind those for row_start. Slots stand in order
-// of depth, so those in use are a prefix.
+// VerifyInputs: one thread a row, and a CTA behind those for what is said of sequences. Slots stand
+// in order of depth, so those in use are a prefix.
 //
-// Memory is waited for twice: for the state and the tree, and for the pages that follow from it.
+// Memory is waited for twice: for the state and the tree, and for the pages that follow from it;
+// where sequences have different numbers of rows, first for these numbers.
 #include "../_device/step_rows.cuh"
+
+constexpr int kMostSequences = 256;  // as lowering.py has it
+
+namespace {
+
+// starts [batch + 1] of rows, where each sequence that is not done has row_count of them, of
+// ``rows`` in all. By one warp.
+__device__ inline void sum_row_counts(int* starts, const int* row_count, const int* done, int batch,
+                                      int rows) {
+  const int lane = threadIdx.x % 32;
+  int before = 0;
+  if (lane == 0) starts[0] = 0;
+#pragma unroll 1
+  for (int first = 0; first < batch; first += 32) {
+    const int b = first + lane, at = min(b, batch - 1);
+    const int is_done = load_l2_int(done + at), of_b = load_l2_int(row_count + at);
+    int sum = b < batch && is_done == 0 ? of_b : 0;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, sum, step);
+      if (lane >= step) sum += other;
+    }
+    if (b < batch) starts[b + 1] = min(before + sum, rows);
+    before += __shfl_sync(kAllLanes, sum, 31);
+  }
+}
+
+// The sequence of a row; ``batch`` behind the last one's.
+__device__ inline int sequence_of(int row, const int* starts, int batch) {
+  int low = 0, high = batch;
+#pragma unroll 1
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (starts[middle + 1] <= row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+}  // namespace
 
 extern "C" __global__ void __launch_bounds__(128, 1)
     verify_inputs(const int* tree_tokens,         // [B, N1], null without a tree, as the next three
@@ -23,7 +67,8 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   const int* page_table_latent_sliding,  // [B, P_latent_sliding] or null
                   const int* page_table_indexer,         // [B, P_indexer] or null
                   const float* floor,                    // [B] or null
-                  int* token_ids,                        // out [T], T = B·N1
+                  const int* row_count,                  // [B], or null: N1 rows each, T = B·N1
+                  int* token_ids,                        // out [T]
                   int* positions,                        // out [T]
                   int* row_start,                        // out [B + 1]
                   int* row_slot,                         // out [T]
@@ -41,18 +86,41 @@ extern "C" __global__ void __launch_bounds__(128, 1)
                   int* row_seed,                         // out [T]
                   int* tree_count,                       // out [B]
                   float* row_floor,                      // out [T]
-                  int batch, int nodes, int words, int pages_full, int pages_sliding,
+                  int batch, int rows, int nodes, int words, int pages_full, int pages_sliding,
                   int pages_latent, int pages_latent_sliding, int pages_indexer, int page_size) {
+  __shared__ int starts[kMostSequences + 1];
   pdl_launch_dependents();
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
-  const int b = row / nodes, slot = row % nodes;
+  const bool ragged = row_count != nullptr;
+  int of_row = row / nodes, slot = row % nodes, own_rows = nodes;
   pdl_wait();
+  if (ragged) {
+    if (threadIdx.x < 32) sum_row_counts(starts, row_count, done, batch, rows);
+    __syncthreads();
+  }
   if (blockIdx.x == gridDim.x - 1) {
-    if (threadIdx.x < 32) write_even_row_start(row_start, done, batch, nodes);
+    if (!ragged) {
+      if (threadIdx.x < 32) write_even_row_start(row_start, done, batch, nodes);
+      return;
+    }
+    for (int b = threadIdx.x; b <= batch; b += blockDim.x) {
+      row_start[b] = starts[b];
+      if (b == batch || starts[b] < starts[b + 1]) continue;
+      tree_start[b] = 0;
+      tree_count[b] = 1;
+    }
     return;
   }
-  if (row >= batch * nodes) return;
-  const bool live = load_l2_int(done + b) == 0;
+  if (row >= rows) return;
+  if (ragged) {
+    of_row = sequence_of(row, starts, batch);
+    slot = of_row < batch ? row - starts[of_row] : 0;
+    own_rows = of_row < batch ? starts[of_row + 1] - starts[of_row] : 0;
+  }
+  // Padding behind the last sequence's rows is of none.
+  const bool of_none = of_row == batch;
+  const int b = of_none ? 0 : of_row, place = b * nodes + slot;
+  const bool live = load_l2_int(done + b) == 0 && !of_none;
   const int committed = load_l2_int(length + b), most = load_l2_int(limit + b);
   const int root_token = load_l2_int(root + b);
   const float of_temperature = load_l2_float(temperature + b), of_top_p = load_l2_float(top_p + b);
@@ -61,16 +129,16 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   int slots = 0, tree_token = 0, depth = 0, next_depth = 0, first_bits = 0;
   if (tree_tokens != nullptr) {
     slots = load_l2_int(count + b);
-    tree_token = load_l2_int(tree_tokens + row);
-    depth = load_l2_int(depths + row);
-    next_depth = load_l2_int(depths + min(row + 1, batch * nodes - 1));
-    first_bits = load_l2_int(tree_bits + static_cast<int64_t>(row) * words);
+    tree_token = load_l2_int(tree_tokens + place);
+    depth = load_l2_int(depths + place);
+    next_depth = load_l2_int(depths + min(place + 1, batch * nodes - 1));
+    first_bits = load_l2_int(tree_bits + static_cast<int64_t>(place) * words);
   }
 
   const int start = live ? committed : 0;
   const int deepest = most - committed - 2;
   const auto used = [&](int i, int depth_of_i) {
-    return live && (i == 0 || (i < min(nodes, slots) && depth_of_i <= deepest));
+    return live && (i == 0 || (i < min(own_rows, slots) && depth_of_i <= deepest));
   };
   const bool in_use = used(slot, depth);
   const PoolSlot full(page_table_full, pages_full, page_size, b, start + slot, row, in_use);
@@ -89,17 +157,17 @@ extern "C" __global__ void __launch_bounds__(128, 1)
   for (int word = 0; word < words; ++word) {
     unsigned bits = word == slot / 32 ? 1u << slot % 32 : 0u;
     if (live && tree_bits != nullptr) {
-      bits = word == 0 ? first_bits : tree_bits[static_cast<int64_t>(row) * words + word];
+      bits = word == 0 ? first_bits : tree_bits[static_cast<int64_t>(place) * words + word];
     }
     ancestor_bits[static_cast<int64_t>(row) * words + word] = static_cast<int>(bits);
   }
   logit_rows[row] = row;
-  row_temperature[row] = of_temperature;
-  row_top_k[row] = of_top_k;
-  row_top_p[row] = of_top_p;
-  row_seed[row] = of_seed;
-  row_floor[row] = of_floor;
-  if (slot == 0) {
+  row_temperature[row] = of_none ? 0.0f : of_temperature;
+  row_top_k[row] = of_none ? 0 : of_top_k;
+  row_top_p[row] = of_none ? 1.0f : of_top_p;
+  row_seed[row] = of_none ? 0 : of_seed;
+  row_floor[row] = of_none ? 0.0f : of_floor;
+  if (slot == 0 && !of_none) {
     tree_start[b] = start;
     if (!live) tree_count[b] = 1;
   }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from specbuild.plugins_cuda.launches import Kernel, Lowering, LoweringRequest, OpLaunch
+from specbuild.runtime.errors import SpecbuildError
 
 _BLOCK = 128
+# Whose first rows a CTA holds.
+MOST_SEQUENCES = 256
 _POINTERS = (
     "tree_tokens",
     "depths",
@@ -24,6 +27,7 @@ _POINTERS = (
     "page_table_latent_sliding",
     "page_table_indexer",
     "floor",
+    "row_count",
     "token_ids",
     "positions",
     "row_start",
@@ -53,6 +57,12 @@ def lower(request: LoweringRequest) -> Lowering:
     shapes = {name: info.shape for name, info in request.tensors.items()}
     rows, words = shapes["ancestor_bits"]
     (batch,) = shapes["length"]
+    nodes = shapes["tree_tokens"][1] if "tree_tokens" in shapes else 1
+    if batch > MOST_SEQUENCES:
+        raise SpecbuildError(
+            f"VerifyInputs got {batch} sequences, CUDA kernels take {MOST_SEQUENCES}; build the "
+            "engine for fewer"
+        )
     pages = [
         shapes[name][1] if name in shapes else 0
         for name in _POINTERS
@@ -64,6 +74,6 @@ def lower(request: LoweringRequest) -> Lowering:
         grid=(-(-rows // _BLOCK) + 1, 1, 1),
         block=_BLOCK,
         shared_bytes=0,
-        arguments=(*_POINTERS, batch, rows // batch, words, *pages, page_size),
+        arguments=(*_POINTERS, batch, rows, nodes, words, *pages, page_size),
     )
     return Lowering((launch,))

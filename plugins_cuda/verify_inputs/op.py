@@ -26,6 +26,22 @@ def _slots_within(depths: torch.Tensor, count: torch.Tensor, deepest: torch.Tens
     return used.sum(dim=1).clamp(min=1).int()
 
 
+def _placed_rows(
+    done: torch.Tensor, nodes: int, row_count: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``row_start`` [B+1], and of each row that is no padding its slot among all B·N1."""
+    import torch
+
+    batch = done.shape[0]
+    if row_count is None:
+        row_start = (torch.arange(batch + 1) * nodes).clamp(max=nodes * live_sequences(done))
+        return row_start, torch.arange(batch * nodes)
+    counts = torch.where(done == 0, row_count, 0)
+    has_row = torch.arange(nodes) < counts.unsqueeze(1)
+    row_start = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+    return row_start, has_row.flatten().nonzero().flatten()
+
+
 def reference(
     tree_tokens: torch.Tensor | None,
     depths: torch.Tensor | None,
@@ -45,10 +61,17 @@ def reference(
     page_table_latent_sliding: torch.Tensor | None,
     page_table_indexer: torch.Tensor | None,
     floor: torch.Tensor | None = None,
+    row_count: torch.Tensor | None = None,
     *,
     page_size: int,
+    rows: int = 0,
 ) -> tuple[torch.Tensor, ...]:
-    """Slot i of sequence b is row b·N1 + i, T = B·N1; without a tree N1 = 1, the root alone.
+    """Slot i of sequence b is row ``row_start[b]`` + i; without a tree N1 = 1, the root alone.
+
+    Without ``row_count`` [B] all slots have rows: ``row_start[b]`` = b·N1, T = B·N1. With it, only
+    the first ``row_count[b]`` slots of a sequence do, none of one that is ``done``, and
+    ``row_start`` has their prefix sums. T is the attribute ``rows`` then, at least their sum; the
+    rows after them are padding at position 0, which choose greedily. Slots without rows are unused.
 
     ``tree_tokens``, ``depths`` [B, N1], ``tree_bits`` [B, N1, W] and ``count`` [B] are TreeSelect's
     outputs; the token of slot 0 is ``root`` [B] instead. The row stands at position ``length`` +
@@ -57,9 +80,9 @@ def reference(
     position lies below ``limit``. ``page_table_full`` and so on [B, P] are those of the target's
     cache groups, absent where it has none.
 
-    Returns token_ids [T], positions [T], row_start [B+1] (0, N1, 2·N1, … up to the last sequence
-    that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W] (W = 1
-    without a tree), write_slot_full [T] and so on (unspecified without the table),
+    Returns token_ids [T], positions [T], row_start [B+1] (without ``row_count`` it rises up to the
+    last sequence that is not ``done``), row_slot [T], tree_start [B] = length, ancestor_bits [T, W]
+    (W = 1 without a tree), write_slot_full [T] and so on (unspecified without the table),
     logit_rows [T] = 0, 1, …, row_temperature, row_top_k, row_top_p, row_seed [T] (the sequence's),
     tree_count [B]: the slots in use, for TreeAccept, and row_floor [T] of ``floor`` [B], 0 without.
     An unused slot has token 0, depth 0 and a write_slot in page 0. All slots of a ``done`` sequence
@@ -77,43 +100,53 @@ def reference(
     if tree_tokens is None or depths is None or tree_bits is None or count is None:
         tree_tokens, depths, tree_bits = root.unsqueeze(1), torch.zeros(batch, 1).int(), own
         count = torch.ones(batch, dtype=torch.int32)
+    row_start, of_rows = _placed_rows(done, nodes, row_count)
+    count = count if row_count is None else torch.minimum(count, row_count)
+    total = rows or len(of_rows)
     tree_count = _slots_within(depths, count, limit - length - 2).where(live, 1)
     used = (slot < tree_count.unsqueeze(1)) & live.unsqueeze(1)
     tokens = torch.where(slot == 0, root.unsqueeze(1), tree_tokens)
     row_slot = (start.unsqueeze(1) + slot).int()
 
+    def laid_out(values: torch.Tensor, padding: float = 0) -> torch.Tensor:
+        """Those [B, N1, …] of the slots that have rows, then ``padding``."""
+        found = values.flatten(0, 1)[of_rows]
+        return torch.cat([found, found.new_full((total - len(found), *found.shape[1:]), padding)])
+
     def write_slots(table: torch.Tensor | None) -> torch.Tensor:
-        slots = torch.zeros(batch * nodes, dtype=torch.int32)
+        slots = (torch.arange(total) % page_size).int()
         if table is not None:
-            for row in range(batch * nodes):
-                b, i = divmod(row, nodes)
+            for row, place in enumerate(of_rows.tolist()):
+                b, i = divmod(place, nodes)
                 slots[row] = pool_slot(
                     table[b], int(row_slot[b, i]), page_size, row=row, live=bool(used[b, i])
                 )
         return slots
 
-    def per_row(values: torch.Tensor) -> torch.Tensor:
-        return values.repeat_interleave(nodes)
+    def per_row(values: torch.Tensor, padding: float = 0) -> torch.Tensor:
+        return laid_out(values.unsqueeze(1).expand(-1, nodes), padding)
 
+    bits = laid_out(torch.where(live[:, None, None], tree_bits, own))
+    bits[len(of_rows) :, 0] = 1
     return (
-        torch.where(used, tokens, 0).flatten().int(),
-        (start.unsqueeze(1) + torch.where(used, depths, 0)).flatten().int(),
-        (torch.arange(batch + 1) * nodes).clamp(max=nodes * live_sequences(done)).int(),
-        row_slot.flatten(),
+        laid_out(torch.where(used, tokens, 0)).int(),
+        laid_out(start.unsqueeze(1) + torch.where(used, depths, 0)).int(),
+        row_start.int(),
+        laid_out(row_slot),
         start.int(),
-        torch.where(live[:, None, None], tree_bits, own).flatten(0, 1),
+        bits,
         write_slots(page_table_full),
         write_slots(page_table_sliding),
         write_slots(page_table_latent),
         write_slots(page_table_latent_sliding),
         write_slots(page_table_indexer),
-        torch.arange(batch * nodes, dtype=torch.int32),
+        torch.arange(total, dtype=torch.int32),
         per_row(temperature),
         per_row(top_k),
-        per_row(top_p),
+        per_row(top_p, 1),
         per_row(seed),
         tree_count,
-        torch.zeros(batch * nodes) if floor is None else per_row(floor),
+        torch.zeros(total) if floor is None else per_row(floor),
     )
 
 
@@ -139,6 +172,7 @@ OP = OpSpec(
         TensorSpec("page_table_latent_sliding", "int32", ("B", "P_latent_sliding"), optional=True),
         TensorSpec("page_table_indexer", "int32", ("B", "P_indexer"), optional=True),
         TensorSpec("floor", "float32", ("B",), optional=True),
+        TensorSpec("row_count", "int32", ("B",), optional=True),
     ),
     outputs=(
         TensorSpec("token_ids", "int32", ("T",)),
@@ -160,7 +194,7 @@ OP = OpSpec(
         TensorSpec("tree_count", "int32", ("B",)),
         TensorSpec("row_floor", "float32", ("T",)),
     ),
-    attributes=(AttributeSpec("page_size", int),),
+    attributes=(AttributeSpec("page_size", int), AttributeSpec("rows", int, 0)),
     reference=reference,
     lower=lower,
     traffic=Weights(),

@@ -17,8 +17,9 @@ from specbuild.runtime.decode.scoring import ScoredRows
 from specbuild.runtime.decode.stepper import Stepper
 from specbuild.runtime.draft.choice import PolicyByLogits, requested_policy
 from specbuild.runtime.draft.drafter import Drafter
-from specbuild.runtime.draft.policy import DraftPolicy, LearnedPolicies
+from specbuild.runtime.draft.policy import DraftPolicy
 from specbuild.runtime.draft.registry import AUTO, NONE, drafter_named
+from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 from specbuild.runtime.errors import RequestError
 from specbuild.runtime.request import Request

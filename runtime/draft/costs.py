@@ -32,7 +32,8 @@ class StepContext:
     above 0. ``full_logits``: a sequence has top-k or top-p. ``cumulative_probs[b]`` has the
     acceptance probabilities of the host proposal for sequence b, empty without a proposal.
     ``has_unread_tokens``: steps are in flight. The proposal then assumes that these steps emit the
-    largest possible number of tokens.
+    largest possible number of tokens. ``sequences`` are the indices of the sequences, in order, if
+    each may have its own depth.
     """
 
     batch: int
@@ -44,6 +45,7 @@ class StepContext:
     cumulative_probs: tuple[tuple[float, ...], ...] = ()
     has_unread_tokens: bool = False
     other_pending_rows: tuple[int, ...] = ()
+    sequences: tuple[int, ...] = ()
 
 
 class DraftCosts(Protocol):

@@ -11,7 +11,7 @@ from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 
-from specbuild.runtime.draft.draft_models import model_of, shape_of, sorted_by_model
+from specbuild.runtime.draft.draft_models import RaggedShape, model_of, shape_of, sorted_by_model
 from specbuild.runtime.engine_dir.features import of_feature, stored_keys
 from specbuild.runtime.engine_dir.files import read_file
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
@@ -39,7 +39,8 @@ class ShapeCosts:
     The shape (0, 0, 0) is a step without a draft. ``host_proposal``: the draft is a host proposal;
     otherwise the device drafts it. ``step_s[i]`` is the time of a full step with sequences of
     ``contexts[i]`` tokens; the contexts ascend. ``draft_s[i]`` is the part of this time before the
-    target starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence.
+    target starts, 0 without a draft. The target runs ``draft_tokens`` + 1 tokens of every sequence,
+    or, in a ragged step, ``rows_per_sequence`` tokens on average.
     ``drafter`` is the kind of the draft model if the engine has several.
     """
 
@@ -52,12 +53,13 @@ class ShapeCosts:
     draft_s: tuple[float, ...]
     host_proposal: bool = field(default=False, metadata={KEY: "offered"})
     drafter: str = field(default="", metadata=of_feature("draft_models"))
+    rows_per_sequence: int = field(default=0, metadata=of_feature("ragged_steps"))
 
     @property
     def shape(self) -> DraftShape | None:
         """The draft shape; None without a draft."""
         shape = DraftShape(self.draft_top_k, self.draft_depth, self.draft_tokens)
-        return shape_of(self.drafter, shape) if self.draft_depth else None
+        return shape_of(self.drafter, shape, self.rows_per_sequence) if self.draft_depth else None
 
     def step_at(self, context: float) -> float:
         """Return the interpolated seconds of a full step."""
@@ -80,6 +82,12 @@ class StepCosts:
     def shapes(self) -> tuple[DraftShape, ...]:
         """Return the measured shapes in order: see :func:`measured_shapes`."""
         return measured_shapes(self.steps)
+
+    def ragged_shapes(self) -> tuple[RaggedShape, ...]:
+        """Return the measured shapes of ragged steps, short chains first."""
+        shapes = (costs.shape for costs in self.steps)
+        ragged = {shape for shape in shapes if isinstance(shape, RaggedShape)}
+        return tuple(sorted(ragged, key=lambda s: (s.drafter, s.draft_depth, s.rows_per_sequence)))
 
     def batches(self, shape: DraftShape | None) -> list[int]:
         """Return the batch sizes measured with this draft, ascending."""
@@ -105,7 +113,7 @@ class StepCosts:
 
         The value is interpolated between measured steps; None if this batch was not measured.
         """
-        of_batch = [costs for costs in self.steps if costs.batch == batch]
+        of_batch = [c for c in self.steps if c.batch == batch and not c.rows_per_sequence]
         parts = {c.draft_tokens + 1: c.step_at(context) - c.draft_at(context) for c in of_batch}
         if not parts:
             return None
@@ -131,8 +139,11 @@ def prior_costs(shapes: Sequence[DraftShape], *, batch: int) -> StepCosts:
 
 
 def measured_shapes(steps: Iterable[ShapeCosts]) -> tuple[DraftShape, ...]:
-    """Return the distinct shapes of the draft models: by model, chains by depth, then trees."""
-    drafts = [costs.shape for costs in steps if not costs.host_proposal]
+    """Return the distinct shapes of the draft models: by model, chains by depth, then trees.
+
+    Shapes of ragged steps are not among them.
+    """
+    drafts = [c.shape for c in steps if not (c.host_proposal or c.rows_per_sequence)]
     return tuple(
         sorted_by_model(
             (shape for shape in drafts if shape is not None),

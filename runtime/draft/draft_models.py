@@ -20,9 +20,25 @@ class ModelShape(DraftShape):
     drafter: str
 
 
+@dataclass(frozen=True)
+class RaggedShape(ModelShape):
+    """A chain of which each sequence verifies its own part, in a ragged step.
+
+    A step of n sequences has up to ``rows_per_sequence`` · n rows of the target. ``drafter`` is
+    empty if the engine has a single model.
+    """
+
+    rows_per_sequence: int
+
+
 def model_of(shape: DraftShape) -> str:
     """Return the kind of a shape's draft model; empty if the engine has a single one."""
     return shape.drafter if isinstance(shape, ModelShape) else ""
+
+
+def rows_per_sequence_of(shape: DraftShape) -> int:
+    """Return the rows per sequence of a ragged step; 0 for the shape of another step."""
+    return shape.rows_per_sequence if isinstance(shape, RaggedShape) else 0
 
 
 def by_model(shape: DraftShape) -> str:
@@ -32,7 +48,8 @@ def by_model(shape: DraftShape) -> str:
 
 def shape_text(shape: DraftShape) -> str:
     """Return top-k, depth and tokens as ``2x3x8``, or ``2x3x8 of eagle3`` with a model."""
-    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{by_model(shape)}"
+    rows = f" in {shape.rows_per_sequence} rows" if isinstance(shape, RaggedShape) else ""
+    return f"{shape.draft_top_k}x{shape.draft_depth}x{shape.draft_tokens}{rows}{by_model(shape)}"
 
 
 def sorted_by_model(
@@ -47,8 +64,14 @@ def sorted_by_model(
     return sorted(distinct, key=lambda shape: (models.index(model_of(shape)), *place(shape)))
 
 
-def shape_of(model: str, shape: DraftShape) -> DraftShape:
-    """Return the shape with its model; unchanged if ``model`` is empty."""
+def shape_of(model: str, shape: DraftShape, rows_per_sequence: int = 0) -> DraftShape:
+    """Return the shape with its model; unchanged if ``model`` is empty and the step is not ragged.
+
+    ``rows_per_sequence`` is that of a ragged step, 0 for other steps.
+    """
+    if rows_per_sequence:
+        sizes = (shape.draft_top_k, shape.draft_depth, shape.draft_tokens)
+        return RaggedShape(*sizes, model, rows_per_sequence)
     if not model:
         return shape
     return ModelShape(shape.draft_top_k, shape.draft_depth, shape.draft_tokens, model)

@@ -14,12 +14,22 @@ from specbuild.runtime.draft.acceptance import (
     acceptance_prior,
 )
 from specbuild.runtime.draft.costs import DraftCosts, StepContext, StepTimes
-from specbuild.runtime.draft.draft_models import by_model, model_of, shape_text
+from specbuild.runtime.draft.draft_models import RaggedShape, by_model, model_of, shape_text
 from specbuild.runtime.draft.host_proposal import ProposedDepths, WaitForTokens
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest
 
-# The draft of a step: a shape for a draft model, chains of a host proposal, or None.
-ChosenDraft: TypeAlias = DraftShape | ProposedDepths | None
+
+@dataclass(frozen=True, slots=True)
+class SequenceDepths:
+    """A choice to verify the first ``depths[b]`` tokens of sequence b's chain of ``shape``."""
+
+    shape: RaggedShape
+    depths: tuple[int, ...]
+
+
+# The draft of a step: a shape for a draft model, a ragged one with depths, chains of a host
+# proposal, or None.
+ChosenDraft: TypeAlias = DraftShape | SequenceDepths | ProposedDepths | None
 
 # Factor by which the expected rate must rise for another kind of step.
 MARGIN = 1.02
@@ -46,6 +56,7 @@ class StepOutcome:
     ``accepted[b]`` of ``depths[b]`` verified levels were accepted. ``step_s`` is None if the step
     has no usable time, for example because it includes other work. ``sampled[b]``: the request of
     sequence b has a temperature above 0; by default all of them, or none if the context has none.
+    ``sequences`` are their indices.
     """
 
     step_context: StepContext
@@ -54,6 +65,7 @@ class StepOutcome:
     accepted: Sequence[int]
     step_s: float | None
     sampled: Sequence[bool] | None = None
+    sequences: Sequence[int] = ()
 
 
 class DraftPolicy(Protocol):
@@ -254,7 +266,9 @@ class MeasuredPolicy:
         leaders: dict[str | None, int] = {}
         for kind, rate in enumerate(rates):
             best = leaders.setdefault(self._models[kind], kind)
-            if rate > rates[best] * MARGIN:
+            # A ragged step drafts as another one does: it may replace that one for any gain.
+            is_ragged = isinstance(self._options[kind], RaggedShape)
+            if rate > rates[best] * (1.0 if is_ragged else MARGIN):
                 leaders[self._models[kind]] = kind
 
         several, tokens = len(leaders) > 2, self._tokens(self._step_context)
@@ -272,9 +286,7 @@ class MeasuredPolicy:
 
     def _explore(self, rates: Sequence[float]) -> int:
         """Return the kind with the largest potential if the budget covers it, else the best."""
-        potential = [
-            rate * (1 + OPTIMISM / sqrt(1 + n)) for rate, n in zip(rates, self._trials, strict=True)
-        ]
+        potential = [rate * (1 + self._optimism(kind)) for kind, rate in enumerate(rates)]
         potential[self._best] = rates[self._best]
         kind = max(range(len(rates)), key=potential.__getitem__)
         if kind == self._best:
@@ -297,6 +309,10 @@ class MeasuredPolicy:
         self._exploration_cost_s += cost_s
         self._trial_steps_left = steps - 1
         return kind
+
+    def _optimism(self, kind: int) -> float:
+        """Return the exploration bonus of a kind, relative to its rate."""
+        return OPTIMISM / sqrt(1 + self._trials[kind])
 
     def observe(self, outcome: StepOutcome) -> None:
         """Update the acceptance of every position reached, and the corrections of the costs."""
@@ -356,35 +372,10 @@ class MeasuredPolicy:
         return times
 
 
-class LearnedPolicies:
-    """The measured policies of successive runs; each starts from the estimates of the one before.
-
-    Estimates are separate for each drafter, and for steps with and without full logits.
-    """
-
-    def __init__(self) -> None:
-        self._by_kind: dict[tuple[str, bool], MeasuredPolicy] = {}
-
-    def next(
-        self,
-        costs: DraftCosts,
-        *,
-        full_logits: bool = False,
-        drafter: str = "",
-        exploration_share: float = EXPLORATION_SHARE,
-    ) -> MeasuredPolicy:
-        """Return the policy of a new run with the drafter of this name."""
-        kind = (drafter, full_logits)
-        policy = MeasuredPolicy(
-            costs, before=self._by_kind.get(kind), exploration_share=exploration_share
-        )
-        self._by_kind[kind] = policy
-        return policy
-
-
 def _shape_phrase(shape: DraftShape | None) -> str:
     if shape is None:
         return "no draft"
     if shape.draft_top_k == 1:
-        return f"chain of {shape.draft_depth}{by_model(shape)}"
+        parts = "parts of a " if isinstance(shape, RaggedShape) else ""
+        return f"{parts}chain of {shape.draft_depth}{by_model(shape)}"
     return f"tree of {shape_text(shape)}"

@@ -311,7 +311,8 @@ class Manifest:
     (features.py). ``replaced`` names the checkpoint tensors that the engine does not store, and
     their replacements. ``tensorrt`` is null for other backends. ``logit_processor_steps``: the plan
     has programs that change logits; with ``drafted_logit_processors`` these include all steps that
-    write full logits. ``generation`` is the sampling that the checkpoint recommends.
+    write full logits. ``ragged_steps``: in some steps each sequence has its own number of rows.
+    ``generation`` is the sampling that the checkpoint recommends.
     ``state_groups`` are the recurrent states of layers without keys and values. ``quantized``
     describes products with weights of a quantized checkpoint, None if all weights are floats.
     ``ranks`` is the number of GPUs that run the engine together; cache groups have the heads of all
@@ -341,6 +342,7 @@ class Manifest:
         default=False, metadata=of_feature("adjusted_steps") | {KEY: "adjusted_steps"}
     )
     drafted_logit_processors: bool = field(default=False, metadata=of_feature("drafted_processors"))
+    ragged_steps: bool = field(default=False, metadata=of_feature("ragged_steps"))
     generation: GenerationDefaults | None = field(
         default=None, metadata=of_feature("generation_defaults")
     )

@@ -47,6 +47,8 @@ SELECT, TARGET, ACCEPT = "select", "target", "accept"
 ADJUSTED_DONE = "adjusted_done"
 # The port [rows] of the accepted paths of the last step that listed the likeliest tokens.
 TOP_PATH = "top_path"
+# The port [B] of the number of rows of each sequence in a ragged step.
+ROW_COUNTS = "row_counts"
 # The port of the chains that the host proposes (suffix decoding).
 OFFERED = "offered"
 
@@ -213,10 +215,11 @@ class ProgramEntry:
     SpecPV re-verifies. ``sparse``: rows from DSA's threshold on attend to selected tokens.
     ``checks``: the tree is verified twice, by ``sampled_budget`` and by ``list_budget``; the second
     result is emitted. ``host_proposal``: the tree is a chain of up to ``draft_tokens`` tokens from
-    the host. ``rounds`` is the number of exchanges between ranks. ``changes_logits``: a
-    logit-processor step, without a draft, of the sequences that are not ``adjusted_done``; the
-    draft ingests its tokens only if it ``extends``. ``adjust``: the same for the logits that a
-    prefill launch stored.
+    the host. ``is_ragged``: the host writes how many of the ``rows`` each sequence has, to
+    ``row_counts`` or to the counts of ``offered``. ``rounds`` is the number of exchanges between
+    ranks. ``changes_logits``: a logit-processor step, without a draft, of the sequences that are
+    not ``adjusted_done``; the draft ingests its tokens only if it ``extends``. ``adjust``: the same
+    for the logits that a prefill launch stored.
     """
 
     name: str
@@ -237,6 +240,7 @@ class ProgramEntry:
     host_proposal: bool = field(default=False, metadata={KEY: "offered"})
     drafter: str = field(default="", metadata=of_feature("draft_models"))
     rounds: int = field(default=0, metadata=of_feature("tensor_parallel"))
+    is_ragged: bool = field(default=False, metadata=of_feature("ragged_steps") | {KEY: "ragged"})
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,9 @@ class Port:
     ``top_k``, ``top_p``, ``seed``, ``floor`` (of min_p; 0: none) [B], ``eos_ids`` [8], ``step``
     [1], ``page_table.<g>`` [B, P_g]; draft: ``pending_count`` [B], ``pending_tokens`` [B, N],
     ``pending_captured`` [B, N, C] bf16.
+
+    Ragged steps: ``row_counts`` [B], the number of rows of each sequence, at least 1, if there is a
+    draft model.
 
     Host proposals: ``offered`` [B · (M + 2)], with M the longest chain that the host proposes. A
     program of b sequences and chains of n tokens reads b counts (1 + the number of proposed

@@ -25,13 +25,15 @@ class StepAhead:
 
     ``rows`` may have gaps, where prompts are still in prefill. The steps in flight emit up to
     ``most_emitted`` tokens for each sequence. ``proposal_lengths`` is the number of proposed tokens
-    by row, if the host proposes the drafts as chains.
+    by row, if the host proposes the drafts as chains. ``row_depths`` is the number of verified
+    levels by row, in a ragged step.
     """
 
     rows: Mapping[int, SequenceState]
     shape: DraftShape | None
     most_emitted: int
     proposal_lengths: Mapping[int, int] | None = None
+    row_depths: Mapping[int, int] | None = None
 
     @property
     def batch(self) -> int:
@@ -45,7 +47,15 @@ class StepAhead:
 
     def depth_of(self, row: int) -> int:
         """Return the number of levels of one sequence's draft tree."""
-        return self.depth if self.proposal_lengths is None else self.proposal_lengths[row]
+        depths = self.row_depths if self.proposal_lengths is None else self.proposal_lengths
+        return self.depth if depths is None else depths[row]
+
+    def row_counts(self, batch: int) -> np.ndarray:
+        """Return the rows of each sequence of a ragged step, int32 [batch]; 1 for other rows."""
+        counts = np.ones(batch, np.int32)
+        for row in self.rows:
+            counts[row] += self.depth_of(row)
+        return counts
 
     def proposed(self, row: int, max_emitted: int) -> int:
         """Return the number of draft nodes of a row's sequence that may emit up to ``max_emitted``
@@ -56,9 +66,9 @@ class StepAhead:
         """
         if self.shape is None or max_emitted < 1:
             return 0
-        lengths = self.proposal_lengths
-        nodes = self.shape.draft_tokens if lengths is None else lengths[row]
-        return nodes if self.shape.draft_top_k > 1 else min(nodes, max_emitted)
+        if self.shape.draft_top_k > 1:
+            return self.shape.draft_tokens
+        return min(self.depth_of(row), max_emitted)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from specbuild.runtime.decode.device.rows import SEQUENCE_PORTS, VIEWS
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.cache_groups import sequences_together
 from specbuild.runtime.engine_dir.manifest import DraftShape
-from specbuild.runtime.engine_dir.plan import FULL_STEP, LIST_BUDGET, OFFERED, ProgramEntry
+from specbuild.runtime.engine_dir.plan import (
+    FULL_STEP,
+    LIST_BUDGET,
+    OFFERED,
+    ROW_COUNTS,
+    ProgramEntry,
+)
 from specbuild.runtime.errors import UnsupportedHereError
 from specbuild.runtime.executors.cuda.executor import CudaExecutor
 from specbuild.runtime.request import GenerateParams, Prompt
@@ -47,6 +53,11 @@ class BenchmarkBatch:
         """Write chains of maximum length from the sequences' tokens as host proposals."""
         chains = np.resize(self.tokens.T, (entry.draft_tokens, self.batch)).T
         self.executor.write(OFFERED, host_chain_values(entry, dict(enumerate(chains))))
+
+    def give_rows(self, entry: ProgramEntry) -> None:
+        """Gives each sequence an equal share of the rows of a ragged step."""
+        counts = np.full(entry.batch, entry.rows // entry.batch, np.int32)
+        self.executor.write(ROW_COUNTS, counts)
 
 
 def cuda_executor(engine: Engine) -> CudaExecutor:

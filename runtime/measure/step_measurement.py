@@ -8,7 +8,7 @@ from time import perf_counter
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts, programs_digest
-from specbuild.runtime.draft.draft_models import model_of, shape_text
+from specbuild.runtime.draft.draft_models import model_of, rows_per_sequence_of, shape_text
 from specbuild.runtime.engine import Engine
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import TARGET, ProgramEntry
@@ -114,6 +114,14 @@ class _Points:
             )
             step_s = self._time(placed, entry, (placed.batch, shape, False), context)
             parts.append(f"{_name(shape)} {step_s * 1e3:.3f}")
+        for shape in self.table.ragged_shapes():
+            fewest = self.table.min_sequences(shape)
+            most = self.table.max_sequences(shape, full_logits=False)
+            if fewest <= placed.batch <= most:
+                entry = self.table.step(shape, batch=placed.batch, full_logits=False)
+                placed.give_rows(entry)
+                step_s = self._time(placed, entry, (placed.batch, shape, False), context)
+                parts.append(f"{shape_text(shape)} {step_s * 1e3:.3f}")
         for length in self.table.host_chain_lengths(batch=placed.batch, full_logits=False):
             entry = self.table.host_chain_step(length, batch=placed.batch, full_logits=False)
             placed.offer(entry)
@@ -155,6 +163,7 @@ class _Points:
                     draft_s=draft_s,
                     host_proposal=host_proposal,
                     drafter=model_of(sizes),
+                    rows_per_sequence=rows_per_sequence_of(sizes),
                 )
             )
         return tuple(sorted(entries, key=lambda c: (c.batch, c.host_proposal)))

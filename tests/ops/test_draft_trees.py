@@ -167,9 +167,10 @@ def test_accept_is_the_longest_path_that_the_choices_spell(
     limit = nodes if chain and nodes else depth
     counts = [int(rng.integers(1, nodes + 2)) for _ in range(3)]
     case = accept("drawn", nodes=nodes, depth=limit, counts=counts, follow=follow, chain=chain)
-    tokens, parents, bits, count, choice = case.make(rng)
-    arrays = [tokens, parents, bits, count, choice]
-    path, accepted, next_token = run(ACCEPT, arrays, case.attributes)
+    arrays = case.make(rng)
+    tokens, parents, _, _, choice, _ = arrays
+    assert tokens is not None and parents is not None and choice is not None
+    path, accepted, next_token = run(ACCEPT, list(arrays), case.attributes)
     for b, used in enumerate(counts):
         spelled = []
         for node in range(used):

@@ -138,6 +138,7 @@ def lower_engine(
     programs += _offered(parts, plan, lower)
     if plan.adjusted_steps:
         programs += _adjusted(parts, plan, lower)
+    plan = replace(plan, ragged_steps=any(entry.is_ragged for entry, _ in programs))
     writer = PlanWriter(
         [lowered for _, lowered in programs],
         parts.weights.tensors,
@@ -318,6 +319,7 @@ def _step(parts: EngineParts, form: StepForm, lower: Lower) -> tuple[ProgramEntr
         checks=form.checks,
         host_proposal=form.offered,
         drafter=form.drafter,
+        is_ragged=form.ragged_rows > 0,
     ), lowered
 
 

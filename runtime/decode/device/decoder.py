@@ -24,11 +24,11 @@ from specbuild.runtime.draft.draft_models import ModelShape, model_of, shape_of
 from specbuild.runtime.draft.drafter import HostDrafter
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
-    LearnedPolicies,
     no_draft_policy,
 )
 from specbuild.runtime.draft.proposal_policy import ProposalPolicy, UnmeasuredProposals
 from specbuild.runtime.draft.registry import AUTO, open_host_drafter, sources
+from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine_dir.drafters.record import ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

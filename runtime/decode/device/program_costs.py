@@ -8,7 +8,7 @@ from math import inf
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.costs import StepContext, StepTimes
 from specbuild.runtime.draft.device_costs import StepCosts
-from specbuild.runtime.draft.draft_models import model_of
+from specbuild.runtime.draft.draft_models import RaggedShape, model_of
 from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -20,7 +20,7 @@ _HOST_S = 150e-6
 
 
 class ProgramCosts:
-    """Costs of the drafts that were measured and have step programs.
+    """Costs of the drafts that were measured and have step programs, ragged ones last.
 
     ``models`` are names of draft models, as shapes have them; the only model's name is empty.
     ``origin`` states where the costs come from, if they were not measured on a GPU. Full logits
@@ -36,11 +36,15 @@ class ProgramCosts:
         models: Sequence[str] = ("",),
         origin: str = "",
     ) -> None:
-        shapes = [shape for shape in programs.shapes() if model_of(shape) in models]
+        every = (*programs.shapes(), *programs.ragged_shapes())
+        shapes = [shape for shape in every if model_of(shape) in models]
         max_batch = {s: programs.max_sequences(s, full_logits=full_logits) for s in shapes}
-        self.shapes = tuple(s for s in costs.shapes() if max_batch.get(s, 0) > 0)
+        measured = (*costs.shapes(), *costs.ragged_shapes())
+        self.shapes = tuple(s for s in measured if max_batch.get(s, 0) > 0)
         self.origin = origin or f"measured on {costs.gpu}"
-        self._max_batch: list[tuple[DraftShape, int]] = [(s, max_batch[s]) for s in self.shapes]
+        self._batches = [
+            (s, range(_min_sequences(s, programs), max_batch[s] + 1)) for s in self.shapes
+        ]
         self._costs = costs
         self._cache: dict[tuple[int, int], list[float]] = {}
 
@@ -63,10 +67,14 @@ class ProgramCosts:
         plain_s = self._costs.step_s(None, batch=min(batch, largest), context=context)
         assert plain_s is not None
         seconds = [plain_s]
-        for shape, max_batch in self._max_batch:
+        for shape, batches in self._batches:
             step_s = self._costs.step_s(shape, batch=batch, context=context)
-            seconds.append(inf if step_s is None or batch > max_batch else step_s)
+            seconds.append(inf if step_s is None or batch not in batches else step_s)
         return seconds
+
+
+def _min_sequences(shape: DraftShape, programs: ProgramTable) -> int:
+    return programs.min_sequences(shape) if isinstance(shape, RaggedShape) else 1
 
 
 class ProposalCosts:

@@ -33,8 +33,14 @@ class ProgramTable:
 
     def shapes(self) -> list[DraftShape]:
         """Return every draft shape that has step programs, by draft model, smallest first."""
-        steps = (_shape(p) for p in self._programs if p.kind == "step" and p.draft_depth)
+        drafted = (p for p in self._programs if p.kind == "step" and p.draft_depth)
+        steps = (_shape(p) for p in drafted if not p.is_ragged)
         return sorted_by_model(steps, lambda s: (s.draft_top_k, s.draft_depth, s.draft_tokens))
+
+    def ragged_shapes(self) -> list[DraftShape]:
+        """Return the shapes that have ragged step programs, by draft model."""
+        ragged = (_shape(p) for p in self._programs if p.is_ragged)
+        return sorted_by_model(ragged, lambda s: (s.draft_depth,))
 
     def step_batches(self) -> list[int]:
         """Return the batch sizes of steps without a draft, ascending."""
@@ -55,6 +61,11 @@ class ProgramTable:
         requested = shape or _NO_DRAFT
         steps = (p for p in self._programs if p.kind == "step" and _shape(p) == requested)
         return max((p.batch for p in steps if p.full_logits >= full_logits), default=0)
+
+    def min_sequences(self, shape: DraftShape) -> int:
+        """Return the smallest batch for which a program of this shape was built."""
+        steps = (p.batch for p in self._programs if p.kind == "step" and _shape(p) == shape)
+        return min(steps, default=1) // 2 + 1
 
     def step(
         self,
@@ -197,4 +208,4 @@ def _missing(what: str, *, full_logits: bool) -> EngineFileError:
 
 def _shape(program: ProgramEntry) -> DraftShape:
     shape = DraftShape(program.draft_top_k, program.draft_depth, program.draft_tokens)
-    return shape_of(program.drafter, shape)
+    return shape_of(program.drafter, shape, program.rows // program.batch * program.is_ragged)

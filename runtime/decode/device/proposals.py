@@ -9,6 +9,7 @@ import numpy as np
 
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.draft.host_proposal import HostProposal, HostProposer, ProposedDepths
+from specbuild.runtime.draft.policy import ChosenDraft, SequenceDepths
 from specbuild.runtime.engine_dir.manifest import DraftShape
 from specbuild.runtime.engine_dir.plan import FORCED, OFFERED, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
@@ -124,18 +125,18 @@ def host_chain_values(entry: ProgramEntry, chains: Mapping[int, Sequence[int]]) 
     return np.concatenate([counts, tokens.reshape(-1)])
 
 
-def host_chain_step_ahead(
+def step_ahead(
     rows: Mapping[int, SequenceState],
     sequences: Sequence[SequenceState],
-    chosen: ProposedDepths,
+    chosen: ChosenDraft,
     max_unread: int,
 ) -> StepAhead:
-    """Return the next step, which verifies the chosen part of a proposal to ``sequences``."""
-    depths = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
+    """Return the next step of ``sequences``, in the order of the choice."""
+    if not isinstance(chosen, ProposedDepths | SequenceDepths):
+        return StepAhead(rows, chosen, max_unread)
+    by_index = {s.index: depth for s, depth in zip(sequences, chosen.depths, strict=True)}
+    depths = {row: by_index[sequence.index] for row, sequence in rows.items()}
+    if isinstance(chosen, SequenceDepths):
+        return StepAhead(rows, chosen.shape, max_unread, row_depths=depths)
     max_depth = chosen.draft_depth
-    return StepAhead(
-        rows,
-        DraftShape(1, max_depth, max_depth),
-        max_unread,
-        {row: depths[sequence.index] for row, sequence in rows.items()},
-    )
+    return StepAhead(rows, DraftShape(1, max_depth, max_depth), max_unread, depths)

@@ -25,17 +25,16 @@ from specbuild.runtime.decode.device.processor_rows import (
 from specbuild.runtime.decode.device.program_table import ProgramTable
 from specbuild.runtime.decode.device.proposals import (
     DeviceProposals,
-    host_chain_step_ahead,
     max_unread_tokens,
+    step_ahead,
 )
 from specbuild.runtime.decode.device.rows import PENDING, DeviceRows
 from specbuild.runtime.decode.scheduler import Chunk
 from specbuild.runtime.decode.stepper import LaunchResult, NewTokens
 from specbuild.runtime.draft.costs import StepContext
-from specbuild.runtime.draft.host_proposal import ProposedDepths
 from specbuild.runtime.draft.policy import ChosenDraft, StepOutcome
 from specbuild.runtime.engine_dir.manifest import Manifest
-from specbuild.runtime.engine_dir.plan import ProgramEntry
+from specbuild.runtime.engine_dir.plan import ROW_COUNTS, ProgramEntry
 from specbuild.runtime.executors.executor import DeviceExecutor
 from specbuild.runtime.lossy.dsa.ahead import DeviceSelections
 from specbuild.runtime.lossy.mode import DeviceMode, ModeRequest, StepAhead, joined
@@ -162,6 +161,7 @@ class DeviceStepper:
             full_logits=needs_full_logits(sequences),
             cumulative_probs=cumulative_probs,
             has_unread_tokens=any(unread),
+            sequences=tuple(s.index for s in sequences),
         )
 
     def start_prompts(self, chunks: Sequence[Chunk]) -> None:
@@ -218,6 +218,8 @@ class DeviceStepper:
         chains = None
         if ahead.proposal_lengths is not None and self._proposals is not None:
             chains = self._proposals.write(entry, ahead.rows, ahead.proposal_lengths)
+        if ahead.row_depths is not None:
+            self._executor.write(ROW_COUNTS, ahead.row_counts(entry.batch))
         masked = ahead.rows if uses_processor else self._checks.mask_rows(ahead.rows, chains)
         self._executor.start(entry, self._next_step)
         self._checks.after_masked_step(masked.values())
@@ -325,8 +327,9 @@ class DeviceStepper:
             self._proposals.record(verified)
         accepted_drafts = [new.accepted for new in self._new_tokens]
         sampled = [n.sequence.request.params.sampling.temperature > 0 for n in self._new_tokens]
-        context = flight.step_context
-        outcome = StepOutcome(context, flight.chosen, depths, accepted_drafts, step_s, sampled)
+        indices = [new.sequence.index for new in self._new_tokens]
+        context, chosen = flight.step_context, flight.chosen
+        outcome = StepOutcome(context, chosen, depths, accepted_drafts, step_s, sampled, indices)
         return LaunchResult(self._new_tokens, outcome)
 
     def _count_kept(
@@ -364,10 +367,7 @@ class DeviceStepper:
         """Describe the next step before those in flight are received."""
         indices = {sequence.index for sequence in sequences}
         rows = {r: s for r, s in enumerate(self._rows.sequences) if s.index in indices}
-        emitted = sum(1 + step.depth for step in self._steps_in_flight)
-        if isinstance(chosen, ProposedDepths):
-            return host_chain_step_ahead(rows, sequences, chosen, emitted)
-        return StepAhead(rows, chosen, most_emitted=emitted)
+        return step_ahead(rows, sequences, chosen, sum(1 + s.depth for s in self._steps_in_flight))
 
     @property
     def _steps_in_flight(self) -> list[StepAhead]:

@@ -17,12 +17,12 @@ from specbuild.runtime.draft.drafter import CachingDrafter, Drafter, DrafterPart
 from specbuild.runtime.draft.host_proposal import HostProposer
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
-    LearnedPolicies,
     default_policy,
     no_draft_policy,
 )
 from specbuild.runtime.draft.proposal_policy import ProposalPolicy, ProposalTimes
 from specbuild.runtime.draft.registry import kind_of, open_host_drafter, sources
+from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.draft.static_tree import StaticTree
 from specbuild.runtime.engine_dir.drafters.record import DrafterRecord, ModelRecord
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest

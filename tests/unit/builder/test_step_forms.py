@@ -18,6 +18,7 @@ from specbuild.builder.backends.cuda.step.programs import (
 )
 from specbuild.builder.backends.cuda.step.views import refresh_capacities
 from specbuild.runtime.decode.device.program_table import ProgramTable
+from specbuild.runtime.draft.draft_models import RaggedShape
 from specbuild.runtime.draft.draft_models import shape_of as named
 from specbuild.runtime.engine_dir.drafters.dflash import DFlashGeometry
 from specbuild.runtime.engine_dir.manifest import DraftShape
@@ -40,6 +41,7 @@ def parts(
         ports=SimpleNamespace(sizes=sizes),
         screens=screens,
         drafts={"": SimpleNamespace(geometry=None)},
+        states=None,
     )
 
 
@@ -66,6 +68,7 @@ def entries(forms: list[StepForm]) -> list[ProgramEntry]:
             sparse=form.sparse,
             checks=form.checks,
             drafter=form.drafter,
+            is_ragged=form.ragged_rows > 0,
         )
         for form in forms
     ]
@@ -93,12 +96,13 @@ def test_lossy_modes_add_at_most_a_quarter(
 
 def test_the_example_has_its_numbers() -> None:
     """Four sequences and chains of up to four: as many as the records say."""
-    assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36)
+    assert counts(CHAIN, 4, specpv=True, dsa=True) == (43, 36 + 1)
     assert len(exact_forms(parts(specpv=True, dsa=True), by_draft(draft_shapes(CHAIN)), 4)) == 288
 
 
 def test_without_a_lossy_mode_every_step_is_exact() -> None:
     forms = step_forms(parts(), by_draft(draft_shapes(TREE)), 64)
+    forms = [form for form in forms if not form.ragged_rows]
     assert set(forms) == set(exact_forms(parts(), by_draft(draft_shapes(TREE)), 64))
     assert [form.batch for form in forms] == sorted(form.batch for form in forms)
 
@@ -171,6 +175,37 @@ def test_a_refresh_has_the_room_that_is_asked_for_in_every_form() -> None:
             assert step.reverified >= capacity
         with pytest.raises(EngineFileError, match="no program"):
             table.step(shape, batch=batch, full_logits=True, reverified=257)
+
+
+@pytest.mark.parametrize(
+    ("shape", "batch", "rows"),
+    [
+        (CHAIN, 4, {4: [16]}),
+        (CHAIN, 32, {4: [16], 8: [32], 16: [64], 32: [64, 96, 128]}),
+        (DraftShape(1, 7, 7), 8, {4: [24], 8: [48]}),
+        (DraftShape(1, 3, 3), 64, {4: [12], 8: [24], 16: [48], 32: [64, 96], 64: [128, 192]}),
+        (TREE, 8, {}),
+        (DraftShape(1, 1, 1), 64, {}),
+    ],
+)
+def test_ragged_steps(shape: DraftShape, batch: int, rows: dict[int, list[int]]) -> None:
+    """For the longest chain, and for others where rows are many; never for trees."""
+    forms = step_forms(parts(), by_draft(draft_shapes(shape)), batch)
+    found: dict[int, list[int]] = {}
+    for form in forms:
+        if form.ragged_rows:
+            assert form.batch < form.ragged_rows < form.batch * (form.shape.draft_tokens + 1)
+            assert form.name.endswith(f".rows-{form.ragged_rows}")
+            found.setdefault(form.batch, []).append(form.rows)
+    assert found == rows
+    table = ProgramTable(SimpleNamespace(programs=entries(forms)))  # type: ignore[arg-type]
+    for ragged in table.ragged_shapes():
+        smallest = table.min_sequences(ragged)
+        step = table.step(ragged, batch=smallest, full_logits=False)
+        assert step.is_ragged and step.batch < 2 * smallest
+        with pytest.raises(EngineFileError, match="no program"):
+            table.step(ragged, batch=smallest, full_logits=True)
+    assert not any(isinstance(shape, RaggedShape) for shape in table.shapes())
 
 
 def test_several_drafts_have_steps_of_their_own() -> None:

@@ -22,10 +22,10 @@ from specbuild.runtime.draft.device_costs import METHOD, ShapeCosts, StepCosts
 from specbuild.runtime.draft.policy import (
     EXPLORATION_SHARE,
     DraftPolicy,
-    LearnedPolicies,
     MeasuredPolicy,
     StepOutcome,
 )
+from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = tuple(range(1, 8))

@@ -118,6 +118,7 @@ def test_what_version_3_brings_is_named() -> None:
         "output_gate",
         "p_eagle",
         "quantized_products",
+        "ragged_steps",
         "query_growth",
         "shared_gate",
         "specpv",

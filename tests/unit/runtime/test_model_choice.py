@@ -15,10 +15,10 @@ from specbuild.runtime.draft.draft_models import ModelShape, model_of
 from specbuild.runtime.draft.policy import (
     DraftPolicy,
     FixedPolicy,
-    LearnedPolicies,
     MeasuredPolicy,
     StepOutcome,
 )
+from specbuild.runtime.draft.sequence_policy import LearnedPolicies
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
 ROWS = tuple(range(1, 9))

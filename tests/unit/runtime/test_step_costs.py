@@ -28,7 +28,7 @@ from specbuild.runtime.draft.device_costs import (
     unusable_reason,
     usable_step_costs,
 )
-from specbuild.runtime.draft.draft_models import ModelShape
+from specbuild.runtime.draft.draft_models import ModelShape, RaggedShape
 from specbuild.runtime.draft.policy import MARGIN, MeasuredPolicy, StepOutcome
 from specbuild.runtime.engine_dir.manifest import DraftShape, Manifest, StoredFile
 from specbuild.runtime.engine_dir.plan import ProgramEntry
@@ -312,8 +312,10 @@ def test_every_step_program_is_measured() -> None:
     costs = measure_step_costs(toy.engine, lines.append, repeats=2)
     # The fake's clock counts operations: one kernel and the mark behind it.
     assert {(c.batch, c.shape) for c in costs.steps} == {
-        (batch, shape) for batch in (1, 2, 3) for shape in (None, *shapes)
+        *((batch, shape) for batch in (1, 2, 3) for shape in (None, *shapes)),
+        *((batch, RaggedShape(1, 3, 3, "", 3)) for batch in (2, 3)),
     }
+    assert costs.shapes() == shapes
     for c in costs.steps:
         assert c.contexts == (32,)
         assert c.step_s == (2.0,)

@@ -99,9 +99,11 @@ class ToyDevice:
             tree = self._tree(entry)
         tables = [self.port(f"page_table.{g}", n) for g in ("full", "sliding")]
         given = (None,) * 4 if tree is None else (tree[0], tree[2], tree[3], tree[4])
-        size = self.manifest.group("full").page_size
+        counts = self.port("row_counts", n) if entry.is_ragged else None
         rows = op_named("VerifyInputs").reference(
-            *given, *state, *tables, None, None, None, self._floor("floor", n), page_size=size
+            *(*given, *state, *tables, None, None, None, self._floor("floor", n), counts),
+            page_size=self.manifest.group("full").page_size,
+            rows=entry.rows if entry.is_ragged else 0,
         )
         ids, positions, row_start, row_slot, tree_start, bits, full, sliding = rows[:8]
         writes = {"full": full, "sliding": sliding}
@@ -110,7 +112,9 @@ class ToyDevice:
         logit_rows, temperature, top_k, top_p, seed, count, floor = rows[11:]
         if not entry.full_logits:
             wanted = ((top_k != 0) | (top_p != 1) | (floor != 0)) & (temperature != 0)
-            live = (state[2] == 0).repeat_interleave(len(wanted) // n)
+            live = torch.arange(len(wanted)) < row_start[-1]
+            if not entry.is_ragged:
+                live = (state[2] == 0).repeat_interleave(len(wanted) // n)
             assert not (wanted & live).any(), "top-k, top-p and min-p need full logits"
         how = (temperature, top_k, top_p, seed, positions, floor)
         if self._processes(entry):
@@ -121,17 +125,16 @@ class ToyDevice:
             chosen = op_named("Choose").reference(logits[logit_rows.long()], *how)
         path = accepted = None
         if tree is not None:
+            choices = (chosen[0][None], row_start) if entry.is_ragged else (chosen[0].view(n, -1),)
             path, accepted, _ = op_named("TreeAccept").reference(
-                *(tree[0], tree[1], tree[3], count),
-                chosen[0].view(n, -1),
-                depth=entry.draft_depth,
+                *(tree[0], tree[1], tree[3], count, *choices), depth=entry.draft_depth
             )
             if self._processes(entry):
                 self.port("top_path")[: path.numel()] = path.flatten()
             self._commit(path, n)
         if entry.host_proposal and takes_up:
             self._keep_accepted(entry, tree, accepted, chosen[0], aux_hidden)
-        self._advance(entry, chosen, path, accepted, aux_hidden)
+        self._advance(entry, chosen, path, accepted, aux_hidden, row_start)
 
     def _check_tables(self, lengths: list[int], live: list[bool]) -> None:
         """The page that a live row writes next is in no other row, not even to be read."""
@@ -163,7 +166,7 @@ class ToyDevice:
         self.port("prefill.choice").copy_(chosen[0])
         self.port("prefill.logprob").copy_(chosen[1])
 
-    def _advance(self, entry: ProgramEntry, chosen: tuple, path, accepted, aux_hidden) -> None:
+    def _advance(self, entry, chosen, path, accepted, aux_hidden, row_start) -> None:
         n, drafted = entry.batch, self.manifest.draft is not None
         drafted &= entry.extends or not entry.changes_logits
         pending = ("pending_count", "pending_tokens", "pending_captured")
@@ -183,6 +186,7 @@ class ToyDevice:
             self.port("step"),
             *ring,
             *marked,
+            row_start if entry.is_ragged else None,
             extended=int(path is not None or entry.extends),
         )
         places = [*state, self.port("step"), *ring, marked[1]]

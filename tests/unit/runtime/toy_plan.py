@@ -92,6 +92,7 @@ def ports_of(manifest: Manifest) -> dict[str, tuple[tuple[int, ...], str]]:
     ints |= {"score.logit_rows": (SCORE_ROWS,)}
     ints |= {"ring.tokens": (RING, b, emitted), "ring.step": (RING,)}
     ints |= {"offered": (b * (longest + 2),)} if longest else {}
+    ints |= {"row_counts": (b,)} if drafted else {}
     ints |= {"ring.accepted": (RING, b), "ring.count": (RING, b)}
     floats = {"temperature": (b,), "top_p": (b,), "ring.logprobs": (RING, b, emitted)}
     floats |= {f"prefill.{name}": (b,) for name in ("temperature", "top_p", "logprob")}
@@ -143,7 +144,7 @@ def toy_plan(manifest: Manifest, shapes: Sequence[DraftShape] = SHAPES) -> Plan:
                     name = f"{entry.name}.extends"
                     changed = {"name": name, "file": f"{name}.json", "extends": True}
                     entries.append(dataclasses.replace(entry, **changed))
-    entries += _offered(manifest)
+    entries += [*_offered(manifest), *_ragged(shapes if manifest.draft is not None else ())]
     none = DraftShape(0, 0, 0)
     for batch in BATCHES[::2] if manifest.logit_processor_steps else ():
         entry = _entry(f"step@{batch}.adjusted", "step", batch, batch, none, True)
@@ -177,6 +178,18 @@ def _offered(manifest: Manifest) -> list[ProgramEntry]:
             name, shape = f"step@{batch}.offered-{n}.{full_logits:d}", DraftShape(1, n, n)
             entry = _entry(name, "step", batch, batch * (n + 1), shape, full_logits)
             found.append(dataclasses.replace(entry, host_proposal=True))
+    return found
+
+
+def _ragged(shapes: Sequence[DraftShape]) -> list[ProgramEntry]:
+    """Steps with as many rows a sequence as a chain has tokens."""
+    found = []
+    for batch, s in itertools.product(BATCHES[1:], shapes):
+        if s.draft_top_k == 1 and s.draft_depth > 1:
+            rows = batch * s.draft_depth
+            name = f"step@{batch}.{s.draft_top_k}-{s.draft_depth}-{s.draft_tokens}.rows-{rows}"
+            entry = _entry(name, "step", batch, rows, s, False)
+            found.append(dataclasses.replace(entry, is_ragged=True))
     return found
 
 

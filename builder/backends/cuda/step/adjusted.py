@@ -12,14 +12,10 @@ from specbuild.builder.backends.cuda.step.draft import Drafting
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr
 from specbuild.builder.backends.cuda.step.logit_processors import advanced_state, choose_processed
-from specbuild.builder.backends.cuda.step.programs import (
-    NO_DRAFT,
-    batch_buckets,
-    row_sampling,
-    verify_rows,
-)
+from specbuild.builder.backends.cuda.step.programs import NO_DRAFT, batch_buckets
 from specbuild.builder.backends.cuda.step.states import keep_path
 from specbuild.builder.backends.cuda.step.target import SAMPLING, logits, run_target
+from specbuild.builder.backends.cuda.step.verification import row_sampling, verify_rows
 from specbuild.runtime.engine_dir.plan import ACCEPT, ADJUSTED_DONE
 
 
@@ -40,7 +36,7 @@ def adjusted_program(parts: EngineParts, batch: int, *, extends: bool = False) -
     if extends:
         for draft in parts.drafts.values():
             Drafting(parts, draft, program, batch, NO_DRAFT, state).take_up()
-    rows = verify_rows(parts, program, batch, NO_DRAFT, state=state)
+    rows = verify_rows(parts, program, batch, state=state)
     target = run_target(parts, program, rows, bare=not extends)
     sampling = row_sampling(rows.inputs)
     chosen = choose_processed(parts, program, logits(target.placement), sampling, rows=rows)

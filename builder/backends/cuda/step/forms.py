@@ -21,6 +21,7 @@ from itertools import product
 
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.programs import (
+    MAX_CHAIN,
     NO_DRAFT,
     StepForm,
     batch_buckets,
@@ -31,6 +32,9 @@ from specbuild.builder.backends.cuda.step.target import KeptLogits
 from specbuild.builder.backends.cuda.step.views import general_capacity, refresh_capacities
 from specbuild.runtime.engine_dir.manifest import DraftShape
 
+# Sequences from which on steps may be ragged, and rows from which on the target's time rises so
+# steeply with them that it pays for chains of any length, not the longest alone.
+_FEWEST_RAGGED, _MANY_ROWS = 4, 64
 # How many times as many sequences a general program has as the next smaller one.
 _GENERAL_STEP = 16
 
@@ -63,6 +67,8 @@ def step_forms(
             continue
         if parts.views is None and parts.dsa is None:
             forms = _exact(batches, shape, ("none", "all"), drafted=drafted)
+            longest = max((s.draft_tokens for s in shapes.get(drafter, ())), default=0)
+            forms += _ragged(parts, batches, shape, longest)
         else:
             forms = _of_lossy_modes(parts, batches, shape, widest, drafted=drafted)
         found += [replace(form, drafter=drafter) for form in forms]
@@ -77,6 +83,27 @@ def _exact(
     return [
         StepForm(batch, shape, kept, extends)
         for batch, extends, kept in product(batches, extending, logits)
+    ]
+
+
+def _ragged(
+    parts: EngineParts, batches: Sequence[int], shape: DraftShape, longest: int
+) -> list[StepForm]:
+    """Steps whose sequences verify different parts of their chains.
+
+    A chain of D has D rows a sequence, or three quarters of all where it is long: some sequences
+    verify the whole chain because others verify less. ``longest`` is that of the draft's trees.
+    Recurrent states have capacity for equal numbers of rows alone.
+    """
+    depth = shape.draft_depth
+    if shape.draft_top_k != 1 or depth < 2 or parts.states is not None:
+        return []
+    of_each = min(depth, -(-3 * (depth + 1) // 4)) if depth > MAX_CHAIN else depth
+    return [
+        StepForm(batch, shape, ragged_rows=of_each * batch)
+        for batch in batches
+        if batch >= _FEWEST_RAGGED
+        if depth == longest or batch * (depth + 1) > _MANY_ROWS
     ]
 
 

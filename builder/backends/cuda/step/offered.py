@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from specbuild.builder.backends.cuda.step.engine_parts import EngineParts
 from specbuild.builder.backends.cuda.step.ir import ProgramIr, Tensor
+from specbuild.builder.backends.cuda.step.target import TargetRows
 from specbuild.runtime.engine_dir.plan import OFFERED
 
 # Chains that steps are made for beside the longest: a root and its chain fill a tile of rows.
@@ -31,8 +32,10 @@ def offered_chains(parts: EngineParts, batch: int, length: int) -> dict[str, Ten
 def keep_accepted(
     parts: EngineParts,
     program: ProgramIr,
+    verified: TargetRows,
     tree: Mapping[str, Tensor],
     chosen: Mapping[str, Tensor],
+    *,
     aux_hidden: Tensor,
 ) -> None:
     """Every draft's keys and values of the accepted tokens go into its cache.
@@ -40,9 +43,10 @@ def keep_accepted(
     More of them may be accepted than can wait for a draft, which has taken up what waited before.
     Row t of the draft is the target's state at t with the token behind it: the row of slot i has
     the target's choice there, for the slots in front of the path's last. The last one waits.
+    ``verified`` are the target's rows; the draft's stand in the same places.
     """
-    batch = chosen["accepted"].shape[0]
-    nodes = tree["tree_tokens"].shape[1]
+    batch, nodes = verified.batch, tree["tree_tokens"].shape[1]
+    rows_given = 0 if verified.row_count is None else verified.rows
     for draft in parts.drafts.values():
         table = parts.page_table(draft.group, batch)
         # As many slots are in use as drafts were accepted; the rows of others go to page 0.
@@ -54,9 +58,10 @@ def keep_accepted(
                 "count": chosen["accepted"],
                 **parts.state("VerifyInputs", batch),
                 "page_table_full": table,
+                "row_count": verified.row_count,
             },
-            {"page_size": parts.page_size},
-            sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
+            {"page_size": parts.page_size, "rows": rows_given},
+            sizes={"T": verified.rows, "B1": batch + 1, "words": -(-nodes // 32)},
         )
         placed = {"token_ids": chosen["choice"], "write_slot": rows["write_slot_full"]}
         inputs = draft.inputs({**rows, **placed}, table)

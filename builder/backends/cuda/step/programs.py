@@ -20,6 +20,12 @@ from specbuild.builder.backends.cuda.step.target import (
     logits,
     run_target,
 )
+from specbuild.builder.backends.cuda.step.verification import (
+    accept,
+    row_counts,
+    row_sampling,
+    verify_rows,
+)
 from specbuild.builder.backends.cuda.step.views import (
     advance_views,
     count_agreement,
@@ -34,7 +40,6 @@ from specbuild.runtime.engine_dir.plan import (
     ACCEPT,
     CHECK_BUDGET,
     LIST_BUDGET,
-    TARGET,
     TOP_PATH,
     draft_write_slot,
 )
@@ -86,7 +91,8 @@ class StepForm:
     ``capacity`` is for re-verified rows (SpecPV). Rows of a ``sparse`` step attend to what
     indexers choose (DSA); one that ``checks`` is sparse too and holds it against attention to
     everything. An ``offered`` step verifies chains of the host's. ``drafter`` is what
-    ``EngineParts.drafts`` calls the draft model that drafts, if one does.
+    ``EngineParts.drafts`` calls the draft model that drafts, if one does. With ``ragged_rows`` the
+    target has so many rows, of which each sequence has as many as the host says.
     """
 
     batch: int
@@ -98,17 +104,21 @@ class StepForm:
     checks: bool = False
     offered: bool = False
     drafter: str = ""
+    ragged_rows: int = 0
 
     @property
     def rows(self) -> int:
         """Of the target."""
+        if self.ragged_rows:
+            return self.ragged_rows
         return self.batch * (self.shape.draft_tokens + 1) + self.capacity
 
     @property
     def name(self) -> str:
         """``step@4``, ``step@4.extends``, ``step@1.draft-1-3-3`` (K, D, N), then ``.refresh-64``
         with capacity, ``.sparse`` or ``.checked``, and ``.logits`` if all are written. One of
-        several drafts has its name: ``step@1.eagle3-1-3-3``. ``step@4.offered-7``, and that."""
+        several drafts has its name: ``step@1.eagle3-1-3-3``. ``step@4.offered-7``, and that. Ragged
+        ones end with their rows: ``step@4.draft-1-4-4.rows-16``."""
         shape = self.shape
         if self.offered:
             return f"step@{self.batch}.offered-{shape.draft_tokens}{self._suffix}"
@@ -123,7 +133,8 @@ class StepForm:
 
     @property
     def _suffix(self) -> str:
-        return ".logits" if self.logits == "all" else ""
+        rows = f".rows-{self.ragged_rows}" if self.ragged_rows else ""
+        return f"{rows}{'.logits' if self.logits == 'all' else ''}"
 
 
 def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
@@ -131,7 +142,11 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
     batch, shape, capacity = form.batch, form.shape, form.capacity
     program = ProgramIr(form.name, "refresh" if capacity else "decode")
     tree = _tree(parts, program, form)
-    trees = rows = verify_rows(parts, program, batch, shape, tree)
+    is_ragged = form.ragged_rows > 0
+    counts = row_counts(parts, batch, offered=form.offered) if is_ragged else None
+    trees = rows = verify_rows(
+        parts, program, batch, tree, state=counts, ragged_rows=form.ragged_rows
+    )
     placed: dict[str, Tensor] = {}
     sampling = row_sampling(trees.inputs)
     if parts.views is not None:
@@ -147,7 +162,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
             "violations": found.violations,
         }
         if tree is not None:
-            sparse_pass = {**sparse_pass, **_accept(program, trees, tree, sparse_pass, shape)}
+            sparse_pass = {**sparse_pass, **accept(program, trees, tree, sparse_pass, shape)}
     if capacity:
         rows, sampling = sample_rows(program, rows, trees.inputs, placed, capacity)
     if form.sparse:
@@ -168,10 +183,10 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
         # The trees' rows come first.
         chosen = {name: chosen[name].view(trees.rows) for name in ("choice", "logprob")}
     top_path = parts.ports[TOP_PATH] if processes else None
-    path = {} if tree is None else _accept(program, trees, tree, chosen, shape, path=top_path)
+    path = {} if tree is None else accept(program, trees, tree, chosen, shape, path=top_path)
     keep_path(parts, program, batch, trees.inputs, path)
     if form.offered and tree is not None and aux_hidden is not None:
-        keep_accepted(parts, program, tree, {**chosen, **path}, aux_hidden)
+        keep_accepted(parts, program, trees, tree, {**chosen, **path}, aux_hidden=aux_hidden)
     if shape.draft_top_k > 1:
         _commit(parts, program, batch, path["path"])
     if target.violations is not None:
@@ -188,6 +203,7 @@ def step_program(parts: EngineParts, form: StepForm) -> ProgramIr:
             "accepted": path.get("accepted"),
             "captured": aux_hidden,
             **advanced_state(parts, batch, marks=processes),
+            "row_start": trees.inputs["row_start"] if is_ragged else None,
         },
         {"extended": int(tree is not None or form.extends)},
     )
@@ -213,12 +229,6 @@ def _tree(parts: EngineParts, program: ProgramIr, form: StepForm) -> dict[str, T
     return drafting[form.drafter].tree() if drafts else None
 
 
-def row_sampling(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What the rows of VerifyInputs are sampled by."""
-    names = (*(f"row_{name}" for name in SAMPLING[:-1]), "positions")
-    return {name: rows[n] for name, n in zip(SAMPLING, names, strict=True)}
-
-
 def _compare(
     parts: EngineParts,
     program: ProgramIr,
@@ -238,64 +248,6 @@ def _compare(
             "violations": sparse_pass["violations"],
             **parts.state("DsaCompare", batch),
         },
-    )
-
-
-def verify_rows(
-    parts: EngineParts,
-    program: ProgramIr,
-    batch: int,
-    shape: DraftShape,
-    tree: Mapping[str, Tensor] | None = None,
-    *,
-    state: Mapping[str, Tensor] | None = None,
-) -> TargetRows:
-    """The trees as rows of the target; without a tree the roots alone.
-
-    ``state`` takes the place of ports.
-    """
-    nodes = shape.draft_tokens + 1
-    trees = {}
-    if tree is not None:
-        trees = {name: tree[name] for name in ("tree_tokens", "depths", "count")}
-        trees["tree_bits"] = tree["ancestor_bits"]
-    tables = {
-        f"page_table_{group}": parts.page_table(group, batch) for group in parts.target_groups
-    }
-    program.section = TARGET
-    made = program.call(
-        "VerifyInputs",
-        {**trees, **parts.state("VerifyInputs", batch), **(state or {}), **tables},
-        {"page_size": parts.page_size},
-        sizes={"T": batch * nodes, "B1": batch + 1, "words": -(-nodes // 32)},
-    )
-    slots = {group: made[f"write_slot_{group}"] for group in parts.target_groups}
-    return TargetRows(batch, batch * nodes, made, slots)
-
-
-def _accept(
-    program: ProgramIr,
-    rows: TargetRows,
-    tree: Mapping[str, Tensor],
-    chosen: Mapping[str, Tensor],
-    shape: DraftShape,
-    *,
-    path: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """The accepted paths; they are written to the first entries of ``path`` if there is one."""
-    nodes = (rows.batch, shape.draft_depth + 1)
-    return program.call(
-        "TreeAccept",
-        {
-            "tokens": tree["tree_tokens"],
-            "parents": tree["tree_parents"],
-            "ancestor_bits": tree["ancestor_bits"],
-            "count": rows.inputs["tree_count"],
-            "choice": chosen["choice"].view(rows.batch, shape.draft_tokens + 1),
-        },
-        {"depth": shape.draft_depth},
-        outputs={} if path is None else {"path": path.view(*nodes)},
-        sizes={"D1": shape.draft_depth + 1},
     )
 
 

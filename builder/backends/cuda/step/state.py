@@ -19,6 +19,7 @@ from specbuild.runtime.engine_dir.plan import (
     FORCED,
     LIST_BUDGET,
     OFFERED,
+    ROW_COUNTS,
     TOP_PATH,
     Space,
     draft_write_slot,
@@ -173,6 +174,7 @@ def _sequences(s: StateSizes) -> Ports:
         ports[CHECK_BUDGET] = (b, _INT)
     if s.aux_width:
         ports |= {
+            ROW_COUNTS: (b, _INT),
             "pending_count": (b, _INT),
             "pending_tokens": ((*b, s.depth + 1), _INT),
             "pending_captured": ((*b, s.depth + 1, s.aux_width), _BF16),

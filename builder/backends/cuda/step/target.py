@@ -52,7 +52,8 @@ class TargetRows:
     """The rows of one pass: tensors by the names of the graph's inputs, ``logit_rows`` [R].
 
     ``budget`` [B]: how many tokens each sequence's rows may choose; None where they attend to
-    everything. ``stores``: recurrent states take the rows in.
+    everything. ``stores``: recurrent states take the rows in. ``row_count`` [B]: how many rows each
+    sequence has; None where it says nothing.
     """
 
     batch: int
@@ -62,6 +63,7 @@ class TargetRows:
     views: TargetViews | None = None
     budget: Tensor | None = None
     stores: bool = False
+    row_count: Tensor | None = None
 
     @property
     def logit_rows(self) -> int:

@@ -1,0 +1,98 @@
+"""Ragged steps on a GPU: any depths of the sequences leave every bit as it is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from example_engine import build_example, example_prompts, on_gpu, records
+
+from specbuild.runtime.decode.device.decoder import DeviceDecoder
+from specbuild.runtime.draft.costs import StepContext
+from specbuild.runtime.draft.draft_models import RaggedShape
+from specbuild.runtime.draft.policy import ChosenDraft, SequenceDepths, StepOutcome
+from specbuild.runtime.engine import Engine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+from specbuild.runtime.measure.step_measurement import measure_step_costs
+from specbuild.runtime.request import GenerateParams
+from specbuild.runtime.sampling import SamplingParams
+
+CHAIN = DraftShape(1, 4, 4)
+RAGGED = RaggedShape(1, 4, 4, "", 4)
+TOKENS = 96
+
+
+class AnyDepths:
+    """Any depths that fit into a ragged step; few sequences draft the whole chain."""
+
+    max_depth, reason = CHAIN.draft_depth, "any depths"
+
+    def __init__(self) -> None:
+        self._random = random.Random(7)
+        self.outcomes: list[StepOutcome] = []
+
+    def shape(self, step_context: StepContext) -> ChosenDraft:
+        batch = step_context.batch
+        if batch < 3:
+            return CHAIN
+        depths = [self._random.randint(0, CHAIN.draft_depth) for _ in range(batch)]
+        while sum(depths) > batch * (RAGGED.rows_per_sequence - 1):
+            depths[depths.index(max(depths))] -= 1
+        return SequenceDepths(RAGGED, tuple(depths))
+
+    def observe(self, outcome: StepOutcome) -> None:
+        self.outcomes.append(outcome)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    with on_gpu(build_example(tmp_path_factory.mktemp("ragged") / "e", CHAIN)) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("count", [3, 4, 8, 20])
+def test_every_bit_is_that_without_a_draft(
+    engine: Engine, count: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to eight sequences together; others arrive as these end."""
+    texts = example_prompts()
+    prompts = [texts[i % len(texts)] for i in range(count)]
+    params = [
+        GenerateParams(
+            max_new_tokens=TOKENS - 7 * (i % 5),
+            sampling=SamplingParams(temperature=temperature, seed=i),
+        )
+        for i in range(count)
+    ]
+    plain = records(engine, prompts, params, None)
+    policy = AnyDepths()
+    decoder = engine.decoder
+    assert isinstance(decoder, DeviceDecoder)
+    monkeypatch.setattr(decoder, "_default_policy", lambda *_, **__: policy)
+    for wanted, found in zip(plain, records(engine, prompts, params), strict=True):
+        assert found.output_ids == wanted.output_ids
+        assert found.logprobs == wanted.logprobs
+    ragged = [o for o in policy.outcomes if isinstance(o.shape, SequenceDepths)]
+    assert len(ragged) > 10
+    assert {d for o in ragged for d in o.depths} == set(range(CHAIN.draft_depth + 1))
+    assert sum(sum(o.accepted) for o in ragged) > len(ragged)
+
+
+@pytest.mark.speed
+def test_ragged_steps_are_timed_and_chosen_from(engine: Engine) -> None:
+    costs = measure_step_costs(engine, print, budget_s=10.0, repeats=3)
+    assert costs.ragged_shapes() == (RAGGED,)
+    assert costs.batches(RAGGED) == [4, 8]
+    for batch in (4, 8):
+        ragged_s = costs.step_s(RAGGED, batch=batch, context=64)
+        whole_s = costs.step_s(CHAIN, batch=batch, context=64)
+        assert ragged_s is not None and whole_s is not None
+        assert 0.5 * whole_s < ragged_s < 1.1 * whole_s
+    tuned = Engine(engine.manifest, engine.executor, text=engine.text, step_costs=costs)
+    prompts = (example_prompts() * 8)[:8]
+    params = GenerateParams(max_new_tokens=TOKENS, ignore_eos=True)
+    plain = records(engine, prompts, params, None)
+    for wanted, found in zip(plain, records(tuned, prompts, params), strict=True):
+        assert (found.output_ids, found.logprobs) == (wanted.output_ids, wanted.logprobs)

@@ -1,0 +1,73 @@
+"""Ragged steps over a real plan: the interpreter stands for the kernels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import write_pair
+from plan_host import PlanHost, lowered_engine, step_name
+
+from specbuild.builder.backends.cuda.engine import LoweredEngine
+from specbuild.runtime.engine_dir.manifest import DraftShape
+
+DEPTH, TOKENS, LENGTHS = 3, 24, (21, 37, 5, 12)
+CHAIN = DraftShape(1, DEPTH, DEPTH)
+RAGGED = f"{step_name(4, CHAIN)}.rows-12"
+
+
+@pytest.fixture(scope="module")
+def lowered(tmp_path_factory: pytest.TempPathFactory) -> LoweredEngine:
+    path = tmp_path_factory.mktemp("checkpoints")
+    write_pair(path)
+    sizes = {"max_seq_len": 128, "max_batch_size": 4, "page_size": 16}
+    return lowered_engine(
+        path / "target", path / "draft", draft_top_k=1, draft_depth=DEPTH, draft_tokens=DEPTH,
+        **sizes,
+    )  # fmt: skip
+
+
+def admitted(lowered: LoweredEngine, temperature: float) -> tuple[PlanHost, list[list[int]]]:
+    """Four prompts with the first token of each; the third has a budget of few tokens."""
+    host = PlanHost(lowered)
+    host.port("ignore_eos").fill_(1)
+    vocab = host.port("score.logits").shape[1]
+    random, outputs = np.random.default_rng(8), []
+    for row, length in enumerate(LENGTHS):
+        ids = random.integers(0, vocab, length).tolist()
+        budget = 9 if row == 2 else TOKENS
+        first, _ = host.admit(row, ids, budget, temperature=temperature, seed=row)
+        outputs.append([first])
+    return host, outputs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_parts_of_chains_are_verified(lowered: LoweredEngine, temperature: float) -> None:
+    """With any rows of each sequence the tokens are those of steps without a draft."""
+    host, expected = admitted(lowered, temperature)
+    for _ in range(TOKENS - 1):
+        for row, step in enumerate(host.step(step_name(4))):
+            expected[row] += step.tokens
+    host, outputs = admitted(lowered, temperature)
+    random, accepted, turns = np.random.default_rng(5), 0, 0
+    while not host.port("done").all():
+        counts = random.integers(1, DEPTH + 2, 4)
+        while counts.sum() > 12:
+            counts[counts.argmax()] -= 1
+        host.port("row_counts").copy_(torch.from_numpy(counts.astype(np.int32)))
+        for row, step in enumerate(host.step(RAGGED)):
+            assert len(step.tokens) <= counts[row]
+            assert step.accepted < counts[row]
+            outputs[row] += step.tokens
+            accepted += step.accepted
+        turns += 1
+    assert outputs == expected
+    assert [len(tokens) for tokens in outputs] == [TOKENS, TOKENS, 9, TOKENS]
+    # A draft of random weights is right only where it has the target's noise.
+    assert turns < TOKENS and (accepted > 0) == (temperature > 0)
+
+
+def test_the_target_has_the_rows_of_the_name(lowered: LoweredEngine) -> None:
+    entry = next(e for e, _ in lowered.programs if e.name == RAGGED)
+    assert (entry.rows, entry.is_ragged, entry.draft_depth) == (12, True, DEPTH)
+    assert lowered.plan.ragged_steps
